@@ -1,4 +1,4 @@
-"""Comparisons of networks under one budget: settings, data, cells that are trained and measured, and what they say."""
+"""Comparisons of networks under one budget: settings, data, training and measuring of cells, and reports."""
 
 from lieattn.compare._build import Sets, build_task
 from lieattn.compare._cell import CellRunner

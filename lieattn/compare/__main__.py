@@ -1,4 +1,4 @@
-"""The other side of an :class:`~lieattn.compare._interpreter.Interpreter`: not a command for users."""
+"""The process that an :class:`~lieattn.compare._interpreter.Interpreter` starts; it is not a command for users."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from lieattn.compare._settings import Cell, ModelSettings, parsed, settings_from
 from lieattn.train import TrainingInterrupted, UsageError
 
 _CATALOG = ("lieattn.models", "lieattn.models.irreps", "lieattn_datasets")
-_EVERY = 1.0  # seconds between two messages of what is spent
+_EVERY = 1.0  # seconds between two messages about the budget spent
 
 
 class _Answers:
-    """Requests from the standard input, and the answers, which nothing that a model prints gets in between."""
+    """Reads requests from standard input and sends answers, which output printed by a model does not disturb."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
@@ -43,11 +43,11 @@ class _Answers:
         for line in sys.stdin:
             self._requests.put(json.loads(line))
         self._requests.put(None)
-        if self.busy:  # the process that asked is gone, and a cell is saved for the next one
+        if self.busy:  # the parent process has ended: save the cell in progress and stop
             os.kill(os.getpid(), signal.SIGTERM)
 
     def next(self) -> Any:
-        """The next request; None if there are no more."""
+        """Return the next request, or None if there are no more."""
         return self._requests.get()
 
     def send(self, *content: Any) -> None:
@@ -57,16 +57,16 @@ class _Answers:
 
 
 class _Service:
-    """The methods that a request may name."""
+    """Carries out the methods that requests name."""
 
     def __init__(self, content: Any, answers: _Answers) -> None:
         self.settings, self.answers = settings_from(content), answers
         self.meter = LocalMeter(self.settings)
-        self._runner: CellRunner | None = None  # of the one folder of a comparison
+        self._runner: CellRunner | None = None  # all cells of a comparison are in one folder
         self._told = 0.0
 
     def answer(self, method: str, arguments: list[Any]) -> Any:
-        """Result of a method with plain arguments."""
+        """Return the result of a method, called with plain arguments."""
         if method == "step":
             return self.meter.step(*arguments)
         name, model, *others = arguments
@@ -90,12 +90,12 @@ class _Service:
 
 
 def main() -> None:
-    """Answer until the standard input ends."""
+    """Answer requests until standard input ends."""
     answers = _Answers()
     content, threads, folder = answers.next()
     torch.set_num_threads(threads)
     sys.path.append(folder)
-    for name in _CATALOG:  # whose classes may be named without their package, where they can be imported
+    for name in _CATALOG:  # their classes may be named without the package, if they can be imported
         try:
             import_module(name)
         except Exception:  # e3nn 0.4.4 cannot read its own constants until mace is imported

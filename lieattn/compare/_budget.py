@@ -1,4 +1,4 @@
-"""The same budget for every cell: steps or seconds are counted, the schedule follows, the best weights are kept."""
+"""The budget, which is the same for every cell: counting of steps or seconds, the schedule, and the best weights."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from lieattn.compare._settings import BudgetSettings
 from lieattn.train import LastCheckpoint, PointSetTask, Schedule
 
 NEVER = 10**15
-"""More batches than any training has."""
+"""A number of batches that no training reaches."""
 
 _SAVE_EVERY = 30.0  # seconds between two savings of a cell in progress
 
 
 class Budget(LastCheckpoint):
-    """Validate at even shares of the steps or seconds, stop when they are spent, and remember what was best.
+    """Validate after equal shares of the steps or seconds, stop when they are spent, and keep the best weights.
 
-    Counted is the time of the optimizer steps: forward pass, backward pass and update, from when a batch is on the
-    device. The step in which the seconds end is finished. The trainer's ``val_check_interval`` is :data:`NEVER`.
+    The seconds are the time of the optimizer steps: forward pass, backward pass and update of a batch that is already
+    on the device. The step in which the seconds run out is finished. The trainer's ``val_check_interval`` must be
+    :data:`NEVER`.
 
-    The state is saved every 30 seconds, and on SIGINT or SIGTERM, which stop the training; never between a step and the
-    validation that belongs to it, which a continued training would leave out.
+    The state is saved every 30 seconds, and on SIGINT or SIGTERM, which stop the training. It is never saved between a
+    step and the validation that follows it, because a continued training would leave out the validation.
 
-    ``report`` is called with the steps and seconds spent, after each step.
+    After each step, ``report`` is called with the steps and seconds spent.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Budget(LastCheckpoint):
         super().__init__(dirpath)
         self.budget, self.report = budget, report
         self.steps, self.clouds, self.seconds = 0, 0, 0.0  # spent so far
-        self.history: list[list[float]] = []  # for each validation the step, the seconds and the value monitored
+        self.history: list[list[float]] = []  # step, seconds and monitored value of each validation
         self.best: dict[str, Tensor] | None = None  # weights of the best validation
         self.best_value = float("nan")
         self._validated: dict[str, Tensor] = {}
@@ -49,7 +50,7 @@ class Budget(LastCheckpoint):
 
     @property
     def spent(self) -> float:
-        """Share of the budget that is spent, from 0 to 1."""
+        """The share of the budget that is spent, from 0 to 1."""
         running = 0.0 if self._started is None else self._clock() - self._started
         return min(1.0, self._share(self.steps, self.seconds + running))
 
@@ -61,7 +62,7 @@ class Budget(LastCheckpoint):
         return int(self._share(self.steps, self.seconds, parts=parts)) > int(before)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End at once where a continued training had spent all."""
+        """Stop at once if a continued training has already spent its budget."""
         super().on_train_start(trainer, pl_module)
         trainer.should_stop = self.spent >= 1
 
@@ -72,7 +73,7 @@ class Budget(LastCheckpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Stop the clock, and the training if all is spent; save between two steps of an epoch if it is time."""
+        """Stop the clock, end the training if the budget is spent, and save between two steps if it is due."""
         if self._started is not None:
             self.seconds += _now(pl_module, self._clock) - self._started
         self._started = None
@@ -81,21 +82,21 @@ class Budget(LastCheckpoint):
         if self.report is not None:
             self.report(self.steps, self.seconds)
         trainer.should_stop = trainer.should_stop or self.spent >= 1
-        # Validation by Lightning's own clock would count what the budget does not.
+        # Lightning's own interval between validations would also count time outside the budget.
         trainer.val_check_batch = 1 if self.validation_is_due else NEVER
         if not (trainer.is_last_batch or trainer.should_stop or self.validation_is_due):
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if it is time or the training ends, and stop if asked to."""
+        """Save if it is due or the training ends, and stop if asked to."""
         self._save_if_due(trainer, now=trainer.should_stop)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the weights that are validated: averages are there from now until the last batch alone."""
+        """Copy the weights that are validated; averages are in the module only during the validation."""
         self._validated = {key: weight.detach().cpu().clone() for key, weight in pl_module.state_dict().items()}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the weights if they are the best so far; a value that is NaN never is, unless it is the first."""
+        """Keep the weights if they are the best so far; a value that is NaN only counts if it is the first one."""
         if trainer.sanity_checking or not isinstance(pl_module, PointSetTask):
             return
         name, mode = pl_module.monitor
@@ -105,7 +106,7 @@ class Budget(LastCheckpoint):
             self.best, self.best_value = self._validated, value
 
     def _share(self, steps: float, seconds: float, *, parts: int = 1) -> float:
-        """How many parts are spent of a budget that is divided into ``parts``."""
+        """The number of parts that are spent if the budget is divided into ``parts``."""
         spent, total = (seconds, self.budget.seconds) if self.budget.steps is None else (steps, self.budget.steps)
         return spent * parts / (total or 1.0)
 
@@ -116,19 +117,19 @@ class Budget(LastCheckpoint):
             self._saved = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was counted, for a checkpoint."""
+        """The counts, the history and the best weights, for a checkpoint."""
         spent = [self.steps, self.seconds, self.clouds]
         return {"spent": spent, "history": self.history, "best": self.best, "best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting from a checkpoint."""
+        """Continue from the counts, the history and the best weights of a checkpoint."""
         self.steps, self.seconds, self.clouds = state_dict["spent"]
         self.history, self.best = state_dict["history"], state_dict["best"]
         self.best_value = state_dict["best_value"]
 
 
 class BudgetSchedule(Schedule):
-    """Stretches a schedule, any one that fits into one epoch, over the budget, which counts as one epoch."""
+    """Stretches a schedule over the budget, which counts as one epoch; the schedule must fit into one epoch."""
 
     RESOLUTION = 100_000
 
@@ -136,11 +137,11 @@ class BudgetSchedule(Schedule):
         self.schedule, self.budget = schedule, budget
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy of a task, as averages of its weights are, has the same budget: it may hold what nothing can copy."""
+        """Share the budget with the copy, as in copies of a task for averages; a budget cannot always be copied."""
         return type(self)(copy.deepcopy(self.schedule, memo), self.budget)
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
-        """Factor of the wrapped schedule, where ``step`` steps, or the seconds at present, are of the budget."""
+        """Factor of the wrapped schedule at ``step``, or at the seconds that are spent at present."""
         total = self.budget.budget.steps
         if total is not None:
             return self.schedule.factor(min(step, total), total, total)
@@ -148,7 +149,7 @@ class BudgetSchedule(Schedule):
 
 
 class InferenceClock(Callback):
-    """Measure forward passes on the test set: the clouds and seconds of all batches but the first."""
+    """Measures the speed of forward passes on the test set, over all batches except the first."""
 
     def __init__(self) -> None:
         self._times: list[tuple[int, float]] = []
@@ -156,7 +157,7 @@ class InferenceClock(Callback):
 
     @property
     def rate(self) -> float:
-        """Clouds in a second; of the only batch if there is one."""
+        """The number of clouds per second; a single batch is used if there is only one."""
         times = self._times[1:] or self._times
         return sum(count for count, _ in times) / max(sum(seconds for _, seconds in times), 1e-9)
 
@@ -172,7 +173,7 @@ class InferenceClock(Callback):
 
 
 def _now(module: LightningModule, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of a clock, when the device has finished its work."""
+    """Wait until the device has finished its work, and return the seconds of a clock."""
     if module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
     return clock()

@@ -1,4 +1,4 @@
-"""What the cells of a comparison are made of: data sets built once and rotated at random, tasks, trainers."""
+"""The parts of a cell of a comparison: data sets, built once and optionally rotated at random, tasks and trainers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lieattn.train import Plateau, PointSetData, PointSetTask, UsageError, build
 
 
 class TurnedClouds(Dataset[Data]):
-    """A data set whose clouds are rotated whenever they are loaded, by torch's global generator."""
+    """A data set that rotates each cloud at random whenever it is loaded, with torch's global generator."""
 
     def __init__(
         self, source: Dataset[Data], axis: str | bool, vectors: Sequence[str] = (), tensors: Sequence[str] = ()
@@ -38,7 +38,7 @@ class TurnedClouds(Dataset[Data]):
 
 
 def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generator | None = None) -> Tensor:
-    """Haar-distributed rotation ``[dim, dim]`` float64 of the space, or about an axis (in 3 dimensions only)."""
+    """Draw a Haar-distributed rotation ``[dim, dim]`` in float64, or a rotation about an axis in 3 dimensions."""
     if not isinstance(axis, str):
         return SO(dim).sample(generator=generator, dtype=torch.float64)
     if dim != 3:
@@ -50,9 +50,9 @@ def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generato
 
 
 def kinds_of(cloud: Data, vectors: Iterable[str], tensors: Iterable[str]) -> dict[str, Kind]:
-    """How the attributes of a cloud turn, positions included; several vectors may stand side by side.
+    """Say how positions and other attributes of a cloud rotate; an attribute may have several vectors side by side.
 
-    Attributes that the cloud does not have are skipped. UsageError is raised if one has another shape.
+    Attributes that the cloud does not have are skipped. UsageError is raised if an attribute has another shape.
     """
     kinds: dict[str, Kind] = {"pos": "vector"}
     dim = int(cloud.pos.shape[1])
@@ -70,7 +70,10 @@ def kinds_of(cloud: Data, vectors: Iterable[str], tensors: Iterable[str]) -> dic
 
 
 def turned(cloud: Data, matrix: Tensor, vectors: Iterable[str], tensors: Iterable[str]) -> Data:
-    """Positions, vectors ``[..., dim]`` and tensors ``[..., dim, dim]`` multiplied by an orthogonal matrix."""
+    """Return a cloud whose positions, vectors and tensors are multiplied by an orthogonal matrix.
+
+    Vectors are ``[..., dim]`` and tensors ``[..., dim, dim]``.
+    """
     kinds = kinds_of(cloud, vectors, tensors)
     other = moved(cloud, matrix, kinds=kinds)
     for name in kinds:
@@ -79,7 +82,7 @@ def turned(cloud: Data, matrix: Tensor, vectors: Iterable[str], tensors: Iterabl
 
 
 class Sets:
-    """The data sets of a comparison, built once; each cell gets copies, so that no cell leaves a trace in the next.
+    """The data sets of a comparison, built once; each cell gets copies, so that no cell affects the next one.
 
     ``vectors`` and ``tensors`` are the names of the attributes that rotate with the points.
     """
@@ -100,7 +103,7 @@ class Sets:
         if not isinstance(cloud.get("pos"), Tensor):
             raise UsageError("data.test: expected clouds with positions pos")
         for axis in (data.rotate_train, data.rotate_test):
-            if axis:  # which raises now, before anything is trained, if an attribute cannot be rotated
+            if axis:  # so that attributes that cannot be rotated raise an error before anything is trained
                 turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)
 
     def data(self, cell: Cell) -> PointSetData:
@@ -108,13 +111,13 @@ class Sets:
         train, val = copy.deepcopy(self._sets["train"]), copy.deepcopy(self._sets["val"])
         size = len(cast(Sized, train))
         order = np.random.default_rng([cell.seed, size]).permutation(size)
-        # The first ones of one order: a larger share contains the smaller ones.
+        # Every share is the beginning of the same order, so a larger share contains the smaller ones.
         train = Subset(train, order[: max(1, round(cell.fraction * size))].tolist())
         axis = self.settings.data.rotate_train
         return self._loaders(cell.seed, train=self._turned(train, axis), val=self._turned(val, axis))
 
     def test_data(self, *, rotated: bool) -> PointSetData:
-        """The test set, the same for all cells, and rotated in the same way."""
+        """The test set; it is the same for all cells, and rotated in the same way."""
         test = copy.deepcopy(self._sets["test"])
         return self._loaders(0, test=self._turned(test, rotated and self.settings.data.rotate_test))
 
@@ -132,14 +135,14 @@ class Sets:
 
 
 def _with_root(spec: Spec, root: str | None) -> Spec:
-    """Give a data set the folder of the data, if its class takes a ``root`` and the configuration gives none."""
+    """Set ``root`` of a data set, if its class takes this argument and the configuration does not give it."""
     arguments = spec.get("init_args", {})
     if root is None or "root" in arguments:
         return spec
     module, _, name = spec["class_path"].rpartition(".")
     try:
         takes = "root" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (ImportError, AttributeError, ValueError):  # reported when the data set is built
+    except (ImportError, AttributeError, ValueError):  # the error is reported when the data set is built
         return spec
     return {"class_path": spec["class_path"], "init_args": {**arguments, "root": root}} if takes else spec
 
@@ -152,7 +155,7 @@ def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
 
 
 def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetTask:
-    """Build the Lightning module of a model; UsageError if a part or the schedule does not fit."""
+    """Build the Lightning module of a model; UsageError is raised if a part or the schedule does not fit."""
     parts = {"optimizer": model.optimizer or settings.optimizer, "schedule": settings.schedule}
     arguments: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
     arguments |= {key: part for key, part in parts.items() if part is not None}
@@ -171,7 +174,7 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
 
 
 def make_trainer(settings: Settings, **options: Any) -> Trainer:
-    """A trainer that is quiet, with the options of the settings."""
+    """Make a trainer without progress bar and logger, with the options of the settings."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    # Forces are gradients, which inference mode forbids.
+    # Forces are gradients, which cannot be computed in inference mode.
     return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})

@@ -1,4 +1,4 @@
-"""One cell of a comparison: train under the budget, take the best weights, measure, equivariance included."""
+"""One cell of a comparison: train a model under the budget, load the best weights, and measure the network."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from lieattn.models import AffineSelfConvNet, AttentiveNetwork, Symmetry
 
 _ON_LATTICES = (AffineSelfConvNet, AttentiveNetwork)
 _QUARTER_TURNS = {2: cyclic(4), 3: octahedral()}
-_WARM_UP = 2  # e3nn's compiled code is optimized in its second run
+_WARM_UP = 2  # batches; compiled code of e3nn is optimized in its second run
 
 
 @dataclass
 class CellRunner:
-    """Runs cells of one comparison: its settings and data, and where records and progress are kept."""
+    """Runs the cells of a comparison, with its settings and data, and a store for records and progress."""
 
     settings: Settings
     sets: Sets
     store: CellStore
-    _memory: dict[str, float] = field(default_factory=dict)  # by model
-    _interpreters: dict[str, Interpreter] = field(default_factory=dict)  # by their paths
+    _memory: dict[str, float] = field(default_factory=dict)  # peak memory by model
+    _interpreters: dict[str, Interpreter] = field(default_factory=dict)  # interpreters by path
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the interpreters end that cells were run in."""
+        """End the interpreters in which cells were run."""
         for interpreter in self._interpreters.values():
             interpreter.close()
 
     def run(self, cell: Cell, model: ModelSettings, report: Callable[[int, float], None] | None = None) -> Record:
-        """Train and measure a cell, with its ``model`` of the width chosen, and write its record.
+        """Train and measure a cell, with its ``model`` in the width that was chosen, and write its record.
 
-        A cell in progress is continued. A training that diverges is a result: its record has the message under
-        ``failed`` and no metrics. ``report`` is called with steps and seconds spent, after each step.
-        TrainingInterrupted is raised on signals, after the state was saved, UsageError if parts do not fit together. A
-        model with a ``python`` of its own is run there.
+        A cell in progress is continued. A training that diverges is a result too: its record has the message under
+        ``failed`` and no metrics. After each step, ``report`` is called with the steps and seconds spent. On signals,
+        TrainingInterrupted is raised after the state was saved. UsageError is raised if parts do not fit together. A
+        model with its own ``python`` is run in that interpreter.
         """
         if model.python is not None:
             other = self._interpreters.setdefault(model.python, Interpreter(model.python, self.settings))
@@ -100,7 +100,9 @@ class CellRunner:
         except train.NonFiniteError as error:
             record |= {"failed": str(error), **_spent(budget)}
         else:
-            if not budget.history or budget.history[-1][0] != budget.steps:  # as after a training that was continued
+            if (
+                not budget.history or budget.history[-1][0] != budget.steps
+            ):  # for example after a training that was continued
                 trainer.validate(task, data, verbose=False)
             task.load_state_dict(budget.best or {})
             _save_weights(trainer, folder / "best.ckpt")
@@ -116,7 +118,7 @@ class CellRunner:
     def _cost_of_a_step(
         self, cell: Cell, model: ModelSettings, task: train.PointSetTask, data: train.PointSetData
     ) -> Record:
-        """Peak memory and operations of a training step. Afterwards the network is warm, and has the same weights."""
+        """Measure peak memory and operations of a training step, and warm the network up; its weights do not change."""
         batches = list(islice(data.train_dataloader(), _WARM_UP)) * _WARM_UP
         memory = self._peak_memory(cell, model, task, batches[0])
         operations = step_operations(task, batches[:_WARM_UP])
@@ -124,7 +126,7 @@ class CellRunner:
         return {"peak_memory_mib": memory, "operations": operations}
 
     def _peak_memory(self, cell: Cell, model: ModelSettings, task: train.PointSetTask, batch: Batch) -> float | None:
-        """Of a step on the CPU, which is measured with the first seed alone; on CUDA the training itself tells."""
+        """Peak memory of a step on the CPU, measured for the first seed only; on CUDA the training measures it."""
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(task.device)
             return None
@@ -135,7 +137,7 @@ class CellRunner:
         return self._memory[cell.model]
 
     def _test(self, task: train.PointSetTask) -> Record:
-        """Metrics on the test set as it is, and on the rotated one if it is wanted; forward passes are timed."""
+        """Metrics on the test set, also on the rotated one if the settings ask for it, and the inference speed."""
         found: Record = {}
         for kind in ("metrics", "rotated_metrics") if self.settings.data.rotate_test else ("metrics",):
             clock = InferenceClock()
@@ -147,12 +149,13 @@ class CellRunner:
 
 
 class EquivarianceProbe:
-    """Relative errors ‖f(g x) - g f(x)‖ / ‖f(x)‖ by :func:`lieattn.certify.certify`, on clouds of the test set.
+    """Measures relative errors ‖f(g x) - g f(x)‖ / ‖f(x)‖ on clouds of the test set.
 
-    Outputs for those ``targets`` that are among the vectors or tensors of the data should transform with the points.
-    Errors are the largest over the elements: ``own`` of the model's own group, ``rotations`` of SO(d), ``reflections``;
-    for networks of images and voxels quarter turns, and one mirror.
-    Translations are added unless the clouds have other vectors or tensors, such as later positions.
+    They are measured by :func:`lieattn.certify.certify`. Outputs for ``targets`` that are among the vectors or tensors
+    of the data should transform with the points. The errors are the largest ones over the elements g: ``own`` over the
+    model's own group, ``rotations`` over SO(d), and ``reflections``. For networks on images and voxels, quarter turns
+    and one mirror take the place of the latter two. Translations are added unless the clouds have other vectors or
+    tensors, such as later positions.
     """
 
     def __init__(self, sets: Sets, targets: Iterable[str]) -> None:
@@ -163,14 +166,16 @@ class EquivarianceProbe:
         self.outputs = {name: kinds.get(name, "invariant") for name in targets}
         self.inputs = kinds_of(self.clouds[0], sets.vectors, sets.tensors)
         if len(self.inputs) == 1:
-            self.inputs = {}  # positions, which may be shifted too
+            self.inputs = {}  # there are only positions, so translations can be added
 
     def measure(self, network: nn.Module, group: Group | None) -> dict[str, float | None]:
-        """Errors by kind; ``own`` is None for a network without a group."""
+        """Return the errors by kind; ``own`` is None for a network without a group."""
         if group is not None and group.dim != self.dim:
             raise train.UsageError(f"group: {group.name} acts on {group.dim} coordinates, the clouds have {self.dim}")
         own = None if group is None else self._largest(network, group)["element"]
-        if any(isinstance(module, _ON_LATTICES) for module in network.modules()):  # which other motions leave
+        if any(
+            isinstance(module, _ON_LATTICES) for module in network.modules()
+        ):  # other motions do not map the lattice to itself
             moves = {"element": _QUARTER_TURNS[self.dim], "outside": reflection(self.dim)}
             free = {check: self._largest(network, moved)["element"] for check, moved in moves.items()}
         else:
@@ -178,7 +183,7 @@ class EquivarianceProbe:
         return {"own": own, "rotations": free["element"], "reflections": free["outside"]}
 
     def _largest(self, network: nn.Module, group: Group, outside: int = 0) -> dict[str, float]:
-        """Largest errors under elements of the group, and under what is not in it."""
+        """Largest errors under elements of the group, and under motions outside the group."""
         dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
         certificate = certify(
             _Targets(network, tuple(self.outputs)),
@@ -199,7 +204,7 @@ class EquivarianceProbe:
 
 
 class _Targets(nn.Module):
-    """The outputs of a network that are for targets, by their names."""
+    """A network reduced to its outputs for the targets, by name."""
 
     def __init__(self, network: nn.Module, targets: tuple[str, ...]) -> None:
         super().__init__()
@@ -212,7 +217,7 @@ class _Targets(nn.Module):
 
 
 def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | None:
-    """The group given for a model, or that of the ``symmetry`` of its network."""
+    """The group that is given for a model, or the group in the ``symmetry`` of its network."""
     if model.group is not None:
         return train.build(Group, model.group, f"models.{name}.group")
     symmetry = getattr(network, "symmetry", None)
@@ -221,7 +226,7 @@ def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | Non
 
 
 def _description(task: train.PointSetTask, group: Group | None) -> Record:
-    """What a record says of the network and of the machine, before the training."""
+    """The part of a record that describes the network and the machine, before the training."""
     return {
         "parameters": count_parameters(task.network),
         "group": None if group is None else group.name,
@@ -235,7 +240,7 @@ def _description(task: train.PointSetTask, group: Group | None) -> Record:
 
 
 def _readable(checkpoint: Path) -> Path | None:
-    """The checkpoint that a training continues from; one that is damaged is deleted, so the cell starts anew."""
+    """The checkpoint from which a training continues; a damaged one is deleted, so that the cell starts anew."""
     try:
         train.read_checkpoint(checkpoint)
     except train.CheckpointError:
@@ -245,15 +250,15 @@ def _readable(checkpoint: Path) -> Path | None:
 
 
 def _save_weights(trainer: Trainer, path: Path) -> None:
-    """Write the weights that the network has at present."""
+    """Write a checkpoint with the present weights of the network."""
     for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
-        if isinstance(callback, train.AveragedWeights):  # it would write the last averages instead
+        if isinstance(callback, train.AveragedWeights):  # it would write the latest averages instead
             trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
     trainer.save_checkpoint(path, weights_only=True)
 
 
 def _spent(budget: Budget) -> Record:
-    """What a training took, and the values of its validations."""
+    """The cost of a training, and the values of its validations."""
     return {
         "steps": budget.steps,
         "seconds": budget.seconds,
@@ -265,7 +270,7 @@ def _spent(budget: Budget) -> Record:
 
 
 def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
-    """Run some steps that leave no trace, so that compilation is not counted."""
+    """Run some steps without lasting effects, so that compilation is not counted."""
     network = task.network
     state = {name: value.clone() for name, value in network.state_dict().items()}
     network.train()
@@ -276,8 +281,8 @@ def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
 
 
 def training_memory(network: Spec, batch: Batch) -> float:
-    """Peak resident memory in MiB of a forward and backward pass on the CPU, above that of weights and gradients."""
-    # As bytes, since tensors sent to another process would need shared memory.
+    """Peak resident memory in MiB of a forward and backward pass on the CPU, in addition to weights and gradients."""
+    # The batch is sent as bytes, because tensors sent to another process would need shared memory.
     return peak_memory(partial(_problem, network, pickle.dumps(batch)))
 
 

@@ -1,8 +1,9 @@
-"""Models in an interpreter of their own: measured and trained by ``python -m lieattn.compare`` of another environment.
+"""Models with their own interpreter: ``python -m lieattn.compare`` in another environment measures and trains them.
 
-Both processes exchange lines of JSON: first the settings, answered by what the other process is; then requests
-``[method, arguments]``, each answered by any number of ``["spent", steps, seconds]`` and one of ``["done", result]``,
-``["stopped", signal]`` and ``["failed", message, whether the user can mend it]``.
+Both processes exchange lines of JSON. First the settings are sent, and answered by the version of lieattn. Requests
+``[method, arguments]`` follow. Each is answered by any number of ``["spent", steps, seconds]`` and one of
+``["done", result]``, ``["stopped", signal, step, path]`` and ``["failed", message, usage]``, where ``usage`` says
+whether the user can correct the error.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.train import TrainingInterrupted, UsageError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PATIENCE = 10.0  # seconds for the other process to end when it is left
+_PATIENCE = 10.0  # seconds that the other process has to end
 
 
 class Interpreter:
-    """A process of another Python that measures models, as :class:`~lieattn.compare._meter.Meter`, and runs cells.
+    """A process of another Python that runs cells and measures models, as a :class:`~lieattn.compare._meter.Meter`.
 
-    It is started when it is first asked, in the working directory, with the environment and the number of threads of
+    It is started by the first request, in the working directory, with the environment and the number of threads of
     this process. UsageError is raised if it cannot import ``lieattn.compare``, or has another version of it.
     """
 
@@ -49,7 +50,7 @@ class Interpreter:
         self.close()
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process."""
         if self._process is None:
             return
         _pipes(self._process)[0].close()
@@ -62,7 +63,7 @@ class Interpreter:
         self._process = None
 
     def parameters(self, name: str, model: ModelSettings) -> int:
-        """See :class:`~lieattn.compare._meter.Meter`, as for the next ones."""
+        """See :class:`~lieattn.compare._meter.Meter`, also for the following methods."""
         return int(self._ask("parameters", name, model))
 
     def operations(self, name: str, model: ModelSettings) -> int:
@@ -84,9 +85,9 @@ class Interpreter:
     def run(
         self, cell: Cell, model: ModelSettings, folder: Path, report: Callable[[int, float], None] | None = None
     ) -> dict[str, Any]:
-        """Train and measure a cell, with records in the ``folder``; as :meth:`lieattn.compare.CellRunner.run`.
+        """Train and measure a cell like :meth:`lieattn.compare.CellRunner.run`, with records in the ``folder``.
 
-        SIGINT and SIGTERM are passed on, so that the training saves its state: TrainingInterrupted is raised then.
+        SIGINT and SIGTERM are passed on, so that the training saves its state. TrainingInterrupted is then raised.
         """
         received: list[int] = []
 
@@ -110,7 +111,7 @@ class Interpreter:
         return record
 
     def _ask(self, method: str, *arguments: Any, report: Callable[[int, float], None] | None = None) -> Any:
-        """The answer to a request; ModelSettings go as plain values."""
+        """Send a request and return the answer; ModelSettings are sent as plain values."""
         if self._process is None:
             self._process = self._started()
         plain = [dataclasses.asdict(one) if isinstance(one, ModelSettings) else one for one in arguments]
@@ -129,8 +130,8 @@ class Interpreter:
 
     def _started(self) -> subprocess.Popen[str]:
         path = shutil.which(Path(self.python).expanduser())
-        # -P: the working directory comes last, as for `lieattn` itself. A group of its own gets no signal of a terminal
-        # twice.
+        # -P: the working directory is searched last, as for `lieattn` itself. In a session of its own, the process does
+        # not get the signals of a terminal twice.
         command = [path or self.python, "-P", "-m", "lieattn.compare"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, start_new_session=True, **pipes)
@@ -172,18 +173,18 @@ class Interpreter:
 
 
 class _GoneError(RuntimeError):
-    """The other process is no more."""
+    """The other process has ended."""
 
 
 def _pipes(process: subprocess.Popen[str] | None) -> tuple[Any, Any]:
-    """Where to write to a process and read from it."""
+    """The streams for writing to a process and reading from it."""
     if process is None:
         raise _GoneError("the interpreter was closed")
     return process.stdin, process.stdout
 
 
 def version() -> str:
-    """Version of lieattn; of a tree of files that is not installed there is none."""
+    """The version of lieattn, or ``"of source files"`` if it is not installed as a package."""
     try:
         return importlib.metadata.version("lieattn")
     except importlib.metadata.PackageNotFoundError:

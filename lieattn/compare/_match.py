@@ -1,4 +1,4 @@
-"""The sizes of the models of a comparison: as many parameters, as long a step, as much arithmetic, as wide a fiber."""
+"""Choosing sizes of models that match in the number of parameters, the time or operations of a step, or the width."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lieattn.compare._settings import ModelSettings, Settings
 from lieattn.train import UsageError
 
 Matched = dict[str, tuple[ModelSettings, float]]
-"""Models with the arguments that were chosen, and by name what they were matched by: a count, or seconds a step."""
+"""By name, the model with its chosen arguments, and the value that is matched: a count, or seconds per step."""
 
 _MOST_TRIALS = 60
-_PAIRS, _MOST_PAIRS = 9, 40  # steps of two models in turn
-_ENOUGH = 1.0  # seconds of steps after which their median is good
-_GROWTH = 4.0  # of a width from one trial to the next, where a trial is a training step
+_PAIRS, _MOST_PAIRS = 9, 40  # least and largest number of pairs of steps of two models
+_ENOUGH = 1.0  # seconds of steps after which the median is reliable
+_GROWTH = 4.0  # largest factor between the widths of two trials, if a trial runs training steps
 _UNITS = {
     "parameters": "{:.0f} parameters",
     "seconds": "{:.4g} seconds a step",
@@ -35,13 +35,13 @@ _UNITS = {
 
 
 def match_models(settings: Settings, folder: Path | None = None, names: Collection[str] | None = None) -> Matched:
-    """Choose the width of every model; UsageError names the model and the nearest values if none is near enough.
+    """Choose the width of every model. UsageError names the model and the nearest values if none is near enough.
 
-    What was measured, and not only counted in this process, is kept in ``widths.json`` of the ``folder``, so that all
-    cells of a comparison have one size: it is read again as long as the settings that it follows from are the same.
-    UsageError is raised if the folder holds models that were matched by something else. Models that are not among the
-    ``names`` are built, and counted, only to report their finished cells, and left out where a package of theirs is
-    missing; nothing of them is measured. The one that others are matched to is always built.
+    Choices that depend on measurements, or on another interpreter, are kept in ``widths.json`` of the ``folder``, so
+    that all cells of a model have the same size. They are used again as long as the settings on which they depend are
+    the same. UsageError is raised if the folder contains models that were matched by another quantity. A model that is
+    not among the ``names`` is only sized to report its finished cells, and left out if a package is missing. The model
+    that others are matched to is always built.
     """
     kept, matched = _Widths(settings, folder), Matched()
     with ExitStack() as stack:
@@ -59,12 +59,12 @@ def match_models(settings: Settings, folder: Path | None = None, names: Collecti
 
 
 def in_words(settings: Settings, value: float) -> str:
-    """What a model was matched by, such as ``"48012 parameters"``."""
+    """The value by which a model was matched in words, such as ``"48012 parameters"``."""
     return _UNITS[settings.match.by].format(value)
 
 
 class _Matcher:
-    """Finds widths, with what it needs for that: interpreters, the reference, its value."""
+    """Finds widths; it holds the meters, the reference model and the value of the reference."""
 
     def __init__(self, settings: Settings, stack: ExitStack) -> None:
         self.settings, self.stack, self.by = settings, stack, settings.match.by
@@ -72,17 +72,17 @@ class _Matcher:
         self.reference = given if isinstance(given, str) else next(iter(settings.models))
         self._target = None if isinstance(given, str | None) else float(given)
         self._meters: dict[str | None, Meter] = {}
-        self._seconds: float | None = None  # a step of the reference
+        self._seconds: float | None = None  # seconds of a step of the reference
 
     @property
     def target(self) -> float:
-        """What all models should have."""
+        """The value that all models should have."""
         if self._target is None:
             self._target = self._measure(self.reference, self.settings.models[self.reference])
         return self._target
 
     def match(self, name: str, model: ModelSettings) -> tuple[ModelSettings, float]:
-        """Take the first combination of adjusted arguments with a width whose value is within the tolerance."""
+        """Return the first combination of adjusted arguments and width with a value within the tolerance."""
         tolerance, target = self.settings.match.tolerance, self.target
         if name == self.reference and isinstance(self.settings.match.to, str | None):
             return model, target
@@ -102,23 +102,23 @@ class _Matcher:
         )
 
     def _nearest(self, name: str, model: ModelSettings) -> list[tuple[ModelSettings, float]]:
-        """Close in on the target from both sides, in multiples of the step: the widths next to it with their values."""
+        """Bracket the target by widths that are multiples of the step; return the nearest widths with their values."""
         width, counted = str(model.width), self.by == "parameters"
         start = model.chosen.get(width, 8 * model.step)
         if not isinstance(start, int) or start < 1:
             raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
-        found: dict[int, tuple[ModelSettings, float]] = {}  # by multiple of the step
+        found: dict[int, tuple[ModelSettings, float]] = {}  # models and values by multiple of the step
         below, above, multiple = 0, None, max(1, round(start / model.step))
         for _ in range(_MOST_TRIALS):
             sized = model.with_arguments(**{width: multiple * model.step})
             value = self._measure(name, sized)
             found[multiple] = sized, value
             if self.by == "seconds" and abs(value - self.target) <= self.settings.match.tolerance / 2 * self.target:
-                return [found[multiple]]  # nearer than a second measurement would be
+                return [found[multiple]]  # a second measurement could differ by more than this
             below, above = (multiple, above) if value <= self.target else (below, multiple)
             if above is not None and above - below <= 1:
                 break
-            # Parameters grow about as the square of the width, the width of the fiber in proportion.
+            # Parameters grow roughly with the square of the width, the width of the fiber in proportion to it.
             ratio = (self.target / value) ** (1.0 if self.by == "width" else 0.5)
             guess = max(below + 1, round(multiple * (ratio if counted else min(ratio, _GROWTH))))
             multiple = guess if above is None else min(guess, above - 1)
@@ -131,9 +131,9 @@ class _Matcher:
         return measure(name, model)
 
     def _step_seconds(self, name: str, model: ModelSettings) -> float:
-        """Seconds of a step: those of the reference, times the median ratio of steps that the two make in turn.
+        """Seconds of a step: the seconds of the reference, times the median ratio of alternating steps of both models.
 
-        So a machine that is busier at one time than at another makes no model look slow.
+        So no model looks slow because the machine is busier at some times than at others.
         """
         reference, other = self._meter(self.settings.models[self.reference]), self._meter(model)
         if self._seconds is None:
@@ -146,7 +146,7 @@ class _Matcher:
         return self._seconds * statistics.median(own / max(beside, 1e-9) for beside, own in pairs)
 
     def _meter(self, model: ModelSettings) -> Meter:
-        """In the interpreter of a model, which is started as it is needed and ends with the matching."""
+        """The meter in the interpreter of a model, which is started when it is needed and ends with the matching."""
         if model.python not in self._meters:
             here = model.python is None
             other = None if here else self.stack.enter_context(Interpreter(str(model.python), self.settings))
@@ -155,14 +155,14 @@ class _Matcher:
 
 
 class _Widths:
-    """The file ``widths.json`` of a folder: what was chosen for which settings."""
+    """The file ``widths.json`` of a folder: the choices, with the settings for which they were made."""
 
     def __init__(self, settings: Settings, folder: Path | None) -> None:
         self.settings, self.path = settings, None if folder is None else folder / "widths.json"
         self.models: dict[str, Any] = {}
         if folder is None or self.path is None:
             return
-        content: Any = {"by": "parameters"}  # as all were matched before there was such a file
+        content: Any = {"by": "parameters"}  # before the file existed, all models were matched by parameters
         if self.path.is_file():
             try:
                 content = json.loads(self.path.read_text())
@@ -178,14 +178,14 @@ class _Widths:
             )
 
     def get(self, name: str) -> tuple[ModelSettings, float] | None:
-        """The model as it was sized before."""
+        """Return the model in the size that was chosen before; None if there is no valid choice."""
         found = self.models.get(name)
         if not self.holds(name) or not isinstance(found, dict) or found.get("key") != self._key(name):
             return None
         return self.settings.models[name].with_arguments(**found["chosen"]), found["value"]
 
     def write(self, matched: Matched) -> None:
-        """Keep what was measured."""
+        """Write the choices that are to be kept."""
         if self.path is None:
             return
         models = {
@@ -199,7 +199,7 @@ class _Widths:
             write_json(self.path, {"by": self.settings.match.by, **place, "models": models})
 
     def holds(self, name: str) -> bool:
-        """Whether it cannot be counted again at once, and alike, wherever the comparison is continued."""
+        """Whether the choice is kept: it cannot be repeated quickly, with the same result, on another machine."""
         return self.settings.match.by != "parameters" or self.settings.models[name].python is not None
 
     def _key(self, name: str) -> str:
@@ -213,7 +213,7 @@ class _Widths:
 
 
 def _has_cells(settings: Settings, folder: Path | None, name: str) -> bool:
-    """Whether a cell of a model is finished."""
+    """Whether any cell of a model is finished."""
     own = [cell for cell in settings.cells() if cell.model == name]
     return folder is not None and any((folder / "cells" / f"{cell.name}.json").is_file() for cell in own)
 

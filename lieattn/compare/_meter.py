@@ -1,4 +1,4 @@
-"""What a model is measured by before it is trained: its parameters, the width of its fiber, its training steps."""
+"""Measurements of a model before it is trained: its parameters, the width of its fiber, and its training steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.models import GroupField
 from lieattn.ops import count_operations
 
-_BATCHES = 4  # of the training set, that steps take in turn
-_WARM_UP = 2  # steps; e3nn's compiled code is optimized in its second run
+_BATCHES = 4  # the steps take this many batches of the training set in turn
+_WARM_UP = 2  # steps; compiled code of e3nn is optimized in its second run
 
 
 class Meter(Protocol):
@@ -30,16 +30,16 @@ class Meter(Protocol):
         """Number of trainable parameters."""
 
     def operations(self, name: str, model: ModelSettings) -> int:
-        """Multiply-adds of the forward and backward pass of a training step, the mean over the first batches."""
+        """Number of multiply-adds in the forward and backward pass of a training step, averaged over some batches."""
 
     def width(self, name: str, model: ModelSettings) -> int:
-        """Channels of the last field times its frames; of a model without a field its argument ``width``."""
+        """Channels times frames of the last field; for a model without a field, its argument ``width``."""
 
     def prepare(self, slot: str, name: str, model: ModelSettings) -> None:
-        """Build a model for :meth:`step`, in place of what ``slot`` had, and warm it up."""
+        """Build a model for :meth:`step`, warm it up, and put it into ``slot`` in place of the previous one."""
 
     def step(self, slot: str) -> float:
-        """Seconds of a training step: of the processor's time, or on CUDA of the clock."""
+        """Seconds of a training step: processor time, or elapsed time on CUDA."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LocalMeter:
 
     @cached_property
     def sets(self) -> Sets:
-        """The data, made when they are needed."""
+        """The data sets, built when they are first needed."""
         return Sets(self.settings)
 
     def parameters(self, name: str, model: ModelSettings) -> int:
@@ -104,7 +104,7 @@ class LocalMeter:
         return self._slots[slot]()
 
     def _batches(self, name: str) -> Iterator[Batch]:
-        """The first ones that a cell trains with."""
+        """The first batches of the training of a cell."""
         data = self.sets.data(Cell(name, max(self.settings.fractions), self.settings.seeds[0]))
         return itertools.islice(data.train_dataloader(), _BATCHES)
 
@@ -115,7 +115,7 @@ def count_parameters(network: nn.Module) -> int:
 
 
 def step_operations(task: train.PointSetTask, batches: Sequence[Batch]) -> int:
-    """Multiply-adds of a step, the mean over batches; the weights stay as they are, without gradients."""
+    """Number of multiply-adds of a step, averaged over batches. The weights do not change, and have no gradients."""
     network = task.network
     state = {name: value.clone() for name, value in network.state_dict().items()}
     network.train()
@@ -131,12 +131,12 @@ def step_operations(task: train.PointSetTask, batches: Sequence[Batch]) -> int:
 
 
 def scalar(outputs: Any) -> Tensor:
-    """A number that depends on all outputs, to start a backward pass from."""
+    """Return a number that depends on all outputs, as the loss of a backward pass."""
     return torch.stack([part.square().mean() for part in train.named_outputs(outputs, "").values()]).sum()
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds that this process has computed, whatever else runs on the machine; on CUDA those that have passed."""
+    """Seconds of processor time of this process, which other processes do not affect; on CUDA, seconds elapsed."""
     if device.type != "cuda":
         return time.process_time()
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What is kept of cells: records in files written atomically, folders of those in progress, means and tables."""
+"""Records of cells in files that are written atomically, folders of cells in progress, summaries and tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lieattn._html import page as html_page
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
 
 Record = dict[str, Any]
-"""What is known of a finished cell: plain values only."""
+"""The results of a finished cell, as plain values only."""
 
 Summary = dict[str, Any]
 
@@ -52,9 +52,9 @@ _COUNTED = (
 class CellStore:
     """The folder ``cells`` of a comparison.
 
-    Each finished cell is ``NAME.json``, which holds its record and the key of the settings it was made with. While a
-    cell is in progress, the folder ``NAME`` holds its last checkpoint; afterwards, its best weights. ``warn`` is called
-    with a message where a file is damaged or belongs to other settings.
+    Each finished cell has a file ``NAME.json`` with its record, and with the key of the settings with which it was
+    made. While a cell is in progress, the folder ``NAME`` contains its last checkpoint; afterwards, its best weights.
+    ``warn`` is called with a message if a file is damaged or belongs to other settings.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
@@ -62,7 +62,7 @@ class CellStore:
         self.warn = warn
 
     def load(self, cell: Cell, key: str) -> Record | None:
-        """The record of a cell; None if it is to be run, because there is none or it was made with other settings."""
+        """Return the record of a cell; None if the record is missing or damaged, or belongs to other settings."""
         path = self.folder / f"{cell.name}.json"
         if not path.is_file():
             return None
@@ -70,7 +70,9 @@ class CellStore:
             content = json.loads(path.read_text())
             if not isinstance(content, dict) or not {"key", "record"} <= set(content):
                 raise ValueError("it was not written by `lieattn compare`")
-            if content.get("digest", _digest(content["record"])) != _digest(content["record"]):  # 0.1 wrote none
+            if content.get("digest", _digest(content["record"])) != _digest(
+                content["record"]
+            ):  # version 0.1 wrote no digest
                 raise ValueError("the record differs from what was written")
             problem = "was made with other settings" if content["key"] != key else None
         except (OSError, ValueError) as error:
@@ -80,7 +82,7 @@ class CellStore:
         return cast(Record, content["record"]) if problem is None else None
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
-        """Write the record of a finished cell, and leave nothing of its progress but the best weights."""
+        """Write the record of a finished cell, and remove its files of progress except the best weights."""
         plain = finite(record)
         content = {"key": key, "record": plain, "digest": _digest(plain)}
         write_json(self.folder / f"{cell.name}.json", content)
@@ -88,7 +90,7 @@ class CellStore:
             (self.folder / cell.name / name).unlink(missing_ok=True)
 
     def progress(self, cell: Cell, key: str) -> Path:
-        """Folder of a cell in progress; emptied if what it holds is of other settings."""
+        """Return the folder of a cell in progress; it is emptied if its content belongs to other settings."""
         folder = self.folder / cell.name
         mark = folder / "key"
         if folder.exists() and (not mark.is_file() or mark.read_text() != key):
@@ -109,7 +111,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same with None instead of NaN and infinity."""
+    """Replace NaN and infinity by None, also inside dictionaries and lists."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -118,7 +120,7 @@ def finite(value: Any) -> Any:
 
 
 def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:
-    """The content of the JSON file, in plain values: the records, and a summary of each model and share of the data.
+    """Return the content of the JSON file in plain values: the records, and a summary for each model and data share.
 
     ``metric`` is the name of the number compared, such as ``"accuracy"``.
     """
@@ -148,13 +150,13 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
 
 
 def tables(content: dict[str, Any]) -> str:
-    """Aligned text: results of all shares of the data, the way there, then costs and equivariance of the models."""
+    """Return the tables as aligned text: results for each share of the data, validations, costs and equivariance."""
     parts = _parts(content)
     return "\n\n".join(textwrap.fill(part, _WIDTH) if isinstance(part, str) else _table(part) for part in parts)
 
 
 def page(content: dict[str, Any], picture: bytes | None = None) -> str:
-    """The same tables as a page of HTML that needs no other file, with the ``picture`` (PNG) if there is one."""
+    """Return the same tables as a self-contained HTML page, with the ``picture`` (PNG) if one is given."""
     budget, environment = content["budget"], content["environment"]
     facts = {
         "Models": ", ".join(dict.fromkeys(row["model"] for row in content["summary"])),
@@ -182,7 +184,7 @@ def page(content: dict[str, Any], picture: bytes | None = None) -> str:
 
 
 def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
-    """Notes, and tables as rows of texts, the first of which are heads."""
+    """Notes as texts, and tables as rows of cells, where the first row is the header."""
     metric, rows = content["metric"], content["summary"]
     rotated = any(row["rotated"] is not None for row in rows)
     results: list[tuple[str, Callable[[Summary], str]]] = [
@@ -232,7 +234,9 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summ
     for name in ("steps", "seconds"):
         summary[name] = _statistics([one[name] for one in records])
     summary["seconds_per_step"] = sum(one["seconds"] for one in records) / max(1, sum(one["steps"] for one in records))
-    counts = [one["operations"] for one in records if one.get("operations") is not None]  # 0.1 counted none
+    counts = [
+        one["operations"] for one in records if one.get("operations") is not None
+    ]  # version 0.1 did not count operations
     summary["operations"] = round(statistics.fmean(counts)) if counts else None
     summary["curve"] = _curve(done, budget)
     for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):
@@ -246,12 +250,12 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summ
 
 
 def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, float]]:
-    """Steps, seconds, mean and deviation of the validation, after each share of the budget that all seeds have."""
+    """Mean steps and seconds, and mean and deviation of the validation, at each share of the budget for all seeds."""
     found = []
     for record in records:
         total = budget.steps or budget.seconds or 1
         spent = [row[0 if budget.steps else 1] / total for row in record["history"]]
-        # Seconds end after the step in which they are spent, and a slow step may pass by a validation.
+        # The last step may exceed the seconds of the budget, and a slow step may skip a validation.
         parts = [min(budget.evaluations, int(share * budget.evaluations)) for share in spent]
         found.append(dict(zip(parts, record["history"], strict=True)))
     shared = sorted(set.intersection(*map(set, found))) if found else []
@@ -265,7 +269,7 @@ def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, floa
 
 
 def _statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation (of the population that the seeds are drawn from); NaN for too few values."""
+    """Mean and sample standard deviation over the seeds; NaN if there are too few values."""
     return {
         "mean": statistics.fmean(values) if values else math.nan,
         "std": statistics.stdev(values) if len(values) > 1 else math.nan,
@@ -288,7 +292,7 @@ def _table(cells: Sequence[Sequence[str]]) -> str:
 
 
 def _spread(metric: str, value: dict[str, Any] | None) -> str:
-    """Mean and deviation; in JSON those of too few values are null."""
+    """Mean and deviation as text; either is null in JSON if there were too few values."""
     mean, std = (math.nan if value is None or value[name] is None else value[name] for name in ("mean", "std"))
     if math.isnan(mean):
         return "-"
@@ -298,7 +302,7 @@ def _spread(metric: str, value: dict[str, Any] | None) -> str:
 
 
 def _on_the_way(metric: str, part: int, row: Summary) -> str:
-    """Validation after so many parts of the budget."""
+    """Validation after ``part`` parts of the budget, as text."""
     return next((_spread(metric, point) for point in row["curve"] if point["part"] == part), "-")
 
 

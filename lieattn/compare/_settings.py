@@ -1,4 +1,4 @@
-"""What a comparison is: models, task, data and budget of its configuration files, and the cells to train."""
+"""Settings of a comparison: models, task, data and budget from its configuration files, and the cells to train."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Spec(TypedDict):
 
 By = Literal["parameters", "seconds", "operations", "width"]
 
-_FORMAT = 1  # of the cell files; part of their key
+_FORMAT = 1  # version of the cell files; part of their key
 _MOVED = {"parameters": "match: {by: parameters, to: %s}", "tolerance": "match: {tolerance: %s}"}
 _NAME = re.compile(r"\w[\w .+()-]*")
 _TRAINER = ("accelerator", "deterministic", "devices", "gradient_clip_val", "precision")
@@ -40,10 +40,10 @@ _TRAINER = ("accelerator", "deterministic", "devices", "gradient_clip_val", "pre
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A network to compare, with the arguments that are chosen so that it matches the others.
+    """A network to compare, and the arguments that may be chosen so that it matches the others.
 
-    Where no multiple of ``step`` as ``width`` does, all combinations of ``adjust`` are tried in their order, such as
-    those of ``{"options.mlp_ratio": [4, 3, 5]}``; dots lead to options of an argument.
+    The argument named by ``width`` is set to a multiple of ``step``, for each combination of the values in ``adjust``
+    in turn until one fits. An example is ``{"options.mlp_ratio": [4, 3, 5]}``; a dot leads to an option of an argument.
     """
 
     class_path: str
@@ -51,10 +51,10 @@ class ModelSettings:
     width: str | None = None  # name of an argument; None leaves the network as it is
     step: int = 1  # widths tried are multiples of this, such as the number of heads
     adjust: dict[str, list] = field(default_factory=dict)  # type: ignore[type-arg]
-    group: Spec | None = None  # to measure the equivariance error of; the network's own by default
-    optimizer: Spec | None = None  # instead of the common one
-    ema: float | None = None  # likewise; 0 for the weights as they are
-    python: str | None = None  # interpreter that measures and trains it, where it needs packages of its own
+    group: Spec | None = None  # group of the equivariance error; the network's own group by default
+    optimizer: Spec | None = None  # replaces the common optimizer
+    ema: float | None = None  # replaces the common decay; 0 for weights that are not averaged
+    python: str | None = None  # interpreter that measures and trains the model, if it needs other packages
 
     def __post_init__(self) -> None:
         check_arguments(ModelSettings, vars(self))
@@ -67,19 +67,19 @@ class ModelSettings:
 
     @property
     def network(self) -> Spec:
-        """The network as configuration files have it."""
+        """The network in the form of configuration files."""
         return {"class_path": self.class_path, "init_args": self.init_args}
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The arguments that are chosen, with their present values where they have some."""
+        """The arguments that may be chosen, with their present values; arguments without a value are left out."""
         names = [*([self.width] if self.width else []), *self.adjust]
         values = {name: _at(self.init_args, name.split(".")) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def choice(self) -> str:
-        """The same in words, such as ``"channels = 14, options.mlp_ratio = 5"``."""
+        """The chosen arguments in words, such as ``"channels = 14, options.mlp_ratio = 5"``."""
         return ", ".join(f"{name} = {value}" for name, value in self.chosen.items())
 
     def with_arguments(self, **arguments: Any) -> ModelSettings:
@@ -90,23 +90,23 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Data sets of ``torch_geometric.data.Data``, batches, and what is rotated at random.
+    """Data sets of ``torch_geometric.data.Data``, sizes of batches, and random rotations.
 
-    With ``rotate_train`` each cloud of training and validation is rotated at random whenever it is seen, with
-    ``rotate_test`` the test set is evaluated a second time with every cloud rotated; an axis ``"z"`` instead of true
-    rotates about it only.
+    With ``rotate_train``, each cloud of the training and validation set is rotated at random whenever it is loaded.
+    With ``rotate_test``, the test set is evaluated a second time with every cloud rotated. An axis such as ``"z"`` in
+    place of true restricts the rotations to this axis.
     """
 
     train: Spec
     val: Spec
     test: Spec
     batch_size: int = 32
-    eval_batch_size: int = 128  # of validation and test
-    limit: dict[str, int] = field(default_factory=dict)  # clouds of a set, chosen at random once: {"val": 500}
+    eval_batch_size: int = 128  # for validation and test
+    limit: dict[str, int] = field(default_factory=dict)  # number of clouds of a set, drawn once: {"val": 500}
     rotate_train: bool | str = False
     rotate_test: bool | str = False
-    vectors: list[str] | None = None  # that rotate with the points; by default those that the training set lists
-    tensors: list[str] | None = None  # likewise
+    vectors: list[str] | None = None  # attributes that rotate with the points; by default as the training set lists
+    tensors: list[str] | None = None  # likewise for tensors
 
     def __post_init__(self) -> None:
         if unknown := set(self.limit) - {"train", "val", "test"}:
@@ -120,14 +120,14 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How long each cell trains: optimizer steps, or seconds of them; and how often it is validated meanwhile.
+    """How long each cell trains, in optimizer steps or in seconds of such steps, and how often it is validated.
 
-    Seconds are those that pass (``"wall"``), or those of the processor that this process uses, of all its threads
-    (``"processor"``): what to count on a machine that does other things besides.
+    The ``clock`` counts elapsed seconds (``"wall"``), or seconds of processor time over all threads of this process
+    (``"processor"``), which is better on a machine that runs other programs at the same time.
     """
 
     steps: int | None = None
-    seconds: int | float | None = None  # a whole number stays one, in the keys of cells too
+    seconds: int | float | None = None  # integers stay integers, since keys of cells depend on it
     evaluations: int = 10
     clock: str = "wall"  # or "processor"
 
@@ -144,15 +144,15 @@ class BudgetSettings:
 
 @dataclass(frozen=True)
 class MatchSettings:
-    """What all models have in common, up to a relative ``tolerance``.
+    """The quantity that all models have in common, up to a relative ``tolerance``.
 
-    ``by`` is the number of trainable ``"parameters"``; the ``"seconds"`` of a training step, as measured on this
-    machine beside a step of another model; the multiply-adds of such a step (``"operations"``); or the ``"width"`` of
-    the whole fiber, channels times frames. ``to`` is a number, or the name of a model as it is configured, by default
-    the first.
+    ``by`` is ``"parameters"`` for the number of trainable parameters, ``"seconds"`` for the time of a training step,
+    measured on this machine in turn with steps of the reference model, ``"operations"`` for the multiply-adds of such
+    a step, or ``"width"`` for the width of the whole fiber, channels times frames. ``to`` is a number, or the name of a
+    reference model, which is taken as configured; by default the first model.
     """
 
-    by: str = "parameters"  # one of By, told in our words if it is not
+    by: str = "parameters"  # a value of By, but typed as str so that the error has our own message
     to: int | float | str | None = None
     tolerance: float = 0.05
 
@@ -170,7 +170,7 @@ class MatchSettings:
 
 @dataclass(frozen=True)
 class EquivarianceSettings:
-    """On how many clouds of the test set, and for how many random elements, the error is measured."""
+    """Numbers of clouds of the test set and of random elements for which the equivariance error is measured."""
 
     clouds: int = 8
     elements: int = 8
@@ -181,7 +181,7 @@ class EquivarianceSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: a model, the share of the training set it sees, and a seed."""
+    """One training: a model, a share of the training set, and a seed."""
 
     model: str
     fraction: float
@@ -189,7 +189,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the folder of the cell."""
         return f"{self.model.replace(' ', '_')}-{self.fraction:g}-{self.seed}"
 
     def __str__(self) -> str:
@@ -198,7 +198,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """A comparison; the sections of its configuration files are the attributes.
+    """The settings of a comparison; the attributes are the sections of its configuration files.
 
     Each model is trained for every seed on every share of the training set; the shares of a seed are nested. The whole
     budget counts as one epoch of the schedule.
@@ -214,10 +214,10 @@ class Settings:
     fractions: list[float] = field(default_factory=lambda: [1.0])
     optimizer: Spec | None = None
     schedule: Spec | None = None
-    ema: float | None = None  # decay of averages of the weights, which are validated and tested
+    ema: float | None = None  # decay of averages of the weights; the averages are validated and tested
     trainer: dict = field(default_factory=dict)  # type: ignore[type-arg] # some options of Lightning's Trainer
     memory: bool = True  # whether the peak memory of a training step is measured, with the first seed
-    root: str | None = None  # folder of the data, for data sets that take a root and have none
+    root: str | None = None  # folder of the data, for data sets that take a root and give none
 
     def __post_init__(self) -> None:
         _check_decay(self.ema)
@@ -227,7 +227,7 @@ class Settings:
             raise UsageError(f"fractions: expected a list of numbers in (0, 1], got {self.fractions}")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds: expected different ones, got {self.seeds}")
-        if len({f"{share:g}" for share in self.fractions}) < len(self.fractions):  # as cells are named
+        if len({f"{share:g}" for share in self.fractions}) < len(self.fractions):  # names of cells contain six digits
             raise UsageError(f"fractions: expected numbers that differ in six digits, got {self.fractions}")
         if isinstance(self.match.to, str) and self.match.to not in self.models:
             raise UsageError(f"match: to: expected a number or one of {list(self.models)}, got {self.match.to!r}")
@@ -237,18 +237,18 @@ class Settings:
             raise UsageError(f"trainer.devices: cells train on one device, got {self.trainer['devices']!r}")
 
     def cells(self) -> list[Cell]:
-        """All cells: every model for the first seed, then for the next one."""
+        """List all cells: every model for the first seed, then for the next seed."""
         shares = [float(fraction) for fraction in self.fractions]
         return [Cell(model, share, seed) for seed in self.seeds for share in shares for model in self.models]
 
     def decay(self, model: ModelSettings) -> float | None:
-        """Decay of the averages of a model's weights; None for the weights as they are."""
+        """Return the decay of the averages of a model's weights; None for weights that are not averaged."""
         return (self.ema if model.ema is None else model.ema) or None
 
     def key(self, cell: Cell, model: ModelSettings) -> str:
-        """Digest of all that determines the result of a cell, for ``model`` of the width it is trained with."""
+        """Return a digest of all settings that determine the result of a cell; ``model`` has its final width."""
         settings = dataclasses.asdict(self)
-        if self.budget.clock == "wall":  # as for all cells when there was nothing else
+        if self.budget.clock == "wall":  # keeps the keys of cells from before the option existed
             del settings["budget"]["clock"]
         common = ("task", "data", "budget", "optimizer", "schedule", "trainer", "equivariance", "memory")
         content = {
@@ -267,10 +267,10 @@ class Settings:
 def read_settings(paths: Sequence[str | Path], root: str | None = None, changes: Sequence[str] = ()) -> Settings:
     """Read configuration files: a base, and others that change some of its settings.
 
-    Sections are merged, whatever their depth; any other value, and an object of another ``class_path``, replaces that
-    of the earlier files. ``changes`` such as ``"data.batch_size=16"``, with values in YAML, and the folder ``root`` of
-    the data replace what the files say. UsageError is raised if a file cannot be read, or a setting is unknown, missing
-    or out of range.
+    Sections are merged at any depth. Other values, and objects with another ``class_path``, replace the values of
+    earlier files. The settings in the files are replaced by ``changes`` such as ``"data.batch_size=16"``, with values
+    in YAML, and by the folder ``root`` of the data. UsageError is raised if a file cannot be read, or a setting is
+    unknown, missing or out of range.
     """
     check_arguments(read_settings, locals())
     content: dict[str, Any] = {}
@@ -313,12 +313,15 @@ def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def _at(content: Any, names: Sequence[str], missing: Any = None) -> Any:
-    """Value at ``content[first][second]``; None where something on the way is no section."""
+    """Return ``content[first][second]``, or None if ``content`` or ``content[first]`` is not a section."""
     return reduce(lambda inner, name: inner.get(name, missing) if isinstance(inner, dict) else None, names, content)
 
 
 def settings_from(content: Mapping[str, Any]) -> Settings:
-    """Settings from the sections of files, or from ``dataclasses.asdict`` of settings; UsageError as they are read."""
+    """Build settings from the sections of files, or from ``dataclasses.asdict`` of settings.
+
+    UsageError is raised as by :func:`read_settings`.
+    """
     content = dict(content)
     for name, form in _MOVED.items():
         if name in content:
@@ -339,9 +342,9 @@ def settings_from(content: Mapping[str, Any]) -> Settings:
 
 
 def parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:
-    """Build a dataclass from a section of the files, of which jsonargparse knows the types and defaults.
+    """Build a dataclass from a section of the files; jsonargparse checks types and fills in defaults.
 
-    UsageError begins with ``where``; arguments ``given`` are not read.
+    The message of a UsageError begins with ``where``. The arguments in ``given`` are passed on and not read.
     """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, skip=set(given))

@@ -22,7 +22,7 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
 
 
 def labels_of(batch: Batch, number: int) -> Tensor:
-    """Return the labels y of a batch, ``[clouds]``, or ``[clouds, number]`` for several; ValueError if they do not fit."""
+    """Return the labels y of a batch, ``[clouds]`` or ``[clouds, number]``; ValueError if they do not fit."""
     labels = batch.get("y")
     shape = [batch.num_graphs] if number == 1 else [batch.num_graphs, number]
     if not isinstance(labels, Tensor) or list(labels.shape) != shape:

@@ -17,7 +17,7 @@ _TRAIN_PACKAGES = ("lightning", "jsonargparse", "tensorboard")
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, the module whose ``run(name, arguments)`` it is, and what it needs."""
+    """A subcommand: its line in the help, the module with its ``run(name, arguments)``, and the packages it needs."""
 
     help: str
     module: str
@@ -41,10 +41,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``lieattn SUBCOMMAND ...`` with the arguments given, or those of the process.
+    """Run ``lieattn SUBCOMMAND ...`` with the given arguments, by default the arguments of the process.
 
-    The exit status is 0; 1 for a failure, as of a certificate; 2 for bad usage, which is told in a message on stderr;
-    128 + n after signal n. An exception of this library or of code of the user's is a message and status 1 too.
+    Return the exit status: 0 for success; 1 for a failure, for example of a certificate, or for an exception in this
+    library or in the user's code; 2 for bad usage; 128 + n after signal n. Errors are reported on stderr.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -69,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     try:
         with importable_folder():
-            if COMMANDS[name].packages:  # whose configurations name classes
+            if COMMANDS[name].packages:  # their configurations name classes
                 import_catalog()
             status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
     except (KeyboardInterrupt, SystemExit) as stop:
-        # Lightning makes an exit with status 1 of an interrupt.
+        # Lightning turns an interrupt into an exit with status 1.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):  # after --help
             return stop.code if isinstance(stop.code, int) else 1
         sys.stdout.flush()

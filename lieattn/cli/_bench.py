@@ -57,5 +57,5 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _written(value: Any) -> Any:
-    """The value, or None for a number that JSON does not have, such as a memory that the system does not tell."""
+    """Return the value, or None in place of NaN and infinity, which JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

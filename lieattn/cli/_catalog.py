@@ -1,4 +1,4 @@
-"""``lieattn models`` and ``lieattn datasets``: what there is, in the words of the classes themselves."""
+"""``lieattn models`` and ``lieattn datasets``: tables of models and data sets, from the docstrings of the classes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MORE = {
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Print the table of ``"models"`` or ``"datasets"``, or of trained networks, and return the exit status 0."""
+    """Print the table of ``"models"``, of ``"datasets"``, or of trained networks, and return the exit status 0."""
     description = f"List the {name} that configurations can name, with or without their package."
     parser = ArgumentParser(prog=f"lieattn {name}", description=description)
     if name == "models":
@@ -58,7 +58,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _trained(name: str) -> str:
-    """The table of trained networks, or the card of one, without its example."""
+    """The table of trained networks, or the card of a single one without its example."""
     cards = trained_cards()
     if not name:
         width = max(map(len, cards))
@@ -101,12 +101,12 @@ def _classes(module: ModuleType, base: type) -> Iterator[tuple[str, type]]:
 
 
 def _first(kind: type) -> str:
-    """The first sentence of a docstring, which is its first paragraph."""
+    """The first paragraph of a docstring, which is one sentence."""
     return (inspect.getdoc(kind) or "").partition("\n\n")[0]
 
 
 def _plain(text: str) -> str:
-    """Text without the markup of documentation, in one line."""
+    """Remove the markup of the documentation, and join the lines."""
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""``lieattn certify``: the certificate of a checkpoint, or of a network that is named."""
+"""``lieattn certify``: the certificate of a checkpoint, or of a network given by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNIQUE = {
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print the certificate of a network, and write it as JSON or HTML if ``--json`` or ``--html`` is given.
 
-    The exit status is 0, or 1 if an error is beyond its tolerance, or an output is not finite or always the same.
+    The exit status is 1 if an error exceeds its tolerance, or if outputs are not finite or constant, and 0 otherwise.
     """
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
     saved = Path(options.checkpoint).suffix == ".safetensors" or is_trained(options.checkpoint)
@@ -75,7 +75,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _trained(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tensor]]:
-    """The network of a checkpoint, clouds and where they are from, and the weights with its units."""
+    """The network of a checkpoint, clouds, a text that names their source, and the weights with the units."""
     checkpoint = read_checkpoint(options.checkpoint)
     network = load_network(options.checkpoint, options.trust)
     clouds, source = test_clouds(checkpoint["lieattn"], network, options)
@@ -83,7 +83,7 @@ def _trained(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
 
 
 def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tensor]]:
-    """The network that is named, or of a file of ``lieattn.save``, and clouds that are named or drawn."""
+    """The network given by name or by a file of ``lieattn.save``, and clouds given by name or drawn at random."""
     torch.manual_seed(options.seed)
     if is_named(options.checkpoint):
         network = made("TARGET", options.checkpoint, settings_of("model", options.settings))
@@ -106,18 +106,18 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
 
 
 def is_trained(name: str) -> bool:
-    """Whether this is the name of a trained network of the library, and not of a file."""
+    """Whether this is the name of a trained network of the library, and not the path of a file."""
     return name in trained_cards() and not Path(name).exists()
 
 
 def item_of_card(name: str) -> tuple[list[Data], str]:
-    """The item on the card of a trained network, and where it is from, in words."""
+    """The item on the card of a trained network, and a text that names its source."""
     item = trained_cards()[name]["example"]["input"]
     return [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
 
 
 def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[str]) -> argparse.Namespace:
-    """Options, and as ``settings`` those such as ``--data.split test``, of these sections."""
+    """Parse the options; settings of these sections, such as ``--data.split test``, go to ``settings``."""
     settings, others = take_settings(arguments)
     for setting in settings:
         if setting.partition(".")[0] not in sections:
@@ -135,7 +135,7 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
         f"measured on: {source}, {certificate.device}; outputs differ between clouds by up to {certificate.spread:.1e}",
     ]
     for key, scale in weights.items():
-        if key.startswith("scale_"):  # of a regressor
+        if key.startswith("scale_"):  # the scale of a target of a regressor
             numbers = ", ".join(f"{number:.4g}" for number in scale.flatten().tolist())
             lines.append(f"units: 1 in the outputs is {numbers} in the units of {key.removeprefix('scale_')}")
     unique = [] if certificate.unique is None else [_UNIQUE[certificate.unique]]
@@ -180,7 +180,7 @@ def _parser(name: str) -> ArgumentParser:
 
 
 def add_cloud_options(parser: ArgumentParser, clouds: int, what: str = "a checkpoint of `lieattn fit`") -> None:
-    """The checkpoint, and which clouds are given to its network."""
+    """Add the options that name a checkpoint and choose the clouds for its network."""
     add = parser.add_argument
     add("checkpoint", help=what)
     given = "another data set, with arguments as --data.OPTION VALUE, or a YAML file with class_path and init_args"
@@ -208,7 +208,7 @@ def _kind(text: str) -> tuple[str, Kind]:
 
 
 def _kinds(given: list[tuple[str, Kind]]) -> Any:
-    """By name, the kind alone if it has no name, None if nothing was given."""
+    """Kinds by name, or a single kind without a name, or None if nothing was given."""
     kinds = dict(given)
     return kinds[""] if kinds.keys() == {""} else kinds or None
 
@@ -225,7 +225,7 @@ def _tolerance(text: str) -> tuple[list[str], float]:
 
 
 def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """Class path and arguments, from a class or a file and settings of the section such as ``"data.split=test"``."""
+    """Class path and arguments, from a class or a file, and from settings of the section (``"data.split=test"``)."""
     spec: dict[str, Any] = {} if given is None else {"class_path": given}
     if given is not None and Path(given).suffix in (".yaml", ".yml", ".json"):
         spec = read_yaml(given, "class_path and init_args")
@@ -239,7 +239,7 @@ def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str,
 
 
 def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
-    """Clouds to measure on, and where they are from."""
+    """Clouds to measure on, and a text that names their source."""
     dataset: Any = None
     if options.data is not None or any(setting.startswith("data.") for setting in options.settings):
         spec = _spec("data", options.data, options.settings)

@@ -1,4 +1,4 @@
-"""``lieattn compare``: train several models under one budget, and report what each makes of it."""
+"""``lieattn compare``: train several models under the same budget, and report their results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from lieattn.train import TrainingInterrupted, UsageError
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run what is missing of a comparison, and report all of it.
+    """Run the missing cells of a comparison, and report all cells.
 
     A cell that ends with an error does not stop the others; it is missing from the report, and the same command tries
-    it again. The exit status is 0, 1 if a training diverged or a cell ended with an error, 2 if the error is one of
-    the configuration, 128 + n after signal n.
+    it again. The exit status is 0 for success, 1 if a training diverged or a cell ended with an error, 2 for an error
+    in the configuration, and 128 + n after signal n.
     """
     names = {field.name for field in dataclasses.fields(Settings)} - {"models", "root"}
     settings, others = take_settings(arguments, names)
@@ -51,10 +51,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _status(name: str, work: Callable[[], int]) -> int:
-    """Exit status of the work, or of how it was stopped."""
+    """Do the work and return its exit status, also if it is stopped by a signal or an error."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
-    logger.setLevel(logging.WARNING)  # or every trainer of every cell is announced
+    logger.setLevel(logging.WARNING)  # otherwise Lightning reports every trainer of every cell
     try:
         with without_warnings(".*`max_epochs` was not set", ".*GPU available but not used"):
             return work()
@@ -102,7 +102,7 @@ def _parser(name: str) -> ArgumentParser:
 
 
 def _part(text: str) -> tuple[int, int]:
-    """Which of how many parts, ``I/N``."""
+    """Parse ``I/N``, the I-th of N parts."""
     first, _, parts = text.partition("/")
     if not (first.isdecimal() and parts.isdecimal() and 1 <= int(first) <= int(parts)):
         raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, such as 2/8, got {text!r}")
@@ -123,7 +123,7 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
         _say(f"{name}: {compare.in_words(settings, value)}" + (f" with {model.choice}" if model.choice else ""))
     _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
-        compare.Sets(settings)  # raises where the data does not fit
+        compare.Sets(settings)  # raises an error if the data do not fit
         return 0
     jobs, work = min(options.jobs, len(missing)), partial(_run_cells, settings, models, missing, store)
     status = _in_processes(work, jobs) if jobs > 1 else work()
@@ -141,10 +141,10 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
 def _run_cells(
     settings: Settings, models: Matched, cells: list[Cell], store: compare.CellStore, claimed: Any = None
 ) -> int:
-    """Run cells one after the other; of processes that share the number ``claimed``, each runs those that are left.
+    """Run cells one after the other; processes that share the number ``claimed`` take the cells in turn.
 
-    Returned is 0, or the highest exit status of the errors of cells. What all cells share, such as a disk that is full
-    or a signal, ends them all.
+    Return 0, or the highest exit status among the errors of cells. A signal, or an error such as a full disk that
+    concerns all cells, ends the run.
     """
     status = 0
     with compare.CellRunner(settings, compare.Sets(settings), store) as runner:
@@ -165,10 +165,11 @@ def _run_cells(
 
 
 def _in_processes(work: Callable[..., Any], jobs: int) -> int:
-    """Work in several processes, which share the threads that torch may use and are stopped together.
+    """Work in several processes, which share the threads of torch and are stopped together.
 
-    SIGINT and SIGTERM are passed on, once to each, so that all of them save their state; SIGINT waits where a process
-    still imports. Returned is the highest exit status, 128 + n for a process that signal n ended.
+    SIGINT and SIGTERM are passed on once to each process, so that all of them save their state; a process that is
+    still importing handles SIGINT afterwards. Return the highest exit status, where a process that was ended by signal
+    n has the status 128 + n.
     """
     context = multiprocessing.get_context("spawn")
     given = work, context.Value("i", 0), max(1, torch.get_num_threads() // jobs)
@@ -176,7 +177,7 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
     early: list[int] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
-        if children[-1].pid is None:  # not all have started
+        if children[-1].pid is None:  # not all processes have started
             early.append(signum)
             return
         for child in children:
@@ -186,7 +187,7 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {signum: signal.signal(signum, pass_on) for signum in signals}
     try:
-        with interrupts_held():  # which processes inherit
+        with interrupts_held():  # the processes inherit the blocked signal
             for child in children:
                 child.start()
         for signum in early:
@@ -201,14 +202,14 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
 
 
 def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
-    leave_session()  # or a terminal would send the signal once more
+    leave_session()  # otherwise a terminal would send the signal a second time
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(threads)
     import_catalog()
 
     def take_part() -> int:
         try:
-            release_interrupts()  # now that an interrupt can be told
+            release_interrupts()  # from here on an interrupt is reported
             return int(work(claimed))
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -217,7 +218,7 @@ def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
 
 
 def _stop_without_parent() -> None:
-    """Have this process save its state and end when the one that started it was killed."""
+    """Let this process save its state and end if its parent process is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -227,17 +228,17 @@ def _stop_without_parent() -> None:
 def _finished(
     settings: Settings, models: Matched, store: compare.CellStore, cells: Sequence[Cell]
 ) -> dict[Cell, Record]:
-    """Records of those cells that need not be run."""
-    known = [cell for cell in cells if cell.model in models]  # not those that another machine sizes
+    """Records of the cells that are finished."""
+    known = [cell for cell in cells if cell.model in models]  # leaves out models whose size is chosen elsewhere
     found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in known}
     return {cell: record for cell, record in found.items() if record is not None}
 
 
 def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: str, bar: bool) -> None:
-    """Run one cell, with a bar for its budget on a terminal and a line for its result."""
+    """Run one cell; show a progress bar for its budget if there is a terminal, and print its result."""
     budget = runner.settings.budget
     unit, total = ("step", budget.steps) if budget.steps is not None else ("s", budget.seconds)
-    hidden = None if bar else True  # None: unless on a terminal
+    hidden = None if bar else True  # with None, tqdm shows the bar on terminals only
     with tqdm(total=total, desc=f"{place} {cell}", unit=unit, leave=False, disable=hidden) as shown:
         try:
             record = runner.run(cell, model, lambda *spent: shown.update(round(spent[unit == "s"], 1) - shown.n))
@@ -271,7 +272,10 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
 
 
 def _monitor(settings: Settings, models: Matched, records: list[Record]) -> tuple[str, str]:
-    """The number compared, and whether the largest or the smallest is best; old records do not have it."""
+    """Name of the number that is compared, and ``"max"`` or ``"min"`` for its best value.
+
+    Old records do not have it; then it is taken from a task.
+    """
     for record in records:
         if "monitor" in record:
             metric, mode = record["monitor"]
@@ -282,5 +286,5 @@ def _monitor(settings: Settings, models: Matched, records: list[Record]) -> tupl
 
 def _say(message: str) -> None:
     sys.stdout.flush()
-    # In one write, line end included: the processes of --jobs share the stream.
+    # The line and its end are written at once, because the processes of --jobs share the stream.
     tqdm.write(f"{message}\n", file=sys.stderr, end="")

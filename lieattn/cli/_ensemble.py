@@ -1,4 +1,4 @@
-"""Several checkpoints as one: the mean of their networks, and what it predicts with standard deviations."""
+"""Ensembles of checkpoints: the mean of their networks, and predictions with standard deviations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lieattn.train import CheckpointError, PointSetRegressor, PointSetTask, Usag
 
 
 def load_members(paths: Sequence[str], trust: Sequence[str]) -> dict[str, PointSetTask]:
-    """The tasks of checkpoints, by their files; CheckpointError, which names the file, where one cannot be loaded."""
+    """Load the tasks of checkpoints, by file; CheckpointError names the file if one cannot be loaded."""
     found = {}
     for path in paths:
         try:
@@ -25,7 +25,7 @@ def load_members(paths: Sequence[str], trust: Sequence[str]) -> dict[str, PointS
 
 
 def check_alike(tasks: Mapping[str, PointSetTask]) -> None:
-    """UsageError, which names both files, if a task was trained for something else than the first one."""
+    """Raise UsageError, naming both files, if a task was trained for another purpose than the first one."""
     (first_path, first), *others = tasks.items()
     wanted = _purpose(first)
     for path, task in others:
@@ -38,24 +38,24 @@ def check_alike(tasks: Mapping[str, PointSetTask]) -> None:
 
 
 def mean_network(first: PointSetTask, others: Sequence[PointSetTask]) -> Ensemble:
-    """The mean of the networks of all tasks, in the units in which the first one takes its loss."""
+    """Return the mean of the networks of all tasks, in the units in which the first task computes its loss."""
     return Ensemble([_in_units_of(first, task).to(first.dtype) for task in (first, *others)])
 
 
 class EnsemblePredictions(LightningModule):
-    """Means and standard deviations of what several tasks predict."""
+    """Means and standard deviations of the predictions of several tasks."""
 
     def __init__(self, tasks: Sequence[PointSetTask]) -> None:
         super().__init__()
         self.ensemble = Ensemble([_Predicting(task.to(tasks[0].dtype)) for task in tasks])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Spread:
-        """Both, each like the predictions of one task."""
+        """Return mean and standard deviation, each shaped like the predictions of one task."""
         return self.ensemble.spread(batch)
 
 
 class _Predicting(nn.Module):
-    """A task whose predictions are the outputs."""
+    """A module whose outputs are the predictions of a task."""
 
     def __init__(self, task: PointSetTask) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Predicting(nn.Module):
 
 
 def _purpose(task: PointSetTask) -> dict[str, Any]:
-    """What a network was trained for, by the words of messages."""
+    """The properties in which tasks must agree, by the words that describe them in messages."""
     found = {
         "the task": type(task).__name__,
         **{name: getattr(task, name) for name in ("classes", "labels") if hasattr(task, name)},
@@ -77,7 +77,7 @@ def _purpose(task: PointSetTask) -> dict[str, Any]:
 
 
 def _in_units_of(first: PointSetTask, task: PointSetTask) -> nn.Module:
-    """The network of a task, in the units in which the first one takes its loss."""
+    """The network of a task, in the units in which the first task computes its loss."""
     if not isinstance(first, PointSetRegressor):
         return task.network
     units = {name: first.model.units(name) for name in first.targets}

@@ -1,4 +1,4 @@
-"""Figures of the papers, each drawn by a function with options of its own: one table for ``lieattn picture``."""
+"""Figures of the papers for ``lieattn picture``: a table of functions, whose keyword arguments are the options."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from lieattn.train import build, load_data, load_network, read_checkpoint
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GLYPH = (".......", ".#####.", ".#.....", ".###...", ".#.....", ".#.....", ".......")  # has no symmetry
+_GLYPH = (".......", ".#####.", ".#.....", ".###...", ".#.....", ".#.....", ".......")  # a letter without symmetry
 
 
 def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 0) -> dict[str, Figure]:
     """Fields of a GSA-Net when its input turns (GSA-Nets, Figure 1).
 
-    The network is untrained. Beyond quarter turns its neighborhoods are discs in place of pixel squares.
+    The network is untrained. For groups with other rotations than quarter turns, its neighborhoods are discs in place
+    of pixel squares.
 
     Parameters
     ----------
     order
-        Number of rotations of the group, by which the input is turned too.
+        Number of rotations of the group; the input is rotated by the same angles.
     side
-        Pixels of a side of the input.
+        Side of the input in pixels.
     channel
-        Which channel of the fields is drawn.
+        Channel of the fields that is drawn.
     seed
-        Of the weights.
+        Seed of the weights.
     """
     group = cyclic(order)
     torch.manual_seed(seed)
@@ -61,18 +62,18 @@ def attention_maps(
 ) -> dict[str, Figure]:
     """Attention maps of a released network when its input turns (attentive group convolution, Figures 7, 8 and 11).
 
-    One picture of what the layers subtract, α⁻ as the figures of the paper have it, and one of what they let pass,
-    1 - α⁻; networks of ``lieattn fit`` are drawn by ``lieattn picture CHECKPOINT``.
+    One picture shows α⁻, the attention that the layers subtract, as in the figures of the paper. The other one shows
+    1 - α⁻, which the layers let pass. For networks of ``lieattn fit`` use ``lieattn picture CHECKPOINT``.
 
     Parameters
     ----------
     weights
-        Released weights of a network with attention to its input, an .npz file as
-        :func:`lieattn.models.published_attentive_cnn` takes it, with images ``x`` as the network takes them.
+        Released weights of a network with attention to its input, as an .npz file for
+        :func:`lieattn.models.published_attentive_cnn`. It must also contain images ``x`` as inputs of the network.
     image
-        Which of the images is drawn.
+        Index of the image that is drawn.
     arrows
-        An arrow at every pixel for the pose that has the most of the attention, or for all of them.
+        Draw arrows at every pixel for the pose with the largest attention, or for all poses.
     """
     network = published_attentive_cnn(weights)
     with np.load(weights, allow_pickle=False) as archive:
@@ -89,17 +90,17 @@ def attention_maps(
 def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, seed: int = 0) -> dict[str, Figure]:
     """Equivariance of p4 All-CNN for images of even and odd sides (attentive group convolution, Figures 9 and 10).
 
-    Strides of 2 sample even sides off center, and a turned image at other places than before; the maxima that stand in
-    for them are exact on the sides that they divide. Weights are random.
+    On even sides, strides of 2 sample pixels off center, so that a rotated image is sampled at other places. Maxima
+    in place of strides are exact on the sides that they divide. The weights are random.
 
     Parameters
     ----------
     smallest, largest
-        Sides of the images.
+        Smallest and largest side of the images.
     channels
-        Of the first layers.
+        Number of channels of the first layers.
     seed
-        Of weights and images.
+        Seed of weights and images.
     """
     group, curves = cyclic(4), {}
     names: dict[str, Literal["strided", "pooled"]] = {"strides of 2": "strided", "maxima of 2 x 2": "pooled"}
@@ -123,24 +124,24 @@ def asc_filters(
 ) -> dict[str, Figure]:
     """Learned affine maps, and the filters that attention makes of them (Affine Self Convolution).
 
-    In place of Figures 6 and 7: the tables of one block, and what attention makes of them at three pixels of an image
-    that the group moves. Without a checkpoint a small p4 network is trained for a
-    moment to tell four letters apart.
+    They correspond to Figures 6 and 7 of the paper: the tables of one block, and the resulting filters at three pixels
+    of an image that is moved by the group. Without a checkpoint, a small p4 network is trained for a few seconds to
+    distinguish four letters.
 
     Parameters
     ----------
     checkpoint
-        Of `lieattn fit` with `lieattn.models.AffineSelfConvNet`, whose test set has the image.
+        Checkpoint of `lieattn fit` with `lieattn.models.AffineSelfConvNet`; the image is from its test set.
     block
-        Block of the network, from 0.
+        Index of the block, from 0.
     channels
-        How many channels of the maps are drawn.
+        Number of channels of the maps that are drawn.
     image
-        Which image of the test set is drawn.
+        Index of the image in the test set.
     steps
-        Steps of the training without a checkpoint.
+        Number of training steps without a checkpoint.
     seed
-        Of the training without a checkpoint.
+        Seed of the training without a checkpoint.
     """
     if checkpoint is None:
         network, shown = _reader_of_letters(steps, seed), _letters(torch.Generator().manual_seed(seed + 1), 1)[0][0]
@@ -159,32 +160,32 @@ def asc_filters(
 def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[str, Figure]:
     """Weights of a convolution and of attention, turned (GSA-Nets, Figure 2).
 
-    Positional scores turn without interpolation; their error is measured beside that of interpolated weights.
+    Positional scores rotate without interpolation. Their error is compared with the error of interpolated weights.
 
     Parameters
     ----------
     size
-        Pixels of a side of the neighborhood, odd.
+        Side of the neighborhood in pixels, odd.
     order
         Number of angles in a full turn, a multiple of 4.
     seed
-        Of the encoding.
+        Seed of the encoding.
     """
     return {"gsa-steerability": viz.steerability(size=size, order=order, seed=seed)}
 
 
 def lift_errors(*, most: int = 60, repeats: int = 2) -> dict[str, Figure]:
-    """Error of sampled lifts to SE(3) against the number of frames (a minute).
+    """Error of sampled lifts to SE(3) against the number of frames (takes a minute).
 
-    What `lieattn bench lifts` measures: how far a LieTransformer is from invariance to rigid motions, relative to how
-    much its outputs differ between clouds. Principal axes and given frames, which are exact, are left out.
+    As in `lieattn bench lifts`, it is the deviation of a LieTransformer from invariance to rigid motions, relative to
+    the differences of its outputs between clouds. Principal axes and given frames are exact and left out.
 
     Parameters
     ----------
     most
         Largest number of sampled frames.
     repeats
-        Number of motions.
+        Number of random motions.
     """
     counts = [count for count in (1, 2, 4, 12, 24, 60) if count <= most]
     curves: dict[str, tuple[list[float], list[float]]] = {}
@@ -199,17 +200,18 @@ def lift_errors(*, most: int = 60, repeats: int = 2) -> dict[str, Figure]:
 def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[str, Figure]:
     """Error of trained dynamics over the time of a roll-out.
 
-    Of a network that predicts trajectories, such as `HamiltonianDynamics`, on whole trajectories of the test set that
-    its checkpoint names: the mean over systems, particles and components of positions and momenta.
+    The network must predict trajectories, such as `HamiltonianDynamics`. It is evaluated on whole trajectories of the
+    test set of its checkpoint. The squared error is averaged over systems, particles, and components of positions and
+    momenta.
 
     Parameters
     ----------
     checkpoint
-        Of `lieattn fit` with `lieattn_datasets.Springs`.
+        Checkpoint of `lieattn fit` with `lieattn_datasets.Springs`.
     clouds
         Number of systems.
     steps
-        Number of steps in time.
+        Number of time steps.
     """
     load_data(checkpoint)  # refuses classes that are not trusted
     spec = read_checkpoint(checkpoint)["lieattn"]["config"]["data"]["test"]
@@ -236,7 +238,7 @@ _SIDE = 12  # pixels
 
 
 def _letters(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Noisy images ``[count, 1, side, side]`` of letters anywhere, in four orientations, and which letters they are."""
+    """Noisy images ``[count, 1, side, side]`` of letters at random places in four orientations, and their labels."""
     letters = torch.tensor([[[float(pixel == "#") for pixel in row] for row in text.split("|")] for text in _LETTERS])
     letters = letters.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
     images = 0.1 * torch.randn(count, 1, _SIDE, _SIDE, generator=generator)
@@ -249,7 +251,7 @@ def _letters(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _reader_of_letters(steps: int, seed: int) -> AffineSelfConvNet:
-    """A p4 network that has seen some letters."""
+    """A p4 network that is trained for some steps to recognize letters."""
     generator = torch.manual_seed(seed)
     network = AffineSelfConvNet(cyclic(4), 1, 4, blocks=1, channels=4, heads=2)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -263,7 +265,7 @@ def _reader_of_letters(steps: int, seed: int) -> AffineSelfConvNet:
 
 
 def _glyph(side: int) -> Data:
-    """A letter F in gray on pixels."""
+    """A gray image of a letter F."""
     letter = torch.tensor([[float(pixel == "#") for pixel in row] for row in _GLYPH])
     image = torch.nn.functional.interpolate(letter[None, None], (side, side), mode="bilinear", antialias=True)
     return Data(x=image.reshape(-1, 1), pos=pixel_positions(side, side), grid=torch.tensor([[side, side]]))
@@ -278,7 +280,7 @@ FIGURES: Mapping[str, Callable[..., dict[str, Figure]]] = {
     "lift-errors": lift_errors,
     "roll-outs": roll_outs,
 }
-"""Name -> function, whose docstring begins with the line for the help, and whose keyword arguments are the options.
+"""Functions by the names of the figures. They return figures by the names of their files.
 
-It returns figures by the names of their files.
+The first line of a docstring is shown in the help, and the keyword arguments are the options.
 """

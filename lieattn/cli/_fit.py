@@ -33,7 +33,7 @@ from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members
 from lieattn.cli._options import ArgumentParser, package
 from lieattn.models import Network
 
-# Forces are gradients, which inference mode forbids.
+# Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
@@ -75,8 +75,9 @@ the arguments of a class, and all options of training (hundreds of lines):
   lieattn {name} --model PointSetClassifier --model.network.help lieattn.models.GSANet
   lieattn {name} --data.train.help lieattn_datasets.Digits
   lieattn {name} --help-all"""
-# No workers for small data, one folder of checkpoints for a run and its continuation, evaluation without the callbacks
-# of the training, no validation set, a loss that is reduced already; and Lightning's own use of other packages.
+# Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
+# its continuation, evaluation without the callbacks of the training, no validation set, and a loss that is already
+# reduced; and about its own use of other packages.
 _EXPECTED = (
     ".*does not have many workers",
     ".*Checkpoint directory .* exists and is not empty",
@@ -91,7 +92,7 @@ _EXPECTED = (
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
 
-    The exit status is 0, 1 if the training diverged, 128 + n after signal n.
+    The exit status is 0 for success, 1 if the training diverged, and 128 + n after signal n.
     """
     if any(word in ("-h", "--help") for word in arguments):
         print(_HELP.format(name=name, what=COMMANDS[name].help.capitalize()))
@@ -136,7 +137,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def without_warnings(*others: str) -> Iterator[None]:
-    """Ignore the warnings that are expected of Lightning, and those whose message matches ``others``."""
+    """Ignore the warnings that are expected from Lightning, and warnings whose message matches one of ``others``."""
     with warnings.catch_warnings():
         for message in (*_EXPECTED, *others):
             warnings.filterwarnings("ignore", message)
@@ -144,7 +145,7 @@ def without_warnings(*others: str) -> Iterator[None]:
 
 
 class _HelpFormatter(DefaultHelpFormatter):
-    """Help without the lists of all classes of torch that could be named."""
+    """Help texts without the long lists of known subclasses."""
 
     def _get_help_string(self, action: Action) -> str:
         text, _, rest = super()._get_help_string(action).partition(", known subclasses: ")
@@ -152,19 +153,19 @@ class _HelpFormatter(DefaultHelpFormatter):
 
 
 class _Parser(LightningArgumentParser):
-    """A parser whose errors are exceptions, without Lightning's page of usage, and options have their full names."""
+    """A parser that raises exceptions instead of printing a usage page, and accepts full names of options only."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         defaults: dict[str, Any] = {"prog": "lieattn", "formatter_class": _HelpFormatter, "allow_abbrev": False}
         super().__init__(*arguments, **defaults | options)
 
     def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *arguments: Any, **options: Any) -> Any:
-        """Those of a class; numbers of batches of a trainer stay integers, since 1 is one batch and 1.0 all of them."""
+        """Add the arguments of a class; limits of batches stay integers, since 1 is one batch and 1.0 all of them."""
         if theclass is not Trainer:
             return super().add_class_arguments(theclass, nested_key, *arguments, **options)
         added = super().add_class_arguments(theclass, nested_key, *arguments, skip={*_BATCHES}, **options)
         for name in _BATCHES:
-            # Typing keeps one order of the two types for all of a process, and the first that fits is taken.
+            # The first type that fits is taken, and typing keeps the order of a union that is first seen in a process.
             self.add_argument(
                 f"--{nested_key}.{name}",
                 type=int | float | None,
@@ -181,8 +182,8 @@ class _Parser(LightningArgumentParser):
 class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration.
 
-    ``checked`` says that the configuration is that of the checkpoint, which is not trusted. ``others`` are checkpoints
-    beside it, whose networks make an ensemble with its own.
+    ``checked`` says that the configuration comes from the checkpoint, which is not trusted. ``others`` are further
+    checkpoints, whose networks form an ensemble with the network of the first one.
     """
 
     def __init__(self, checked: bool, others: Sequence[str], *arguments: Any, **options: Any) -> None:
@@ -202,12 +203,12 @@ class _PointSetCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         for path in _option(args, "--config", "-c", action="append", default=[])[0]:
-            if Path(path).is_file():  # so that an error names the file
+            if Path(path).is_file():  # an error then names the file
                 train.read_yaml(path, "a configuration")
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the configuration alone, which Lightning would change by what it finds in the checkpoint."""
+        """Do nothing; Lightning would change the configuration according to the checkpoint."""
 
     def _set_seed(self) -> None:
         try:
@@ -224,9 +225,9 @@ class _PointSetCLI(LightningCLI):
         settings.ckpt_path = None if named is None else self._file(settings, named)
         self._checkpoint = None if settings.ckpt_path is None else train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
-        # Without a model where a checkpoint describes its task.
+        # There is no model if the checkpoint describes its task.
         self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}
-        if self._checked:  # once more, because files that it names for parts of it are read by now
+        if self._checked:  # a second check, because files named in the configuration have been read by now
             source = f"the command line, or a file that {settings.ckpt_path} refers to,"
             train.check_trusted(self._resolved, source, settings.trust)
         self._path = str(settings.ckpt_path)
@@ -235,10 +236,10 @@ class _PointSetCLI(LightningCLI):
             raise train.UsageError(f"--ckpt_path: expected different files, got {self._path} {' '.join(paths)}")
         self._members = load_members(paths, settings.trust)
         if self._members:
-            settings.ckpt_path = None  # or Lightning would load the weights of one into all
+            settings.ckpt_path = None  # otherwise Lightning would load the weights of one checkpoint into all members
 
     def _file(self, settings: Any, name: str) -> str:
-        """The file of a checkpoint, which may be called ``last`` or ``best``."""
+        """The file of a checkpoint; the name may be ``last`` or ``best``."""
         if name not in ("last", "best"):
             return name
         path = _folder(settings) / f"{name}.ckpt"
@@ -248,7 +249,7 @@ class _PointSetCLI(LightningCLI):
         return str(path)
 
     def instantiate_classes(self) -> None:
-        """Build all objects; UsageError is raised where an argument does not fit."""
+        """Build all objects; UsageError is raised if an argument does not fit."""
         try:
             super().instantiate_classes()
         except (TypeError, ValueError) as error:
@@ -279,11 +280,11 @@ class _PointSetCLI(LightningCLI):
         devices = str(settings.trainer.devices)
         if (
             devices.isdecimal() and int(devices) > _MOST_DEVICES
-        ):  # each is a process, also where there is no such device
+        ):  # every device is a process, even if the machine does not have it
             raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
         logger = settings.trainer.logger
         if logger is None or logger is True:
-            # One version for both: TensorBoard's folder counts the runs.
+            # Both loggers have the same version, which is counted by the folder of TensorBoard.
             board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
             kwargs["logger"] = [CSVLogger(root, name="csv"), board]
         saves = settings.trainer.enable_checkpointing is not False and not settings.trainer.fast_dev_run
@@ -309,8 +310,8 @@ class _PointSetCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
 
-        Where there are such files, new names end with -v1, -v2, ..., as those of Lightning's checkpoints do. A
-        ``fast_dev_run`` writes none.
+        If such files exist, new names end with -v1, -v2, ..., as for Lightning's checkpoints. A ``fast_dev_run`` writes
+        no files.
         """
         if self.trainer.world_size > 1:
             raise train.UsageError("trainer.devices: expected 1, since predict writes one table from one process")
@@ -327,7 +328,7 @@ class _PointSetCLI(LightningCLI):
             f"predictions_{name}": {**_columns(name, value), **_columns(f"{name}_std", spreads.get(name))}
             for name, value in values.items()
         }
-        if not isinstance(means[0], dict):  # of one label
+        if not isinstance(means[0], dict):  # logits of a single label
             logits = values["logit"]
             labels = {"cloud": torch.arange(len(logits)), "label": logits.argmax(dim=1)}
             tables = {"predictions": {**labels, **tables["predictions_logit"]}}
@@ -339,7 +340,7 @@ class _PointSetCLI(LightningCLI):
 
 
 def _by_name(batches: Sequence[Any]) -> dict[str, Tensor]:
-    """Predictions of all batches; those without a name are logits."""
+    """Predictions of all batches by name; predictions without a name are logits."""
     named = [batch if isinstance(batch, dict) else {"logit": batch} for batch in batches]
     return {name: torch.cat([batch[name] for batch in named]) for name in (named[0] if named else ())}
 
@@ -364,9 +365,9 @@ def _folder(settings: Any) -> Path:
 def _of_checkpoint(
     arguments: Sequence[str], trust: Sequence[str]
 ) -> tuple[Any, Callable[[], train.PointSetTask] | None]:
-    """The configuration of the checkpoint where none is given, or else what makes the task that it describes.
+    """The configuration of the checkpoint if none is given, or a function that builds the task that it describes.
 
-    CheckpointError is raised if it has neither, or names what is not trusted.
+    CheckpointError is raised if the checkpoint has neither, or names classes or functions that are not trusted.
     """
     if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
         return None, None
@@ -382,12 +383,12 @@ def _of_checkpoint(
     def task() -> train.PointSetTask:
         return train.load_task(path, trust)
 
-    task.__qualname__ = f"task_{id(task)}"  # since jsonargparse makes one class for each name
+    task.__qualname__ = f"task_{id(task)}"  # jsonargparse makes one class for each name
     return None, task
 
 
 def _one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments with the first of the checkpoints that they name, and the others."""
+    """Split off all checkpoints but the first: return the arguments with the first one, and the others."""
     paths, rest = _option(arguments, "--ckpt_path", nargs="*")
     if not paths or len(paths) == 1:
         return list(arguments), []
@@ -397,7 +398,7 @@ def _one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], lis
 
 
 def _written(config: Any, folder: Path) -> list[str]:
-    """The option for a configuration, which is written to a file."""
+    """Write a configuration to a file, and return the option that names it."""
     if config is None:
         return []
     file = folder / "config.yaml"
@@ -406,7 +407,7 @@ def _written(config: Any, folder: Path) -> list[str]:
 
 
 def _option(arguments: Sequence[str], *names: str, **settings: Any) -> tuple[Any, list[str]]:
-    """The value of one option, and the other arguments."""
+    """Return the value of one option, and the other arguments."""
     parser = ArgumentParser(add_help=False)
     parser.add_argument(*names, dest="value", **settings)
     found, others = parser.parse_known_args(arguments)
@@ -418,9 +419,9 @@ def _no_advertisement(record: logging.LogRecord) -> bool:
 
 
 def _status(status: int) -> int:
-    """Exit status where all processes have stopped together: the first one tells it.
+    """Exit status of this process after all processes have stopped; only the first one reports an error.
 
-    Lightning kills the first process, which may still be writing, once another one ends with an error.
+    As soon as another process ends with an error, Lightning kills the first one, which may still be writing.
     """
     return 0 if getattr(rank_zero_only, "rank", 0) else status
 

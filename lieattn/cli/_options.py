@@ -1,4 +1,4 @@
-"""What all subcommands share: options that are checked as they are read, and errors that are the user's to mend."""
+"""Code shared by all subcommands: options that are checked when they are parsed, and reports of errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OURS = (f"{os.sep}lieattn{os.sep}", f"{os.sep}lieattn_datasets{os.sep}")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser that raises ``argparse.ArgumentError``, for :func:`report` to tell without a page of usage.
+    """A parser that raises ``argparse.ArgumentError``, which :func:`report` prints without a usage page.
 
-    As in ``lieattn fit``, options have their full names.
+    Options cannot be abbreviated, as in ``lieattn fit``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -31,17 +31,17 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **{"formatter_class": wide, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error."""
+        """Raise ``argparse.ArgumentError``."""
         raise argparse.ArgumentError(None, message)
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1."""
+    """Parse an integer of at least 1."""
     return natural(text, least=1)
 
 
 def natural(text: str, least: int = 0) -> int:
-    """An integer from ``least`` to 2^63 - 1, such as a seed."""
+    """Parse an integer from ``least`` to 2^63 - 1, such as a seed."""
     try:
         value = int(text)
     except ValueError:
@@ -52,7 +52,7 @@ def natural(text: str, least: int = 0) -> int:
 
 
 def output_file(text: str) -> Path:
-    """A path where a file can be written, known before the work begins whose result it is."""
+    """Parse a path, and check that a file can be written there before the work begins."""
     path = Path(text)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -62,16 +62,16 @@ def output_file(text: str) -> Path:
 
 
 def package(text: str) -> str:
-    """The name of a package."""
+    """Parse the name of a package."""
     if not all(part.isidentifier() for part in text.split(".")):
         raise argparse.ArgumentTypeError(f"expected the name of a package, got {text!r}")
     return text
 
 
 def take_settings(arguments: Sequence[str], names: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """Settings such as ``--data.batch_size 16`` as ``"data.batch_size=16"``, and the other arguments.
+    """Split the arguments into settings, such as ``"data.batch_size=16"`` for ``--data.batch_size 16``, and others.
 
-    Options with a dot are settings, as in ``lieattn fit``, and those in ``names``.
+    Settings are the options with a dot, as in ``lieattn fit``, and the options in ``names``.
     """
     settings, others = [], list[str]()
     words = iter(arguments)
@@ -87,28 +87,29 @@ def take_settings(arguments: Sequence[str], names: Collection[str] = ()) -> tupl
 
 
 def import_catalog() -> dict[str, list[ModuleType]]:
-    """Import the modules with the classes that may be named without their package: models, and data sets."""
+    """Import the modules with models and data sets, whose classes may be named without their package."""
     names = {"models": ("lieattn.models", "lieattn.models.irreps"), "datasets": ("lieattn_datasets",)}
     return {kind: [importlib.import_module(name) for name in modules] for kind, modules in names.items()}
 
 
 @contextmanager
 def importable_folder() -> Iterator[None]:
-    """Let class paths name modules in the working directory, behind all that is installed."""
+    """Let class paths name modules in the working directory, which is searched after all installed packages."""
     folder = os.getcwd()
     sys.path.append(folder)
     try:
         yield
     finally:
-        del sys.path[-1 - sys.path[::-1].index(folder)]  # not one that was there before
+        del sys.path[-1 - sys.path[::-1].index(folder)]  # the last entry, since the folder may have been there before
 
 
 def report(command: str, error: Exception) -> int:
-    """Tell of an error in one message, and return the exit status: 2 for what the user can mend, or 1.
+    """Print one message about an error, and return the exit status: 2 for errors that the user can correct, else 1.
 
-    The message for 1 says where in the user's code, or else in ours, it was raised; a file has the traceback.
+    With status 1, the message names the line of the user's code, or else of this library, in which the error was
+    raised. The traceback is written to a file.
     """
-    if isinstance(error, BrokenPipeError):  # as behind `| head`; Python would tell of it once more at its end
+    if isinstance(error, BrokenPipeError):  # for example from `| head`; Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     message, status = usage_message(error), 2
@@ -129,10 +130,10 @@ def report(command: str, error: Exception) -> int:
 
 
 def usage_message(error: Exception) -> str | None:
-    """What to tell of an error that the user can mend; None for others, of which a traceback is to be seen.
+    """The message for an error that the user can correct; None for other errors, which need a traceback.
 
-    Errors that a statement of this library raises on purpose are the user's to mend, and so are those of files. A
-    ValueError that Python raises in the midst of our code is a fault of ours.
+    The user can correct errors about files, and errors that are raised by a ``raise`` statement of this library. A
+    ValueError that Python raises inside the code of this library is a bug.
     """
     from lieattn.train import UsageError
 

@@ -1,4 +1,4 @@
-"""``lieattn picture``: what a trained network makes of some clouds, and figures of the papers by name."""
+"""``lieattn picture``: pictures of a trained network applied to some clouds, and figures of the papers by name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _parser(name: str) -> ArgumentParser:
-    """The parser of pictures of networks, whose description lists the figures of the papers."""
+    """The parser for pictures of networks; its description lists the figures of the papers."""
     from lieattn.cli._figures import FIGURES
 
     summaries = {figure: _summary(function.__doc__) for figure, function in FIGURES.items()}
@@ -99,7 +99,7 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
 
 
 def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
-    """The network, the clouds, and where the clouds are from, in words."""
+    """The network, the clouds, and a text that names the source of the clouds."""
     trained, given = is_trained(options.checkpoint), options.data
     if not trained and Path(options.checkpoint).suffix != ".safetensors":
         network = load_network(options.checkpoint, options.trust)

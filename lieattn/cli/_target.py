@@ -1,4 +1,4 @@
-"""Networks and data that are named by where they are in Python: ``package.module:name``."""
+"""Networks and data that are given by their place in Python, ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.train import UsageError, random_clouds
 
-_SPECIES = (1, 6, 7, 8)  # of random molecules
+_SPECIES = (1, 6, 7, 8)  # atomic numbers of random molecules
 
 
 def is_named(text: str) -> bool:
@@ -26,7 +26,7 @@ def is_named(text: str) -> bool:
 
 
 def named(option: str, text: str) -> Any:
-    """What stands at ``package.module:name``, where the working directory is searched last."""
+    """Return the object at ``package.module:name``; the working directory is searched last."""
     module, _, path = text.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -42,7 +42,7 @@ def named(option: str, text: str) -> Any:
 
 
 def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
-    """What is named; of a class, or a function without arguments that it needs or with settings, what it returns."""
+    """Return the named object. A class is called, and so is a function if it needs no arguments or has settings."""
     found = named(option, text)
     if isinstance(found, nn.Module) or not callable(found):
         if settings:
@@ -59,7 +59,7 @@ def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
 def _check_settings(option: str, text: str, found: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(found)
-    except ValueError:  # as of classes that are written in C
+    except ValueError:  # for example for classes that are written in C
         return
     try:
         signature.bind(**settings)
@@ -68,13 +68,13 @@ def _check_settings(option: str, text: str, found: Callable[..., Any], settings:
 
 
 def settings_of(section: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Values of ``"section.name=value"``, read as YAML."""
+    """Return the values in settings ``"section.name=value"`` of a section by name, read as YAML."""
     given = (setting.split("=", 1) for setting in settings)
     return {name.removeprefix(f"{section}."): yaml.safe_load(v) for name, v in given if name.startswith(f"{section}.")}
 
 
 def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Data] | Tensor:
-    """The first clouds, or images, of the data that are named."""
+    """Return the first clouds or images of the named data."""
     data = made("--data", text, settings)
     data = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else data
     if isinstance(data, Tensor):

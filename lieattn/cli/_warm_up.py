@@ -30,15 +30,15 @@ from lieattn.ops import (
 )
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# The kernel of attention is another one for each number of lanes: 4, 8 and 16 heads fill them.
+# There is a kernel of attention for each number of lanes; 4, 8 and 16 heads fill them.
 _ATTENTION = {"attention, up to 4 heads": 4, "attention, up to 8 heads": 8, "attention, more heads": 16}
-# That of attentive convolution too: its lanes are outputs, and half as many where there are few.
+# For attentive convolution the lanes are outputs; another kernel has half as many lanes, for few outputs.
 _ATTENTIVE = {"attentive convolution": 8, "attentive convolution, few outputs": 1}
 _CASES = (*_ATTENTION, "networks of heads", "networks of edges", "few channels", *_ATTENTIVE)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Compile all kernels for the dtypes asked for, and return the exit status 0; 1 where Numba is not installed."""
+    """Compile all kernels for the given dtypes, and return the exit status 0, or 1 if Numba is not installed."""
     parser = ArgumentParser(prog=f"lieattn {name}", description=__doc__)
     parser.add_argument(
         "--dtype",
@@ -57,7 +57,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     cases = [(case, dtype) for dtype in dict.fromkeys(options.dtype) for case in _CASES]
     print(f"compiling for {cpu_kernels()['instruction set']}, {min(options.jobs, len(cases))} processes")
     start = time.perf_counter()
-    # A forked process would share the threads of torch, which do not survive it.
+    # A forked process would inherit the state of torch's thread pool, but not its threads.
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = {pool.submit(compile_case, *case): case for case in cases}
         for done in as_completed(found):
@@ -67,10 +67,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def compile_case(case: str, dtype: str) -> float:
-    """Evaluate a small problem forward and backward, and return the seconds that it took."""
+    """Run forward and backward pass of a small problem, and return the seconds that this took."""
     start = time.perf_counter()
     torch.set_num_threads(1)
-    logging.getLogger("lieattn").setLevel(logging.ERROR)  # the command says itself what is compiled
+    logging.getLogger("lieattn").setLevel(logging.ERROR)  # the command itself reports what is compiled
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=_DTYPES[dtype], requires_grad=True)

@@ -1,7 +1,7 @@
-"""Group self-attention on images as points: plain maths, windows that are unfolded, and the fused kernel.
+"""Group self-attention on images as points: plain torch operations, unfolded windows, and the fused kernel.
 
-Plain maths gathers at the edges and scatters to the points. Unfolding copies every window to a dense array, the form of
-neighborhood attention (NATTEN) in torch alone.
+The plain evaluation gathers at the edges and scatters to the points. Unfolding copies every window to a dense array,
+which is neighborhood attention (NATTEN) written in torch alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def build(order: int, way: Literal["plain", "unfold", "auto"], device: str = "cp
 
 
 def unfolded(query: Tensor, key: Tensor, value: Tensor, rho: Tensor, side: int) -> Tensor:
-    """The same attention on square images, over windows that are copied; ``rho`` is ``[places, fiber, dim]``."""
+    """Compute the same attention on square images over copied windows; ``rho`` is ``[places, fiber, dim]``."""
     _, order, heads, dim = value.shape
     size = round(len(rho) ** 0.5)
 
@@ -70,12 +70,12 @@ def unfolded(query: Tensor, key: Tensor, value: Tensor, rho: Tensor, side: int) 
 
 
 def cases(device: str = "cpu") -> Cases:
-    """Cases H4 and H8, ways ``plain``, ``unfold`` and ``fused``."""
+    """Return the cases H4 and H8, with the ways ``plain``, ``unfold`` and ``fused``."""
     ways: tuple[tuple[str, Literal["plain", "unfold", "auto"]], ...]
     ways = (("plain", "plain"), ("unfold", "unfold"), ("fused", "auto"))
     return {f"H{n}": {name: partial(build, n, way, device) for name, way in ways} for n in (4, 8)}
 
 
 def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Records of all cases."""
+    """Return the records of all cases."""
     return compare(cases(device), repeats=repeats, device=device)

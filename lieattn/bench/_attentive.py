@@ -1,4 +1,4 @@
-"""Attentive group convolution: the layer and the rotated MNIST network, against the formula written out."""
+"""Attentive group convolution: the layer and the rotated MNIST network, against a literal evaluation of the formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LiteralLayer(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same as the layer's own, ``[batch, in, (order,) rows, columns]`` to ``[batch, out, order, *, *]``."""
+        """Same as ``layer.forward``: ``[batch, in, (order,) rows, columns]`` to ``[batch, out, order, *, *]``."""
         layer = self.layer
         field = x[:, :, None] if x.ndim == 4 else x
         kernels = layer.kernels()
@@ -66,7 +66,7 @@ def _channel_level(first: Tensor, second: Tensor, statistic: Tensor) -> Tensor:
 
 
 def literal(network: AttentiveCNN) -> AttentiveCNN:
-    """Put the literal formula into every attentive layer, in place."""
+    """Replace every attentive layer by its literal evaluation, in place."""
     layers: Any = network.layers
     for number, layer in enumerate(layers):
         layers[number] = LiteralLayer(layer)
@@ -74,7 +74,7 @@ def literal(network: AttentiveCNN) -> AttentiveCNN:
 
 
 def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way, device: str = "cpu") -> Problem:
-    """Full attention between as many channels on p4, 3 x 3 kernels, 7 x 7 spatial kernels, batch 16."""
+    """Full attention with ``channels`` inputs and outputs on p4, 3 x 3 kernels, 7 x 7 spatial kernels, batch 16."""
     torch.manual_seed(0)
     layer: nn.Module
     if way == "plain":
@@ -105,7 +105,7 @@ def build_network(way: Way, device: str = "cpu") -> Problem:
 
 
 def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
-    """Records of all cases, the wide layer without the literal way, which would take tens of gigabytes."""
+    """Return the records of all cases; the wide layer has no literal way, which would take tens of gigabytes."""
     ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
         "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way, device) for way in ways},
@@ -117,7 +117,7 @@ def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
 
 
 def remarks(records: list[Record]) -> list[str]:
-    """What full attention costs beside the same without it."""
+    """Compare the costs of the network with full attention and of the plain network."""
     steps = {(record.case, record.way): record.step_ms for record in records}
     return [
         f"{case}: with attention a step takes {steps[case, 'fused'] / steps[case, 'plain']:.1f} times as long"

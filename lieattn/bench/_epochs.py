@@ -1,6 +1,6 @@
-"""A training step of a main network of each paper on data of the size of the paper's, and what an epoch takes of these.
+"""A training step of a main network of each paper, on data of the same size as in the paper, and the time of an epoch.
 
-The data are random, so nothing is downloaded; geometry is made in every step, as where it is not prepared by a loader.
+The data are random, so nothing is downloaded. The geometry is computed in every step, as if no loader prepared it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int] | None, int, 
     ),
 }
 SMALL = {"BATCH": 2, "ATOMS": 5}
-BATCH: int | None = None  # in place of those of the networks
+BATCH: int | None = None  # batch size in place of the ones of the networks
 
 
 def build(name: str, device: str = "cpu") -> Problem:
@@ -60,11 +60,11 @@ def _molecule() -> Data:
 
 
 def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Records of the way ``step`` of each network, on all threads."""
+    """Return the records of the way ``step`` of each network, on all threads."""
     return compare({name: {"step": partial(build, name, device)} for name in NETWORKS}, repeats=repeats, device=device)
 
 
 def remarks(records: list[Record]) -> list[str]:
-    """Seconds of an epoch of each network: its steps, without reading data."""
+    """Say how many seconds the steps of an epoch take for each network, without reading data."""
     sizes = {name: -(-clouds // batch) for name, (_, _, batch, clouds) in NETWORKS.items()}
     return [f"an epoch of {r.case}: {sizes[r.case]} steps, {sizes[r.case] * r.step_ms / 1e3:.0f} s" for r in records]

@@ -1,4 +1,4 @@
-"""A training step with few and with many frames, at equal total width, and what its parts take."""
+"""A training step with few and with many frames at equal total width, and the time of its parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIBERS = {"exact": 4, "T": 12, "O": 24, "I": 60}
 
 
 def batch(kind: Clouds) -> Data:
-    """Clouds as dense as molecules, in Å, with types of atoms; or points on a sphere with their normals."""
+    """Clouds with the density of molecules, in Å, with types of atoms; or points on a sphere with normals."""
     clouds, points = SIZES[kind]
     generator = torch.Generator().manual_seed(0)
     pos = torch.randn(clouds * points, 3, generator=generator)
@@ -48,7 +48,7 @@ def batch(kind: Clouds) -> Data:
 
 
 def network(kind: Clouds, frames: str, width: int) -> FramewiseTransformer:
-    """Four blocks whose channels times frames come next to the width."""
+    """Four blocks in which channels times frames are closest to the width."""
     torch.manual_seed(0)
     channels = 2 * max(1, round(width / (2 * _FIBERS[frames])))
     if kind == "shapes":
@@ -61,7 +61,7 @@ def network(kind: Clouds, frames: str, width: int) -> FramewiseTransformer:
 
 
 def joint(width: int) -> nn.Module:
-    """Joint attention over the pairs of the 24 frames of four neighbors, as wide."""
+    """Joint attention of the same width, over the pairs of the 24 frames of four neighbors."""
     torch.manual_seed(0)
     channels = 2 * max(1, round(width / 48))
     frames, near = FiniteFrames(octahedral()), Nearest(4)
@@ -83,7 +83,7 @@ def step(kind: Clouds, make: Callable[[], nn.Module]) -> Problem:
 
 
 def part(name: str, frames: str, width: int) -> Problem:
-    """One part of a step on molecules, forward and backward, on inputs that have gradients."""
+    """One part of a step on molecules, forward and backward, for inputs that need gradients."""
     data, model = batch("molecules"), network("molecules", frames, width)
     graph, positions, local = model.geometry(data)
     blocks: Any = model.blocks
@@ -123,7 +123,7 @@ PARTS = ("geometry", "edge networks", "projections", "attention", "messages", "f
 
 
 def run(repeats: int = 7) -> list[Record]:
-    """Records of steps, relative to exact frames, and of the parts of a step; of a block the parts of one."""
+    """Return the records of steps, relative to exact frames, and of the parts of a step, with one block's parts."""
     steps: dict[str, dict[str, Callable[[], Problem]]] = {
         f"{kind} {width}": {name: partial(step, kind, partial(network, kind, name, width)) for name in FRAMES}
         for kind in ("molecules", "shapes")
@@ -135,5 +135,5 @@ def run(repeats: int = 7) -> list[Record]:
 
 
 def table(records: list[Record]) -> str:
-    """The records, whose speeds are relative to exact frames."""
+    """Format the records as text, with speeds relative to exact frames."""
     return f"CPU time; parts are those of one block of width {WIDTHS[0]} on molecules\n\n{plain_table(records)}"

@@ -41,7 +41,7 @@ def framewise(group: FiniteGroup, device: str = "cpu") -> Problem:
 
 
 def ordinary(group: FiniteGroup, device: str = "cpu") -> Problem:
-    """``torch.nn.TransformerEncoder`` with as many heads, layers, hidden units and tokens of the same width."""
+    """``torch.nn.TransformerEncoder`` with the same width and numbers of heads, layers, hidden units and tokens."""
     width = group.order * _channels(group)
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
@@ -58,7 +58,7 @@ def ordinary(group: FiniteGroup, device: str = "cpu") -> Problem:
 
 
 def run(repeats: int = 9, device: str = "cpu") -> list[Record]:
-    """Records of one case for each group, ways ``torch`` and ``framewise``, on one thread."""
+    """Return the records of one case for each group, with the ways ``torch`` and ``framewise``, on one thread."""
     cases = {
         name: {"torch": partial(ordinary, group, device), "framewise": partial(framewise, group, device)}
         for name, group in GROUPS.items()
@@ -67,5 +67,5 @@ def run(repeats: int = 9, device: str = "cpu") -> list[Record]:
 
 
 def _channels(group: FiniteGroup) -> int:
-    """Even number of channels for each frame that comes next to the width."""
+    """The even number of channels per frame with which the total is closest to the width."""
     return 2 * round(WIDTH / (2 * group.order))

@@ -1,4 +1,4 @@
-"""A training step of the rot-MNIST networks of GSA-Nets, against the published cubic formula written out."""
+"""A training step of the rot-MNIST networks of GSA-Nets, against a literal evaluation of the published formula."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lieattn.ops import backend
 
 IMAGES, SIDE = 8, 28
 SMALL = {"IMAGES": 1}
-_FITS = 4  # the largest group for which the cubic formula takes the batch at once
+_FITS = 4  # order of the largest group for which the cubic formula evaluates the whole batch at once
 Way = Literal["cubic", "plain", "fused", "joint", "each"]
 
 
@@ -34,7 +34,7 @@ class Cubic(nn.Module):
         self.layer: Any = layer
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Same as the layer's own, ``[points, (fiber,) channels]`` to ``[points, fiber, channels]``."""
+        """Same as ``layer.forward``: ``[points, (fiber,) channels]`` to ``[points, fiber, channels]``."""
         layer, grid = self.layer, cast(Tensor, graph.grid)
         images, (height, width) = graph.num_clouds, grid[0].tolist()
         field = x[:, None] if x.ndim == 2 else x
@@ -62,7 +62,7 @@ class Cubic(nn.Module):
 
 
 def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Neighborhoods ``[B, heads, frames, H, W, side², d]`` and which of their pixels are inside ``[H, W, side²]``."""
+    """Neighborhoods ``[B, heads, frames, H, W, side², d]``, and ``[H, W, side²]`` for pixels inside the image."""
     height, width = signal.shape[3:5]
     margin = side // 2
     padded = nn.functional.pad(signal, (0, 0, margin, margin, margin, margin))
@@ -72,7 +72,7 @@ def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 def window_order(graph: LiftedGraph, side: int) -> Tensor:
-    """Row of the displacement table for each place of the window, which runs down the rows of the image."""
+    """Row of the displacement table for each place of the window, in the order of the rows of the image."""
     identity = 0 if graph.group is None else graph.group.identity_index
     seen = graph.relative.positions[:, identity] * (side // 2)
     row, column = (-seen[:, 1] + side // 2).round().long(), (seen[:, 0] + side // 2).round().long()
@@ -82,7 +82,7 @@ def window_order(graph: LiftedGraph, side: int) -> Tensor:
 
 
 def literal(network: GSANet) -> GSANet:
-    """Put the cubic formula into every attention layer, in place."""
+    """Replace every attention layer by the cubic formula, in place."""
     modules: Any = network
     modules.lifting = Cubic(modules.lifting)
     for block in modules.blocks:
@@ -109,8 +109,9 @@ def images(device: str = "cpu") -> Batch:
 def build(order: int, way: Way, device: str = "cpu") -> Problem:
     """Forward pass and loss of the R4 or R8 network with 5 x 5 neighborhoods, without dropout.
 
-    The geometry is made before, as by a data loader. The scores of the cubic formula for R8 take 3 GB a copy at batch
-    8, so it goes image by image; so does ``"each"``, the fused kernel otherwise, for the memory beside that.
+    The geometry is computed in advance, as by a data loader. For R8 at batch 8, each copy of the scores of the cubic
+    formula takes 3 GB, so it evaluates one image at a time. For a fair comparison of memory, the way ``"each"`` is the
+    fused kernel on one image at a time.
     """
     torch.manual_seed(0)
     network = GSANet.rot_mnist(cyclic(order), dropout=Dropouts()).to(device)
@@ -133,7 +134,7 @@ def build(order: int, way: Way, device: str = "cpu") -> Problem:
 
 
 def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
-    """Records of R4 and R8 on one thread, ways ``cubic``, ``plain``, ``fused``, ``joint``, and ``each`` for R8."""
+    """Return the records on one thread of R4 and R8: ``cubic``, ``plain``, ``fused``, ``joint``, and R8's ``each``."""
     ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
         f"R{order}": {way: partial(build, order, way, device) for way in ways if way != "each" or order > _FITS}

@@ -1,7 +1,7 @@
 """One SE(3) attention layer of LieTransformer, geometry included, against the literal dense evaluation.
 
-Cases ``18x1`` ... ``256x1`` are points times frames, whole clouds as neighborhoods; in ``radius 256`` ... ``radius
-4096`` time and memory grow with the points, not with their square.
+The cases ``18x1`` ... ``256x1`` are named by points times frames, and have whole clouds as neighborhoods. In the cases
+``radius 256`` ... ``radius 4096``, time and memory grow with the number of points, not with its square.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Way = Literal["plain", "fused", "log"]
 
 
 def clouds_of(points: int, samples: int, device: str, local: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions ``[clouds, points, 3]``, rotations ``[clouds, points, samples, 3, 3]``, field of the elements.
+    """Positions ``[clouds, points, 3]``, rotations ``[clouds, points, samples, 3, 3]``, and a field on the elements.
 
-    Points are normally distributed, or ``local``: one cloud of unit density.
+    Points are normally distributed; with ``local`` there is one cloud of unit density.
     """
     generator = torch.Generator().manual_seed(0)
     clouds = 1 if local else CLOUDS.get(points, 1)
@@ -45,16 +45,16 @@ def clouds_of(points: int, samples: int, device: str, local: bool = False) -> tu
 
 
 def layer_of(coordinates: int) -> LieSelfAttention:
-    """The layer, with the same weights whenever it is asked for."""
+    """The layer, with the same weights in every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LieSelfAttention(CHANNELS, coordinates, heads=HEADS)
 
 
 def build(points: int, samples: int, way: Way, device: str = "cpu", *, local: bool = False) -> Problem:
-    """The library's layer: in plain maths, as it comes, or as it comes on logarithms, the very numbers of ``dense``.
+    """The library's layer: on the plain backend, on the default one, or there with the logarithms used by ``dense``.
 
-    Neighborhoods are whole clouds or, ``local``, balls that hold :data:`NEAR` points of a unit density.
+    Neighborhoods are whole clouds or, with ``local``, balls that contain :data:`NEAR` points at unit density.
     """
     pos, frames, field = clouds_of(points, samples, device, local)
     neighborhood: Neighborhood = Radius((0.75 * NEAR / torch.pi) ** (1 / 3)) if local else AllPairs()
@@ -90,7 +90,7 @@ def build_dense(points: int, samples: int, device: str = "cpu") -> Problem:
 
 
 def dense_attention(x: Tensor, elements: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Attention of ``[clouds, N, channels]`` on elements ``[clouds, N, 4, 4]``, every formula for all pairs."""
+    """Attention of ``[clouds, N, channels]`` on elements ``[clouds, N, 4, 4]``, with every formula for all pairs."""
 
     def linear(name: str, signal: Tensor) -> Tensor:
         return F.linear(signal, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
@@ -117,7 +117,7 @@ def dense_attention(x: Tensor, elements: Tensor, parameters: Mapping[str, Tensor
 def rigid_log(g: Tensor) -> Tensor:
     """Logarithm ``[*, 6]`` of rigid motions ``[*, 4, 4]`` away from half turns: w, then u with t = V u.
 
-    As the authors have it, with a series for small angles.
+    It is written as by the authors, with a series for small angles.
     """
     rotation, translation = g[..., :3, :3], g[..., :3, 3]
     trace = rotation.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -133,7 +133,7 @@ def rigid_log(g: Tensor) -> Tensor:
 
 
 def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
-    """Records of all cases."""
+    """Return the records of all cases."""
     cases: Cases = {
         f"{points}x{samples}": {
             "dense": partial(build_dense, points, samples, device),

@@ -1,4 +1,4 @@
-"""How far each lift is from invariance to rigid motions: a whole LieTransformer, random and deliberately not smooth."""
+"""Deviation of each lift from invariance to rigid motions, for a random and deliberately rough LieTransformer."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ GROUPS = (tetrahedral(), octahedral())
 class LiftError:
     """Error of one lift: root mean square of y(g x) - y(x) relative to the standard deviation of y over the clouds.
 
-    At 1 a cloud is as far from itself, moved, as from another one.
+    An error of 1 means that moving a cloud changes the output as much as taking another cloud.
     """
 
     case: str  # the lift
-    way: str  # the motions that the clouds were moved by
+    way: str  # the motions by which the clouds were moved
     fiber: int  # frames over each point
-    float64: float  # error in this precision
+    float64: float  # error in double precision
     float32: float
     repeats: int  # number of motions
 
 
 def run(repeats: int = 6, device: str = "cpu") -> list[LiftError]:
-    """Records of all lifts, for as many random motions as there are repeats."""
+    """Return the records of all lifts, for ``repeats`` random motions."""
     records = approximate(repeats, (4, 24), device) + _records(_exact_lifts(), repeats, device)
     for group in GROUPS:
         generator = torch.Generator().manual_seed(1)
@@ -55,7 +55,10 @@ def table(records: list[LiftError]) -> str:
 
 
 def approximate(repeats: int, counts: Sequence[int], device: str = "cpu") -> list[LiftError]:
-    """Records of lifts whose error depends on the number of frames: finite groups, and these counts of sampled ones."""
+    """Return the records of lifts whose error depends on the number of frames: finite groups and sampled frames.
+
+    ``counts`` are the numbers of sampled frames.
+    """
     lifts: list[tuple[str, int, Frames]] = [
         (f"finite, {group.name}", group.order, FiniteFrames(group)) for group in GROUPS
     ]
@@ -68,7 +71,7 @@ def approximate(repeats: int, counts: Sequence[int], device: str = "cpu") -> lis
 
 
 def _exact_lifts() -> Iterator[tuple[str, int, Frames]]:
-    """Names, frames over each point, and lifts that move along."""
+    """Names, frames over each point, and lifts that move with the points."""
     for of in ("cloud", "neighborhood"):
         yield f"principal axes, {of}", 4, PrincipalFrames(of=of)
     drawn = SO(3).sample(CLOUDS * POINTS, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

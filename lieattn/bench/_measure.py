@@ -1,4 +1,4 @@
-"""How ``lieattn bench`` measures: ways in turn, medians, the memory of each way in a process of its own."""
+"""Measurements of ``lieattn bench``: medians of alternating ways, and the memory of each way in its own process."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ class Record:
     way: str
     step_ms: float  # forward and backward together
     forward_ms: float
-    peak_mb: float  # largest memory during a step above that before it, in MiB; NaN where the system does not tell
+    peak_mb: float  # largest increase of memory during a step, in MiB; NaN if it cannot be measured
     spread: float  # range from the fastest to the slowest step, relative to the median
-    threads: int  # of torch
+    threads: int  # number of threads of torch
     repeats: int  # number of steps measured
     device: str = "cpu"
 
 
 Problem = Callable[[], Iterator[Tensor]]
-"""Forward passes that end in scalars, one for each part of the batch; graphs lead to the parameters and inputs.
+"""Forward passes that yield scalars, one for each part of the batch, for backward passes to parameters and inputs.
 
-Most problems yield once. One that does not fit into memory yields part by part, and each part's graph is gone before
-the next one is made, as with gradient accumulation.
+Most problems yield once. A problem that does not fit into memory yields once for each part, and the graph of a part is
+freed before the next one is computed, as with gradient accumulation.
 """
 
 Clock = Callable[[], float]
-"""Seconds, from any beginning."""
+"""A clock in seconds with any origin."""
 
 Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
-"""For each case and way a function that makes the problem; it must be importable (it is sent to a process)."""
+"""For each case and way, a function that makes the problem. It is sent to a process, so it must be importable."""
 
 
 def compare(
@@ -74,12 +74,13 @@ def compare(
     device: str = "cpu",
     clock: Clock = time.perf_counter,
 ) -> list[Record]:
-    """Measure several ways of each of the :data:`Cases`, taking turns so that a busy machine disturbs all alike.
+    """Measure several ways of each of the :data:`Cases`, in turn, so that a busy machine affects all ways alike.
 
-    ``repeats`` steps of each way are measured, after one that warms up, on as many ``threads`` of torch, or those of
-    the process; ``memory`` says whether to measure peak memory too. Problems are on the ``device``: on ``"cuda"`` times
-    are those between events, memory is what torch has taken of the card, and a way that does not fit has NaN for all.
-    On the CPU a ``clock`` of processor time, ``time.process_time``, is disturbed less where a machine is busy.
+    After a warm-up step, ``repeats`` steps of each way are measured on ``threads`` threads of torch, by default the
+    present number. With ``memory`` the peak memory is measured too. Problems are on the ``device``. On ``"cuda"``,
+    times are measured between events, memory is the memory allocated by torch, and a way that does not fit has NaN in
+    all measurements. On the CPU, a ``clock`` of processor time, ``time.process_time``, is affected less by other
+    programs on a busy machine.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -119,16 +120,16 @@ def _measured(
 
 
 def peak_memory(build: Callable[[], Problem]) -> float:
-    """Peak resident memory in MiB of one step above that before it, in a fresh process; NaN if it fails."""
+    """Return the largest increase of resident memory in MiB during a step, in a fresh process; NaN if it fails."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(_peak, build, torch.get_num_threads()).result()
-        except (OSError, RuntimeError):  # it does not fit, or the system does not tell
+        except (OSError, RuntimeError):  # it does not fit, or memory cannot be measured
             return float("nan")
 
 
 def table(records: list[Record]) -> str:
-    """Aligned text, with the speed and memory of each way relative to the first way of its case."""
+    """Format records as aligned text, with speed and memory of each way relative to the first way of its case."""
     head = (
         f"{'case':20}{'way':12}{'step ms':>10}{'forward ms':>12}{'peak MiB':>10}{'spread':>8}{'speed':>8}{'memory':>8}"
     )
@@ -157,7 +158,7 @@ def _timed(problem: Problem, device: str = "cpu", clock: Clock = time.perf_count
 
 
 def _mark(device: str, clock: Clock) -> Any:
-    """A moment: a time, or an event of the card, which does not wait for it."""
+    """A point in time: seconds of the clock on the CPU, or a CUDA event, which does not block."""
     if device == "cpu":
         return clock()
     event = torch.cuda.Event(enable_timing=True)
@@ -173,7 +174,7 @@ def _milliseconds(start: Any, end: Any) -> float:
 
 
 def _fits(problem: Problem, device: str) -> bool:
-    """Whether a first step, which warms up, finds enough memory."""
+    """Run a first step as a warm-up, and return whether there is enough memory for it."""
     try:
         _timed(problem, device)
     except torch.OutOfMemoryError:
@@ -183,7 +184,7 @@ def _fits(problem: Problem, device: str) -> bool:
 
 
 def _cuda_peak(problem: Problem) -> float:
-    """Largest memory in MiB that torch takes of the card during a step, above that before it."""
+    """Largest increase of the memory that torch allocates on the GPU during a step, in MiB."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -194,19 +195,19 @@ def _cuda_peak(problem: Problem) -> float:
 def _peak(build: Callable[[], Problem], threads: int) -> float:
     torch.set_num_threads(threads)
     problem = build()
-    _timed(problem)  # what is kept (gradients, compiled code) is not part of a step
+    _timed(problem)  # memory that stays allocated (gradients, compiled code) is not counted
     release_memory()
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # or the C library reuses what it has kept, and the step is not seen whole
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library reuses freed memory, and the step seems smaller
     except (AttributeError, OSError, TypeError):
         pass
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back (Linux)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory of the process (Linux)
     before = _status("VmRSS")
     _timed(problem)
     return _status("VmHWM") - before
 
 
 def _status(field: str) -> float:
-    """A number of this process in MiB."""
+    """A field of ``/proc/self/status`` in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), float("nan"))

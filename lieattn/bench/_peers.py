@@ -1,7 +1,7 @@
-"""One layer of this library beside layers of the same width from other packages.
+"""One layer of this library, compared with layers of the same width from other packages.
 
-The peers differ in what they compute (sampled lifts, irreps, invariant distances); what is compared is the time of a
-layer of 32 channels in 4 heads on one cloud with 16 neighbors.
+The layers compute different things (sampled lifts, irreps, invariant distances). The benchmark compares the time of a
+layer with 32 channels and 4 heads on one cloud with 16 neighbors.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _peer(way: str, package: Any, device: str) -> Callable[..., Any]:
 
 
 def remarks(records: list[Record]) -> list[str]:
-    """Lines of text on the peers that were skipped."""
+    """Return lines of text about the peers that were skipped."""
     measured = {record.way for record in records}
     return [
         f"skipped {way}: not installed (pip install {package.replace('_', '-')})"
@@ -87,7 +87,7 @@ def remarks(records: list[Record]) -> list[str]:
 
 
 def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Records of cases N64 and N256 for this library and the peers that are installed."""
+    """Return the records of the cases N64 and N256, for this library and the installed peers."""
     ways = [*GROUPS, *(way for way, package in PEERS.items() if importlib.util.find_spec(package))]
     cases = {f"N{points}": {way: partial(build, way, points, device) for way in ways} for points in SIZES}
     return compare(cases, repeats=repeats, device=device)

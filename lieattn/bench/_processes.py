@@ -1,4 +1,4 @@
-"""A training step in one, two and four processes on one machine, of as many clouds in all."""
+"""A training step in one, two and four processes on one machine, with the same total number of clouds."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ SMALL = {"PROCESSES": (1, 2)}
 
 @dataclass(frozen=True)
 class ProcessesRecord:
-    """Steps of so many ``processes``; times in milliseconds."""
+    """Steps with a number of ``processes``; times in milliseconds."""
 
     processes: int
-    step_ms: float  # median, of the slowest process
-    work_ms: float  # the processor's time of all of them together
+    step_ms: float  # median over the steps, for the slowest process
+    work_ms: float  # total processor time of all processes
     spread: float  # range from the fastest to the slowest step, relative to the median
     repeats: int
 
 
 def run(repeats: int = 5) -> list[ProcessesRecord]:
-    """Records of ``LieTransformer`` with distributed data parallel training (gloo), one thread a process."""
+    """Return the records of ``LieTransformer`` in distributed data parallel training (gloo), one thread per process."""
     records = []
     for count in PROCESSES:
         with tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
             spawn(_train, (count, folder, repeats), nprocs=count)
             found = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(count)]
-        # Steps begin together, and a step ends when the slowest process has its gradients.
+        # The processes begin a step together, and it ends when the slowest one has its gradients.
         steps = [max(parts) for parts in zip(*(walls for walls, _ in found), strict=True)]
         step = statistics.median(steps)
         work = sum(statistics.median(busy) for _, busy in found)
@@ -51,7 +51,7 @@ def run(repeats: int = 5) -> list[ProcessesRecord]:
 
 
 def table(records: list[ProcessesRecord]) -> str:
-    """Aligned text, with the speed relative to one process."""
+    """Format records as aligned text, with the speed relative to one process."""
     head = f"{'processes':14}{'step ms':>10}{'work ms':>10}{'spread':>8}{'speed':>8}"
     first = records[0].step_ms
     lines = [
@@ -63,7 +63,7 @@ def table(records: list[ProcessesRecord]) -> str:
 
 
 def _train(rank: int, count: int, folder: str, repeats: int) -> None:
-    """Save what the steps of one process take."""
+    """Measure the steps of one process, and save their times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
     try:
@@ -73,10 +73,10 @@ def _train(rank: int, count: int, folder: str, repeats: int) -> None:
 
 
 def _steps(rank: int, count: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Steps of one process on its part of the clouds: milliseconds of the clock and of the processor.
+    """Times of the steps of one process on its part of the clouds, in milliseconds of the clock and of the processor.
 
-    The model has to be gone before its process group is destroyed: where it is the last that knows the group, torch
-    waits for threads of gloo and keeps Python's lock, which they may want.
+    The model must be freed before its process group is destroyed. If the model holds the last reference to the group,
+    torch waits for threads of gloo without releasing Python's lock, which these threads may need.
     """
     torch.manual_seed(0)
     network = LieTransformer(1, 1, frames=tetrahedral(), neighborhood=Radius(1.0), channels=16, layers=2, heads=4)

@@ -1,4 +1,4 @@
-"""The attention kernel's operations and bytes over time, against what the machine, or the card, can do."""
+"""Operations and bytes per second of the attention kernel, compared with the limits of the machine or GPU."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SMALL = {"_MATRIX": {"cpu": 64, "cuda": 64}, "_COPY": {"cpu": 1024, "cuda": 1024
 
 @dataclass(frozen=True)
 class Roof:
-    """One pass of the kernel against the ceilings; counted is what the mathematics needs, not what a way does."""
+    """One pass of the kernel relative to the ceilings; counts are for the formula, whatever a way computes."""
 
     case: str
     way: str
     pass_: str  # "forward" or "backward"
-    step_ms: float  # of the pass
+    step_ms: float  # duration of the pass
     gflops: float
-    gbytes: float  # a second, as well
+    gbytes: float  # per second, as well
     compute: float  # fraction of the speed of a large matrix product
-    bandwidth: float  # fraction of that of a large copy
+    bandwidth: float  # fraction of the speed of a large copy
 
 
 def ceilings(device: str = "cpu") -> tuple[float, float]:
-    """Billions of float32 operations a second of a matrix product, and of bytes a second of a copy."""
+    """Billions of float32 operations per second in a matrix product, and of bytes per second in a copy."""
     size, length = _MATRIX[device], _COPY[device]
     a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     x, y, threads = torch.randn(length, device=device), torch.empty(length, device=device), torch.get_num_threads()
@@ -39,12 +39,12 @@ def ceilings(device: str = "cpu") -> tuple[float, float]:
 
 
 def run(repeats: int = 5, device: str = "cpu") -> list[Roof]:
-    """Both passes of the cases of the ``attention`` benchmark, of each way."""
+    """Measure both passes of all cases and ways of the ``attention`` benchmark."""
     flops, bandwidth = ceilings(device)
     rows = []
     for record in compare(_attention.cases(device), repeats=repeats, memory=False, device=device):
         work, traffic = _work(int(record.case.removeprefix("H")), _attention.IMAGES[device])
-        # Backward, the products are made again, and for each of the two products its two gradients.
+        # The backward pass computes both products again, and two gradients for each of them.
         passes = (("forward", record.forward_ms, 1, 1), ("backward", record.step_ms - record.forward_ms, 2.5, 2))
         for name, milliseconds, products, signals in passes:
             gflops, gbytes = products * work / milliseconds / 1e6, signals * traffic / milliseconds / 1e6
@@ -54,7 +54,7 @@ def run(repeats: int = 5, device: str = "cpu") -> list[Roof]:
 
 
 def table(rows: list[Roof]) -> str:
-    """Aligned text."""
+    """Format the rows as aligned text."""
     head = f"{'case':8}{'way':10}{'pass':10}{'ms':>10}{'Gflop/s':>10}{'GB/s':>8}{'of product':>12}{'of copy':>10}"
     lines = [
         f"{r.case:8}{r.way:10}{r.pass_:10}{r.step_ms:>10.1f}{r.gflops:>10.1f}{r.gbytes:>8.2f}"

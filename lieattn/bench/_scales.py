@@ -1,4 +1,4 @@
-"""What is lost at the ends of a truncated fiber of scales: clouds are dilated by one step, fields compared."""
+"""Errors at the ends of a truncated fiber of scales: the fields of clouds and of dilated clouds are compared."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Field = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ScaleError:
-    """Root mean square of the field of the dilated cloud on scale k + 1 less that of the cloud on scale k.
+    """Root mean square difference between the field of the dilated cloud on scale k + 1 and of the cloud on scale k.
 
-    It is relative to the standard deviation of the latter over points.
+    It is relative to the standard deviation of the second field over the points.
     """
 
     case: str  # the layers
@@ -37,9 +37,9 @@ class ScaleError:
 
 
 def run(repeats: int = 8, device: str = "cpu") -> list[ScaleError]:
-    """Records of lifting, followed by none to three layers between group elements, for random clouds of the plane.
+    """Return the records of lifting layers with up to three more layers, for random clouds in the plane.
 
-    The layers are those of LieTransformer, and whole GSA-Nets.
+    They are layers of LieTransformer, and whole GSA-Nets.
     """
     generator = torch.Generator().manual_seed(0)
     pos = torch.randn(repeats * POINTS, 2, generator=generator, dtype=torch.float64)

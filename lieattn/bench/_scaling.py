@@ -1,4 +1,4 @@
-"""Time and memory against points, group order and neighbors, with fitted exponents."""
+"""Growth of time and memory with points, group order and neighbors, with fitted exponents."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _case(points: int, order: int, neighbors: int) -> str:
 
 
 def run(repeats: int = 3, device: str = "cpu", *, largest: int | None = None) -> list[Record]:
-    """Records of the way ``fused``, one size varied at a time, and the largest cloud on the largest group."""
+    """Return the records of the way ``fused``: one size is varied at a time, then the largest cloud and group."""
     largest = POINTS[-1] if largest is None else largest
     sizes = [(n, BASE["order"], BASE["neighbors"]) for n in POINTS if n <= largest]
     sizes += [(BASE["points"], order, BASE["neighbors"]) for order in ORDERS]
@@ -66,7 +66,7 @@ def run(repeats: int = 3, device: str = "cpu", *, largest: int | None = None) ->
 
 
 def remarks(records: list[Record]) -> list[str]:
-    """Slopes of log time and log memory against the log of each size, least squares."""
+    """Fit the slopes of log time and log memory against the log of each size by least squares."""
     by_case = {record.case: record for record in records}
     order, neighbors, points = BASE["order"], BASE["neighbors"], BASE["points"]
     sweeps = {

@@ -1,4 +1,4 @@
-"""Steps alone and beside other processes that want the cores, on one thread and on all that torch would use."""
+"""Steps on an idle machine and beside other busy processes, on one thread and on all threads that torch would use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n for _
 
 @dataclass(frozen=True)
 class ThreadsRecord:
-    """Steps of one case on so many ``threads`` beside so many ``busy`` processes; times in milliseconds."""
+    """Steps of one case on ``threads`` threads, beside ``busy`` busy processes; times in milliseconds."""
 
     case: str
     way: str
@@ -51,14 +51,14 @@ def gsa_net() -> Callable[[], None]:
 
 
 def gsa_net_with_loader() -> Callable[[], None]:
-    """The same step on batches that another process makes of random images."""
+    """The same step, with batches of random images from another process."""
     images = _images(10 * IMAGES)
     order = RandomSampler(images, replacement=True, num_samples=2**30)
     return _training(iter(DataLoader(images, IMAGES, sampler=order, num_workers=1)))
 
 
 def attention() -> Callable[[], None]:
-    """The case H4 of the benchmark ``attention``, by the fused kernel."""
+    """The case H4 of the benchmark ``attention`` with the fused kernel."""
     problem = _attention.build(4, "auto")
 
     def step() -> None:
@@ -72,13 +72,13 @@ STEPS = {"gsa-net": gsa_net, "gsa-net, loader": gsa_net_with_loader, "attention 
 
 
 def run(repeats: int = 5) -> list[ThreadsRecord]:
-    """Records of all cases; each number of threads takes three turns of ``repeats`` steps after two that warm up."""
+    """Return the records of all cases; ``repeats`` steps follow two warm-up steps, three times per thread count."""
     threads = sorted({1, torch.get_num_threads()})
     return [record for case in STEPS for record in _measured(case, threads, repeats)]
 
 
 def table(records: list[ThreadsRecord]) -> str:
-    """Aligned text, with the time relative to that alone on as many threads, and to that of one thread."""
+    """Format records as aligned text, with times relative to the same threads on an idle machine, and to one thread."""
     head = f"{'case':16}{'busy':>5}{'threads':>9}{'step ms':>10}{'worst ms':>10}{'/ alone':>9}{'/ one thread':>14}"
     times = {(record.case, record.busy, record.threads): record.step_ms for record in records}
     lines = [head, "-" * len(head)]
@@ -126,13 +126,13 @@ def _measured(case: str, threads: Iterable[int], repeats: int) -> Iterator[Threa
 
 
 def _process() -> Executor:
-    """A fresh process, since how threads wait is settled when torch is loaded and by what has run before."""
+    """A fresh process, because the way threads wait is fixed when torch is loaded, and depends on earlier work."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
 @contextmanager
 def _busy(number: int) -> Iterator[None]:
-    """So many processes that want a core each; they end with this one, however it ends."""
+    """Run ``number`` processes that keep one core each busy; they end with this process, however it ends."""
     processes = [subprocess.Popen([sys.executable, "-S", "-c", _SPIN]) for _ in range(number)]
     try:
         yield
@@ -143,7 +143,7 @@ def _busy(number: int) -> Iterator[None]:
 
 
 def _times(case: str, threads: int, repeats: int) -> list[float]:
-    """Milliseconds of steps, in the process that is measured."""
+    """Times of steps in milliseconds; this runs in the process that is measured."""
     torch.set_num_threads(threads)
     step, times = _step(case), []
     for _ in range(repeats + 2):

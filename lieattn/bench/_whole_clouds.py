@@ -1,7 +1,7 @@
-"""Framewise attention over whole clouds, beside torch's own attention, FlexAttention and the scatter form.
+"""Framewise attention over whole clouds, compared with torch's own attention, FlexAttention and the scatter form.
 
-Clouds are alike, so that none of the ways pads. FlexAttention is compiled, and measured on GPUs only: on CPUs it has no
-gradient.
+All clouds have the same size, so no way needs padding. FlexAttention is compiled, and measured on GPUs only, because it
+has no gradient on CPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Way = Literal["scatter", "torch", "flex", "dense", "kernel"]
 
 
 def build(clouds: int, points: int, frames: int, way: Way, device: str = "cpu") -> Problem:
-    """Attention within each of the frames, 8 heads of 16; all ways have the same signals ``[points, frames, *]``."""
+    """Attention within each frame, with 8 heads of 16; all ways get the same signals ``[points, frames, *]``."""
     generator = torch.Generator().manual_seed(0)
     size = (clouds * points, frames, HEADS, DIM)
     query, key, value = (torch.randn(size, generator=generator).to(device).requires_grad_() for _ in range(3))
@@ -51,7 +51,7 @@ def build(clouds: int, points: int, frames: int, way: Way, device: str = "cpu") 
 
 
 def _rectangle(way: Way, device: str) -> Callable[..., Tensor]:
-    """Attention of torch on ``[clouds, frames * heads, points, dim]``."""
+    """Return an attention function of torch on ``[clouds, frames * heads, points, dim]``."""
     if way != "flex":
         return F.scaled_dot_product_attention
     from torch.nn.attention.flex_attention import flex_attention
@@ -61,7 +61,7 @@ def _rectangle(way: Way, device: str) -> Callable[..., Tensor]:
 
 
 def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Records of all cases; FlexAttention has no gradient on CPUs, and is left out there."""
+    """Return the records of all cases; FlexAttention is left out on CPUs, where it has no gradient."""
     ways: tuple[Way, ...] = tuple(way for way in get_args(Way) if way != "flex" or device == "cuda")
     cases: Cases = {case: {way: partial(build, *sizes, way, device) for way in ways} for case, sizes in CASES.items()}
     return compare(cases, repeats=repeats, device=device)

@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.cli import main
 from lieattn.train import PointSetRegressor
+from lieattn.train._weights import WeightedMean
 
 
 class Springs(Dataset):
@@ -237,6 +238,13 @@ def test_masks_and_weights_count_in_losses_errors_and_scales():
     assert found == pytest.approx(others)
     loss.backward()
     assert module.network.stiffness.grad.isfinite()
+
+
+def test_means_count_in_single_precision():
+    """In bfloat16 259 entries would count as 260, and a sum of 257 as 256."""
+    mean = WeightedMean()
+    mean.update(torch.tensor(257 * [1.0] + 2 * [0.0]).bfloat16(), torch.ones(259).bfloat16())
+    assert float(mean.compute()) == pytest.approx(257 / 259, rel=1e-6)
 
 
 def test_targets_that_are_all_masked_are_refused():

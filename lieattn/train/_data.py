@@ -132,7 +132,7 @@ class _TrainingSampler(EpochSampler):
     """A sampler that takes its place from the training, since Lightning's epoch is one too high after some restarts."""
 
     def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
-        super().__init__(size, **{"shuffle": data.shuffle, "seed": data.seed, **options})
+        super().__init__(size, seed=data.seed, **options)
         self._data = data
 
     def set_epoch(self, epoch: int) -> None:
@@ -153,9 +153,6 @@ class _FirstBatchesSampler(_TrainingSampler, SequentialSampler):
 
     It is a SequentialSampler, because Lightning would replace any other by a sampler that cannot be continued.
     """
-
-    def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
-        super().__init__(size, data, shuffle=False, **options)
 
 
 class _EvaluationSampler(EpochSampler):
@@ -291,7 +288,7 @@ class PointSetData(LightningDataModule):
         replicas, rank = self._replicas()
         overfits = getattr(self.trainer, "overfit_batches", 0) > 0
         kind = _FirstBatchesSampler if overfits else _TrainingSampler
-        sampler = kind(len(items), self, replicas=replicas, rank=rank)
+        sampler = kind(len(items), self, shuffle=self.shuffle and not overfits, replicas=replicas, rank=rank)
         if (place := self._resume) is not None:
             present = self._fixed(len(items), replicas)
             changed = [f"{key} was {place[key]}, is {value}" for key, value in present.items() if place[key] != value]

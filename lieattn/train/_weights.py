@@ -94,7 +94,8 @@ class WeightedMean(Metric):
 
     def update(self, values: Tensor, weights: Tensor) -> None:
         """Add the entries ``[n]`` of one batch with their weights ``[n]``."""
-        total, weight = weighted_sums(values, weights)
+        wide = torch.promote_types(values.dtype, torch.float32)  # half precision counts to 256 or 2048 only
+        total, weight = weighted_sums(values.to(wide), weights.to(wide))
         self.total += total
         self.weight += weight
 

@@ -39,7 +39,7 @@ from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms
 
-_APART = 0.003  # share of the cutoff below which neighbors fade: at one place they count as little as loops
+_APART = 0.003  # fraction of the cutoff below which neighbors fade, so that points at the same place count nothing
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,18 @@ class DirectionOptions:
     Attributes
     ----------
     axis
-        Direction whose images under H are those over every point; if absent the axis of a rotation that most elements
-        leave alone: four directions for T, six for O, twelve for I.
+        An axis ``[3]``. Its images under H are the directions over every point. By default it is the rotation axis with
+        the largest stabilizer in H, which gives four directions for T, six for O, and twelve for I.
     mlp_ratio, dropout
-        Hidden channels of each block over its channels; dropout behind both of its branches.
+        Ratio of the hidden channels of a block to its channels; dropout probability after both branches of a block.
     cutoff, basis, hidden, window
-        Of the :class:`lieattn.nn.relative.EdgeNetwork` that all blocks share.
+        Arguments of the :class:`lieattn.nn.relative.EdgeNetwork`, which all blocks share.
     angles
-        Functions of the :class:`lieattn.nn.relative.AngleFeatures`, 0 for none.
+        Number of functions of the :class:`lieattn.nn.relative.AngleFeatures`; 0 for none.
     random_poses
-        Whether each cloud gets a random pose while the network trains, where the pose is principal axes. Else it learns
-        by heart how the clouds it has seen lie in their axes. In evaluation the pose is principal axes either way.
+        If the pose is given by principal axes: whether each cloud gets a random pose instead during training. Without
+        random poses, the network overfits to the orientation of the training clouds in their principal axes. In
+        evaluation, principal axes are always used.
     """
 
     axis: Sequence[float] | None = None
@@ -81,51 +82,54 @@ class DirectionOptions:
 class DirectionConvNet(Network):
     r"""A convolutional network on positions and directions: R^3 x S^2, with a few directions over every point.
 
-    Over every point stand the directions :math:`n_a`, images of one axis under H, which K leaves alone. A block is
+    The directions :math:`n_a` over every point are the images of one axis under H; K is the stabilizer of the axis. A
+    block is
 
     .. math::
         f \leftarrow f + \sum_j k(r_{ij}, \langle e_{ij}, n_a \rangle) \odot f(x_j, a), \qquad
         f \leftarrow f + B \, \mathrm{gelu}(A f)
 
-    with :class:`lieattn.nn.ZonalLinear` maps A, B, and kernels that see of a neighbor its distance, its features and
-    the cosine with the direction: the invariants of a pair in R^3 x S^2, so that rotations about a direction make no
-    difference by construction (a separable convolution, as in PONITA, Bekkers et al. 2024). Kernels are linear maps of
-    an :class:`lieattn.nn.relative.EdgeNetwork` that all blocks share, of its Bessel functions, and of these times the
-    cosine. The fiber is H/K, with a third of the elements of T, a fourth of those of O, a fifth of those of I.
+    with :class:`lieattn.nn.ZonalLinear` maps A, B. The kernels depend on the distance and the features of a neighbor
+    and on the cosine between its displacement and the direction. These are invariants of a pair in R^3 x S^2, so the
+    kernels are invariant to rotations about a direction by construction (a separable convolution, as in PONITA, Bekkers
+    et al. 2024). A kernel is a linear map of the units of an :class:`lieattn.nn.relative.EdgeNetwork`, which all blocks
+    share, of its Bessel functions, and of the products of these and the cosine. The fiber is H/K: it has a third of the
+    elements of T, a fourth of those of O, or a fifth of those of I.
 
-    Nothing is normalized: how far a bond is from its length at rest is a small part of what a point sees of its
-    neighbors, and forces are made of it. Neighbors fade within 0.003 of the cutoff, so points at one place do not see
-    each other.
+    There is no normalization, since it hides small differences between distances, on which forces depend. The weight of
+    a neighbor vanishes as its distance approaches 0 (within 0.003 of the cutoff), so points at the same place do not
+    interact. Nor does a point with itself: ``include_self=False`` in the neighborhood saves time and has no effect on
+    the output.
 
-    **Equivariance.** That of :class:`FramewiseTransformer`: exact for R^3 ⋊ H; with principal axes as pose for all
-    rigid motions. Without a pose other rotations have to be learned.
+    **Equivariance.** As for :class:`FramewiseTransformer`: exact for R^3 ⋊ H, and for all rigid motions if the pose is
+    given by principal axes. Without a pose, the network has to learn the rotations that are not in H.
 
     Parameters
     ----------
     frames
-        H, a group of rotations of space; or ``FiniteFrames(H, pose)``. ``PrincipalFrames()`` alone is short for those
-        with H = T, four directions.
+        H, a group of rotations in three dimensions; or ``FiniteFrames(H, pose)``. ``PrincipalFrames()`` is short for
+        ``FiniteFrames(T, PrincipalFrames())``, with four directions.
     in_channels, out_channels
-        Channels of the invariant features ``data.x``, or what makes these features, see
-        :class:`lieattn.models.CloudInputs`; numbers, or vectors, for each cloud or point.
+        Channels of the invariant features ``data.x``, or a module that computes these features, see
+        :class:`lieattn.models.CloudInputs`; numbers or vectors in the output, for each cloud or point.
     channels, layers
-        Channels of each direction; blocks.
+        Channels per direction; number of blocks.
     neighborhood
-        Whom kernels reach, images among them where clouds repeat.
+        Neighborhood of the convolutions. In periodic clouds it includes the periodic images.
     vector_inputs
-        Attributes of the data with vectors ``[points, 3]``, such as ``("vel",)``, which enter by their components along
-        the directions.
+        Names of attributes of the data that hold vectors ``[points, 3]``, such as ``("vel",)``. The network sees their
+        components along the directions.
     kind
-        ``"invariant"`` numbers, or ``"vector"`` outputs: the mean over the directions of n_a w(x, a) with numbers w.
+        ``"invariant"`` for numbers; ``"vector"`` for vectors, means over the directions of n_a w(x, a) with numbers w.
     pool
         ``"mean"``, ``"sum"`` or ``"max"`` over the points of each cloud, or ``"none"`` for outputs at the points.
     options
-        What is changed less often.
+        Further options.
 
     Raises
     ------
     ValueError
-        If H does not act on space, or has no rotation and the options no axis.
+        If H does not act on three coordinates, or if it has no rotation with an axis and the options give no axis.
 
     Examples
     --------
@@ -190,26 +194,32 @@ class DirectionConvNet(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """R^3 ⋊ H, or what the pose makes of it."""
+        """R^3 ⋊ H, or SE(3) or E(3) with principal axes as pose."""
         return Symmetry.of_frames(self.space, self.frames)
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        """Those of a pose, and neighborhoods that end before the window."""
+        """Discontinuities of the pose, and of neighborhoods that end before the window vanishes."""
         return (*jumps_of_neighbors(self.neighborhood, self.edges.cutoff), *jumps_of_frames(self.frames))
 
     @property
     def directions(self) -> Tensor:
-        """The directions ``[directions, 3]`` float64 in the frame of a cloud."""
+        """Directions ``[directions, 3]`` float64 in the frame of a cloud."""
         return self.edges.directions
 
     def tied_to(self) -> dict[str, str]:
-        """What the weights are tied to, and where and how neighbors fade."""
+        """Properties that the weights depend on, including the axis, the cutoff and the window."""
         axis = ", ".join(f"{number:.6f}" for number in self.axis.tolist())
         return {**super().tied_to(), "axis": axis, "cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
 
     def geometry(self, data: Any) -> LiftedGraph:
-        """Lift the clouds; ValueError if they are not in space, or clouds repeat and the pose is principal axes."""
+        """Lift the clouds.
+
+        Raises
+        ------
+        ValueError
+            If positions do not have three coordinates, or clouds are periodic and the pose is given by principal axes.
+        """
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: expected [points, 3], got {tuple(clouds.pos.shape)}")
@@ -220,11 +230,11 @@ class DirectionConvNet(Network):
             given["vectors"] = vectors(data, self.vector_inputs, clouds)
         with without_autocast(clouds.device):
             graph = lift(clouds, frames, self.neighborhood, self.space, **given)
-        # The network of edges has a window of its own.
+        # The edge network has its own window.
         return graph.with_relative(replace(graph.relative, cutoff=None))
 
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
-        """Field behind the last block, alike at all elements of H with one direction; see :meth:`Network.field`."""
+        """Field after the last block, constant on the cosets of K; see :meth:`Network.field`."""
         graph = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, self.edges.fiber, -1)
@@ -237,7 +247,7 @@ class DirectionConvNet(Network):
             x = x + self.embed_angles(around)[:, None]
         if self.embed_vectors is not None:
             x = x + self.embed_vectors(along)
-        # One network of what all directions see of an edge, of which every block makes kernels of its own.
+        # One edge network for all blocks; each block has its own linear map from the units to its kernels.
         terms = self.edges(graph, invariants, directed, pairs)
         x = x + self.lifting(terms, graph)
         for block in self.blocks:
@@ -245,7 +255,10 @@ class DirectionConvNet(Network):
         return GroupField(self.on_frames(x), graph)
 
     def on_frames(self, x: Tensor) -> Tensor:
-        """A field over directions, ``[points, directions, channels]``, as one over H, ``[points, fiber, channels]``."""
+        """Convert a field over directions, ``[points, directions, channels]``, to one over H.
+
+        The result is ``[points, fiber, channels]``. TypeError or ValueError is raised if the shape or dtype is wrong.
+        """
         check_tensor("x", x, "a floating tensor [points, directions, channels]")
         if x.ndim != 3 or x.shape[1] != self.edges.fiber:
             raise ValueError(f"x: expected [points, {self.edges.fiber}, channels], got {tuple(x.shape)}")
@@ -253,10 +266,10 @@ class DirectionConvNet(Network):
 
 
 class _ZonalEdges(ExactConstants, EdgeNetwork):
-    """An edge network that sees of vectors their components along the directions over a point.
+    """An edge network that sees the components of vectors along the directions over a point.
 
-    Beside its units it gives its Bessel functions, alone and times the cosine: networks learn what is smooth in the
-    distance, such as forces, faster from these.
+    The output consists of its units and of its Bessel functions, alone and multiplied by the cosine. The latter let
+    networks learn smooth functions of the distance faster, such as forces.
     """
 
     directions: Tensor  # [directions, 3] float64
@@ -266,10 +279,10 @@ class _ZonalEdges(ExactConstants, EdgeNetwork):
         self.fiber, self.units = len(directions), self.hidden.out_features + 2 * self.basis
         self.register_constant("directions", directions)
         self.arrows = nn.Linear(1 + 2 * self.in_vectors, self.hidden.out_features, bias=False)
-        keep_variance(self.arrows, math.sqrt(1.5))  # the square of a cosine is a third in the mean
+        keep_variance(self.arrows, math.sqrt(1.5))  # the mean of the square of a cosine is a third
 
     def along(self, graph: LiftedGraph, vectors: Tensor, points: Tensor | None = None) -> Tensor:
-        """Components ``[n, directions, count]`` of vectors ``[n, count, 3]`` over the points i, or ``points[i]``."""
+        """Components ``[n, directions, count]`` of the vectors ``[n, count, 3]`` at all points, or at ``points``."""
         pose = graph.relative.pose
         if pose is not None:
             vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
@@ -279,14 +292,14 @@ class _ZonalEdges(ExactConstants, EdgeNetwork):
         return self.along(graph, vectors, points)
 
     def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
-        # Nothing bounds the field: where all points coincide it would be 10^6 times what it is elsewhere.
+        # Without this factor, the field of coincident points would be 10^6 times as large as elsewhere.
         weight = weight * length.square() / (length.square() + _APART**2)
         own, radial = super()._units(seen, invariants, weight, length, radial), (radial * weight[:, None])[:, None]
         return torch.cat([own, radial.expand(-1, self.fiber, -1), radial * seen[..., :1]], dim=-1)
 
 
 class _Block(nn.Module):
-    """A convolution within each direction and channel, then a network with one hidden layer over all of them."""
+    """A convolution within each direction and channel, then a feed-forward network over directions and channels."""
 
     def __init__(self, directions: Tensor, channels: int, units: int, options: DirectionOptions) -> None:
         super().__init__()
@@ -297,13 +310,13 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms) -> Tensor:
-        """Field ``[points, directions, channels]`` to the same, with the terms of the edges."""
+        """Map a field ``[points, directions, channels]`` to a field of the same shape."""
         x = x + self.dropout(self.messages(x, graph, terms))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(x))))
 
 
 class _Head(ExactConstants, nn.Sequential):
-    """A network with one hidden layer at every direction, and the mean over them: of numbers, or numbers times n_a."""
+    """A network with one hidden layer, and the mean over the directions of its output, or of its output times n_a."""
 
     axis: Tensor
     first: Tensor
@@ -323,7 +336,7 @@ class _Head(ExactConstants, nn.Sequential):
         self.outputs = outputs
         self.register_constant("axis", axis)
         first = [places.tolist().index(number) for number in range(len(directions))]
-        self.register_buffer("first", torch.tensor(first), persistent=False)  # an element for each direction
+        self.register_buffer("first", torch.tensor(first), persistent=False)  # one element per direction
 
     @property
     def kind(self) -> str:
@@ -331,12 +344,12 @@ class _Head(ExactConstants, nn.Sequential):
         return self.outputs.kind
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
-        """Field ``[points, fiber, channels]`` to outputs ``[clouds | points, out_channels]``, vectors with 3."""
+        """Map a field ``[points, fiber, channels]`` to ``[clouds | points, out_channels]``, or ``[..., 3]`` vectors."""
         hidden, act, last = self
         x = x.index_select(1, self.first)
         if self.kind == "invariant":
             return self.outputs(last(act(hidden(x)).mean(dim=1)), graph)
-        # What all directions have in common cancels in their sum, for which half precision is too little.
+        # The part that all directions share cancels in the sum, which needs more than half precision.
         with without_autocast(graph.device):
             frames = graph.frames.index_select(-3, self.first)
             directions = (frames @ self.axis.to(graph.pos)).expand(len(x), -1, -1)
@@ -345,7 +358,7 @@ class _Head(ExactConstants, nn.Sequential):
 
 
 def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
-    """The axis ``[3]`` float64 of length 1 that was given, or that of a rotation that most elements leave alone."""
+    """Return the unit vector ``[3]`` float64 of the given axis, or the rotation axis with the largest stabilizer."""
     if axis is not None:
         given = torch.tensor([float(number) for number in axis], dtype=torch.float64)
         if given.shape != (3,) or not 0 < given.norm() < math.inf:
@@ -356,7 +369,7 @@ def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
     for matrix in matrices:
         fixed = torch.linalg.svd(matrix - torch.eye(3, dtype=torch.float64))
         if torch.linalg.det(matrix) > 0 and fixed.S[1] > 1e-6 > fixed.S[2]:
-            # Of both ends of a line LAPACK gives one or the other, by the processor: weights must fit on all of them.
+            # The sign that LAPACK returns depends on the processor, but weights must fit on all of them.
             candidate = fixed.Vh[2] * fixed.Vh[2][fixed.Vh[2].abs() > 1e-6][0].sign()
             count = int(((matrices @ candidate - candidate).norm(dim=-1) < 1e-6).sum())
             if count > most:
@@ -367,7 +380,7 @@ def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
 
 
 def _orbit(group: FiniteGroup, axis: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the direction that each element takes the axis to, and the directions ``[directions, 3]`` float64."""
+    """Return the index of the direction that each element maps the axis to, and the directions ``[n, 3]`` float64."""
     images = group.matrices(axis) @ axis
     places, directions = [], list[Tensor]()
     for image in images:

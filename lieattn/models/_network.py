@@ -1,4 +1,4 @@
-"""What models share: a symmetry, a field on the group, a head that reads it out, and how data are read."""
+"""Base classes of the models: a symmetry, a field on the group, and a head that maps it to the outputs."""
 
 from __future__ import annotations
 
@@ -57,21 +57,22 @@ Downsampling = Literal["pooled", "strided"]
 
 @dataclass(frozen=True)
 class Symmetry:
-    """What a network promises: which motions leave its outputs alone, or turn them along.
+    """Symmetry of a network: the motions of the input under which its outputs are invariant or equivariant.
 
     Attributes
     ----------
     group, translations
-        Group of the motions for which that is exact, up to rounding, a finite one together with all translations if
-        ``translations``; None for no motion.
+        Group of motions for which the symmetry is exact up to rounding, or None; a finite group is combined with all
+        translations if ``translations``.
     acting
-        What the group acts on.
+        Object that the group acts on, in words.
     on_average
-        Group to which the network is symmetric on average over random frames only.
+        Group for which the symmetry holds only on average over random frames.
     moving_axes
-        Whether frames are principal axes, which points on a line do not determine: tensors are excepted there.
+        Whether the frames are principal axes. Points on a line do not determine these, so the symmetry does not hold
+        for tensor outputs of such clouds.
     notes
-        Further sentences: where the promise ends, and why.
+        Further sentences about the limits of the symmetry and their reasons.
     """
 
     group: Group | None
@@ -94,7 +95,7 @@ class Symmetry:
 
     @classmethod
     def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
-        """What follows from a space and frames over its points if layers see relative elements alone."""
+        """Return the symmetry of layers that depend on relative elements only, for a space and frames of its points."""
         check_arguments(Symmetry.of_frames, {"space": space})
         group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
         frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
@@ -118,7 +119,7 @@ class Symmetry:
 
     @property
     def name(self) -> str:
-        """Name of the group, with the translations where they belong to it."""
+        """Name of the group, including the translations if they belong to the symmetry."""
         if self.group is None:
             return "no group"
         with_shifts = isinstance(self.group, FiniteGroup) and self.translations
@@ -126,14 +127,14 @@ class Symmetry:
 
 
 class GroupField(NamedTuple):
-    """A field on the group ``x`` ``[points, fiber, channels]``, and the ``graph`` with the frames over the points."""
+    """A field ``x`` ``[points, fiber, channels]`` on the group, and its ``graph`` with the frames of the points."""
 
     x: Tensor
     graph: LiftedGraph
 
 
 def _geometry(module: nn.Module) -> dict[str, str]:
-    """What the weights of a network are tied to, in words: group, frames, neighborhood, lengths."""
+    """Return descriptions of the group, frames, neighborhood and lengths that the weights of a network depend on."""
     frames, group = getattr(module, "frames", None), getattr(module, "group", None)
     found = tied_to_group(getattr(frames, "group", None) if group is None else group)
     if frames is not None:
@@ -156,22 +157,22 @@ def _geometry(module: nn.Module) -> dict[str, str]:
 
 
 class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
-    """A module that says what it promises: a :attr:`symmetry`.
+    """Base class of modules with a known :attr:`symmetry`.
 
-    State dicts carry in their metadata the group, frames, neighborhood and lengths that the weights were trained with.
-    ``load_state_dict`` raises RuntimeError, naming what differs, if the module has others; ``dict(state_dict)`` leaves
-    the metadata behind.
+    State dicts store in their metadata the group, frames, neighborhood and lengths for which the weights were trained.
+    ``load_state_dict`` raises RuntimeError and names the difference if those of the module differ. To skip this check,
+    load ``dict(state_dict)``, which has no metadata.
 
     Attributes
     ----------
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]`` that turn along.
+        Names of attributes of the data with vectors ``[points, dim]``, which rotate with the points.
     cloud_inputs
-        Names of those with a number for each cloud, see :class:`CloudInputs`.
+        Names of attributes of the data with a number for each cloud, see :class:`CloudInputs`.
     sees_order
-        Whether the order of the points matters to the outputs.
+        Whether the outputs depend on the order of the points.
     has_kinks
-        Whether first derivatives of the outputs jump, as those of maxima and of relu do.
+        Whether first derivatives of the outputs are discontinuous, for example because of maxima or relu.
     """
 
     vector_inputs: tuple[str, ...] = ()
@@ -182,14 +183,14 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     @property
     @abc.abstractmethod
     def symmetry(self) -> Symmetry:
-        """Motions that leave the outputs alone, or turn them along."""
+        """Motions of the input under which the outputs are invariant or equivariant."""
 
     def tied_to(self) -> dict[str, str]:
-        """What the weights are tied to beside their shapes, in words, by its name."""
+        """Return descriptions by name of the properties, besides shapes, that the weights depend on."""
         return _geometry(self)
 
     def _decide(self, tied_to: Mapping[str, str]) -> None:
-        """A radius that was left open becomes that of the weights, smooth or not."""
+        """Adopt the smoothness of the radius from the weights if this module leaves it open."""
         neighborhood = getattr(self, "neighborhood", None)
         for smooth in (False, True) if is_open(neighborhood) else ():
             if tied_to.get("neighborhood") == repr(chosen := decided(neighborhood, smooth)):
@@ -197,28 +198,28 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
 
     @property
     def guarantee(self) -> str:  # type: ignore[override]
-        """The symmetry in words."""
+        """The symmetry as a sentence."""
         return str(self.symmetry)
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        """Where outputs jump as points move, and what to do about it, in words; empty if they are continuous."""
+        """Sentences about discontinuities of the outputs as points move, with advice; empty if there are none."""
         return ()
 
     @property
     def kind(self) -> Any:
-        """How the outputs transform: ``"invariant"``, ``"vector"``, a :class:`lieattn.reps.Representation`, ..."""
+        """Transformation of the outputs: ``"invariant"``, ``"vector"``, a :class:`lieattn.reps.Representation`, ..."""
         return "invariant"
 
 
 class Network(EquivariantModule, Recomputing):
-    """A regular-representation model: a field over frames of the points, and a head.
+    """Base class of regular-representation models: a field over the frames of the points, and a head.
 
-    Vectors go in by :attr:`vector_inputs`; fields of any type come out of :meth:`field` through heads such as
-    :class:`lieattn.nn.VectorHead`, see :class:`FieldModel`.
+    Input vectors are named by :attr:`vector_inputs`. Heads such as :class:`lieattn.nn.VectorHead` map the result of
+    :meth:`field` to outputs of any field type, see :class:`FieldModel`.
 
-    Inputs are converted to the dtype of the weights. With weights in half precision, after ``network.bfloat16()``,
-    layers compute as under autocast: geometry keeps float32, and outputs are in the dtype of the weights.
+    Inputs are converted to the dtype of the weights. If the weights are in half precision (``network.bfloat16()``),
+    layers compute as under autocast: geometry stays in float32, and outputs have the dtype of the weights.
 
     Attributes
     ----------
@@ -244,7 +245,7 @@ class Network(EquivariantModule, Recomputing):
         return (*found, *jumps_of_frames(getattr(self, "frames", None)))
 
     def with_head(self, head: nn.Module) -> Self:
-        """The same network with another head; all other weights are shared, and this one stays as it is."""
+        """Return this network with another head. All other weights are shared, and this object does not change."""
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
         vars(other)["_has_other_head"] = True
@@ -252,29 +253,29 @@ class Network(EquivariantModule, Recomputing):
 
     @abc.abstractmethod
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """Field behind the last layer and the graph that it lives on.
+        """Return the field after the last layer and its graph.
 
         Parameters
         ----------
         data
             torch_geometric ``Data`` or ``Batch``.
         geometry
-            What the network's own method makes of the data, if it has one; made here if absent.
+            Result of ``geometry(data)`` for networks with this method; computed here if absent.
         """
 
     @in_precision_of_weights
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
-        """Outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
+        """Return the outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
         return cast(Tensor, self.head(*self.field(data, geometry)))
 
 
 class ImageNetwork(Network):
-    """A network on equally large images ``[images, in_channels, *sides]``, or on the points of their pixels.
+    """Base class of networks on images of equal size, ``[images, in_channels, *sides]``, or on their pixels as points.
 
-    Groups of the plane act on images, groups of space on voxels. The points are those of
-    :func:`lieattn.nn.grid_images`; ``limits`` are sentences about where the promise ends, and ``stem_channels`` those
-    of the field that vector inputs are added to. A network with strided ``downsampling`` promises no symmetry if the
-    group has elements that reverse an axis.
+    Groups of the plane act on images, groups of space on voxels. Pixels as points are read by
+    :func:`lieattn.nn.grid_images`. ``limits`` are sentences about the limits of the symmetry, and ``stem_channels`` is
+    the number of channels of the field to which vector inputs are added. A network with strided ``downsampling`` has
+    no guaranteed symmetry if the group has elements that reverse an axis.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
@@ -298,7 +299,7 @@ class ImageNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """The group, about the centers of the images; none where strides break it."""
+        """The group, acting about the centers of the images; the trivial group if strides break the symmetry."""
         group, notes = self.group, self.limits
         if self.downsampling == "strided" and bool((group.elements.round() < 0).any()):
             notes = (f"strided downsampling of even sides breaks equivariance to {group.name}, use 'pooled'",)
@@ -306,16 +307,19 @@ class ImageNetwork(Network):
         return Symmetry(group, "images about their centers", translations=False, notes=notes)
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """Field behind the last block, in raster order, and the pixels that are left; images need no geometry."""
+        """Return the field after the last block, in raster order, and the lifted pixels; ``geometry`` is not used."""
         x, raster = self.last_field(data, self.embedded_vectors(data))
         return GroupField(x, raster.lift(self.group, 3, x.device))
 
     @abc.abstractmethod
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """Field ``[points, order, channels]`` behind the last block, and its raster; see :meth:`images`."""
+        """Return the field ``[points, order, channels]`` after the last block, and its raster.
+
+        ``images`` are data as in :meth:`images`, and ``vectors`` the result of :meth:`embedded_vectors`.
+        """
 
     def images(self, data: Any) -> Tensor:
-        """Images ``[images, in_channels, *sides]`` of the data, checked."""
+        """Return the images ``[images, in_channels, *sides]`` of the data; ValueError if shape or dtype do not fit."""
         images, dim = with_planes(grid_images(data), self.inputs, data), self.group.dim
         if images.ndim != 2 + dim or images.shape[1] != self.in_channels or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
@@ -327,7 +331,7 @@ class ImageNetwork(Network):
         return images
 
     def embedded_vectors(self, data: Any) -> Tensor | None:
-        """Vector inputs on the raster ``[images, stem_channels, order, *sides]``, None without."""
+        """Return the vector inputs on the raster, ``[images, stem_channels, order, *sides]``, or None without names."""
         if not self.vector_inputs:
             return None
         if isinstance(data, Tensor):
@@ -338,12 +342,12 @@ class ImageNetwork(Network):
 
 
 class Wrapper(EquivariantModule):
-    """A module around another one, ``wrapped``, whose symmetry and inputs it shares if that states them."""
+    """Base class of modules around another one, ``wrapped``, that adopt its symmetry and inputs if it states them."""
 
     def __init__(self, wrapped: object) -> None:
         super().__init__()
         self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
-        self._wrapped = (wrapped,)  # in a tuple, where torch does not see a second name of it
+        self._wrapped = (wrapped,)  # a tuple, so that torch does not register the module under a second name
         if isinstance(wrapped, EquivariantModule):
             self._symmetry = wrapped.symmetry
             self.vector_inputs, self.cloud_inputs = wrapped.vector_inputs, wrapped.cloud_inputs
@@ -359,25 +363,27 @@ class Wrapper(EquivariantModule):
 
 
 class FieldModel(Network):
-    r"""Vectors and tensors, at points or of clouds, from the field of a network.
+    r"""Predict vectors and tensors, at points or of clouds, from the field of a network.
 
     .. math::  y = \sum_k c_k v_k + u \operatorname{head}(\operatorname{field}(\mathrm{data}))
 
-    with known vectors :math:`v_k` of the data, such as positions after motion on straight lines.
+    where :math:`v_k` are known vectors of the data, for example positions extrapolated along straight lines.
 
-    **Equivariance.** That of the network and the head; attributes that are added turn with the data.
+    **Equivariance.** That of the network and the head; the added attributes must transform as the outputs do.
 
     Parameters
     ----------
     network, head
-        Any network with a field, whose weights are shared; a head such as :class:`lieattn.nn.VectorHead` in place of
-        its own.
+        Any network with a field, whose weights are shared, and a head such as :class:`lieattn.nn.VectorHead`, which
+        replaces its own.
     start
-        Names of attributes :math:`v_k` and their factors c.
+        Names of the attributes :math:`v_k`, and their factors :math:`c_k`.
     units
-        Names of attributes and the numbers that they are divided by before the network sees them; :math:`v_k` are not.
+        Names of attributes and the numbers by which they are divided before the network sees them. The :math:`v_k`
+        themselves are not divided.
     unit
-        u, so that outputs of the network are of the order of 1.
+        Factor u > 0, chosen so that the outputs of the head are of the order of 1. ValueError is raised if ``start`` or
+        ``unit`` is given with a head for rotations.
 
     Examples
     --------
@@ -412,7 +418,7 @@ class FieldModel(Network):
                     raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
         if getattr(head, "kind", None) == "rotation" and (self.start or unit != 1):
             raise ValueError(f"start, unit: expected none for rotations, got start={self.start}, unit={unit}")
-        # Weights that nothing trains are of no use in checkpoints and counts.
+        # The head of the network would not be trained, so checkpoints and counts of parameters should not include it.
         self.network, self.head = network.with_head(nn.Identity()), head
         named = dict.fromkeys((*network.vector_inputs, *self.start))
         self.vector_inputs = tuple(name for name in named if name != "pos")
@@ -429,7 +435,7 @@ class FieldModel(Network):
 
     @property
     def kind(self) -> Any:
-        """As the head says, or ``"position"`` for outputs that start from one."""
+        """Kind of the head, or ``"position"`` if the outputs are the positions plus a correction."""
         return "position" if self.start.get("pos") == 1 else super().kind
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
@@ -440,9 +446,10 @@ class FieldModel(Network):
         return self.network.field(data, geometry)
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
-        """Vectors ``[points, dim]`` or what else the head gives.
+        """Return vectors ``[points, dim]``, or other outputs of the head.
 
-        The data have the attributes of ``start`` too, and are not changed.
+        The data must also have the attributes of ``start``, in the shape of the outputs (otherwise ValueError). They
+        are not changed.
         """
         output = self.unit * super().forward(data, geometry)
         for name, factor in self.start.items():
@@ -457,7 +464,7 @@ class FieldModel(Network):
 
 @dataclass(frozen=True)
 class PointOutputs:
-    """How ``"invariant"`` numbers or ``"vector"`` outputs of the points are pooled over each cloud, or not."""
+    """Pooling of ``"invariant"`` or ``"vector"`` outputs of points over each cloud; none with ``pool="none"``."""
 
     kind: OutputKind = "invariant"
     pool: Pooling = "mean"
@@ -468,14 +475,14 @@ class PointOutputs:
             raise ValueError("pool: expected 'mean', 'sum' or 'none', since the maximum of vectors is not equivariant")
 
     def __call__(self, values: Tensor, clouds: PointClouds) -> Tensor:
-        """``[points, out_channels]`` or ``[points, out_channels, dim]`` to outputs; one vector loses its axis."""
+        """Pool ``[points, out_channels]`` or ``[points, out_channels, dim]``; a single vector loses its axis."""
         if self.kind == "vector" and values.shape[1] == 1:
             values = values[:, 0]
         return values if self.pool == "none" else getattr(clouds, self.pool)(values)
 
 
 def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
-    """Distance at which neighbors count nothing: the one given, or the neighborhood's own length."""
+    """Return the distance at which neighbors have no influence: ``cutoff``, or the length of the neighborhood."""
     check_neighborhood(neighborhood)
     found = neighborhood.length if cutoff is None else cutoff
     if found is None:
@@ -486,5 +493,5 @@ def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
 
 @outside_of_transforms
 def new_generator() -> torch.Generator:
-    """A generator seeded by torch's default one, for the random numbers of training."""
+    """Return a generator for the random numbers of training, seeded by torch's default generator."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

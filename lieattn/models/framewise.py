@@ -1,4 +1,4 @@
-"""Framewise transformer: attention within every frame, frames mixed by group-tied linear maps."""
+"""Framewise transformer: attention within each frame, and group-tied linear maps that mix the frames."""
 
 from __future__ import annotations
 
@@ -53,25 +53,27 @@ class FramewiseOptions:
     mlp_ratio, dropout
         See :class:`lieattn.nn.FramewiseBlock`.
     positions
-        Whether the embedding sees positions relative to the mean of the cloud, over the length. Where neighborhoods
-        tell more, as in molecules, networks learn faster without. If absent, it does where points attend to the cloud.
+        Whether the embedding depends on positions relative to the mean of the cloud, divided by the length. Without
+        it, networks learn faster on molecules and other data where neighborhoods contain more information. If absent,
+        it is true for ``attention="cloud"`` and false otherwise.
     attention
-        Whom points attend to: all points of their ``"cloud"``, or those in the ``"neighborhood"``, images among them
-        where clouds repeat, or ``"none"``: messages of the neighborhood alone, a separable group convolution (as in
-        PONITA), whose steps take two thirds of the time.
+        Keys of the attention: all points of the ``"cloud"``; the points of the ``"neighborhood"``, including periodic
+        images; or ``"none"`` for messages of the neighborhood without attention, a separable group convolution (as in
+        PONITA), whose training steps take two thirds of the time.
     cutoff
-        Distance at which neighbors count nothing; the neighborhood's own length if absent.
+        Distance at which neighbors have no influence; the length of the neighborhood if absent.
     basis, hidden, window
-        Of the :class:`lieattn.nn.relative.EdgeNetwork` of the neighborhood, which all blocks share.
+        Sizes of the :class:`lieattn.nn.relative.EdgeNetwork` of the neighborhood, which all blocks share.
     angles
-        Functions of the :class:`lieattn.nn.relative.AngleFeatures` of the neighborhood, 0 for none: invariant to all
-        rotations, also those that the frames must learn.
+        Number of functions of the :class:`lieattn.nn.relative.AngleFeatures` of the neighborhood, 0 for none. They are
+        invariant to all rotations, including those for which the frames are not exact.
     head
-        Of invariant outputs: ``"pooled"``, a network of the mean over the frames, or ``"frames"``, one whose hidden
-        layer sees the frames before they are averaged. That of vectors sees all frames either way.
+        Head of invariant outputs: ``"pooled"``, a network on the mean over the frames, or ``"frames"``, a network whose
+        hidden layer is evaluated in each frame before the mean. The head of vectors always uses all frames.
     random_poses
-        Whether each cloud gets a random pose in place of principal axes while the network trains. Else it learns by
-        heart how the clouds it has seen lie in their axes. In evaluation the pose is principal axes, as without.
+        Whether each cloud gets a random pose in place of its principal axes in training. Without random poses the
+        network overfits to the orientation of the training clouds in their principal axes. In evaluation the principal
+        axes are used in both cases.
     """
 
     mlp_ratio: int = 4
@@ -97,60 +99,65 @@ class FramewiseOptions:
 class FramewiseGeometry(NamedTuple):
     """Geometry of a batch, see :meth:`FramewiseTransformer.geometry`."""
 
-    graph: LiftedGraph  # whom points attend to: all pairs of each cloud, or neighborhoods
+    graph: LiftedGraph  # graph of the attention: all pairs of each cloud, or neighborhoods
     positions: Tensor  # [points | images, fiber, dim], see LiftedGraph.frame_positions
-    local: LiftedGraph | None  # the same points with their neighborhoods, for messages; None without
+    local: LiftedGraph | None  # the same points with their neighborhoods, for messages; None without neighborhood
 
     def at(self, pos: Tensor, deformation: Tensor | None = None) -> FramewiseGeometry:
-        """The same lists with the points elsewhere, see :meth:`lieattn.geometry.LiftedGraph.at`."""
+        """Return the same neighbor lists and frames at new positions, see :meth:`lieattn.geometry.LiftedGraph.at`."""
         graph = self.graph.at(pos, deformation)
         local = None if self.local is None else self.local.at(pos, deformation)
         return FramewiseGeometry(graph, graph.frame_positions(), local)
 
 
 class FramewiseTransformer(Network):
-    """A transformer over clouds that is equivariant to R^d ⋊ H and cheaper than an ordinary one of its width.
+    """A transformer on clouds, equivariant to R^d ⋊ H and cheaper than an ordinary transformer of the same width.
 
-    Points carry fields ``[points, fiber, channels]``, so the width is |H| · channels. Every frame attends alone,
-    with rotary encodings whose frequencies turn with it, and all linear maps are tied over the fiber; they are
-    evaluated in the Fourier basis of H, which makes them cheaper than dense ones. In 2D for C_n and D_n, in 3D for
-    the groups of the platonic solids, and for any other finite group of matrices.
+    Points carry fields ``[points, fiber, channels]``, so the width is |H| · channels. Each frame attends separately,
+    with rotary encodings whose frequencies rotate with the frame. All linear maps are group-tied over the fiber and
+    evaluated in the Fourier basis of H, which makes them cheaper than dense maps. H is any finite group of matrices,
+    such as C_n and D_n in the plane and the groups of the Platonic solids in space.
 
-    **Equivariance.** When positions are moved by R^d ⋊ H and vector inputs turn along, invariant outputs do not change,
-    vector outputs turn, and :meth:`field` is translated by H. With principal axes as frames that holds for all rigid
-    motions, with a sampled pose for these on average.
+    **Equivariance.** When R^d ⋊ H acts on the positions and the vector inputs, invariant outputs do not change, vector
+    outputs rotate, and :meth:`field` is translated by H. With principal axes as frames, this holds for all rigid
+    motions; with a sampled pose, it holds for rigid motions on average.
 
-    **Clouds that repeat.** ``FramewiseOptions(attention="neighborhood")`` has points attend to the neighbors and images
-    within a ``Radius``, in place of whole clouds. It takes crystals too, with ``data.cell`` and ``data.pbc``, and does
-    not depend on the cell that is chosen for them: sums over the points grow with it, means stay. A lattice has neither
-    a center nor principal axes, so frames are those of H, as they are or in a sampled pose.
+    **Periodic clouds.** With ``FramewiseOptions(attention="neighborhood")``, points attend to the neighbors and
+    periodic images within a ``Radius`` in place of the whole cloud. The network then accepts crystals with
+    ``data.cell`` and ``data.pbc``. It does not depend on the choice of the cell, except that sums over the points are
+    proportional to its size. A lattice has neither a center nor principal axes, so the frames are those of H, as they
+    are or in a sampled pose.
 
     Parameters
     ----------
     frames
-        H; or ``FiniteFrames(H, pose)``, whose elements stand in one frame for each cloud: ``PrincipalFrames()`` for
-        groups that contain the signs of the axes, such as T, O and I, or ``SampledFrames(1, per="cloud")``. In space
-        ``PrincipalFrames()`` alone is short for them with the group of the signs, of order 4.
-    in_channels, out_channels
-        Channels of the invariant features ``data.x``, or what makes these features, see
-        :class:`lieattn.models.CloudInputs`; numbers, or vectors, for each cloud or point.
+        H; or ``FiniteFrames(H, pose)``, the frames of H relative to a pose of each cloud. The pose can be
+        ``PrincipalFrames()``, for groups that contain the sign changes of the axes, such as T, O and I, or
+        ``SampledFrames(1, per="cloud")``. In three dimensions ``PrincipalFrames()`` alone means principal axes with the
+        group of sign changes, of order 4 (8 with ``improper=True``).
+    in_channels
+        Number of invariant features ``data.x``, or an object that computes features, see
+        :class:`lieattn.models.CloudInputs`.
+    out_channels
+        Number of outputs, numbers or vectors, for each cloud or point.
     channels, layers, heads
-        Channels per frame, even; blocks; heads of each frame.
+        Channels per frame, which must be even; number of blocks; number of heads in each frame.
     neighborhood
-        Neighbors that a :class:`lieattn.nn.LiftingConvolution` in front of the blocks, and
-        :class:`lieattn.nn.FrameMessages` in each of them, see with distances and directions; None for none of both.
-        Points attend to them alone if the options say so.
+        Neighbors whose distances and directions are inputs of a :class:`lieattn.nn.LiftingConvolution` before the
+        blocks and of :class:`lieattn.nn.FrameMessages` in each block; None for neither of these. With
+        ``FramewiseOptions(attention="neighborhood")`` they are also the keys of the attention.
     vector_inputs
-        Attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, which enter as the frames see them.
+        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``. Their components in the
+        frames are inputs of the embedding.
     length
-        Length, in the unit of the positions, over which rotary phases change by about one radian at the start.
+        Length, in the unit of the positions, over which rotary phases initially change by about one radian.
     kind
-        ``"invariant"`` numbers, or ``"vector"`` outputs: the mean over the frames of h_a w(x, a), for a vector w in
-        the frame.
+        ``"invariant"`` numbers, or ``"vector"`` outputs: the mean over the frames of h_a w(x, a), where w is a vector
+        in the coordinates of the frame.
     pool
         ``"mean"``, ``"sum"`` or ``"max"`` over the points of each cloud, or ``"none"`` for outputs at the points.
     options
-        What is changed less often.
+        Further options.
 
     Examples
     --------
@@ -234,12 +241,12 @@ class FramewiseTransformer(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """R^d ⋊ H, or what the pose makes of it."""
+        """R^d ⋊ H, or the symmetry that follows from the pose."""
         return Symmetry.of_frames(self.space, self.frames)
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        """Those of a pose, and neighborhoods that end before the window."""
+        """Discontinuities of the pose, and of neighborhoods whose edge the window does not hide."""
         window = None if self.edges is None else self.edges.cutoff
         found = [*jumps_of_neighbors(self.neighborhood, window), *jumps_of_frames(self.frames)]
         if self.attention == "neighborhood":
@@ -247,14 +254,21 @@ class FramewiseTransformer(Network):
         return tuple(dict.fromkeys(found))
 
     def tied_to(self) -> dict[str, str]:
-        """What the weights are tied to, whom points attend to, and where and how neighbors fade."""
+        """Return descriptions of the group and geometry, and of the attention, cutoff and window."""
         tied = {**super().tied_to(), "attention": self.attention}
         if self.edges is not None:
             tied |= {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
         return tied
 
     def geometry(self, data: Any) -> FramewiseGeometry:
-        """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat and it cannot be."""
+        """Lift the clouds.
+
+        Raises
+        ------
+        ValueError
+            If the positions do not have the dimension of the group, or clouds are periodic and points attend to whole
+            clouds or the frames are principal axes.
+        """
         clouds = point_clouds(data)
         if clouds.cell is not None and self.attention == "cloud":
             advice = "use a Radius as neighborhood and FramewiseOptions(attention='neighborhood')"
@@ -281,7 +295,7 @@ class FramewiseTransformer(Network):
             return FramewiseGeometry(graph, graph.frame_positions(), local)
 
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
-        """Field behind the last block, and the graph of those that attend; see :meth:`Network.field`."""
+        """Return the field after the last block, and the graph of the attention; see :meth:`Network.field`."""
         graph, positions, local = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)
@@ -291,7 +305,7 @@ class FramewiseTransformer(Network):
             x = x + self.embed_vectors(torch.cat([positions, seen], dim=-1) if self.positions else seen)
         messages: list[Any] = [None] * len(self.blocks)
         if local is not None and self.edges is not None and self.lifting is not None:
-            # One network of what all frames see of an edge, and one product for what all blocks make of it.
+            # One edge network for all frames, and one matrix product for the kernels of all blocks.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
             pairs = None
@@ -309,9 +323,9 @@ class FramewiseTransformer(Network):
 
 
 class _Head(nn.Sequential):
-    """A network with one hidden layer on the mean over the frames, or in each frame for vectors.
+    """A network with one hidden layer, on the mean over the frames for invariants, and in each frame for vectors.
 
-    With a ``group`` the hidden layer is tied over its elements, and the mean of an invariant is taken behind it.
+    If a ``group`` is given, the hidden layer is tied over its elements, and the mean for invariants is taken after it.
     """
 
     def __init__(
@@ -324,11 +338,11 @@ class _Head(nn.Sequential):
 
     @property
     def kind(self) -> str:
-        """How the outputs transform."""
+        """Transformation of the outputs."""
         return self.outputs.kind
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
-        """Field ``[points, fiber, channels]`` to outputs ``[clouds | points, out_channels]``, vectors with ``dim``."""
+        """Map a field ``[points, fiber, channels]`` to ``[clouds | points, out_channels]``, vectors with ``dim``."""
         if self.kind == "invariant":
             if not self.sees_frames:
                 return self.outputs(super().forward(x.mean(dim=1)), graph)

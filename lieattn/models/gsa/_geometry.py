@@ -1,4 +1,4 @@
-"""Geometry of a GSA-Net: neighbor lists, crops and pooling cells of every stage."""
+"""Geometry of a GSA-Net: neighbor lists, crops and pooling cells of all stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ POOL = 2
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Geometry of one block: where it attends, what its crop keeps, and the points that are left."""
+    """Geometry of one block.
+
+    Attributes
+    ----------
+    graph
+        Graph of the attention.
+    kept
+        Indices ``[points]`` int64 of the points that the crop keeps; None if it keeps all.
+    clouds
+        The kept points.
+    """
 
     graph: LiftedGraph
     kept: Tensor | None
@@ -25,18 +35,20 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class GSAGeometry:
-    """All geometry of a forward pass: build it with :meth:`GSANet.geometry`, in a loader worker if you like.
+    """Geometry of a forward pass, computed by :meth:`GSANet.geometry`, possibly in a worker of the data loader.
 
     Attributes
     ----------
     lifting
         Graph of the lifting layer.
     stages
-        The steps of the blocks of each stage.
+        For each stage, the graph, crop and remaining points of each block.
     cells
-        Cell of each point for the pooling behind each stage, None where there is none.
+        For each stage, the pooling cell ``[points]`` int64 of each point; None for stages without pooling.
     clouds
-        The points behind each stage; the last entry is :attr:`graph`.
+        The points after each stage; the last entry is :attr:`graph`.
+    graph
+        Graph of the output field.
     """
 
     lifting: LiftedGraph
@@ -47,7 +59,7 @@ class GSAGeometry:
 
 
 def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointClouds]:
-    """What a crop keeps, None if that is everything, and the clouds that are left."""
+    """Return the indices of the points that a crop keeps (None if it keeps all), and the clouds of these points."""
     if margin == 0:
         return None, clouds
     if clouds.grid is None:
@@ -65,7 +77,7 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
 
 
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
-    """Cell of each point, and the clouds that the cells make."""
+    """Return the pooling cell of each point, and the clouds whose points are the cells."""
     if clouds.grid is None:
         raise ValueError("data: pooling of pixels needs the size of each image, grid [clouds, 2], got None")
     cell, grid = pool.cells(clouds.grid, advice)
@@ -75,18 +87,18 @@ def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tu
 
 
 def exact_inputs(grid: Tensor, crops: Sequence[Sequence[int]], pools: Sequence[bool]) -> str:
-    """Which square images near the first that does not would divide at all poolings, in words.
+    """Return advice that names the sizes of square images near the given ones that all poolings divide.
 
     Parameters
     ----------
     grid
-        ``[clouds, 2]`` sizes of the input, one of them not exact.
+        Sizes ``[clouds, 2]`` of the input images, of which at least one is not exact.
     crops
         Margins that the blocks of each stage cut off.
     pools
         Whether a pooling follows each stage.
     """
-    # Backwards from an output of side k, the sides of exact inputs are smallest + step * k.
+    # Computed backwards: an output of side k needs an input of side smallest + step * k.
     step, smallest = 1, 0
     for margins, pool in zip(reversed(crops), reversed(pools), strict=True):
         if pool:

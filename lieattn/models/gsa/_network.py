@@ -49,41 +49,42 @@ _CIFAR10_DROPOUT = Dropouts(attention=0.1, value=0.1, input=0.2, pool=0.3)
 
 
 class GSANet(Network):
-    """Group self-attention network: invariant class scores of images or other point clouds.
+    """Group self-attention network (GSA-Nets, Romero & Cordonnier 2021): class scores of images or point clouds.
 
-    Lifting attention, joint normalization and swish; then stages of blocks with group self-attention, between
-    stages a 2 x 2 max pooling of pixels; then a linear map to the outputs at every element, pooled over the points, and
-    the maximum over the frames.
+    The network consists of lifting attention, joint normalization and swish; stages of blocks with group
+    self-attention, with 2 x 2 max pooling of pixels between the stages; and a linear map to the outputs at every
+    element, pooling over the points, and the maximum over the frames.
 
-    **Equivariance.** The outputs do not change when the points are moved by R^d ⋊ H; :attr:`guarantee` says in words
-    for which H this holds exactly with the neighborhoods and poolings chosen. Frames that move with the points make
-    them invariant to all motions.
+    **Equivariance.** The outputs are invariant when R^d ⋊ H acts on the points. :attr:`guarantee` states for which H
+    this is exact with the chosen neighborhoods and poolings. With frames that move with the points, the outputs are
+    invariant to all motions of the space.
 
     Parameters
     ----------
     frames
-        What stands over each point: H, which is short for ``FiniteFrames(H)``; ``FiniteFrames(H, PrincipalFrames())``,
-        ``PrincipalFrames()`` and other frames; or ``ScaleFrames(H)``, where the lifting layer sees keys on the scale of
-        the query alone. Crops and poolings need the same frames at every stage: H.
+        Frames of each point: a finite group H, short for ``FiniteFrames(H)``; ``FiniteFrames(H, PrincipalFrames())``,
+        ``PrincipalFrames()`` or other frames; or ``ScaleFrames(H)``, where the keys of the lifting layer are on the
+        scale of the query only. Crops and poolings need the same frames in every stage, and therefore H.
     in_channels, out_channels
-        Channels of the input features, or what makes them, see :class:`lieattn.models.CloudInputs`; number of outputs.
+        Number of input features, or an object that computes them (see :class:`lieattn.models.CloudInputs`); number of
+        outputs.
     neighborhood
-        Of the first stage; it grows with the pixels behind each pooling.
+        Neighborhood in the first stage. It grows with the pixels after each pooling.
     space
-        What the points are of; R^d if absent, see :func:`lieattn.geometry.natural_space`.
+        Space of the points; R^d if absent, see :func:`lieattn.geometry.natural_space`.
     channels
         Channels of the first stage.
     blocks
-        Blocks of each stage, or :class:`Stages` with crops and wider stages.
+        Number of blocks of each stage, or :class:`Stages` with crops and wider stages.
     heads
-        Attention heads, each with half the channels of its layer's output.
+        Attention heads, each with half the output channels of its layer.
     dropout
         :class:`Dropouts`; none if absent.
     readout
         :class:`GSAReadout`.
     vector_inputs
-        Attributes of the data with vectors ``[points, dim]``, whose components in the frames are added to the field of
-        the lifting layer.
+        Names of attributes of the data with vectors ``[points, dim]``. A linear map of their components in the frames
+        is added to the field of the lifting layer.
     options
         :class:`GSAOptions`.
 
@@ -189,8 +190,8 @@ class GSANet(Network):
     ) -> GSANet:
         """Network for 32 x 32 CIFAR-10 (Appendix F.2): 3,001,648 parameters without rotations.
 
-        These are those of the authors' code. The paper prints 2.99 M, and the dropouts of input and poolings the other
-        way round, 0.3 and 0.2.
+        The settings are those of the authors' code. The paper states 2.99 M parameters, and exchanges the dropouts of
+        the input and of the poolings (0.3 and 0.2).
         """
         check_group("group", group)
         stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
@@ -209,11 +210,11 @@ class GSANet(Network):
     ) -> GSANet:
         """Network for PatchCamelyon (Appendix F.3): 206,926 parameters without rotations.
 
-        These are those of the authors' code. The paper prints 205.66 K, as many as with tables of nine offsets in place
-        of the networks of coordinates.
+        The settings are those of the authors' code. The paper states 205.66 K parameters, which is the number with
+        tables of nine offsets in place of the networks of coordinates.
 
-        At the paper's 96 x 96 the last pooling drops a row and a column, which breaks rotations: the preset warns.
-        At 88 x 88 all sizes stay even and the network is exact.
+        On the 96 x 96 images of the paper, the last pooling drops a row and a column, which breaks rotations; the
+        preset issues a warning. On 88 x 88 images all sizes stay even, and the network is exact.
         """
         stages = Stages((0, 1, 2, 1), (1, 2, 2, 2), (0, 2, 1, 1), pool_last=True, norm_between=True, inexact=inexact)
         check_group("group", group)
@@ -221,7 +222,7 @@ class GSANet(Network):
         return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
 
     def _block(self, channels: int, wider: int, heads: int, dropout: Dropouts) -> PreNormBlock:
-        """A block that maps fields of ``channels`` to fields of ``wider`` channels."""
+        """Return a block that maps fields of ``channels`` to fields of ``wider`` channels."""
         attention = GroupSelfAttention(
             self.group or self.space,
             channels,
@@ -234,7 +235,7 @@ class GSANet(Network):
         return PreNormBlock(attention, channels, wider, dropout=dropout.value, activation=self.activation)
 
     def _encoding(self, heads: int, channels: int) -> RelativeFunction | list[RelativeFunction] | None:
-        """What the relative element adds to the scores of a layer between fibers; None for that of the layer."""
+        """Return the positional encoding of a group attention layer; None for the default of the layer."""
         positions, dim = self.options.positions, self.space.group.dim
         if positions == "none":
             return []
@@ -243,21 +244,24 @@ class GSANet(Network):
             return CoordinateEncoding(dim, channels, absolute=True) if absolute else None
         encoding = CoordinateEncoding(dim, channels, self.group, self.options.frame_table, absolute=absolute)
         if isinstance(self.frames, ScaleFrames):
-            # The steps between scales, which positions and frames do not tell.
+            # The second encoding adds the steps between scales, which positions and frames do not contain.
             return [encoding, PerHeadMLP(heads, num_coordinates(self.space) + 1)]
         return encoding
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all linear maps from N(0, init_scale² / fan in); biases start at 0.
+        """Draw the weights of all linear maps from N(0, init_scale² / fan in), and set biases to 0.
 
-        The first biases of the coordinate networks are the exception: at 0, as in the paper's code, these
-        networks see the sign of a coordinate only and turn rounding errors into differences of per cents.
+        The only exception are the first biases of the coordinate networks. If they are 0, as in the authors' code,
+        these networks depend only on the sign of a coordinate, and rounding errors become differences of several per
+        cent.
 
-        That is all with ``init="paper"``. Attention then hardly depends on positions at first, and outputs are large.
-        ``"balanced"`` changes three things:
+        With ``init="paper"`` this is all: initially the attention hardly depends on positions, and outputs are large.
+        ``"balanced"`` makes three changes:
 
-        - Query biases and codes of coordinates start with a deviation of order one, so that scores see positions.
-        - Units behind an activation have weights of mean 0: otherwise the positive mean of the activations prevails.
+        - Query biases and codes of coordinates start with a standard deviation of order one, so that scores depend on
+          positions.
+        - Linear maps after an activation have weights of mean 0, since otherwise the positive mean of the activations
+          dominates.
         - The head is scaled down, so that outputs start near 0, also as sums over about a thousand points.
         """
         for module in self.modules():
@@ -291,7 +295,7 @@ class GSANet(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """Motions of the points that leave the outputs alone exactly."""
+        """Motions of the points under which the outputs are exactly invariant."""
         promised, dim = Symmetry.of_frames(self.space, self.frames), self.space.group.dim
         notes: tuple[str, ...] = ()
         if self.group is not None and not self.options.equivariant(self.group):
@@ -319,19 +323,20 @@ class GSANet(Network):
         return replace(promised, group=group, notes=(*promised.notes, *notes))
 
     def geometry(self, data: Any) -> GSAGeometry:
-        """Neighbor lists, crops and pooling cells of a batch, for every stage.
+        """Compute neighbor lists, crops and pooling cells of a batch, for all stages.
 
         Raises
         ------
         ValueError
-            If the network crops or pools and the clouds have no raster, or a size would not be exact.
+            If the network crops or pools but the clouds have no raster, or if a pooling does not divide a size and
+            ``Stages.inexact`` is ``"refuse"``.
         """
         clouds = point_clouds(data)
         margins_of, pools_of = self.stages.margins, self.stages.pools
-        # Asked for only where there is a raster to pool.
+        # Called only if there is a raster to pool.
         advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
         neighborhood, length = self.neighborhood, self.options.length
-        # Crops and poolings leave fewer points, but the frames of these need no vectors.
+        # After crops and poolings the vectors would not fit the points, but finite frames do not need them.
         seen = None if self.stages.follows_raster else vectors(data, self.vector_inputs, clouds)
         lifting = self._lift(clouds, neighborhood, length, seen, lifting=True)
         graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
@@ -367,14 +372,14 @@ class GSANet(Network):
         if lifting and isinstance(frames, ScaleFrames):
             frames = replace(frames, reach=0)
         graph = lift(clouds, frames, neighborhood, self.space, length=length, vectors=seen)
-        # Found here, so that compiled networks do not have to, and loader workers do.
+        # Evaluated here, so that loader workers compute them and compiled networks do not have to.
         _ = graph.relative.row, graph.relative.positions
         if not lifting and (self.group is None or graph.levels > 1):
             _ = graph.relative.coordinates
         return graph
 
     def field(self, data: Any, geometry: GSAGeometry | None = None) -> GroupField:
-        """Field behind the last block or pooling, and the points that it lives on.
+        """Return the field ``[points, fiber, channels]`` after the last block or pooling, and its graph.
 
         Parameters
         ----------
@@ -382,16 +387,17 @@ class GSANet(Network):
             torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, in_channels]``, coordinates ``pos``
             ``[points, dim]`` and, for images in raster order, ``grid`` ``[clouds, 2]``.
         geometry
-            What :meth:`geometry` gives for ``data``; built here if absent.
+            Result of :meth:`geometry` for ``data``; computed here if absent.
         """
         geometry = self.geometry(data) if geometry is None else geometry
         x = features(data, self.inputs, geometry.lifting)
         return GroupField(self.features(x, geometry, self.vectors(data, geometry.lifting))[-1], geometry.graph)
 
     def features(self, x: Tensor, geometry: GSAGeometry, vectors: Tensor | None = None) -> list[Tensor]:
-        """Fields ``[points, fiber, channels]``: behind the lifting, behind every block, behind the last pooling.
+        """Return the fields ``[points, fiber, channels]`` after the lifting, after every block, and at the end.
 
-        ``vectors`` ``[points, fiber, channels]`` are added to the first of them.
+        ``x`` are features ``[points, in_channels]``, and ``vectors`` ``[points, fiber, channels]`` are added to the
+        field of the lifting layer.
         """
         if not torch.compiler.is_compiling():
             check_arguments(GSANet.features, locals())
@@ -412,13 +418,13 @@ class GSANet(Network):
         return [*fields, x]
 
 
-# A balanced start: deviation of query biases and of codes of coordinates, factors of the head.
+# For init="balanced": standard deviation of query biases and of codes of coordinates, and factors of the head.
 _SPREAD, _HEAD, _HEAD_OF_SUM = 2.0, 0.1, 1 / 4096
 _PAPER, _ROT_MNIST = GSAOptions(values=False), GSAOptions(values=False, init_scale=1.0)
 
 
 def _coarser(neighborhood: Neighborhood) -> Neighborhood:
-    """The same neighborhood in pixels that are twice as large."""
+    """Return the same neighborhood for pixels that are twice as large."""
     try:
         return scaled(neighborhood, POOL)
     except ValueError as error:

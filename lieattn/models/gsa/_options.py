@@ -1,4 +1,4 @@
-"""Options of GSA-Nets, in small values, and the read-out."""
+"""Options and read-out of GSA-Nets."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ Positions = Literal["relative", "absolute", "none"]
 
 @dataclass(frozen=True)
 class Stages:
-    """Blocks of a :class:`GSANet`, stage by stage; between stages pixels are pooled.
+    """Stages of a :class:`GSANet`. Pixels are pooled between the stages.
+
+    ValueError is raised if a number is negative or a list does not have the length of the blocks or stages.
 
     Attributes
     ----------
     blocks
-        Blocks of each stage.
+        Number of blocks of each stage.
     expansions
-        Factor by which each stage widens the channels; all 1 if absent.
+        Factor by which each stage increases the channels; all 1 if absent.
     crops
-        Pixels cut off at each side after the attention of every block; none if absent.
+        For each block of all stages, the number of pixels cut off at each side after the attention; 0 if absent.
     pool_last
-        Whether a pooling follows the last stage too.
+        Whether a pooling also follows the last stage.
     norm_between
-        Whether another normalization and activation follow each block.
+        Whether each block is followed by a further normalization and activation.
     inexact
-        What to do with images whose sides a pooling does not divide, see :class:`lieattn.nn.GridPool`.
+        Treatment of images whose sides a pooling does not divide, see :class:`lieattn.nn.GridPool`.
     """
 
     blocks: Sequence[int] = (2,)
@@ -61,18 +63,18 @@ class Stages:
 
     @property
     def widening(self) -> list[int]:
-        """Factor of each stage."""
+        """Factor by which each stage increases the channels."""
         return [1] * len(self.blocks) if self.expansions is None else list(self.expansions)
 
     @property
     def margins(self) -> list[tuple[int, ...]]:
-        """Pixels that the blocks of each stage cut off."""
+        """Number of pixels that each block cuts off, stage by stage."""
         left = iter([0] * sum(self.blocks) if self.crops is None else self.crops)
         return [tuple(islice(left, count)) for count in self.blocks]
 
     @property
     def pools(self) -> list[bool]:
-        """Whether a pooling follows each stage."""
+        """For each stage, whether a pooling follows it."""
         return [True] * (len(self.blocks) - 1) + [self.pool_last]
 
     @property
@@ -83,12 +85,12 @@ class Stages:
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Dropout of a :class:`GSANet`.
+    """Dropout probabilities of a :class:`GSANet`.
 
     Attributes
     ----------
     attention, value, input, pool
-        Of attention weights, behind the attention, of the input, and behind each pooling.
+        Dropout of the attention weights, after the attention, of the input, and after each pooling.
     """
 
     attention: float = 0.0
@@ -104,17 +106,17 @@ class Dropouts:
 
 @dataclass(frozen=True)
 class GSAReadout:
-    """How a :class:`GSANet` makes one output of a field.
+    """Read-out of a :class:`GSANet`, from the field to the outputs.
 
     Attributes
     ----------
     pool
-        Over the points: ``"sum"`` as in the authors' code, ``"mean"`` as in the paper, ``"max"``, or ``"none"`` for
-        outputs at the points.
+        Pooling over the points: ``"sum"`` as in the authors' code, ``"mean"`` as in the paper, ``"max"``, or ``"none"``
+        for outputs at the points.
     order
-        ``"points_first"`` pools over the points and takes the maximum over the frames of the result, as in the authors'
-        code; ``"frames_first"`` takes the maximum over the frames of each point first, as in the paper. If absent, the
-        former where all points of a cloud have the same frames, and the latter otherwise.
+        ``"points_first"`` pools over the points and then takes the maximum over the frames, as in the authors' code.
+        ``"frames_first"`` takes the maximum over the frames of each point first, as in the paper. The default is the
+        former if all points of a cloud have the same frames, and otherwise the latter.
     """
 
     pool: Pooling = "sum"
@@ -126,30 +128,31 @@ class GSAReadout:
 
 @dataclass(frozen=True, eq=False)
 class GSAOptions:
-    """Options of a :class:`GSANet` that are changed less often.
+    """Further options of a :class:`GSANet`.
 
     Attributes
     ----------
     length
-        Length by which positional encodings divide displacements; the neighborhood's own if absent.
+        Length by which positional encodings divide displacements; the length of the neighborhood if absent.
     values
-        Whether the values of the lifting layer see positions (:class:`lieattn.nn.relative.PositionalValues`). The paper
-        has geometry in the scores alone, where constant features hide it.
+        Whether the values of the lifting layer depend on positions (:class:`lieattn.nn.relative.PositionalValues`). In
+        the paper only the scores do; positions then have no effect on constant features.
     positions
-        What the encodings see: ``"relative"`` positions h⁻¹(x_j - x_i); ``"absolute"`` ones, h⁻¹ x_j, which
-        translations change; or ``"none"``, no positions and no frames, so that any motion that keeps the neighborhoods,
-        and over ``AllPairs`` any permutation of the features, leaves the outputs alone (GSA-Nets, Propositions 4.1 and
-        4.2). The last two are for comparison and need ``values=False``.
+        Input of the encodings: ``"relative"`` positions h⁻¹(x_j - x_i); ``"absolute"`` positions h⁻¹ x_j, which change
+        under translations; or ``"none"``, neither positions nor frames. In the last case the outputs are invariant to
+        all motions that keep the neighborhoods, and over ``AllPairs`` to all permutations of the features (GSA-Nets,
+        Propositions 4.1 and 4.2). ``"absolute"`` and ``"none"`` are for comparison and need ``values=False``.
     frame_table
-        Rows of the encoding of pairs of frames, see :class:`lieattn.nn.relative.FiberEncoding`; g⁻¹ m if absent. Others
-        are not equivariant and there to import weights, such as :func:`lieattn.models.published_table`.
+        Rows of the encoding of pairs of frames, see :class:`lieattn.nn.relative.FiberEncoding`; those of g⁻¹ m if
+        absent. Other tables, such as :func:`lieattn.models.published_table`, are not equivariant; they serve to import
+        published weights.
     activation
-        Of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
+        Activation of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
     init_scale
-        Weights start normal with deviation init_scale / sqrt(fan in).
+        Factor of the standard deviation init_scale / sqrt(fan in) of the initial weights, which are normal.
     init
-        ``"balanced"`` starts with outputs near 0 and attention that depends on positions, ``"paper"`` as the authors'
-        code does; see :meth:`GSANet.reset_parameters`.
+        ``"balanced"`` starts with outputs near 0 and attention that depends on positions, ``"paper"`` like the authors'
+        code; see :meth:`GSANet.reset_parameters`.
     """
 
     length: float | None = None
@@ -170,18 +173,20 @@ class GSAOptions:
             raise ValueError(f"init_scale: expected a finite standard deviation of at least 0, got {self.init_scale}")
 
     def equivariant(self, group: FiniteGroup | None) -> bool:
-        """Whether pairs of frames are told apart by g⁻¹ m alone."""
+        """Whether the frame table depends on pairs of frames through g⁻¹ m only."""
         table = self.frame_table
         return table is None or group is None or bool((table == group.relative_index).all())
 
 
 class GSAHead(nn.Linear):
-    """Linear map of every element without bias, pooled over the points, and the maximum over the frames and scales.
+    """Linear map of every element without bias, pooling over the points, and maximum over the frames and scales.
+
+    **Equivariance.** The outputs are invariant to translations of the field by the group.
 
     Parameters
     ----------
     in_features, out_features
-        Channels of the field, number of outputs.
+        Channels of the field, and number of outputs.
     pool, order
         See :class:`GSAReadout`.
     """
@@ -193,7 +198,7 @@ class GSAHead(nn.Linear):
         self.pool, self.order = pool, order
 
     def forward(self, input: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
-        """Field ``[points, fiber, in_features]`` to ``[clouds, out_features]``, or ``[points, out_features]``."""
+        """Map a field ``[points, fiber, in_features]`` to ``[clouds, out_features]`` or ``[points, out_features]``."""
         y: Tensor = super().forward(input)
         if self.pool == "none":
             return self._maximum(y, graph)
@@ -203,5 +208,5 @@ class GSAHead(nn.Linear):
         return self._maximum(self.cloud_pool(y, graph.scales), graph)
 
     def _maximum(self, y: Tensor, graph: LiftedGraph) -> Tensor:
-        """Over the frames of all scales of the points or clouds."""
+        """Return the maximum over the frames of all scales, for points or clouds."""
         return self.fiber_pool(graph.by_level(y).flatten(1, 2))

@@ -1,1 +1,1 @@
-"""LieTransformer, LieConv, and the finite SE(2) variant: networks of coordinates of relative elements."""
+"""LieTransformer, LieConv and the finite SE(2) variant: networks on coordinates of relative elements."""

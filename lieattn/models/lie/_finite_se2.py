@@ -1,4 +1,4 @@
-"""The finite SE(2) variant of LieTransformer: set-transformer blocks on translations times C_n."""
+"""The finite SE(2) variant of LieTransformer: set-transformer blocks on R^2 ⋊ C_n."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ Content = Literal["constant", "pairwise_distances", "centroidal"]
 
 
 class FiniteSE2Transformer(Network):
-    """Attention on R^2 ⋊ C_n in the manner of set transformers, from positions alone (arXiv 2012.10885, code).
+    """Attention on R^2 ⋊ C_n with blocks as in set transformers, from positions alone (arXiv 2012.10885, code).
 
-    Every layer is o = V f + Σ A V f, then o + relu(W o), each followed by a layer normalization if asked for, with
-    scores q k / √channels plus a network for every head of (h_a⁻¹ (x_j - x_i), index of h_a⁻¹ h_b).
+    Every layer computes o = V f + Σ A V f and then o + relu(W o), each optionally followed by a layer normalization.
+    The scores are q k / √channels plus a network, for each head, of (h_a⁻¹ (x_j - x_i), index of h_a⁻¹ h_b).
 
     **Equivariance.** Outputs are invariant to translations and to C_n acting on the positions, exactly up to rounding,
-    with neighborhoods that turn with the points.
+    if the neighborhoods rotate with the points.
 
     Parameters
     ----------
     rotations
-        n.
+        Order n of C_n.
     out_channels
-        Numbers for each cloud, or each seed.
+        Number of outputs for each cloud, or for each seed.
     channels, layers, heads, normalize, layer_norm, hidden
-        Of the attention layers, which have ``hidden`` units in the network of each head; ``normalize`` is
-        ``"softmax"`` or ``"mean"``.
+        Sizes and options of the attention layers. ``hidden`` is the number of hidden units in the score network of each
+        head; ``normalize`` is ``"softmax"`` or ``"mean"``.
     content, moments
-        What an element knows at first: ``"pairwise_distances"``, a network of the mean of the powers 1 ... moments of
+        Initial features of an element: ``"pairwise_distances"``, a network of the mean of the powers 1 ... moments of
         the distances from its point to those of the cloud; ``"centroidal"``, a network of h_a⁻¹ (x_i - center);
-        ``"constant"``, one learned vector, with which a softmax sees no positions.
+        ``"constant"``, one learned vector, with which layers with a softmax do not depend on positions.
     seeds
-        0: the read-out is the mean over all elements and two linear maps (``only_eqv_sa``); else the attention of as
-        many learned queries to all elements, a set block, and a linear map (``set_transf``).
+        With 0, the read-out is the mean over all elements followed by two linear maps (``only_eqv_sa``). Otherwise this
+        number of learned queries attends to all elements, followed by a set block and a linear map (``set_transf``).
     neighborhood
-        Whole clouds if absent.
+        Neighbors that each point attends to; whole clouds if absent.
     """
 
     has_kinks = True  # of relu
@@ -94,7 +94,7 @@ class FiniteSE2Transformer(Network):
         return Symmetry(self.group, acting="the positions")
 
     def geometry(self, data: Any) -> LiftedGraph:
-        """Positions lifted to R^2 ⋊ C_n."""
+        """Lift the positions to R^2 ⋊ C_n."""
         return lift(data, self.group, self.neighborhood, length=1.0)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> GroupField:
@@ -107,9 +107,10 @@ class FiniteSE2Transformer(Network):
         return GroupField(x, graph)
 
     def forward(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
-        """Outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``; see :meth:`Network.field`.
+        """Return outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``; see :meth:`Network.field`.
 
-        Means are divided by ``slots`` if given, as in the authors' code, which counts padded points at the origin.
+        If ``slots`` is given, means over a cloud are sums divided by ``slots``, as in the authors' code, which counts
+        padded points at the origin.
         """
         x, graph = self.field(data, geometry, slots)
         pooled = _mean(x.mean(dim=1), graph, slots) if self.seeds is None else self._attended(self.seeds, x, graph)
@@ -139,7 +140,7 @@ class FiniteSE2Transformer(Network):
 
 
 class FiniteSE2Layer(nn.Module):
-    """Attention and linear map of :class:`FiniteSE2Transformer`, on ``[points, rotations, channels]``."""
+    """Attention and linear map of :class:`FiniteSE2Transformer`, on fields ``[points, rotations, channels]``."""
 
     def __init__(
         self, channels: int, heads: int, normalize: Normalization, layer_norm: bool = False, hidden: int = 3
@@ -160,7 +161,7 @@ class FiniteSE2Layer(nn.Module):
         return self.attend.finish(v + out)
 
     def _location(self, graph: LiftedGraph, dtype: torch.dtype) -> Tensor:
-        """Scores ``[types, rotations, rotations, heads]``: translation and index meet behind the first map."""
+        """Return scores ``[rows, rotations, rotations, heads]``; the first map is linear in translation and index."""
         position = graph.relative.positions.to(dtype)
         index = graph.relative.pair_index.to(position)
         first = torch.einsum("hmk,tak->tahm", self.location1[..., :2], position) + self.location_bias1
@@ -169,18 +170,18 @@ class FiniteSE2Layer(nn.Module):
 
 
 class SetBlock(nn.Module):
-    """Attention block of the set transformer (arXiv 1810.00825), with the residual around the queries."""
+    """Attention block of the set transformer (arXiv 1810.00825), with a residual connection of the queries."""
 
     def __init__(self, channels: int, heads: int, layer_norm: bool = False) -> None:
         super().__init__()
         self.attend = _SetProjections(channels, heads, layer_norm)
 
     def forward(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[clouds, q, channels]`` attending to ``[clouds, k, channels]`` where the mask ``[clouds, k]`` is true."""
+        """Attend from ``[clouds, q, channels]`` to ``[clouds, k, channels]`` where the mask ``[clouds, k]`` is true."""
         q, k, v = (signal.transpose(1, 2) for signal in self.attend.signals(queries, keys))
         score = q @ k.mT / math.sqrt(queries.shape[-1])
         if mask is not None:
-            # An empty cloud attends to its padding, which is all alike.
+            # An empty cloud attends to its padding, whose entries are all equal.
             attended = mask | ~mask.any(dim=1, keepdim=True)
             score = score.masked_fill(~attended[:, None, None], -math.inf)
         return self.attend.finish((q + score.softmax(dim=-1) @ v).transpose(1, 2))
@@ -198,12 +199,12 @@ class _SetProjections(nn.Module):
         self.norm0, self.norm1 = (nn.LayerNorm(channels) if layer_norm else nn.Identity() for _ in range(2))
 
     def signals(self, queries: Tensor, keys: Tensor) -> list[Tensor]:
-        """Queries, keys and values ``[*, heads, channels of a head]``."""
+        """Return queries, keys and values ``[*, heads, channels of a head]``."""
         made = (self.query(queries), self.key(keys), self.value(keys))
         return [signal.unflatten(-1, (self.heads, -1)) for signal in made]
 
     def finish(self, x: Tensor) -> Tensor:
-        """What follows the attention and its residual ``[*, heads, channels of a head]``."""
+        """Apply the normalizations and the output map to the attended values ``[*, heads, channels of a head]``."""
         x = self.norm0(x.flatten(-2))
         y: Tensor = self.norm1(x + F.relu(self.output(x)))
         return y
@@ -214,5 +215,5 @@ def _two_linears(in_channels: int, hidden: int, out_channels: int) -> nn.Sequent
 
 
 def _mean(x: Tensor, graph: LiftedGraph, slots: int | None) -> Tensor:
-    """Mean over the points of each cloud, ``[clouds, *]``, or the sum divided by slots."""
+    """Return the mean over the points of each cloud, ``[clouds, *]``, or the sum divided by slots."""
     return graph.mean(x) if slots is None else graph.sum(x) / slots

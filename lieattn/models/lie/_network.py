@@ -1,4 +1,4 @@
-"""What LieTransformer and LieConv share: options, features that their authors use, and the way to lifted clouds."""
+"""Common parts of LieTransformer and LieConv: options, and a base class that lifts and embeds the clouds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, 
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_lengths, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
-# The frames are named one by one for configuration files, which cannot name a class for a protocol that is called.
+# The classes of frames are listed because the parser of configuration files does not match classes to a protocol.
 AnyFrames = FiniteGroup | FiniteFrames | PrincipalFrames | SampledFrames | GivenFrames | ScaleFrames | Frames
 Order = Literal["pool_first", "point_first"]
 
@@ -67,46 +67,47 @@ class PairCoordinates(abc.ABC):
 
     @property
     def continuous(self) -> bool:
-        """Whether they depend continuously on the relative element."""
+        """Whether the coordinates depend continuously on the relative element."""
         return True
 
     @abc.abstractmethod
     def count(self, space: HomogeneousSpace) -> int:
-        """How many there are in a space, invariants of both points included; ValueError if it has none."""
+        """Number of coordinates in a space, including invariants of both points; ValueError if they do not exist."""
 
     @abc.abstractmethod
     def __call__(self, graph: LiftedGraph) -> Tensor:
-        """``[rows, fiber, fiber, k]``, one row for each of those of ``graph.relative``."""
+        """Return the coordinates ``[rows, fiber, fiber, k]``, with the rows of ``graph.relative``."""
 
 
 @dataclass(frozen=True)
 class Lifting:
-    """How networks see the relative elements of lifted points.
+    """Options of the lift, and coordinates of the relative elements as inputs of the network.
 
     Attributes
     ----------
     coordinates
-        ``"smooth"``, ``"log"`` (see :class:`lieattn.geometry.RelativeElements`), or others in their place.
+        ``"smooth"``, ``"log"`` (see :class:`lieattn.geometry.RelativeElements`), or an object that computes others.
     length
-        Length by which translations are divided; the neighborhood's own if absent, or 1.
+        Length by which translations are divided; if absent, the length of the neighborhood, or 1 if it has none.
     bound
-        Whether coordinates p become p tanh(|p| / 7) / |p|.
+        Whether coordinates p are replaced by p tanh(|p| / 7) / |p|.
     neighbor_dropout
-        Share of the neighbors of a point, other than itself, that each training step leaves out at random.
+        Share of the neighbors of a point, other than the point itself, that are dropped at random in each training
+        step.
     radial
-        Number of Bessel functions of the distance that scores and kernels see beside the coordinates; for rigid
-        motions.
+        Number of Bessel functions of the distance that are appended to the coordinates, for groups of rigid motions.
     local
-        Size of a convolution before the blocks, by which geometry enters the field also where features are constant;
-        0 for none. Where the group preserves distances and there is a cutoff, it is a
-        :class:`lieattn.nn.LiftingConvolution` of what frames see of their neighbors, with this many hidden units; else
-        a :class:`lieattn.nn.LieConvolution` of the coordinates, of this rank.
+        Size of a convolution before the blocks, so that the field depends on the geometry even if features are
+        constant; 0 for none. If the group preserves distances and there is a cutoff, it is a
+        :class:`lieattn.nn.LiftingConvolution` of an edge network with this number of hidden units; otherwise it is a
+        :class:`lieattn.nn.LieConvolution` of the coordinates with this rank.
     cutoff
-        Distance at which the Bessel functions and that convolution vanish; the neighborhood's own length if absent.
+        Distance at which the Bessel functions and this convolution vanish; the length of the neighborhood if absent.
     piece
-        Points that :class:`LieTransformer` evaluates at a time, for clouds that are too large for all at once: relative
-        elements and activations are made piece by piece, see :func:`lieattn.geometry.pieces`, and made again in the
-        backward pass. Results are the same. None for all points at once, also to compile or export.
+        Number of points that :class:`LieTransformer` evaluates at a time, for clouds that do not fit into memory at
+        once. Relative elements and activations are computed piece by piece (see :func:`lieattn.geometry.pieces`), and
+        computed again in the backward pass; the results are the same. None for all points at once, which is necessary
+        to compile or export.
     """
 
     coordinates: Literal["smooth", "log"] | PairCoordinates = "smooth"
@@ -132,15 +133,15 @@ class Lifting:
 
     @property
     def continuous(self) -> bool:
-        """Whether coordinates depend continuously on relative elements: logarithms jump at half turns."""
+        """Whether the coordinates are continuous functions of relative elements; logarithms jump at half turns."""
         return self.coordinates != "log" if isinstance(self.coordinates, str) else self.coordinates.continuous
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Options of attention, see :class:`lieattn.nn.LieSelfAttention`, and of :class:`lieattn.nn.LieBlock`.
+    """Options of the attention, see :class:`lieattn.nn.LieSelfAttention`, and of :class:`lieattn.nn.LieBlock`.
 
-    The activation is that of the networks of the scores and of the MLPs.
+    ``activation`` is used both in the networks of the scores and in the MLPs of the blocks.
     """
 
     kernel: Kernel = "sum"
@@ -160,20 +161,21 @@ class AttentionOptions:
 
 @dataclass(frozen=True)
 class ConvolutionOptions:
-    """Of the blocks of LieConv, see :class:`lieattn.nn.LieBottleneck`.
+    """Options of the blocks of LieConv, see :class:`lieattn.nn.LieBottleneck`.
 
     Attributes
     ----------
     rank, hidden, norm, activation
-        Of the kernels and blocks; a normalization follows the last one too.
+        Options of the kernels and blocks. A normalization also follows the last block.
     downsampling
-        Share of the points that is left behind all blocks; each keeps the same share.
+        Share of the points that remain after all blocks. Each block keeps the same share.
     widening
-        Exponent w: where a share s of the points is kept, channels grow by s^-w (½ in the paper's image network), and
-        the radius of the neighborhoods by s^(-1 / dim).
+        Exponent w. If a block keeps a share s of the points, channels grow by the factor s^-w (w = ½ in the paper's
+        image network), and the radius of the neighborhoods by s^(-1 / dim).
     attention, heads
-        Weigh the neighbors in every block (:class:`lieattn.nn.AttentiveConvolution`), at a quarter of its channels,
-        which the heads divide; None for convolutions alone. Its norm and eps, of a LieTransformer, are not used.
+        Scores that weight the neighbors in every block (:class:`lieattn.nn.AttentiveConvolution`), with a quarter of
+        the channels of the block, which the heads must divide; None for convolutions without attention. ``norm`` and
+        ``eps`` of the attention options are not used.
     """
 
     rank: int = 16
@@ -196,7 +198,7 @@ class ConvolutionOptions:
 
 @dataclass(frozen=True)
 class Readout:
-    """From the field behind the last block to outputs.
+    """Read-out of the field after the last block.
 
     Attributes
     ----------
@@ -204,15 +206,16 @@ class Readout:
         ``"invariant"`` numbers, by :class:`lieattn.nn.InvariantHead`; or ``"vector"`` outputs, for orthogonal frames,
         by :class:`lieattn.nn.VectorHead`.
     pool
-        ``"mean"``, ``"max"`` (of numbers) or ``"sum"`` over the points of a cloud, or ``"none"`` for outputs at points.
+        ``"mean"``, ``"max"`` (for numbers) or ``"sum"`` over the points of a cloud; ``"none"`` for outputs at points.
     order
-        Of numbers: ``"pool_first"`` is the authors' ``model_1``, ``"point_first"`` their ``lieconv``; if absent that of
-        the paper of the network, the first for :class:`LieTransformer`. Sums of ``"point_first"`` alone add up where
-        clouds do, as energies should: the other order has a nonlinear map behind the sum.
+        Order of pooling and maps for numbers: ``"pool_first"`` as in the authors' ``model_1``, or ``"point_first"`` as
+        in their ``lieconv``. If absent, it is that of the paper of the network: the former for
+        :class:`LieTransformer`, the latter for :class:`LieConvNet`. Sums are extensive, as energies should be, only
+        with ``"point_first"``; the other order has a nonlinear map after the sum.
     norm
         Whether a layer normalization precedes each activation of ``"pool_first"``.
     activation
-        Of the head.
+        Activation of the head.
     """
 
     kind: OutputKind = "invariant"
@@ -225,7 +228,7 @@ class Readout:
         check_arguments(Readout, vars(self))
 
     def head(self, channels: int, out_channels: int, dim: int, order: Order) -> nn.Module:
-        """The head of a network whose paper has this order."""
+        """Return the head of a network; ``order`` is used if :attr:`order` is None."""
         check_arguments(Readout.head, locals())
         check_counts(channels=channels, out_channels=out_channels, dim=dim)
         options: dict[str, Any] = {"outputs": out_channels, "pool": self.pool, "activation": self.activation}
@@ -235,7 +238,7 @@ class Readout:
 
 
 class LieNetwork(Network):
-    """A network on lifted points that sees them through coordinates of relative elements; see the subclasses."""
+    """Base class of networks on lifted points that depend on positions through coordinates of relative elements."""
 
     local: nn.Module | None
 
@@ -284,7 +287,7 @@ class LieNetwork(Network):
     @property
     def symmetry(self) -> Symmetry:
         found, frames = Symmetry.of_frames(self.space, self.frames), self.frames
-        # Frames of a finite group have finitely many relative rotations, and half turns among them one logarithm.
+        # Frames of a finite group have finitely many relative rotations, so each half turn has one fixed logarithm.
         of_clouds = isinstance(frames, FiniteFrames) or (isinstance(frames, PrincipalFrames) and frames.of == "cloud")
         if frames is None or self.lifting.continuous or (of_clouds and isinstance(self.space, Euclidean)):
             return found
@@ -302,7 +305,7 @@ class LieNetwork(Network):
         return (*super().jumps, *beyond, *halves)
 
     def _local(self, channels: int) -> nn.Module | None:
-        """The convolution before the blocks."""
+        """Return the convolution before the blocks, or None."""
         size, cutoff = self.lifting.local, self.lifting.cutoff
         if not size:
             return None
@@ -313,13 +316,13 @@ class LieNetwork(Network):
         return SeenByFrames(self.space.group.dim, self.in_channels, in_vectors, channels, size, cutoff)
 
     def _attention(self, options: AttentionOptions, channels: int, heads: int) -> LieSelfAttention:
-        """A layer of attention, without what belongs to the block around it."""
+        """Return an attention layer, without the options of the block around it."""
         scores = asdict(options)
         del scores["norm"], scores["eps"]
         return LieSelfAttention(channels, self.num_coordinates, heads=heads, **scores)
 
     def _lifted(self, data: Any, generator: torch.Generator | None) -> tuple[LiftedGraph, torch.Generator | None]:
-        """Lifted clouds with all neighbors, and where training draws from: torch's default generator continued."""
+        """Return lifted clouds with all neighbors, and the generator that training continues to draw from."""
         generator = new_generator() if self.training and generator is None else generator
         chart, length = self.lifting.coordinates, self.lifting.length
         given: dict[str, Any] = {"length": length, "coordinates": chart, "generator": generator}
@@ -332,14 +335,14 @@ class LieNetwork(Network):
         return lift(clouds, self.frames, self.neighborhood, self.space, **given), generator
 
     def _dropped(self, graph: LiftedGraph, generator: torch.Generator | None) -> LiftedGraph:
-        """The graph with the neighbors that training keeps."""
+        """Return the graph without the neighbors that training drops."""
         if self.training and self.lifting.neighbor_dropout:
             kept = share_of_neighbors(graph.neighbors, 1 - self.lifting.neighbor_dropout, generator)
             graph = graph.select_edges(kept)
         return graph
 
     def _prepared(self, graph: LiftedGraph) -> LiftedGraph:
-        """The graph with the coordinates that the options ask for, evaluated."""
+        """Return the graph with the coordinates that the options ask for."""
         options, relative = self.lifting, graph.relative
         # Geometry keeps its precision under autocast.
         with without_autocast(graph.device):
@@ -357,7 +360,7 @@ class LieNetwork(Network):
     def _piecewise(
         self, layer: Callable[..., Tensor], found: list[Piece], graph: LiftedGraph, *fields: Tensor
     ) -> Tensor:
-        """``layer(*fields, graph)``, evaluated piece by piece if there are pieces."""
+        """Return ``layer(*fields, graph)``, evaluated piece by piece if there are pieces."""
         if not found:
             return self._through(layer, *fields, graph)
         rows = zip(*(Piece.rows(x, found) for x in fields), strict=True)
@@ -366,12 +369,12 @@ class LieNetwork(Network):
         return torch.cat(parts)[places.argsort()]
 
     def _on_piece(self, layer: Callable[..., Tensor], piece: Piece, *fields: Tensor) -> Tensor:
-        # A copy, since relative elements stay with the graph that they were made for.
+        # A copy, because relative elements keep their evaluated coordinates, which would stay in memory.
         graph = self._prepared(piece.graph.with_relative(replace(piece.graph.relative)))
         return layer(*fields, graph).index_select(0, piece.own)
 
     def _embedded(self, data: Any, graph: LiftedGraph, found: list[Piece]) -> Tensor:
-        """Field before the blocks, ``[points, fiber, channels]``."""
+        """Return the field before the blocks, ``[points, fiber, channels]``."""
         x = self.point_features(data, graph)
         field = self.embed(x)[:, None].expand(-1, graph.fiber, -1)
         seen = self.embed_vectors(data, graph)
@@ -381,13 +384,13 @@ class LieNetwork(Network):
         return field if seen is None else field + seen
 
     def point_features(self, data: Any, graph: LiftedGraph) -> Tensor:
-        """What the embedding sees of each point, ``[points, in_channels]``."""
+        """Return the input features of the lifted points, ``[points, in_channels]``."""
         check_is("graph", graph, LiftedGraph)
         return graph.spread(features(data, self.inputs, graph))
 
 
 class SeenByFrames(nn.Module):
-    """What the frames of each point see of its neighbors: an edge network, and a lifting convolution."""
+    """Convolution before the blocks: an edge network in the frames of each point, and a lifting convolution."""
 
     def __init__(self, dim: int, in_channels: int, in_vectors: int, channels: int, hidden: int, cutoff: float) -> None:
         super().__init__()
@@ -395,12 +398,12 @@ class SeenByFrames(nn.Module):
         self.convolution = LiftingConvolution(hidden, channels)
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, channels]`` of features ``[points, in_channels]`` and vectors."""
+        """Map features ``[points, in_channels]`` and vectors to a field ``[points, fiber, channels]``."""
         return cast(Tensor, self.convolution(self.edges(graph, x, vectors), graph))
 
 
 class SeenInCoordinates(nn.Module):
-    """A convolution of features, and of a constant beside them, with kernels of the coordinates."""
+    """Convolution before the blocks, of the features and a constant, with kernels of the coordinates."""
 
     def __init__(self, in_channels: int, channels: int, coordinates: int, rank: int) -> None:
         super().__init__()
@@ -411,20 +414,20 @@ class SeenInCoordinates(nn.Module):
         nn.init.normal_(self.convolution.weight, std=2.0 / math.sqrt(rank))
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, channels]`` of features ``[points, in_channels]``; vectors are not seen."""
+        """Map features ``[points, in_channels]`` to a field ``[points, fiber, channels]``; ``vectors`` are not used."""
         seen = F.pad(x, (0, 1), value=1.0)[:, None].expand(-1, graph.fiber, -1)
         return cast(Tensor, self.convolution(seen, graph))
 
 
 def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Generator | None = None) -> Tensor:
-    """Edges ``[kept]`` of a random share of each point's neighbors, at least one, itself if it is one."""
+    """Return edges ``[kept]`` to a random share of each point's neighbors: at least one, the point itself first."""
     device = neighbors.device
     draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64).to(device)
     if transformed() and is_batched(draw):
         reason = "torch.func.vmap with randomness='different' would keep different neighbors in each entry"
         raise RuntimeError(f"neighbor_dropout: {reason}; use randomness='same'")
     draw = torch.where(neighbors.is_loop, 0.0, draw)
-    # By target, then by draw.
+    # Sorted by target, then by the random number.
     order = (neighbors.target + 0.5 * draw).argsort(stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=device)
@@ -433,10 +436,10 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
 
 
 def _is_rigid(space: HomogeneousSpace) -> bool:
-    """Whether a space is R^d under rigid motions, of a group that the library defines.
+    """Whether a space is R^d with rigid motions of a group that the library defines.
 
-    Lie groups that users define are not tested, as :func:`lieattn.geometry.lift` does: the answer decides which layers
-    a network has, and so which saved weights fit it.
+    User-defined Lie groups are not tested numerically, as in :func:`lieattn.geometry.lift`, because the result decides
+    which layers a network has, and so which saved weights fit it.
     """
     linear = space.stabilizer
     rigid = linear is None or isinstance(linear, SO | O) or (isinstance(linear, FiniteGroup) and linear.is_orthogonal)

@@ -36,41 +36,42 @@ from lieattn.models.lie._network import (
 from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
-_DISC = 15.0  # pixels; what the authors keep of a 28 x 28 image
+_DISC = 15.0  # pixels; the disc of a 28 x 28 image that the authors keep
 _PAPER: dict[str, Any] = {"neighborhood": AllPairs(), "lifting": Lifting(local=0)}
 
 
 class LieTransformer(LieNetwork):
-    r"""Self-attention on points lifted to a group, and outputs for every cloud or point.
+    r"""LieTransformer (Hutchinson et al. 2021): self-attention on points lifted to a group.
 
-    Points x_i of X = G/H are lifted to group elements g_ia; a linear map embeds the features, the same over the whole
-    fiber; a convolution adds what each element sees of its neighbors; :class:`lieattn.nn.LieBlock` follow; the field is
-    pooled.
+    Points x_i of X = G/H are lifted to group elements g_ia. A linear map embeds the features, with the same values on
+    all elements of the fiber. A convolution adds the geometry of the neighbors as seen from each element. Then
+    :class:`lieattn.nn.LieBlock` modules follow, and the field is pooled to outputs for each cloud or point.
 
-    **Equivariance.** Outputs do not change, or turn along, when all elements move by one element of G.
-    :attr:`guarantee` says in words for which motions of the *points* that is so with the frames chosen: exactly for a
-    finite group of frames and for frames made of the data, on average for sampled ones.
+    **Equivariance.** Outputs are invariant, or rotate, when one element of G acts on all lifted elements.
+    :attr:`guarantee` states for which motions of the *points* this holds with the chosen frames: exactly for a finite
+    group of frames and for frames computed from the data, and on average for sampled frames.
 
     Parameters
     ----------
     in_channels
         Number of features ``data.x`` of a point; or :class:`Species`, :class:`SortedDistances` or
-        :class:`CloudInputs`, which make them.
+        :class:`CloudInputs`, which compute features.
     out_channels
-        Numbers, or vectors, for every cloud or point.
+        Number of outputs, numbers or vectors, for each cloud or point.
     frames
-        What stands over each point, see :func:`lieattn.geometry.lift`; None where the stabilizer H is trivial.
+        Frames of each point, see :func:`lieattn.geometry.lift`; None if the stabilizer H is trivial.
     neighborhood
-        Which points attend to which.
+        Neighbors that each point attends to.
     space
-        X = G/H, for example ``Sphere()`` or ``Euclidean(SE(2))``; if absent, R^3 (for a finite group R^d) under the
+        X = G/H, for example ``Sphere()`` or ``Euclidean(SE(2))``; if absent, R^3 (for a finite group R^d) with the
         motions that the frames belong to, see :func:`lieattn.geometry.natural_space`.
     channels, layers, heads
-        Of the attention blocks.
+        Sizes of the attention blocks.
     vector_inputs
-        Attributes of the data with vectors ``[points, dim]``, which enter as the frames see them, if orthogonal.
+        Names of attributes of the data with vectors ``[points, dim]``. A linear map of their components in the frames,
+        which must be orthogonal, is added to the embedding.
     lifting, attention, readout
-        Further options.
+        Further options, see :class:`Lifting`, :class:`AttentionOptions` and :class:`Readout`.
 
     Examples
     --------
@@ -116,12 +117,12 @@ class LieTransformer(LieNetwork):
 
     @classmethod
     def qm9(cls, out_channels: int = 1, **options: Any) -> LieTransformer:
-        """Network for molecules with the widths of the paper, on average invariant to SE(3)."""
+        """Network for molecules with the widths of the paper, invariant to SE(3) on average."""
         return cls(Species(), out_channels, **{**_PAPER, "frames": SampledFrames(1), **options})
 
     @classmethod
     def constellation(cls, repetitions: int = 2, *, samples: int = 4, **options: Any) -> LieTransformer:
-        """Network that counts four patterns among points of the plane, ``[clouds, 4 * (repetitions + 1)]`` logits."""
+        """Network that counts four patterns among points of the plane; logits ``[clouds, 4 * (repetitions + 1)]``."""
         check_counts(repetitions=repetitions, samples=samples)
         preset = {**_PAPER, "space": Euclidean(SE(2)), "frames": SampledFrames(samples)}
         return cls(SortedDistances(17 * repetitions - 1), 4 * (repetitions + 1), **{**preset, **options})
@@ -133,10 +134,10 @@ class LieTransformer(LieNetwork):
         return cls(2, 1, **{**_PAPER, **preset, "attention": AttentionOptions(normalize="mean"), **options})
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LiftedGraph:
-        """Lifted clouds with the coordinates of all pairs.
+        """Lift the clouds and compute the coordinates of all pairs.
 
-        In training mode random frames and neighbors that are left out are new at every call, drawn from the generator
-        or torch's default one; in eval mode the same data gives the same graph.
+        In training mode, random frames and dropped neighbors are drawn anew in every call, from the generator or from
+        torch's default generator. In eval mode the same data gives the same graph.
         """
         graph = self._dropped(*self._lifted(data, generator))
         return graph if self.lifting.piece else self._prepared(graph)
@@ -155,10 +156,16 @@ class LieTransformer(LieNetwork):
 
 @dataclass(frozen=True, eq=False)
 class LieConvGeometry:
-    """Geometry of a forward pass: what :meth:`LieConvNet.geometry` makes of data.
+    """Geometry of a forward pass, computed by :meth:`LieConvNet.geometry`.
 
-    For each block the graph of its convolution, and the points ``[points kept]`` int64 that go on, None for all; then
-    the points behind the last block.
+    Attributes
+    ----------
+    graphs
+        Graph of the convolution of each block.
+    kept
+        For each block, indices ``[points kept]`` int64 of the points that remain after it; None for all points.
+    last
+        Graph of the points after the last block.
     """
 
     graphs: tuple[LiftedGraph, ...]
@@ -167,23 +174,25 @@ class LieConvGeometry:
 
 
 class LieConvNet(LieNetwork):
-    """Residual network of group convolutions on lifted points, and outputs for every cloud or point.
+    """LieConv (Finzi et al. 2020): residual network of group convolutions on lifted points.
 
-    A linear map embeds the features; :class:`lieattn.nn.LieBottleneck` blocks follow, behind each of which
-    farthest-point subsampling may thin the points out while channels and neighborhoods grow; then normalization and a
-    head.
+    A linear map embeds the features, :class:`lieattn.nn.LieBottleneck` blocks follow, and a normalization and a head
+    give outputs for each cloud or point. After each block, farthest-point subsampling can reduce the number of points,
+    while channels and neighborhoods grow.
 
-    **Equivariance.** As that of :class:`LieTransformer`. Subsampling starts at the outermost point and takes nearest
-    and farthest points by their distances, which rotations leave alone.
+    **Equivariance.** As for :class:`LieTransformer`. Subsampling starts at the outermost point and depends on distances
+    only, which rotations preserve.
 
     Parameters
     ----------
     in_channels, out_channels, frames, neighborhood, space, vector_inputs, lifting, readout
-        See :class:`LieTransformer`; the neighborhood is that of the first block.
+        See :class:`LieTransformer`. The neighborhood is that of the first block. ``lifting.piece`` must be None
+        (otherwise ValueError).
     channels, layers
-        Channels of the first block, number of blocks.
+        Channels of the first block, and number of blocks.
     convolution
-        Of the blocks and of subsampling; with it outputs of points (``pool="none"``) are refused.
+        Options of the blocks and of the subsampling. With subsampling, outputs at points (``pool="none"``) raise
+        ValueError.
     """
 
     def __init__(
@@ -230,14 +239,14 @@ class LieConvNet(LieNetwork):
     def qm9(cls, out_channels: int = 1, **options: Any) -> LieConvNet:
         """Network for molecules with the widths of the paper, invariant to translations: 21.3 M parameters.
 
-        With frames it is invariant to rotations too.
+        With ``frames`` it is also invariant to rotations, exactly or on average.
         """
         space = Euclidean(Translations(3)) if options.get("frames") is None else None
         return cls(Species(), out_channels, **{**_PAPER, "space": space, "channels": 1536, **options})
 
     @classmethod
     def images(cls, in_channels: int = 1, out_channels: int = 10, *, frames: AnyFrames, **options: Any) -> LieConvNet:
-        """Network for images as points, see :func:`image_points`: a tenth of the pixels is left at the end."""
+        """Network for images as points, see :func:`image_points`; a tenth of the pixels remain after the last block."""
         preset = {**_PAPER, "space": Euclidean(SE(2)), "frames": frames, "neighborhood": Radius(3.0), "channels": 128}
         preset["convolution"] = ConvolutionOptions(downsampling=0.1)
         return cls(in_channels, out_channels, **{**preset, **options})
@@ -256,7 +265,7 @@ class LieConvNet(LieNetwork):
         return (*super().jumps, *chosen)
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:
-        """Graph of every block, the points lifted once; in training mode random parts are new at every call."""
+        """Lift the points once and return the graph of every block; random parts of training are drawn in each call."""
         graph, generator = self._lifted(data, generator)
         neighborhood, dim = self.neighborhood, self.space.group.dim
         graphs: list[LiftedGraph] = []
@@ -281,11 +290,20 @@ class LieConvNet(LieNetwork):
 
 
 def image_points(images: Tensor, radius: float | None = _DISC) -> tuple[Tensor, Tensor, Tensor]:
-    """Images as point clouds about their centers, cut to a disc so that no corner comes or goes in a rotation.
+    """Convert images to point clouds about their centers, cut to a disc so that rotations do not move corners out.
 
-    From images ``[images, channels, height, width]`` to the values ``[points, channels]``, the places in pixels
-    ``[points, 2]`` (to the right and up, the center at 0) and the image ``[points]`` int64 of each pixel. The radius is
-    in pixels; None keeps all of them.
+    Parameters
+    ----------
+    images
+        Floating images ``[images, channels, height, width]``.
+    radius
+        Radius of the disc in pixels; None keeps all pixels.
+
+    Returns
+    -------
+    x, pos, batch
+        Values ``[points, channels]``; positions ``[points, 2]`` in pixels, to the right and up, with the center at 0;
+        and the image ``[points]`` int64 of each pixel.
     """
     check_arguments(image_points, locals())
     if images.ndim != 4:

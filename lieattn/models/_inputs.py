@@ -1,4 +1,4 @@
-"""How networks read their inputs: features and vectors of the points, in the precision of the weights."""
+"""Inputs of the networks: features and vectors of the points, converted to the precision of the weights."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method ``method(self, data, ...)`` of a network that computes in the precision of its weights.
+    """Decorate a method ``method(self, data, ...)`` of a network so that it computes in the precision of the weights.
 
-    Floating inputs in another dtype are converted to that of the weights. With weights in half precision it gives
-    what autocast gives for these weights in float32, so that geometry keeps single precision, in the dtype of the
-    weights; statistics that it changes are kept.
+    Floating inputs are converted to the dtype of the weights. With weights in half precision, the result is that of
+    autocast with these weights in float32, rounded to the dtype of the weights, so that geometry keeps single
+    precision. Buffers that the method updates, such as running statistics, are updated in the network.
     """
     names = tuple(inspect.signature(method).parameters)[2:]
 
@@ -60,9 +60,11 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class VectorEmbedding(nn.Module):
-    """Linear map to ``channels`` of the components in the frames of vectors ``[points, dim]``, attributes of the data.
+    """Linear map to ``channels`` of the components of vectors in the frames.
 
-    **Equivariance.** If points, frames and vectors turn together, the components stay with the frames.
+    The vectors are the attributes ``names`` of the data, each ``[points, dim]``.
+
+    **Equivariance.** If points, frames and vectors rotate together, the components in the frames do not change.
     """
 
     def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:
@@ -73,7 +75,7 @@ class VectorEmbedding(nn.Module):
         self.linear = nn.Linear(dim * len(self.names), channels, bias=False) if self.names else None
 
     def forward(self, data: Any, graph: LiftedGraph) -> Tensor | None:
-        """``[points, fiber, channels]``, None without names."""
+        """Return a field ``[points, fiber, channels]``, or None if there are no names."""
         if self.linear is None:
             return None
         check_is("graph", graph, LiftedGraph)
@@ -85,9 +87,9 @@ class VectorEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class Species:
-    """One-hot species times powers 0, 1, 2 of the charge, made of ``data.z``; ``species`` are the charges known.
+    """One-hot species times the powers 0, 1, 2 of the nuclear charge ``data.z``; ``species`` are the known charges.
 
-    Channel ``3 a + q`` is (z / largest z of the table)^q for atoms of species a, 0 for others.
+    Channel ``3 a + q`` is (z / largest charge in ``species``)^q for atoms of species a, and 0 for other atoms.
     """
 
     species: Sequence[int] = (1, 6, 7, 8, 9)
@@ -101,7 +103,10 @@ class Species:
         return 3 * len(self.species)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Features ``[points, channels]`` in torch's default dtype; z must be int64 ``[points]``, of known species."""
+        """Return features ``[points, channels]`` in torch's default dtype.
+
+        TypeError is raised if ``data.z`` is not an int64 tensor ``[points]``, ValueError if a species is unknown.
+        """
         z = getattr(data, "z", None)
         if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.ndim != 1:
             raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
@@ -112,15 +117,15 @@ class Species:
             raise ValueError(f"data.z: expected charges among {list(self.species)}, got {int(z[atom])} for atom {atom}")
         charge = z.to(torch.get_default_dtype()) / max(self.species)
         power = charge[:, None] ** torch.arange(3, device=z.device)
-        power = power.masked_fill(unknown[:, None], torch.nan)  # to be seen in the output if it was not looked at
+        power = power.masked_fill(unknown[:, None], torch.nan)  # visible in the output if the check was skipped
         return (one_hot[:, :, None] * power[:, None]).flatten(1)
 
 
 @dataclass(frozen=True)
 class SortedDistances:
-    """Distances of each point to the others of its cloud, largest first, zeros where there are fewer than channels.
+    """Distances of each point to the other points of its cloud, largest first, padded with zeros to ``channels``.
 
-    Invariant under E(d) and permutations; where points coincide gradients are 0.
+    They are invariant to E(d) and to permutations. Gradients of the distance of coincident points are 0.
     """
 
     channels: int
@@ -130,7 +135,7 @@ class SortedDistances:
         check_counts(channels=self.channels)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Features ``[points, channels]``; ValueError if a cloud has more points."""
+        """Return features ``[points, channels]``; ValueError if a cloud has more than ``channels + 1`` points."""
         check_is("clouds", clouds, PointClouds)
         batch = clouds.batch
         same = batch[:, None] == batch
@@ -144,22 +149,22 @@ class SortedDistances:
 
 @dataclass(frozen=True)
 class CloudInputs:
-    """Features of the points, and behind them numbers of their whole cloud, such as its total charge and its spin.
+    """Features of the points followed by numbers of their whole cloud, such as its total charge and its spin.
 
-    It stands where networks take the number of their features: ``FramewiseTransformer(frames, CloudInputs(("charge",
-    "spin"), 5), 1)``. The first linear map of the network embeds the numbers and adds this to the embedding of every
-    point of the cloud.
+    Pass it to a network in place of the number of features: ``FramewiseTransformer(frames, CloudInputs(("charge",
+    "spin"), 5), 1)``. The first linear map of the network embeds the numbers of the cloud and adds the result to the
+    embedding of every point.
 
-    **Equivariance.** Motions of the points leave the numbers of a cloud alone, so the symmetry of the network stays.
+    **Equivariance.** The numbers of a cloud do not change when its points move, so the symmetry of the network is kept.
 
     Attributes
     ----------
     names
-        Attributes of the data with a number for each cloud, ``[clouds]`` or ``[clouds, 1]``, of any real dtype: a plain
-        number where there is one cloud. By the custom of ASE's ``info``, ``"charge"`` is the total charge in units of
-        e and ``"spin"`` the multiplicity 2S + 1.
+        Attributes of the data with a number for each cloud, ``[clouds]`` or ``[clouds, 1]``, of any real dtype; a
+        Python number is accepted for a single cloud. By the convention of ASE's ``info``, ``"charge"`` is the total
+        charge in units of e, and ``"spin"`` the multiplicity 2S + 1.
     points
-        What else is seen of each point: the number of its features ``data.x``, or what makes them.
+        Number of features ``data.x`` of each point, or an object that computes features.
     """
 
     names: Sequence[str]
@@ -176,14 +181,14 @@ class CloudInputs:
         return (self.points if isinstance(self.points, int) else self.points.channels) + len(self.names)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Features ``[points, channels]``; ValueError if the data have no such number of each cloud."""
+        """Return features ``[points, channels]``; ValueError if a number of the clouds is missing."""
         check_is("clouds", clouds, PointClouds)
         own = features(data, self.points, clouds)
         batch = clouds.batch[:: clouds.levels] if isinstance(clouds, LiftedGraph) else clouds.batch
         return torch.cat([own, self.of_clouds(data, clouds.num_clouds).to(own)[batch]], dim=1)
 
     def of_clouds(self, data: Any, clouds: int) -> Tensor:
-        """The numbers alone, ``[clouds, names]``, floating."""
+        """Return the numbers of the clouds, ``[clouds, names]``, in a floating dtype."""
         check_counts(0, clouds=clouds)
         found = []
         for name in self.names:
@@ -201,18 +206,18 @@ class CloudInputs:
 
 
 PointInputs = int | Species | SortedDistances | CloudInputs
-"""What networks see of each point beside its position: a number of features ``data.x``, or what makes them."""
+"""Input features of the points: a number of features ``data.x``, or an object that computes features."""
 
 
 def read_inputs(inputs: PointInputs) -> tuple[PointInputs, int, tuple[str, ...]]:
-    """The inputs of a network, the number of its features, and attributes of the data with numbers of the clouds."""
+    """Return the inputs, the number of features, and the names of attributes with numbers of the clouds."""
     count = inputs if isinstance(inputs, int) else inputs.channels
     check_counts(in_channels=count)
     return inputs, count, tuple(inputs.names) if isinstance(inputs, CloudInputs) else ()
 
 
 def attribute(data: Any, name: str) -> Tensor:
-    """A tensor of the data, by its name."""
+    """Return a tensor of the data by its name; ValueError if it is missing."""
     value = getattr(data, name, None)
     if not isinstance(value, Tensor):
         raise ValueError(f"data.{name}: expected a tensor, got {type(value).__name__}")
@@ -220,9 +225,10 @@ def attribute(data: Any, name: str) -> Tensor:
 
 
 def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
-    """Invariant features ``[points, channels]`` in the dtype of the positions.
+    """Return invariant features ``[points, channels]``.
 
-    Where ``inputs`` are a number these are ``data.x``, checked, and the constant 1 where data have none.
+    If ``inputs`` is a number, the features are ``data.x``, or the constant 1 if the data have none. TypeError or
+    ValueError is raised if their shape or dtype is wrong.
     """
     if not isinstance(inputs, int):
         return inputs(data, clouds).to(clouds.pos)
@@ -246,12 +252,12 @@ def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
 
 @functools.cache
 def _say_constant() -> None:
-    """Say once in a process that points get a feature."""
+    """Log a warning, once per process, that points get a constant feature."""
     _log.warning("data.x: the data have no features; every point gets the feature 1 (in_channels=1)")
 
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
-    """Vector inputs ``[points, names, dim]``, checked."""
+    """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape."""
     dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
     found, expected = [], (_num_points(clouds), dim)
     for name in names:
@@ -265,7 +271,7 @@ def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
 
 
 def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
-    """A field plus the vectors at its pixels, whose images may have a wider border."""
+    """Add to a field the vectors at its pixels; the vectors may have a wider border, which is cut off."""
     if vectors is None:
         return x
     check_is("vectors", vectors, Tensor)
@@ -278,7 +284,7 @@ def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
 
 
 class _Method(nn.Module):
-    """A method of a network as the forward call of a module around it, so that its weights can be replaced."""
+    """A module whose forward call is a method of a network, so that ``functional_call`` can replace the weights."""
 
     def __init__(self, network: nn.Module, method: Callable[..., Any]) -> None:
         super().__init__()
@@ -289,13 +295,13 @@ class _Method(nn.Module):
 
 
 def _state(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, with their names in :class:`_Method`."""
+    """Yield parameters and buffers with their names in :class:`_Method`."""
     yield from network.named_parameters(prefix="network")
     yield from network.named_buffers(prefix="network")
 
 
 def _as_dtype(network: nn.Module, data: Any, dtype: torch.dtype) -> Any:
-    """Images, or data whose inputs of the network are of a dtype; a copy if any were not."""
+    """Convert images, or the attributes of data that are inputs of the network; return a copy if any dtype changes."""
     if isinstance(data, Tensor):
         return data.to(dtype) if data.is_floating_point() else data
     if isinstance(data, PointClouds):
@@ -312,14 +318,14 @@ def _as_dtype(network: nn.Module, data: Any, dtype: torch.dtype) -> Any:
 
 
 def _rounded(found: Any, dtype: torch.dtype) -> Any:
-    """Outputs, or the field of what a network gives, in a dtype; its geometry is left alone."""
+    """Convert outputs, or the field ``x`` of a result, to a dtype; the geometry of the result is not converted."""
     if isinstance(found, Tensor):
         return found.to(dtype)
     return found._replace(x=found.x.to(dtype)) if hasattr(found, "_replace") and hasattr(found, "x") else found
 
 
 def with_planes(images: Tensor, inputs: PointInputs, data: Any) -> Tensor:
-    """Images ``[images, channels, *sides]``, and behind these channels the numbers of each image at all its pixels."""
+    """Append the numbers of each image as constant planes to the channels of images ``[images, channels, *sides]``."""
     if not isinstance(inputs, CloudInputs):
         return images
     if isinstance(data, Tensor):
@@ -330,10 +336,10 @@ def with_planes(images: Tensor, inputs: PointInputs, data: Any) -> Tensor:
 
 
 def _one_each(clouds: int) -> list[tuple[int, ...]]:
-    """Shapes of a number for each cloud."""
+    """Return the accepted shapes of a tensor with a number for each cloud."""
     return [(clouds,), (clouds, 1), *([()] if clouds == 1 else [])]
 
 
 def _num_points(clouds: PointClouds) -> int:
-    """Points of clouds, which stand for several nodes of a graph on a fiber of scales."""
+    """Return the number of points of clouds; each point is several nodes of a graph with a fiber of scales."""
     return clouds.num_points // clouds.levels if isinstance(clouds, LiftedGraph) else clouds.num_points

@@ -1,4 +1,4 @@
-"""Forces of energies, and dynamics of Hamiltonians, for any network."""
+"""Forces and stresses from energies, and Hamiltonian dynamics, for any network."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_s
 
 
 class EnergyAndForce(NamedTuple):
-    """Energies ``[clouds]``, and forces ``[points, dim]`` in the unit of the energy over that of the positions."""
+    """Energies ``[clouds]``, and forces ``[points, dim]`` in units of energy over length."""
 
     energy: Tensor
     force: Tensor
 
 
 class EnergyForceStress(NamedTuple):
-    """What :class:`EnergyForces` gives with ``stress``.
+    """Outputs of :class:`EnergyForces` with ``stress``.
 
-    Energies ``[clouds]``; forces ``[points, dim]``, energy over length; stresses ``[clouds, dim, dim]``, energy over
-    length to the power of dim; virials ``[clouds, dim, dim]``, energy.
+    Energies ``[clouds]``; forces ``[points, dim]`` in units of energy over length; stresses ``[clouds, dim, dim]`` in
+    units of energy over length to the power of dim; virials ``[clouds, dim, dim]`` in units of energy.
     """
 
     energy: Tensor
@@ -44,32 +44,34 @@ class EnergyForceStress(NamedTuple):
 class EnergyForces(Wrapper):
     r"""Energy of every cloud, and the conservative forces :math:`F_i = -\partial E / \partial x_i`.
 
-    With ``stress`` also, for clouds that repeat along all vectors of ``data.cell``, stress and virial
+    If ``stress`` is true, the outputs include stress and virial of clouds that are periodic along all vectors of
+    ``data.cell``,
 
     .. math::  \sigma = \frac{1}{V} \frac{\partial E}{\partial \epsilon}, \qquad W = -V \sigma,
 
-    where the symmetric strain ε moves points and cell, x ↦ (1 + ε) x, and V is the volume of the cell. With energies in
-    eV and lengths in Å, stresses are in eV/Å³. They are full symmetric matrices with the sign of ASE's
+    where the symmetric strain ε deforms points and cell, x ↦ (1 + ε) x, and V is the volume of the cell. With energies
+    in eV and lengths in Å, stresses are in eV/Å³. They are full symmetric matrices with the sign convention of ASE's
     ``atoms.get_stress(voigt=False)``: the trace is negative under pressure.
 
-    **Equivariance.** If the network is invariant to a group of motions, the forces turn with the points, F ↦ R F, and
-    stresses and virials are tensors, σ ↦ R σ Rᵀ. If it is invariant to translations, the forces of a cloud sum to zero.
+    **Equivariance.** If the network is invariant to a group of motions, the forces rotate with the points, F ↦ R F, and
+    stresses and virials transform as tensors, σ ↦ R σ Rᵀ. If the network is invariant to translations, the forces of a
+    cloud sum to zero.
 
-    In training the results carry gradients, so that losses on forces are differentiated twice; in eval mode they are
-    detached. Callers may have gradients off (``torch.no_grad``, ``torch.inference_mode``).
+    In training mode the results are differentiable, so that losses on forces are differentiated twice; in eval mode
+    they are detached. Gradients are computed even under ``torch.no_grad`` and ``torch.inference_mode``.
 
     Parameters
     ----------
     model
-        ``model(data)`` gives one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
-        ``data.pos``. A neighborhood that leaves open whether it is smooth, ``Radius(3.0)``, becomes smooth, in the
-        model itself, so wrap it before it is trained. Models with windows of their own stay as they are.
+        ``model(data)`` returns one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
+        ``data.pos``. A neighborhood that does not specify whether it is smooth, such as ``Radius(3.0)``, is made smooth
+        in the model itself, so wrap the model before training. Models with windows of their own are not changed.
     stress
-        Whether to give stress and virial too: an :class:`EnergyForceStress`, in place of an :class:`EnergyAndForce`.
+        Whether to return an :class:`EnergyForceStress` in place of an :class:`EnergyAndForce`.
     jumps
-        ``"refuse"`` raises ValueError for a network whose energies jump as points move all the same
-        (:attr:`Network.jumps`), as with ``Radius(3.0, smooth=False)``, which dynamics would not conserve; ``"allow"``
-        takes it.
+        With ``"refuse"``, ValueError is raised if the energies of the network are discontinuous as points move
+        (:attr:`Network.jumps`), for example with ``Radius(3.0, smooth=False)``, because dynamics would not conserve
+        energy. ``"allow"`` accepts discontinuous energies.
 
     Examples
     --------
@@ -93,7 +95,7 @@ class EnergyForces(Wrapper):
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        """Those of the energy, and its kinks, where forces jump."""
+        """Discontinuities of the energy, and its kinks, at which forces are discontinuous."""
         kinks = ("the energy has kinks, from maxima or relu, where forces jump",) if self.has_kinks else ()
         return (*super().jumps, *kinks)
 
@@ -107,11 +109,22 @@ class EnergyForces(Wrapper):
         }
 
     def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce | EnergyForceStress:
-        """Energies, forces and, if asked for, stresses and virials of data, which are not changed.
+        """Return energies and forces of data and, with ``stress``, stresses and virials.
 
-        TypeError or ValueError is raised if there are no floating positions, not one energy a cloud, or no stress
-        because clouds do not repeat along all vectors. Results can be differentiated further with ``create_graph``; in
-        training mode and where gradients are on, if it is absent.
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch``. It is not changed.
+        create_graph
+            Whether the results are differentiable. The default is true in training mode with gradients enabled.
+
+        Raises
+        ------
+        TypeError
+            If the data have no floating positions.
+        ValueError
+            If the model does not return one energy per cloud, or if ``stress`` is true and a cloud is not periodic
+            along all cell vectors.
         """
         check_arguments(EnergyForces.forward, locals())
         if create_graph is None:
@@ -123,13 +136,13 @@ class EnergyForces(Wrapper):
 def differentiated(
     energy: Callable[[Any], Tensor], data: Any, stress: bool, create_graph: bool = False
 ) -> EnergyAndForce | EnergyForceStress:
-    """Energies ``[clouds]`` of data and their derivatives by positions and, if asked for, by the strain of cells."""
+    """Return energies ``[clouds]`` of data, forces and, if ``stress`` is true, stresses and virials."""
     pos = getattr(data, "pos", None)
     if not isinstance(pos, Tensor) or not pos.is_floating_point():
         raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
     if not stress:
         return EnergyAndForce(*_energy_and_force(lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph))
-    with torch.inference_mode(False):  # or gradients could not save what is made here
+    with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
         clouds = point_clouds(data)
         strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
     cell, pbc = clouds.cell, clouds.pbc
@@ -138,7 +151,7 @@ def differentiated(
         raise ValueError(f"data.cell: stress needs clouds that are periodic along all cell vectors, but {which}")
 
     def of_strain(x: Tensor, strain: Tensor) -> Tensor:
-        # Rows are vectors, and the deformation is symmetric.
+        # The rows are vectors, so the matrix acts from the right; it is symmetric.
         deformation = torch.eye(x.shape[1]).to(x) + (strain + strain.mT) / 2
         moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
         return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
@@ -149,7 +162,7 @@ def differentiated(
 
 
 def _with(data: Any, **changed: Tensor) -> Any:
-    """A shallow copy of data with other attributes."""
+    """Return a shallow copy of data with changed attributes."""
     data = copy.copy(data)
     for name, value in changed.items():
         setattr(data, name, value)
@@ -158,7 +171,7 @@ def _with(data: Any, **changed: Tensor) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """States of a roll-out at ``times`` ``[times]``: position and momentum ``[times, *]`` as the initial ones."""
+    """States at ``times`` ``[times]``: position and momentum ``[times, *]``, where ``*`` is the initial shape."""
 
     times: Tensor
     position: Tensor
@@ -167,16 +180,16 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class EnergyDrift:
-    """How far the energy strays on a roll-out, over all clouds.
+    """Deviation of the energy from its initial value along trajectories, over all clouds.
 
     Attributes
     ----------
     initial
         Mean of the initial energies.
     largest, final
-        Largest difference from the initial energy, at any time and at the last one.
+        Largest absolute difference from the initial energy of a cloud, over all times and at the last time.
     relative
-        ``largest`` over the largest initial energy, in absolute values; infinite if that is zero and it strays.
+        ``largest`` over the largest absolute initial energy; infinite if the latter is zero and the former is not.
     """
 
     initial: float
@@ -189,7 +202,7 @@ class EnergyDrift:
 
 
 def energy_drift(energy: Tensor) -> EnergyDrift:
-    """Summarize the energies ``[times, clouds]`` or ``[times]`` of a roll-out; at least one."""
+    """Summarize the energies ``[times, clouds]`` or ``[times]`` of trajectories; ValueError if there are none."""
     check_arguments(energy_drift, locals())
     if energy.ndim not in (1, 2) or energy.numel() == 0:
         raise ValueError(f"energy: expected [times] or [times, clouds] with entries, got {tuple(energy.shape)}")
@@ -202,7 +215,7 @@ def energy_drift(energy: Tensor) -> EnergyDrift:
 
 
 class Given(TypedDict, total=False):
-    """Beside the state: ``batch`` ``[points]`` int64, one cloud if absent; by name ``attributes`` that V reads."""
+    """Optional arguments: ``batch`` ``[points]`` int64 (one cloud if absent), and further ``attributes`` for V."""
 
     batch: Tensor | None
     attributes: Mapping[str, Tensor] | None
@@ -213,26 +226,26 @@ class HamiltonianDynamics(Wrapper):
 
     .. math::  \dot q = \partial H / \partial p = p / m, \qquad \dot p = -\partial H / \partial q
 
-    V is any invariant network on point clouds. It sees positions relative to the mean of their cloud, so the total
+    V is any invariant network on point clouds. Its positions are relative to the mean of their cloud, so the total
     momentum is conserved.
 
-    **Equivariance.** If V is invariant to a group of rotations and mirrors R, trajectories turn along: from
-    (R q, R p) starts R times the trajectory from (q, p).
+    **Equivariance.** If V is invariant to a group of rotations and reflections R, trajectories are equivariant: the
+    trajectory that starts at (R q, R p) is R times the trajectory that starts at (q, p).
 
-    States are given as ``[points, dim]`` with cloud indices, or as ``[clouds, points, dim]``, in units that fit
-    together, for example positions in Å, masses in u, energies in u Å² / ps².
+    States are given as ``[points, dim]`` with cloud indices, or as ``[clouds, points, dim]``, in consistent units, for
+    example positions in Å, masses in u, energies in u Å² / ps².
 
     Parameters
     ----------
     potential
-        As the model of :class:`EnergyForces`, whose open radii become smooth: ``potential(data)`` gives one energy a
-        cloud, ``[clouds]`` or ``[clouds, 1]``, from a torch_geometric ``Data`` with ``pos`` (centered), ``mass``,
-        ``batch``, ``x`` (the features, if given) and the attributes given.
+        ``potential(data)`` returns one energy per cloud, ``[clouds]`` or ``[clouds, 1]``, for a torch_geometric
+        ``Data`` with ``pos`` (centered), ``mass``, ``batch``, ``x`` (the features, if given) and the given attributes.
+        Radii that do not specify whether they are smooth are made smooth, as by :class:`EnergyForces`.
     center
-        Whether V sees positions relative to the mean.
+        Whether positions for V are relative to the mean of the cloud.
     method, rtol, atol, options
-        Of ``torchdiffeq.odeint``: ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its steps to the
-        tolerances; ``options={"step_size": 0.01}`` makes steps finer than the times.
+        Arguments of ``torchdiffeq.odeint``. ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its
+        steps to the tolerances; ``options={"step_size": 0.01}`` makes steps finer than the times.
     jumps
         See :class:`EnergyForces`.
     """
@@ -258,13 +271,13 @@ class HamiltonianDynamics(Wrapper):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Positions and momenta."""
+        """Kinds of the two halves of the outputs, position and momentum."""
         return "position", "vector"
 
     def hamiltonian(
         self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
     ) -> Tensor:
-        """Energies H ``[clouds]``; arguments as in :meth:`field`."""
+        """Return the energies H ``[clouds]``; arguments as in :meth:`field`."""
         system = _System(position, momentum, mass, features, **given)
         kinetic = system.clouds.sum(system.momentum.square().sum(dim=1) / (2 * system.mass))
         return kinetic + self._potential(system.position, system)
@@ -272,20 +285,26 @@ class HamiltonianDynamics(Wrapper):
     def field(
         self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
     ) -> tuple[Tensor, Tensor]:
-        """The field J ∇H = (∂H/∂p, -∂H/∂q): velocities and forces, in the shape of the positions.
+        """Return J ∇H = (∂H/∂p, -∂H/∂q): velocities and forces, in the shape of the positions.
 
-        The result carries gradients if the caller has them on, and is detached otherwise.
+        The result is differentiable if gradients are enabled, and detached otherwise.
 
         Parameters
         ----------
         position, momentum
             q and p, ``[points, dim]`` or ``[clouds, points, dim]``.
         mass
-            Positive, ``[points]`` or ``[clouds, points]``.
+            Positive masses, ``[points]`` or ``[clouds, points]``.
         features
-            What V takes as ``data.x``, ``[points, channels]`` or ``[clouds, points, channels]``.
+            ``data.x`` for V, ``[points, channels]`` or ``[clouds, points, channels]``.
         **given
-            See :class:`Given`.
+            ``batch`` ``[points]`` int64, if the state is ``[points, dim]`` and has several clouds, and ``attributes``,
+            a mapping of tensors by name that V reads from the data.
+
+        Raises
+        ------
+        ValueError
+            If shapes or dtypes do not agree, or a mass is not positive.
         """
         system = _System(position, momentum, mass, features, **given)
         velocity, force = self._field(system.position, system.momentum, system)
@@ -300,9 +319,11 @@ class HamiltonianDynamics(Wrapper):
         features: Tensor | None = None,
         **given: Unpack[Given],
     ) -> Trajectory:
-        """Roll the dynamics out; arguments as in :meth:`field`, and times ``[times]``, increasing or decreasing.
+        """Integrate the equations of motion.
 
-        The state given is that of the first time. It needs torchdiffeq (``pip install lieattn[dynamics]``).
+        The arguments are those of :meth:`field` and floating ``times`` ``[times]``, strictly increasing or decreasing
+        (otherwise ValueError). The given state is that of the first time. ImportError is raised without the package
+        torchdiffeq (``pip install lieattn[dynamics]``).
         """
         if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
             raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
@@ -326,18 +347,19 @@ class HamiltonianDynamics(Wrapper):
     def drift(
         self, trajectory: Trajectory, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
     ) -> EnergyDrift:
-        """How far H strays on a trajectory; arguments as in :meth:`field`."""
+        """Return the deviation of H from its initial value on a trajectory; arguments as in :meth:`field`."""
         check_arguments(HamiltonianDynamics.drift, locals())
         states = zip(trajectory.position, trajectory.momentum, strict=True)
         with torch.no_grad():
             return energy_drift(torch.stack([self.hamiltonian(*state, mass, features, **given) for state in states]))
 
     def forward(self, data: Any) -> Tensor:
-        """Roll out clouds over their common times: position, then momentum, ``[points, times, 2 dim]``.
+        """Return the trajectory of clouds over their common times: position and momentum, ``[points, times, 2 dim]``.
 
-        The data have ``pos`` ``[points, dim]``, ``momentum`` likewise or velocities ``vel``, ``mass`` ``[points]``,
-        ``time`` ``[clouds, times]`` from the given state on, the same for all clouds, and perhaps features ``x``.
-        Without ``mass``, masses are the first channel of ``x``, as in ``lieattn_datasets.Springs``.
+        The data have ``pos`` ``[points, dim]``, ``momentum`` or velocities ``vel`` of the same shape, ``mass``
+        ``[points]``, ``time`` ``[clouds, times]`` with the same times for all clouds, starting at the given state, and
+        optionally features ``x``. Without ``mass``, the masses are the first channel of ``x``, as in
+        ``lieattn_datasets.Springs``. TypeError is raised if an attribute is missing, ValueError if times differ.
         """
         for name in ("pos", "time"):
             if not isinstance(getattr(data, name, None), Tensor):
@@ -374,7 +396,7 @@ class HamiltonianDynamics(Wrapper):
 
 
 class _System:
-    """What does not change along a trajectory, and the state that is given, one point after another."""
+    """Masses, clouds and attributes, which are constant along a trajectory, and the initial state ``[points, dim]``."""
 
     def __init__(
         self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None, **given: Unpack[Given]
@@ -398,7 +420,7 @@ class _System:
         if batch is not None and (position.ndim != 2 or batch.shape != shape[:1] or batch.dtype != torch.int64):
             raise ValueError(f"batch: expected int64 [points] with positions [points, dim], got {tuple(batch.shape)}")
         self.position, self.momentum = (value.reshape(-1, shape[-1]) for value in (position, momentum))
-        # Outside of inference mode, or gradients could not save what is made here.
+        # Autograd cannot save tensors that are created in inference mode.
         with torch.inference_mode(False):
             self.mass = _usable(mass).reshape(-1).to(position.dtype)
             if batch is None:
@@ -413,18 +435,18 @@ class _System:
 
 
 def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
-    """Energies ``[clouds]`` and minus the gradient of their sum."""
+    """Return energies ``[clouds]`` and minus the gradient of their sum."""
     values, gradient = _energy_and_gradients(energy, pos, create_graph=create_graph)
     return values, -gradient
 
 
 def _energy_and_gradients(energy: Callable[..., Tensor], *inputs: Tensor, create_graph: bool) -> tuple[Tensor, ...]:
-    """Energies ``[clouds]`` and the gradients of their sum by all inputs, detached unless a graph is created.
+    """Return energies ``[clouds]`` and the gradients of their sum by all inputs, detached unless a graph is created.
 
-    They are never compiled: of functions that are compiled in parts, torch gives second derivatives that are wrong.
+    The function is never compiled, because torch computes wrong second derivatives of partially compiled functions.
     """
     gradients: Callable[..., tuple[Tensor, ...]] = _gradients
-    if "torch._dynamo" in sys.modules:  # which takes a second to import, and without which nothing is compiled
+    if "torch._dynamo" in sys.modules:  # importing it takes a second, and nothing can be compiled without it
         gradients = torch.compiler.disable(_gradients)
     return gradients(energy, inputs, create_graph)
 
@@ -445,7 +467,7 @@ def _gradients(energy: Callable[..., Tensor], inputs: Sequence[Tensor], create_g
 
 
 def _usable(value: Any) -> Any:
-    """A tensor that gradients may save: one made in inference mode is copied, anything else is left alone."""
+    """Return a copy of a tensor that was created in inference mode, which autograd cannot save, or the value itself."""
     if isinstance(value, Tensor) and value.is_inference():
         with torch.inference_mode(False):
             return value.clone()

@@ -1,6 +1,6 @@
-"""Models of steerable features, on e3nn, to compare regular-representation models with.
+"""Models with steerable features, based on e3nn, for comparisons with regular-representation models.
 
-All have the interface of :class:`lieattn.models.FramewiseTransformer`, and are equivariant to all of E(3).
+All have the interface of :class:`lieattn.models.FramewiseTransformer` and are equivariant to E(3).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth
 
 __all__ = ["DistanceTransformer", "PointOptions", "RadialOptions", "SE3Transformer", "TensorFieldNetwork"]
 
-_TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
+_TINY = 1e-6  # times the cutoff: closer points count as coincident, with distance 0 and without a direction
 
 
 @dataclass(frozen=True)
 class RadialOptions:
-    """Functions of the distance: the number of Bessel functions, and hidden units of the networks of them."""
+    """Functions of the distance: the number of Bessel functions, and the hidden units of networks on them."""
 
     basis: int = 8
     hidden: int = 32
@@ -53,9 +53,9 @@ class RadialOptions:
 
 
 class PointOptions(TypedDict, total=False):
-    """Options that all networks here share; see :class:`lieattn.models.FramewiseTransformer`.
+    """Options of all networks in this module; see :class:`lieattn.models.FramewiseTransformer`.
 
-    ``cutoff`` is the distance at which neighbors count nothing, the neighborhood's own length if absent.
+    ``cutoff`` is the distance at which neighbors have no influence; the length of the neighborhood if absent.
     """
 
     neighborhood: Required[Neighborhood]
@@ -66,7 +66,7 @@ class PointOptions(TypedDict, total=False):
 
 
 class _PointNetwork(EquivariantModule):
-    """What all have in common: how data are read, and what outputs are."""
+    """Base class of the networks: reads the data, and pools the outputs."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _PointNetwork(EquivariantModule):
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> PointGeometry:
-        """Clouds with their edges; ValueError if the points are not in space."""
+        """Return the clouds with their edges; ValueError if positions do not have three coordinates."""
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: irreps of O(3) need 3 coordinates, got {tuple(clouds.pos.shape)}")
@@ -115,9 +115,9 @@ class _PointNetwork(EquivariantModule):
 
     @in_precision_of_weights
     def forward(self, data: Any, geometry: PointGeometry | None = None) -> Tensor:
-        """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis.
+        """Return outputs ``[clouds | points, out_channels]``, or vectors with a further axis of 3.
 
-        The ``geometry`` is made here if it is absent.
+        A single vector has no axis of channels. The ``geometry`` is computed from the data if it is absent.
         """
         clouds, edges = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, clouds), vectors(data, self.vector_inputs, clouds)
@@ -125,7 +125,7 @@ class _PointNetwork(EquivariantModule):
 
     @abc.abstractmethod
     def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
-        """Numbers ``[points, out_channels]`` or vectors ``[points, out_channels, 3]``."""
+        """Return numbers ``[points, out_channels]`` or vectors ``[points, out_channels, 3]``."""
 
     def _edges(self, neighbors: Neighbors, pos: Tensor) -> _Edges:
         keep = (~neighbors.is_loop).nonzero()[:, 0]
@@ -133,7 +133,7 @@ class _PointNetwork(EquivariantModule):
         vectors = neighbors.displacements(pos)[keep]
         square = vectors.square().sum(dim=1)
         apart = square > (_TINY * self.cutoff) ** 2
-        # Both branches of each where have finite derivatives, so coincident points do not spoil gradients.
+        # Both branches of each torch.where have finite derivatives, so gradients are finite for coincident points.
         length = torch.where(apart, square, 1.0).sqrt() * apart
         direction = torch.where(apart[:, None], vectors, vectors.new_tensor([1.0, 0.0, 0.0]))
         degrees = list(range(self.degree + 1))
@@ -155,11 +155,11 @@ class TensorFieldNetwork(_PointNetwork):
     in_channels, out_channels
         See :class:`lieattn.models.FramewiseTransformer`.
     channels, degree
-        Copies of each irrep, and the largest degree of features and harmonics.
+        Number of copies of each irrep, and largest degree of features and harmonics.
     layers
-        Convolutions.
+        Number of convolutions.
     radial
-        Functions of the distance, which weigh the paths.
+        Functions of the distance, which weight the paths of the tensor products.
     **options
         See :class:`PointOptions`.
     """
@@ -183,18 +183,18 @@ class TensorFieldNetwork(_PointNetwork):
         self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
         inputs = f"{self.in_channels}x0e" + (f" + {len(self.vector_inputs)}x1o" if self.vector_inputs else "")
         self.embed = o3.Linear(inputs, self.irreps, biases=True)
-        self.layers = nn.ModuleList()  # first in the order of parameters, last in that of random draws
+        self.layers = nn.ModuleList()  # declared here for the order of parameters, filled last for that of random draws
         self.norm = _IrrepsNorm(self.irreps)
         self.hidden = _GatedLinear(self.irreps)
         self.head = o3.Linear(self.irreps, f"{out_channels}x{'0e' if self.kind == 'invariant' else '1o'}", biases=True)
         self.layers.extend(self._layer() for _ in range(layers))
 
     def _layer(self) -> nn.Module:
-        """A layer ``layer(x, edges) -> x``."""
+        """Return a layer ``layer(x, edges) -> x``."""
         return _Convolution(self.irreps, self.degree, self.radial)
 
     def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
-        # Tensor products of e3nn take operands of one dtype, which those of autocast are not.
+        # Tensor products of e3nn need operands of the same dtype, which autocast would mix.
         with without_autocast(x.device):
             x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
             for layer in self.layers:
@@ -211,7 +211,7 @@ class SE3Transformer(TensorFieldNetwork):
     Parameters
     ----------
     heads
-        Attention heads; they divide ``channels``.
+        Number of attention heads, a divisor of ``channels``.
     in_channels, out_channels, channels, degree, layers, radial, **options
         See :class:`TensorFieldNetwork`.
     """
@@ -239,20 +239,20 @@ class SE3Transformer(TensorFieldNetwork):
 
 
 class DistanceTransformer(_PointNetwork):
-    """A transformer of invariant features that sees positions through distances only.
+    """A transformer on invariant features that depends on positions through distances only.
 
-    Scores are dot products plus a function of the distance, values are multiplied by another. Vectors are made at
-    the end, as sums of x_j - x_i and of the vector inputs with invariant coefficients (as in EGNN, Satorras et al.
-    2021, Eq. 4); lengths of vector inputs are features.
+    Scores are dot products plus a function of the distance, and values are multiplied by another function of it.
+    Vector outputs are sums of x_j - x_i and of the vector inputs with invariant coefficients (as in EGNN, Satorras
+    et al. 2021, Eq. 4). Squared lengths of vector inputs are input features.
 
     **Equivariance.** E(3), up to rounding.
 
     Parameters
     ----------
     channels, heads
-        Width, and attention heads, which divide it.
+        Width, and number of attention heads, a divisor of the width.
     in_channels, out_channels, layers, radial, **options
-        See :class:`TensorFieldNetwork`; 16 Bessel functions if absent.
+        See :class:`TensorFieldNetwork`. The default has 16 Bessel functions.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class DistanceTransformer(_PointNetwork):
 
     def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
         x = self.embed(torch.cat([x, directed.square().sum(dim=-1)], dim=1))
-        # For all edges of the lists: a point sees itself without radial functions and window.
+        # For all edges of the lists: loops have radial functions 0 and window 1, whose logarithm is 0.
         number = edges.lists.num_edges
         radial = edges.radial.new_zeros(number, self.radial.basis).index_copy(0, edges.kept, edges.radial)
         window = edges.window.new_zeros(number).index_copy(0, edges.kept, _log(edges.window))
@@ -300,33 +300,33 @@ class DistanceTransformer(_PointNetwork):
 
 @dataclass(frozen=True, eq=False)
 class _Edges:
-    """Edges without loops, from source to target, and what layers need of them."""
+    """Edges without loops, from source to target, and functions of their lengths and directions."""
 
     lists: Neighbors  # with loops
-    kept: Tensor  # [edges] int64, where they are among those
+    kept: Tensor  # [edges] int64, indices of these edges in the lists
     target: Tensor
     source: Tensor
     vectors: Tensor  # [edges, 3], x_source - x_target
     radial: Tensor  # [edges, basis], Bessel functions of the length times the window
     window: Tensor  # [edges], vanishes smoothly at the cutoff
     harmonics: Tensor  # [edges, (degree + 1)²], component normalization; 0 above degree 0 where points coincide
-    norm: Tensor  # [points], one over the root of 1 + the windows: what sums over neighbors are multiplied by
+    norm: Tensor  # [points], factor of sums over neighbors: 1 / sqrt(1 + sum of the windows)
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
-        """Messages ``[edges, *]`` summed at their targets, times the norm: ``[points, *]``."""
+        """Sum messages ``[edges, *]`` at their targets, and multiply by the norm: ``[points, *]``."""
         total = messages.new_zeros(len(self.norm), *messages.shape[1:]).index_add(0, self.target, messages)
         return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
 
 
 class PointGeometry(NamedTuple):
-    """What the networks make of positions."""
+    """Geometry of a forward pass: the clouds, and their edges."""
 
     clouds: PointClouds
     edges: _Edges
 
 
 class _Convolution(nn.Module):
-    """Residual layer: tensor product messages and a map of the point itself, through a gate."""
+    """Residual layer: tensor product messages plus a linear map of the point itself, followed by a gate."""
 
     def __init__(self, irreps: Any, degree: int, radial: RadialOptions) -> None:
         super().__init__()
@@ -341,7 +341,7 @@ class _Convolution(nn.Module):
 
 
 class _AttentionBlock(nn.Module):
-    """Pre-norm block: attention, then a gated map."""
+    """Pre-norm block: attention, then a gated linear map."""
 
     def __init__(self, irreps: Any, heads: int, degree: int, radial: RadialOptions) -> None:
         super().__init__()
@@ -356,14 +356,14 @@ class _AttentionBlock(nn.Module):
 
 
 class _DistanceBlock(nn.Module):
-    """Pre-norm block on scalars; the operator of the library with a fiber of one."""
+    """Pre-norm block on scalars, with the attention operator of the library and a fiber of size one."""
 
     def __init__(self, channels: int, heads: int, radial: RadialOptions) -> None:
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.projection, self.output = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-        # What is seen of the geometry should count from the start: searched as for EdgeNetwork, for a fair comparison.
+        # The geometry should have an effect at the start. Factors were tuned as for EdgeNetwork, for fair comparisons.
         self.radial = _two_linears(radial.basis, radial.hidden, heads + channels, factors=(1.5, 2.0))
         self.network = nn.Sequential(nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels))
         keep_variance(self.output)
@@ -385,7 +385,7 @@ class _IrrepsNorm(nn.Module):
 
     def __init__(self, irreps: Any, eps: float = 1e-6) -> None:
         super().__init__()
-        # In plain numbers, because torch.compile cannot guard irreps.
+        # Stored as plain numbers, because torch.compile cannot guard irreps.
         self.types, self.eps = [(count, kind.dim, kind.is_scalar()) for count, kind in irreps], eps
         self.weight = nn.Parameter(torch.ones(irreps.num_irreps))
         self.bias = nn.Parameter(torch.zeros(sum(count for count, kind in irreps if kind.is_scalar())))
@@ -406,7 +406,7 @@ class _IrrepsNorm(nn.Module):
 
 
 class _GatedLinear(nn.Module):
-    """Linear map of irreps followed by a gate: scalars pass a swish, the rest is multiplied by sigmoids of scalars."""
+    """Linear map of irreps followed by a gate: swish for scalars; others are multiplied by sigmoids of scalars."""
 
     def __init__(self, irreps: Any) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class _GatedLinear(nn.Module):
 
 
 class _TensorProductMessage(nn.Module):
-    """Messages f_j ⊗ Y(x_j - x_i) weighted by a network of the distance, copy by copy as in NequIP, then mixed."""
+    """Messages f_j ⊗ Y(x_j - x_i), weighted per copy by a network of the distance as in NequIP, and a linear map."""
 
     def __init__(self, irreps: Any, degree: int, radial: RadialOptions) -> None:
         super().__init__()
@@ -437,13 +437,13 @@ class _TensorProductMessage(nn.Module):
         self.product = o3.TensorProduct(
             irreps, harmonics, o3.Irreps(middle), paths, shared_weights=False, internal_weights=False
         )
-        # Without biases, so that with the radial functions the messages vanish at the cutoff.
+        # Without biases, so that the messages vanish at the cutoff like the radial functions.
         weights = self.product.weight_numel
         self.radial = _two_linears(radial.basis, radial.hidden, weights, bias=False, factors=(1.0, 1.4))
         self.linear = o3.Linear(o3.Irreps(middle), irreps)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Make coupling coefficients anew where they are moved to float64: e3nn rounds them to the default dtype."""
+        """Recompute coupling coefficients that are converted to float64, as e3nn rounds them to the default dtype."""
         super()._apply(fn, recurse)
         for name, buffer in self.product.named_buffers():
             _, found, degrees = name.rpartition("_w3j_")
@@ -457,7 +457,7 @@ class _TensorProductMessage(nn.Module):
 
 
 class _IrrepsAttention(nn.Module):
-    """Attention of SE(3)-Transformers (Fuchs et al. 2020, Eq. 10), whose heads divide the copies of every type."""
+    """Attention of SE(3)-Transformers (Fuchs et al. 2020, Eq. 10); the copies of each irrep are divided into heads."""
 
     def __init__(self, irreps: Any, heads: int, degree: int, radial: RadialOptions) -> None:
         super().__init__()
@@ -480,14 +480,14 @@ class _IrrepsAttention(nn.Module):
         return self.output(torch.cat([part.flatten(1) for part in total.split(sizes, dim=-1)], dim=-1))
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """``[*, irreps.dim]`` to ``[*, heads, irreps.dim / heads]``: copies are divided, irreps are not."""
+        """Reshape ``[*, irreps.dim]`` to ``[*, heads, irreps.dim / heads]``; each head gets whole irreps."""
         return torch.cat([part.unflatten(1, (self.heads, -1)) for part in x.split(self.sizes, dim=1)], dim=-1)
 
 
 def _two_linears(
     inputs: int, hidden: int, outputs: int, *, bias: bool = True, factors: tuple[float, float] = (1.0, 1.0)
 ) -> nn.Sequential:
-    """A network with weights that keep the size of signals, times factors."""
+    """Return a network with initial weights that preserve the size of signals, times factors."""
     first, last = nn.Linear(inputs, hidden, bias), nn.Linear(hidden, outputs, bias)
     keep_variance(first, factors[0])
     keep_variance(last, factors[1])
@@ -495,5 +495,5 @@ def _two_linears(
 
 
 def _log(window: Tensor) -> Tensor:
-    """What is added to scores, so that a neighbor at the cutoff has weight zero."""
+    """Return the logarithm of the window, which is added to scores so that neighbors at the cutoff have weight 0."""
     return window.clamp(min=torch.finfo(window.dtype).tiny).log()

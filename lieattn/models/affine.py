@@ -36,11 +36,11 @@ _ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "stand-alone": StandAloneSelfAttention,
 }
 _STAGES, _EXPANSION, _HEADS = 3, 4, 8
-_MOST_GRAPHS = 4  # that a block remembers
+_MOST_GRAPHS = 4  # number of graphs that a block caches
 
 
 class PixelConvolution(nn.Module):
-    """Group convolution of a field on the pixels of a raster, or of a graph, of 3 x 3 pixels with zero border."""
+    """Group convolution with 3 x 3 kernels and zero border, of a field on the pixels of a raster or graph."""
 
     def __init__(self, group: FiniteGroup, channels: int, *, stride: int = 1) -> None:
         check_arguments(PixelConvolution.__init__, locals())
@@ -50,8 +50,8 @@ class PixelConvolution(nn.Module):
         )
 
     def forward(self, x: Tensor, graph: LiftedGraph | Raster) -> Tensor:
-        """Field ``[points, fiber, channels]``."""
-        if isinstance(graph, Raster):  # whose sides are known without a look at tensors, also of no image
+        """Map a field ``[points, fiber, channels]`` to another one; ValueError if a graph has no ``grid``."""
+        if isinstance(graph, Raster):  # its sides are known without reading tensors, even if there is no image
             return from_grid(self.convolution(graph.unflatten(x).movedim((-1, -2), (1, 2))))
         if graph.grid is None:
             raise ValueError("graph: a convolution of pixels needs the size of each image, grid [clouds, 2], got None")
@@ -59,7 +59,7 @@ class PixelConvolution(nn.Module):
 
 
 class _RasterGraphs:
-    """Graphs of rasters, lifted once: found again by numbers alone, as torch.compile can."""
+    """Cache of lifted rasters; the keys are plain numbers, as torch.compile requires."""
 
     def __init__(self, group: FiniteGroup, size: int) -> None:
         self.group, self.size = group, size
@@ -69,7 +69,7 @@ class _RasterGraphs:
         return {"group": self.group, "size": self.size, "known": {}}
 
     def __call__(self, raster: Raster, device: torch.device) -> LiftedGraph:
-        """The raster lifted to the group, on a device."""
+        """Return the raster lifted to the group, on a device."""
         key = (raster.images, *raster.sides, device.type, device.index)
         graph = self.known.get(key)
         if graph is None:
@@ -83,19 +83,22 @@ class MeanReadout(nn.Linear):
     """Linear map of the mean over frames and pixels."""
 
     def forward(self, input: Tensor, graph: PointClouds) -> Tensor:  # type: ignore[override]
-        """Field ``[points, fiber, channels]`` to ``[images, out_features]``."""
+        """Map a field ``[points, fiber, channels]`` to ``[images, out_features]``."""
         return super().forward(graph.mean(input.mean(dim=1)))
 
 
 class BottleneckBlock(nn.Module):
-    """Bottleneck residual block around a layer of space (Affine Self Convolution, section 5).
+    """Bottleneck residual block around a spatial layer (Affine Self Convolution, section 5).
 
-    With norm a batch normalization and W group-tied linear maps without bias,
+    The block computes
 
         h = relu(norm(W x)),  h = layer(h),  h = norm(W relu(norm(h))),  h = squeeze_excite(h),
         out = relu(h + shortcut(x)),
 
-    where downsampling takes the mean of 2 x 2 pixels behind the layer.
+    where the norms are batch normalizations and the W are group-tied linear maps without bias. Downsampling is the mean
+    of 2 x 2 pixels after the layer.
+
+    **Equivariance.** That of the layer, with pooled downsampling of even sides.
 
     Parameters
     ----------
@@ -104,13 +107,14 @@ class BottleneckBlock(nn.Module):
     layer, size
         ``layer(x, graph) -> x`` with ``width`` channels, and the side of its neighborhoods in pixels.
     downsample, strided_layer
-        Whether the output has half the rows and columns, and whether the layer halves them by itself.
+        Whether the output has half the rows and columns, and whether the layer itself halves them.
     shortcut
-        How x is thinned: ``"pooled"`` or ``"strided"``, see :class:`AffineSelfConvNet`.
+        Downsampling of x: ``"pooled"`` or ``"strided"``, see :class:`AffineSelfConvNet`.
     projection
-        Whether the shortcut has a linear map and a normalization; without, the channels must agree.
+        Whether the shortcut has a linear map and a normalization; otherwise input and output must have the same number
+        of channels (or ValueError is raised).
     reduction
-        Of the squeeze-and-excite; None for none.
+        Reduction of the squeeze-and-excite; None for a block without it.
     """
 
     def __init__(
@@ -147,7 +151,7 @@ class BottleneckBlock(nn.Module):
         self.shortcut_norm = FieldBatchNorm(out_channels) if projection else None
 
     def forward(self, x: Tensor, raster: Raster) -> tuple[Tensor, Raster]:
-        """Field on a raster to a field on the raster that is returned with it."""
+        """Map a field ``[points, order, in_channels]`` on a raster to a field and its raster."""
         after = raster.halved() if self.downsample else raster
         h = F.relu(self.norm1(self.linear1(x)))
         h = self.layer(h, raster if isinstance(self.layer, PixelConvolution) else self.graphs(raster, x.device))
@@ -163,41 +167,44 @@ class BottleneckBlock(nn.Module):
 
 
 class AffineSelfConvNet(ImageNetwork):
-    """Bottleneck residual network of 9n + 2 layers around Affine Self Convolution: class scores of images.
+    """Bottleneck residual network of 9n + 2 layers with Affine Self Convolution: class scores of images.
 
-    A lifting convolution of 3 x 3 pixels, batch normalization and relu; three stages of n bottleneck blocks with
-    c, 2c, 4c channels inside and four times that outside, the first block of the second and of the third stage with
-    half the rows and columns; the mean over frames and pixels; a linear map.
+    The network has a lifting convolution of 3 x 3 pixels with batch normalization and relu, three stages of n
+    bottleneck blocks with c, 2c, 4c inner channels and four times as many outer channels, a mean over frames and
+    pixels, and a linear map. The first blocks of the second and third stage halve the rows and columns.
 
-    **Equivariance.** The logits do not change under the quarter turns and mirrors of H, with ``downsampling="pooled"``
-    exactly: convolution and attention work at full resolution, and the mean over 2 x 2 pixels follows. Sides must be
-    multiples of 4.
+    **Equivariance.** The logits are invariant to the quarter turns and reflections of H. This is exact with
+    ``downsampling="pooled"``, where convolution and attention work at full resolution before the mean over 2 x 2
+    pixels. Sides must be multiples of 4.
 
     Parameters
     ----------
     group
-        H: ``trivial(2)``, ``cyclic(4)``, ``dihedral(4)`` or another one that keeps the pixels' lattice.
+        H: ``trivial(2)``, ``cyclic(4)``, ``dihedral(4)`` or another planar group that preserves the lattice of pixels.
     in_channels, out_channels
-        Channels of the images, number of logits.
+        Channels of the images, and number of logits.
     layer
-        ``"affine"``, ``"simple"`` (Affine Self Convolutions), ``"stand-alone"`` (the self-attention they are compared
-        with) or ``"convolution"`` (3 x 3).
+        ``"affine"`` or ``"simple"`` (Affine Self Convolutions), ``"stand-alone"`` (the self-attention with which the
+        paper compares them) or ``"convolution"`` (3 x 3).
     blocks, channels
-        Blocks of a stage, n, 3 for ResNet29; channels c per frame, 16 without and 8 with a group in the paper.
+        Number n of blocks of a stage, 3 for ResNet29; channels c per frame, by default as in the paper: 16 for the
+        trivial group and 8 for others.
     window
-        What the attention sees; 5 x 5 pixels with a border of zeros if absent.
+        Neighborhood of the attention; 5 x 5 pixels with a border of zeros if absent.
     heads
-        Attention heads; 8 if absent, or the most below that divide c, and for stand-alone attention at most c / 2, so
-        that each head has a channel for both coordinates.
+        Number of attention heads. The default is the largest divisor of c that is at most 8, and for stand-alone
+        attention also at most c / 2, so that each head has a channel for both coordinates.
     scale
         Factor of the scores; 1 / channels of each layer if absent.
     squeeze_excite
-        Whether each block ends with a group squeeze-and-excite, of reduction 16 without and 4 with a group.
+        Whether each block ends with a group squeeze-and-excite, with reduction 16 for the trivial group and 4 for
+        others.
     downsampling
         ``"pooled"``, the mean of 2 x 2 pixels; or ``"strided"``, every second pixel in the shortcut and convolutions of
-        stride 2, as in residual networks elsewhere, which on even sides breaks quarter turns and mirrors.
+        stride 2, as in other residual networks. On even sides ``"strided"`` breaks quarter turns and reflections.
     vector_inputs
-        Attributes of the points with vectors ``[points, 2]``, seen in the frames and added to the first field.
+        Attributes of the points with vectors ``[points, 2]``. A linear map of their components in the frames is added
+        to the first field.
     """
 
     def __init__(
@@ -252,10 +259,10 @@ class AffineSelfConvNet(ImageNetwork):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights as in the paper.
+        """Draw the weights as in the paper.
 
-        Linear maps and convolutions are normal with variance 2 / fan in (He), the fan counting frames; psi and beta are
-        N(0, 1) from their making; the last normalization of each block has gain 0.
+        Linear maps and convolutions are normal with variance 2 / fan in (He et al.), where the fan includes frames. psi
+        and beta keep their initial N(0, 1). The last normalization of each block has gain 0.
         """
         for module in self.modules():
             if isinstance(module, GroupLinear):
@@ -284,5 +291,5 @@ class AffineSelfConvNet(ImageNetwork):
 
 
 def _pooled(x: Tensor, raster: Raster) -> Tensor:
-    """Mean of 2 x 2 pixels: ``[points, *]`` to ``[points / 4, *]``."""
+    """Return the mean of 2 x 2 pixels: ``[points, *]`` to ``[points / 4, *]``."""
     return raster.unflatten(x).unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).mean(dim=(2, 4)).flatten(0, 2)

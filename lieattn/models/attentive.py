@@ -35,21 +35,21 @@ from lieattn.ops import AttentionMaps
 AttentionKind = Literal["none", "full", "channel", "spatial", "input", "pose"]
 
 _ATTENTIVE = (GridAttentiveConvolution, GridAttentiveLifting, GridInputAttention, GridPoseAttention)
-_LAST_SIDE = 4  # of the kernel that ends the p4-CNN
-_ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # of the paper; p4m is narrower than the rule gives
+_LAST_SIDE = 4  # side of the last kernel of the p4-CNN
+_ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # widths of the paper; that of p4m is smaller than planar / sqrt(|H|)
 _ALL_CNN_SCALE = 0.035
 _DEEP: Any = {"init_scale": math.sqrt(2)}
-# Side and dilation of the spatial kernels of each dense layer, and dilation in the transition behind it.
+# Side and dilation of the spatial kernels of each dense layer, and dilation in the transition after it.
 _DENSE_LAYERS = ((7, 4, 4), (7, 4, 4), (7, 3, 3), (7, 2, 1), (5, 1, None))
 _batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 
 class AttentiveNetwork(ImageNetwork):
-    """A network on grids whose logits do not change when the image moves; for parameters see :class:`AttentiveCNN`.
+    """Base class of networks on grids with invariant logits; for parameters see :class:`AttentiveCNN`.
 
-    A group of the plane makes a network for images, a group of space, such as ``octahedral()``, one for voxels.
+    With a group of the plane the inputs are images, with a group of space, such as ``octahedral()``, they are voxels.
 
-    Its own last layers, of ``own_readout`` and the head, read the field out, or another head by :meth:`with_head`.
+    Logits are computed by the last layers of the network, or by another head that is set by :meth:`with_head`.
     """
 
     limits = ("sides of images must be divisible by the poolings",)
@@ -72,7 +72,7 @@ class AttentiveNetwork(ImageNetwork):
         self.reads_itself = True
 
     def with_head(self, head: nn.Module) -> Self:
-        """The same network with another head in place of its own last layers; all other weights are shared."""
+        """Return this network with another head in place of its last layers; all other weights are shared."""
         other = super().with_head(head)
         other.reads_itself = False
         for name in self.own_readout:
@@ -80,7 +80,7 @@ class AttentiveNetwork(ImageNetwork):
         return other
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
-        """Logits ``[images, out_channels]``, or what another head gives; arguments as in :meth:`field`."""
+        """Return logits ``[images, out_channels]``, or outputs of another head; arguments as in :meth:`field`."""
         if not self.reads_itself:
             return super().forward(data, geometry)
         return self.logits(self.fields(data, self.embedded_vectors(data))[-1])
@@ -91,12 +91,12 @@ class AttentiveNetwork(ImageNetwork):
         return from_grid(x, self.group.dim), Raster(len(x), tuple(x.shape[3:]))
 
     def features(self, images: Any) -> list[Tensor]:
-        """Fields behind every block, then the logits."""
+        """Return the fields after every block, and the logits."""
         fields = self.fields(images)
         return [*fields, self.logits(fields[-1])]
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
-        """Fields ``[images, channels, order, *sides]`` behind the first layer and every block.
+        """Return the fields ``[images, channels, order, *sides]`` after the first layer and every block.
 
         ``vectors`` ``[images, stem_channels, order, *sides]`` are added to the responses of the first layer.
         """
@@ -107,12 +107,12 @@ class AttentiveNetwork(ImageNetwork):
 
     @abc.abstractmethod
     def logits(self, field: Tensor) -> Tensor:
-        """Logits ``[images, out_channels]`` of the last field."""
+        """Return logits ``[images, out_channels]`` of the last field."""
 
     def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
-        """Maps of every attentive layer by its name, in order; call ``eval()`` first to leave dropout out.
+        """Return the attention maps of every attentive layer by its name; call ``eval()`` first to disable dropout.
 
-        They are the residual attention α⁻, which is subtracted: responses are multiplied by 1 - α⁻.
+        The maps are the residual attention α⁻: responses are multiplied by 1 - α⁻.
         """
         found: dict[str, AttentionMaps] = {}
 
@@ -128,31 +128,31 @@ class AttentiveNetwork(ImageNetwork):
 
 
 class AttentiveCNN(AttentiveNetwork):
-    """The p4-CNN of rotated MNIST with attention, for images: a lifting layer and six convolutions, no border.
+    """The p4-CNN of rotated MNIST with attention, for images: a lifting layer and six convolutions without border.
 
-    Layers 1 to 6 with kernels of side 3, each with batch normalization and relu, 2 x 2 maximum pooling behind the
-    second; a layer with kernels of side 4 to the classes; the maximum over the frames. Sides are 28, 26, 24-12, 10, 8,
-    6, 4, 1.
+    Layers 1 to 6 have kernels of side 3, batch normalization and relu, with 2 x 2 max pooling after the second. A
+    layer with kernels of side 4 maps to the classes, and the logits are the maximum over the frames. The sides of the
+    fields are 28, 26, 24-12, 10, 8, 6, 4, 1.
 
-    **Equivariance.** The logits do not change under H acting on the image about its center, exactly.
+    **Equivariance.** The logits are exactly invariant under H acting on the image about its center.
 
     Parameters
     ----------
     group
         H; ``lieattn.groups.trivial(2)`` gives the planar network (20 channels in the paper).
     in_channels, out_channels, channels
-        Channels of the images, number of logits, channels per frame.
+        Channels of the images, number of logits, and channels per frame.
     attention
-        Of every convolution: ``"none"``; ``"full"`` (α), ``"channel"`` (α_CH) or ``"spatial"`` (α_SP) to its responses,
-        ``"input"`` (α_F) to its input, or ``"pose"`` (α_RH) to the frames of its input.
+        Attention of every convolution: ``"none"``; ``"full"`` (α), ``"channel"`` (α_CH) or ``"spatial"`` (α_SP) to its
+        responses; ``"input"`` (α_F) to its input; or ``"pose"`` (α_RH) to the frames of its input.
     reduction
-        Hidden width of channel attention is channels / reduction; in the first layer all of them.
+        The hidden width of channel attention is channels / reduction; in the first layer it is in_channels.
     spatial_size
         Side of the kernels of spatial attention.
     dropout
-        Behind layers 1, 3, 4, 5 and 6.
+        Dropout probability after layers 1, 3, 4, 5 and 6.
     vector_inputs
-        Attributes of the points with vectors ``[points, 2]``, seen in the frames and added to the first responses.
+        Attributes of the points with vectors ``[points, 2]``, embedded in the frames and added to the first responses.
     """
 
     def __init__(
@@ -181,19 +181,19 @@ class AttentiveCNN(AttentiveNetwork):
         self.norms = nn.ModuleList(_batch_norm(channels) for _ in range(6))
         self.pool, self.dropout = GridSpatialPool(2, "max", dim=group.dim), nn.Dropout(dropout)
         if group.order == 1:
-            # Planar kernels start normal with deviation 1 / sqrt(fan in), as the authors' do.
+            # In the authors' code, planar kernels start normal with standard deviation 1 / sqrt(fan in).
             for module in self.modules():
                 if isinstance(module, GridLiftingConvolution | GridGroupConvolution):
                     nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
 
     def with_head(self, head: nn.Module) -> Self:
-        """The same network with another head in place of its last layer; all other weights are shared."""
+        """Return this network with another head in place of its last layer; all other weights are shared."""
         other = super().with_head(head)
         other.layers = self.layers[:-1]
         return other
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
-        """Behind the six blocks."""
+        """Return the fields after the six blocks."""
         fields, x = [], self.images(images)
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
             x = torch.relu(norm(plus_vectors(self._through(layer, x), None if number else vectors)))
@@ -203,7 +203,7 @@ class AttentiveCNN(AttentiveNetwork):
         return fields
 
     def logits(self, field: Tensor) -> Tensor:
-        """Logits of the last field, whose side is that of the last kernel."""
+        """Return the logits of the last field; ValueError if its sides are not those of the last kernel."""
         sides = tuple(field.shape[3:])
         if any(side != _LAST_SIDE for side in sides):
             expected = " x ".join(["28"] * len(sides))
@@ -212,25 +212,25 @@ class AttentiveCNN(AttentiveNetwork):
 
 
 class AttentiveAllCNN(AttentiveNetwork):
-    """All-CNN-C with attention, for images: nine convolutions, then a mean over positions.
+    """All-CNN-C with attention, for images: nine convolutions, and a mean over positions.
 
-    Widths c, c, c, 2c, 2c, 2c, 2c, 2c, classes; kernels of side 3 with border 1, of side 1 in the last two. Layers 3
-    and 6 end in a 2 x 2 maximum in place of a stride, which is exact under turns; batch normalization and relu follow
-    every layer, the last one included. The logits are means over frames and positions.
+    The widths are c, c, c, 2c, 2c, 2c, 2c, 2c, classes. Kernels have side 3 and border 1, or side 1 in the last two.
+    Layers 3 and 6 end with 2 x 2 max pooling in place of a stride, which is exact under rotations. Batch normalization
+    and relu follow every layer, including the last one. The logits are means over frames and positions.
 
-    **Equivariance.** As :class:`AttentiveCNN`, for sides divisible by 4.
+    **Equivariance.** As for :class:`AttentiveCNN`, for sides divisible by 4.
 
     Parameters
     ----------
     group, in_channels, out_channels, attention, reduction, vector_inputs
         See :class:`AttentiveCNN`.
     downsampling
-        ``"pooled"`` as above, or ``"strided"``: convolutions with stride 2 in place of the maxima, which breaks the
-        symmetry on images of even sides.
+        ``"pooled"`` as above, or ``"strided"``: convolutions with stride 2 in place of the pooling, which breaks the
+        symmetry on images with even sides.
     channels
-        c; that of the paper if absent: 96 planar, 48 on p4, 32 on p4m.
+        Width c; if absent, that of the paper: 96 for the planar network, 48 for p4, 32 for p4m.
     dropout, input_dropout
-        Behind layers 3 and 6; of the image.
+        Dropout probabilities after layers 3 and 6, and of the image.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
-        """Behind the nine layers."""
+        """Return the fields after the nine layers."""
         fields, x = [], self.input_dropout(self.images(images))
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             x = plus_vectors(self._through(layer, x), None if number else vectors)
@@ -276,16 +276,16 @@ class AttentiveAllCNN(AttentiveNetwork):
         return fields
 
     def logits(self, field: Tensor) -> Tensor:
-        """Means of the last field, which has a channel for each class."""
+        """Return the means of the last field, which has a channel for each class."""
         return field.flatten(2).mean(dim=2)
 
 
 class AttentiveResidualBlock(nn.Module):
     """Pre-activation block: S(x) + conv2(relu bn2 P(conv1(relu bn1 x))).
 
-    P is the 2 x 2 maximum where the block goes ``down``, in place of strides, which would not be exact under turns. S
-    is a convolution of side 1 followed by P where the block goes down or widens. Elsewhere both are the identity. See
-    :class:`AttentiveResNet` for parameters.
+    With ``down``, P is 2 x 2 max pooling, in place of strides, which would not be exact under rotations. If the block
+    goes down or changes the width, S is a convolution of side 1 followed by P. Otherwise both are the identity. See
+    :class:`AttentiveResNet` for the parameters.
 
     **Equivariance.** That of its convolutions.
     """
@@ -315,29 +315,29 @@ class AttentiveResidualBlock(nn.Module):
         self.pool = GridSpatialPool(2, "max", dim=group.dim) if down and not strided else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, *sides]`` to as many frames, halved where the block goes down."""
+        """Map ``[batch, in_channels, order, *sides]`` to ``out_channels``; sides are halved if the block goes down."""
         y = self.pool(self.layer1(torch.relu(self.norm1(x))))
         return self.pool(self.shortcut(x)) + self.layer2(torch.relu(self.norm2(y)))
 
 
 class AttentiveResNet(AttentiveNetwork):
-    """Residual network of 6n + 2 layers with attention, for images; the paper's ResNet44 has n = 7 blocks a stage.
+    """Residual network of 6n + 2 layers with attention, for images; ResNet44 of the paper has n = 7 blocks per stage.
 
-    A lifting layer; three stages of :class:`AttentiveResidualBlock`, the second and third going down; normalization,
-    relu, mean over positions, a group convolution of side 1 to the classes, mean over frames.
+    The network has a lifting layer, three stages of :class:`AttentiveResidualBlock`, of which the second and third
+    go down, normalization, relu, a mean over positions, a group convolution to the classes, and a mean over frames.
 
-    **Equivariance.** As :class:`AttentiveCNN`, for sides divisible by 4.
+    **Equivariance.** As for :class:`AttentiveCNN`, for sides divisible by 4.
 
     Parameters
     ----------
     group, in_channels, out_channels, attention, downsampling, spatial_size, vector_inputs
-        See :class:`AttentiveCNN` and :class:`AttentiveAllCNN`; strides are in the shortcuts too.
+        See :class:`AttentiveCNN` and :class:`AttentiveAllCNN`; shortcuts are also strided.
     blocks
-        Blocks of each stage.
+        Number of blocks of each stage.
     channels
-        Widths of the three stages; if absent 32, 64, 128 over sqrt(|H|), which on p4m are 11, 23, 45 as in the paper.
+        Widths of the three stages; if absent 32, 64, 128 over sqrt(|H|), for p4m 11, 23, 45 as in the paper.
     hidden
-        Hidden width of channel attention; in the lifting layer that of the image.
+        Hidden width of channel attention; in the lifting layer it is in_channels.
     """
 
     own_readout = ("norm",)
@@ -374,16 +374,16 @@ class AttentiveResNet(AttentiveNetwork):
         self.head = make(widths[-1], out_channels, 1)
 
     def logits(self, field: Tensor) -> Tensor:
-        """Means over frames of the last convolution of means over positions."""
+        """Return means over frames of the last convolution, which is applied to means over positions."""
         positions = tuple(range(3, field.ndim))
         means = torch.relu(self.norm(field)).mean(dim=positions, keepdim=True)
         return cast(Tensor, self.head(means)).flatten(2).mean(dim=2)
 
 
 class AttentiveDenseBlock(nn.Module):
-    """One dense layer: conv(relu bn x), put before x less its outermost pixels.
+    """One dense layer: conv(relu bn x), concatenated with x without its outermost pixels.
 
-    The ``layer(x) -> x`` from ``in_channels`` takes one pixel off each side.
+    The convolution ``layer(x) -> x`` of ``in_channels`` removes one pixel at each side.
 
     **Equivariance.** That of its convolution.
     """
@@ -395,13 +395,13 @@ class AttentiveDenseBlock(nn.Module):
         self.norm, self.layer = _batch_norm(in_channels), layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, *sides]`` to more channels and two pixels a side less."""
+        """Map ``[batch, in_channels, order, *sides]`` to more channels and sides that are two pixels shorter."""
         check_tensor("x", x, "a tensor [batch, in_channels, order, *sides]")
         return torch.cat([self.layer(torch.relu(self.norm(x))), nn.functional.pad(x, [-1, -1] * (x.ndim - 3))], dim=1)
 
 
 class AttentiveTransition(nn.Module):
-    """Between dense blocks: the 2 x 2 mean of conv(relu bn x), for even sides; see :class:`AttentiveDenseBlock`."""
+    """Layer between dense blocks: 2 x 2 mean of conv(relu bn x), for even sides; see :class:`AttentiveDenseBlock`."""
 
     def __init__(self, layer: nn.Module, in_channels: int, dim: int = 2) -> None:
         check_arguments(AttentiveTransition.__init__, locals())
@@ -411,26 +411,26 @@ class AttentiveTransition(nn.Module):
         self.pool = GridSpatialPool(2, "mean", dim=dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, *sides]`` to half the sides."""
+        """Map ``[batch, in_channels, order, *sides]`` to half the sides."""
         return self.pool(self.layer(torch.relu(self.norm(x))))
 
 
 class AttentiveDenseNet(AttentiveNetwork):
-    """Densely connected network with attention, for images, without borders; on 96 x 96 pixels all its sizes stay even.
+    """Densely connected network with attention, for images, without borders; sides of 96 pixels are always even.
 
-    A lifting layer to g channels; five :class:`AttentiveDenseBlock` with convolutions of side 3 to g channels; behind
-    the first four an :class:`AttentiveTransition` with one of side 1; normalization, relu, a convolution of side 1 to
-    the classes, means over positions and frames. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Spatial kernels are
-    dilated on large images.
+    The network has a lifting layer to g channels; five :class:`AttentiveDenseBlock` with convolutions of side 3 to g
+    channels, the first four followed by :class:`AttentiveTransition`; normalization, relu, a convolution of side 1 to
+    the classes, and means over positions and frames. The sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Kernels of
+    spatial attention are dilated on large images.
 
-    **Equivariance.** As :class:`AttentiveCNN`.
+    **Equivariance.** As for :class:`AttentiveCNN`.
 
     Parameters
     ----------
     group, in_channels, out_channels, attention, hidden, vector_inputs
         See :class:`AttentiveResNet`.
     growth
-        g; 26 / sqrt(|H|) if absent: 26 planar, 13 on p4, 9 on p4m as in the paper.
+        Number of channels g; if absent 26 / sqrt(|H|), that is 26 (planar), 13 (p4) or 9 (p4m) as in the paper.
     """
 
     own_readout = ("norm",)
@@ -465,7 +465,7 @@ class AttentiveDenseNet(AttentiveNetwork):
         self.head = make(width, out_channels, 1, spatial_size=3)
 
     def logits(self, field: Tensor) -> Tensor:
-        """Means over positions and frames of the last convolution."""
+        """Return means over positions and frames of the last convolution."""
         return cast(Tensor, self.head(torch.relu(self.norm(field)))).flatten(2).mean(dim=2)
 
 
@@ -479,7 +479,7 @@ def _convolution(
     hidden: int = 1,
     **spatial: Any,
 ) -> nn.Module:
-    """Lifting or group convolution with a kind of attention, which ignores sizes that it has not."""
+    """Return a lifting or group convolution with a kind of attention; sizes that it does not have are ignored."""
     group, in_channels, *_ = sizes
     options: Any = {"pad": pad, "init_scale": init_scale, "stride": 1 + strided, "inexact": "allow"}
     spatial["hidden"] = in_channels if lifting else hidden
@@ -495,5 +495,5 @@ def _convolution(
 
 
 def _width_for(group: FiniteGroup, planar: int) -> int:
-    """Channels per frame with about as many parameters as so many planar channels: planar / sqrt(|H|)."""
+    """Return planar / sqrt(|H|), the channels per frame with about as many parameters as the planar network."""
     return max(1, round(planar / group.order**0.5))

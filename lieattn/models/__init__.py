@@ -1,4 +1,4 @@
-"""The published networks and ours, assembled from ``lieattn.nn``: a file or folder for each family."""
+"""Networks of the papers and of this library, built from ``lieattn.nn``; each family has a file or a folder."""
 
 from lieattn.models._ensemble import Ensemble, Spread
 from lieattn.models._inputs import CloudInputs, SortedDistances, Species, VectorEmbedding

@@ -1,4 +1,4 @@
-"""Several networks as one: means of their outputs, and how far these differ."""
+"""Ensembles of networks: means and standard deviations of their outputs."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from lieattn.models._network import Wrapper
 
 
 class Spread(NamedTuple):
-    """Means and standard deviations over an ensemble, each like the outputs of one network."""
+    """Means and standard deviations over an ensemble, each with the structure of the outputs of one network."""
 
     mean: Any
     std: Any
 
 
 class Ensemble(Wrapper):
-    r"""Networks that were trained alike, from different seeds, as one: the mean of their outputs, and their spread.
+    r"""An ensemble of networks trained from different seeds: the mean of their outputs, and their spread.
 
     .. math::
         \bar f = \frac{1}{n} \sum_k f_k, \qquad s = \sqrt{\frac{1}{n - 1} \sum_k (f_k - \bar f)^2}
 
-    s is the unbiased estimate, entry by entry: where the networks disagree, all but one of them at least are wrong. It
-    is not calibrated: they may agree and all be wrong. Of :class:`EnergyForces` the mean force is minus the gradient of
-    the mean energy.
+    s is the square root of the unbiased variance, entry by entry. If the networks disagree, at most one of them is
+    right; but s is not calibrated, since they can agree and all be wrong. For networks of the class
+    :class:`EnergyForces`, the mean force is minus the gradient of the mean energy.
 
-    **Equivariance.** The mean has that of the networks; standard deviations of invariant numbers are invariant, those
-    of components of vectors and tensors depend on the coordinate axes.
+    **Equivariance.** The mean transforms as the outputs of the networks. Standard deviations of invariant numbers are
+    invariant; those of components of vectors and tensors depend on the coordinate axes.
 
     Parameters
     ----------
     networks
-        At least two, which promise the same: trained ones, or what :func:`lieattn.load` gives; task by task
-        ``task.model``. They are kept, not copied. ``lieattn.save`` writes all of them to one file.
+        At least two different networks with the same guarantee (otherwise ValueError): ``task.model`` of trained tasks,
+        or results of :func:`lieattn.load`. They are not copied. ``lieattn.save`` writes all of them to one file.
 
     Examples
     --------
@@ -64,7 +64,7 @@ class Ensemble(Wrapper):
 
     @property
     def kind(self) -> Any:
-        """That of the networks."""
+        """Kind of the outputs of the networks."""
         return getattr(self.networks[0], "kind", "invariant")
 
     @property
@@ -72,31 +72,34 @@ class Ensemble(Wrapper):
         return tuple(dict.fromkeys(jump for network in self.networks for jump in jumps_of(network)))
 
     def geometry(self, data: Any) -> list[Any]:
-        """What each network makes of the data, ``network.geometry(data)``; AttributeError if one has no such method."""
+        """Return ``network.geometry(data)`` of each network; AttributeError if one has no such method."""
         networks: Any = self.networks
         return [network.geometry(data) for network in networks]
 
     def forward(self, data: Any, geometry: Any = None, **options: Any) -> Any:
-        """Means of the outputs of ``network(data, **options)``; arguments as in :meth:`outputs`."""
+        """Return the means of the outputs of the networks; arguments and exceptions as in :meth:`spread`."""
         return _of_each(lambda values: values.mean(dim=0), self.outputs(data, geometry, **options))
 
     def spread(self, data: Any, geometry: Any = None, **options: Any) -> Spread:
-        """Means and unbiased standard deviations of the outputs of ``network(data, **options)``."""
+        """Return means and standard deviations of the outputs of the networks; arguments as in :meth:`outputs`.
+
+        TypeError is raised if the outputs are neither tensors nor tensors by name.
+        """
         found = self.outputs(data, geometry, **options)
         return Spread(_of_each(lambda values: values.mean(dim=0), found), _of_each(lambda x: x.std(dim=0), found))
 
     def outputs(self, data: Any, geometry: Any = None, **options: Any) -> list[Any]:
-        """Outputs of each network; TypeError if they are neither tensors nor tensors by name.
+        """Return the outputs of each network.
 
         Parameters
         ----------
         data
-            What the networks take.
+            Input of the networks.
         geometry
-            That of :meth:`geometry`, or what one network has made, for networks that all make the same of the data;
-            made by each of them if absent. ValueError is raised for a list of another length.
+            Result of :meth:`geometry`, or the geometry of one network if it is the same for all; computed by each
+            network if absent. ValueError is raised for a list of another length.
         options
-            Others that the networks take, by name.
+            Further keyword arguments of the networks.
         """
         if geometry is None:
             return [network(data, **options) for network in self.networks]
@@ -107,7 +110,7 @@ class Ensemble(Wrapper):
 
 
 def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:
-    """Tensors ``[networks, *]`` reduced over the networks, each by its name where they have names."""
+    """Stack the outputs of the networks and reduce over the first axis, for each name if outputs have names."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return reduce(torch.stack(list(outputs)))

@@ -1,4 +1,4 @@
-"""Discontinuities: where outputs jump as points move, in words, and radii that become smooth in models of energies."""
+"""Discontinuities of outputs as points move: descriptions of them, and radii that become smooth in energy models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lieattn.geometry import AllPairs, FiniteFrames, Given, Neighborhood, Princi
 
 
 def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None = None) -> tuple[str, ...]:
-    """Jumps where points enter and leave neighborhoods, unless a network has a ``window`` that vanishes before."""
+    """Return discontinuities where points enter and leave neighborhoods; none if a ``window`` vanishes there."""
     if neighborhood is None or isinstance(neighborhood, AllPairs | Given):
         return ()
     if window is not None and isinstance(neighborhood, Radius):
@@ -30,7 +30,7 @@ def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None =
 
 
 def jumps_of_frames(frames: Any) -> tuple[str, ...]:
-    """Jumps of frames that are made of the points."""
+    """Return discontinuities of frames that are computed from the points."""
     chosen = frames.pose if isinstance(frames, FiniteFrames) else frames
     if not isinstance(chosen, PrincipalFrames):
         return ()
@@ -38,7 +38,7 @@ def jumps_of_frames(frames: Any) -> tuple[str, ...]:
 
 
 def jumps_of(model: object) -> tuple[str, ...]:
-    """Jumps that a model states; of a module that states none, those of its parts."""
+    """Return the discontinuities that a model states; if a module states none, return those of its parts."""
     stated: tuple[str, ...] | None = getattr(model, "jumps", None)
     if stated is not None or not isinstance(model, nn.Module):
         return stated or ()
@@ -49,10 +49,10 @@ Jumps = Literal["refuse", "allow"]
 
 
 def make_continuous(argument: str, model: object, jumps: Jumps) -> None:
-    """Make smooth, in the model itself, those radii of a model of energies that leave open whether they are.
+    """Make those radii of an energy model smooth, in the model itself, that do not specify whether they are.
 
-    ValueError is raised, and the model stays as it was, if its energies jump all the same and ``jumps`` refuses that:
-    dynamics would not conserve them.
+    If the energies are still discontinuous and ``jumps`` is ``"refuse"``, ValueError is raised and the model is not
+    changed, because dynamics would not conserve energy.
     """
     check_choice("jumps", jumps, Jumps)
     before = _make_smooth(model)
@@ -67,14 +67,14 @@ def make_continuous(argument: str, model: object, jumps: Jumps) -> None:
 
 
 def _make_smooth(model: object) -> list[tuple[Any, Radius]]:
-    """The parts of a model whose open radius was made smooth, and that radius."""
+    """Make open radii smooth, and return the changed parts of the model with their former radius."""
     changed = list[tuple[Any, Radius]]()
     parts: Iterable[Any] = model.modules() if isinstance(model, nn.Module) else ()
     for part in parts:
         neighborhood, stated = vars(part).get("neighborhood"), getattr(part, "jumps", None)
         if is_open(neighborhood) and neighborhood.include_self:
             part.neighborhood = replace(neighborhood, smooth=True)
-            if stated is not None and jumps_of(part) == stated:  # it has windows of its own
+            if stated is not None and jumps_of(part) == stated:  # the part has windows of its own
                 part.neighborhood = neighborhood
             else:
                 changed.append((part, neighborhood))
@@ -82,12 +82,12 @@ def _make_smooth(model: object) -> list[tuple[Any, Radius]]:
 
 
 def is_open(neighborhood: object) -> TypeGuard[Radius]:
-    """Whether a neighborhood is a radius that may still become smooth or sharp."""
+    """Whether a neighborhood is a radius that does not specify whether it is smooth."""
     return isinstance(neighborhood, Radius) and neighborhood.smooth is None
 
 
 def decided(neighborhood: Any, smooth: bool = False) -> Any:
-    """A neighborhood as it acts, or acts once its radius is smooth; one that is not open stays as it is."""
+    """Return a neighborhood whose radius is smooth or sharp as given if it was open, and otherwise unchanged."""
     if not is_open(neighborhood):
         return neighborhood
     return replace(neighborhood, smooth=smooth and neighborhood.include_self)

@@ -1,4 +1,4 @@
-"""Poses of clouds: principal axes, in whose place networks may see random ones while they train."""
+"""Poses of clouds: principal axes, or random poses in their place in training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from lieattn.models._network import new_generator
 
 
 def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFrames, torch.Generator | None]:
-    """Frames of one forward pass, in a ``random`` pose where a network trains, and what they are drawn from."""
+    """Return the frames of one forward pass, and their generator.
+
+    If ``random``, the frames are in a random pose in training. The generator is None if nothing is drawn.
+    """
     if random and training:
         frames = FiniteFrames(frames.group, SampledFrames(1, per="cloud"))
     return frames, new_generator() if training and isinstance(frames.pose, SampledFrames) else None
 
 
 def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
-    """Raise ValueError for clouds that repeat, in principal axes."""
+    """Raise ValueError for periodic clouds with principal axes."""
     if clouds.cell is not None and isinstance(frames.pose, PrincipalFrames):
         advice = "use the frames of a finite group alone, such as octahedral()"
         raise ValueError(f"data.cell: periodic clouds have no center, and so no principal axes; {advice}")

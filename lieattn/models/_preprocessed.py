@@ -1,4 +1,4 @@
-"""A network together with what its inputs need first."""
+"""A network together with the transform of its inputs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from lieattn.models._network import Wrapper
 
 
 class Preprocessed(Wrapper):
-    """A network together with the transform of its training data, so that it takes data without transforms.
+    """A network together with the transform of its training data, so that it accepts untransformed data.
 
-    **Equivariance.** That of the network, if the transform sees what the group leaves alone (features that are
-    standardized or made of nuclear charges), or turns along (means of points).
+    **Equivariance.** That of the network, if the transform is invariant (it standardizes features, or computes them
+    from nuclear charges) or equivariant (it subtracts the mean of the points).
 
     Parameters
     ----------
     network
-        Called with the data that the transform gives.
+        Called with the transformed data.
     transform
-        Called with a ``Data`` or ``Batch``, gives a new one: ``MoleculeFeatures`` or ``Standardize`` of
-        ``lieattn_datasets``, those of ``torch_geometric.transforms``, or several in its ``Compose``. TypeError is
-        raised, when it is called, if it gives none.
+        Called with a ``Data`` or ``Batch``, and returns a new one: ``MoleculeFeatures`` or ``Standardize`` of
+        ``lieattn_datasets``, a transform of ``torch_geometric.transforms``, or several in its ``Compose``. If its
+        result has no ``pos``, the forward call raises TypeError.
 
     Examples
     --------
@@ -45,16 +45,16 @@ class Preprocessed(Wrapper):
 
     @property
     def kind(self) -> Any:
-        """That of the network."""
+        """Kind of the outputs of the network."""
         return getattr(self.network, "kind", "invariant")
 
     def forward(self, data: Any, **options: Any) -> Any:
-        """Outputs of ``network(transform(data), **options)``."""
+        """Return the outputs of ``network(transform(data), **options)``."""
         found = self.transform(data)
         if getattr(found, "pos", None) is None:
             raise TypeError(f"transform: expected data with pos from {self.transform!r}, got {kind(found)}")
         return self.network(found, **options)
 
     def extra_repr(self) -> str:
-        """The transform."""
+        """Return the transform as text."""
         return f"transform={self.transform!r}"

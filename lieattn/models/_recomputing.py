@@ -1,4 +1,4 @@
-"""Networks that compute activations again in the backward pass, which takes less memory and more time."""
+"""Networks that can recompute activations in the backward pass, which takes less memory and more time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ T = TypeVar("T")
 
 
 class Recomputing(nn.Module):
-    """A network whose blocks can be computed again.
+    """A network whose blocks can be recomputed.
 
     Attributes
     ----------
     recomputes
-        Whether activations are computed again in the backward pass, see :meth:`checkpoint_activations`.
+        Whether activations are recomputed in the backward pass, see :meth:`checkpoint_activations`.
     """
 
     recomputes: bool = False
 
     def checkpoint_activations(self, enabled: bool = True) -> Self:
-        """Keep the fields between the blocks alone in training, and compute the rest again in the backward pass.
+        """Keep only the fields between the blocks in training, and recompute other activations in the backward pass.
 
-        Gradients are the same, in less memory and about 4/3 of the time. Returns the network. RuntimeError is raised in
-        training with weights in half precision; autocast works. Compiled networks keep what the compiler chooses.
+        Gradients are the same, in less memory and about 4/3 of the time. Return the network itself. Training with
+        weights in half precision raises RuntimeError; autocast works. In compiled networks this has no effect, since
+        the compiler chooses the activations to keep.
         """
         check_arguments(Recomputing.checkpoint_activations, locals())
         for module in self.modules():
@@ -38,7 +39,7 @@ class Recomputing(nn.Module):
         return self
 
     def _through(self, block: Callable[..., T], *inputs: Any) -> T:
-        """``block(*inputs)``, whose activations are computed again in the backward pass if the network says so."""
+        """Return ``block(*inputs)``; its activations are recomputed in the backward pass if :attr:`recomputes`."""
         if self.recomputes and not torch.compiler.is_compiling():
             return recomputed(block, *inputs)
         return block(*inputs)

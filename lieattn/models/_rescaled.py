@@ -1,4 +1,4 @@
-"""Outputs in the units of the data, which the module around the network knows."""
+"""A module that converts the outputs of a network to the units of the data."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from lieattn.models._network import Wrapper
 class Rescaled(Wrapper):
     r"""A network with outputs in the units of the data: shift + scale times the output of another network.
 
-    The numbers are buffers, so they go where the network goes. It is what ``task.model`` of a
-    :class:`lieattn.train.PointSetRegressor` is, with the statistics of its training set.
+    Scales and shifts are buffers, so they are moved and saved with the network. ``task.model`` of a
+    :class:`lieattn.train.PointSetRegressor` is of this class, with the statistics of its training set.
 
-    **Equivariance.** That of the network; only invariant numbers can have a shift.
+    **Equivariance.** That of the network, if only invariant numbers have a shift.
 
     Parameters
     ----------
     network
-        ``network(data)`` gives a tensor, or several by name: a mapping or a named tuple.
+        ``network(data)`` returns a tensor, or several tensors by name: a mapping or a named tuple.
     scale, shift
-        By the name of the output, numbers or tensors that broadcast to it, in the units of the data; shift 0 where it
-        is absent. A tensor without a name takes the only entry. Outputs without a scale are left out.
+        For each output, by name, a number or a tensor that broadcasts to it, in the units of the data; the default
+        shift is 0. If the network returns a single tensor, there must be one entry, with any name. Outputs without a
+        scale are left out.
     extensive
-        Names of outputs ``[clouds]`` or ``[clouds, numbers]`` that are sums over the points, whose shift is one for
-        each point.
+        Names of outputs ``[clouds]`` or ``[clouds, numbers]`` that are sums over the points. Their shift is multiplied
+        by the number of points of the cloud.
 
     Examples
     --------
@@ -61,27 +62,30 @@ class Rescaled(Wrapper):
             raise ValueError(f"extensive: {sorted(unknown)} are not among the outputs {sorted(scale)}")
         self.network, self.names, self.extensive = network, tuple(scale), tuple(extensive)
         for name in self.names:
-            # Copies, since load_state_dict writes into buffers.
+            # Copied, because load_state_dict writes into buffers.
             self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)).clone())
             self.register_buffer(f"scale_{name}", torch.as_tensor(scale[name]).clone())
 
     @property
     def kind(self) -> Any:
-        """That of the network."""
+        """Kind of the outputs of the network."""
         return getattr(self.network, "kind", "invariant")
 
     def units(self, name: str) -> tuple[Tensor, Tensor]:
-        """Scale and shift of an output; the shift is that of a point where the output is extensive."""
+        """Return scale and shift of an output; for extensive outputs the shift is that of a single point."""
         check_choice("name", name, self.names)
         return self.get_buffer(f"scale_{name}"), self.get_buffer(f"shift_{name}")
 
     def geometry(self, data: Any) -> Any:
-        """That of the network; AttributeError if it has none."""
+        """Return ``network.geometry(data)``; AttributeError if the network has no such method."""
         network: Any = self.network
         return network.geometry(data)
 
     def forward(self, data: Any, **options: Any) -> Any:
-        """Outputs of ``network(data, **options)`` in the units of the data."""
+        """Return the outputs of ``network(data, **options)`` in the units of the data.
+
+        ValueError is raised if an output is missing, or an extensive output does not have one entry per cloud.
+        """
         found = self.network(data, **options)
         if isinstance(found, Tensor):
             if len(self.names) > 1:
@@ -94,7 +98,7 @@ class Rescaled(Wrapper):
         return type(found)(**rescaled) if hasattr(found, "_asdict") and rescaled.keys() == outputs.keys() else rescaled
 
     def shift_of(self, name: str, output: Tensor, data: Any) -> Tensor:
-        """The shift of an output of the network, which broadcasts to it: that of its points where it is extensive."""
+        """Return the shift of an output of the network, which broadcasts to it; extensive ones sum over the points."""
         shift = self.units(name)[1].to(output)
         if name not in self.extensive:
             return shift
@@ -109,7 +113,10 @@ class Rescaled(Wrapper):
 
 
 def _points_of_clouds(data: Any, clouds: int) -> Tensor:
-    """``[clouds]``, the number of points of each cloud. Compiled code, which cannot look at them, is told how many."""
+    """Return the number of points of each cloud, ``[clouds]``.
+
+    Compiled code cannot read the number of clouds from the data, so it is an argument.
+    """
     if not torch.compiler.is_compiling():
         return point_clouds(data).counts
     batch, ptr = getattr(data, "batch", None), getattr(data, "ptr", None)

@@ -1,4 +1,4 @@
-"""Modules in words: class, parameters, guarantee, and a line for each part."""
+"""Short descriptions of modules: class, parameters, guarantee, and a line for each part."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lieattn._html import titled_table
 
 
 class Shown(nn.Module):
-    """A module that prints, and shows itself in notebooks, in a few lines; ``repr`` has the whole tree of modules."""
+    """A module with a short description for ``print`` and notebooks; ``repr`` has the whole tree of modules."""
 
     guarantee: str
 
     def __str__(self) -> str:
-        """Class, parameters and guarantee, and a line for each part."""
+        """Return class, number of parameters and guarantee, and a line for each part."""
         rows = self._parts()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)] or [0] * 3
         lines = [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
@@ -27,7 +27,7 @@ class Shown(nn.Module):
         return f"{type(self).__name__}: {total:,} parameters; {self.guarantee}"
 
     def _parts(self) -> list[tuple[str, str, str]]:
-        """Name, class and parameters of each part."""
+        """Return name, class and number of parameters of each part."""
         rows = []
         for name, part in self.named_children():
             kinds = {type(inner).__name__ for inner in part.children()}

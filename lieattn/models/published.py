@@ -1,4 +1,4 @@
-"""What the authors of the papers chose and published, translated to the networks of the library."""
+"""Published weights, settings and conventions of the authors of the papers, for the networks of this library."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from lieattn.models.lie._network import AttentionOptions, Lifting, PairCoordinat
 from lieattn.models.lie._networks import LieTransformer
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
-# Statistics of the training pixels in [0, 1] by which images are standardized.
+# Mean and standard deviation of the training pixels in [0, 1], by which images are standardized.
 _MEAN, _DEVIATION = 0.13246, 0.30119
 _KINDS: dict[str, AttentionKind] = {"none": "none", "full": "full", "input": "input", "rh": "pose"}
 _GROUPS = {"z2": partial(trivial, 2), "p4": partial(cyclic, 4), "p4m": partial(dihedral, 4)}
-# Their index of each of our frames in p4m: they mirror after turning, MIR ROT^r, which is ROT^-r MIR.
+# The authors' index of each frame of this library in p4m. They reflect after rotating, MIR ROT^r = ROT^-r MIR.
 _MIRRORED = [0, 1, 2, 3, 4, 7, 6, 5]
-# Their names of our parameters and buffers of normalizations.
+# The authors' names of the parameters and buffers of normalizations.
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
-# Parameters of layers by a part of their names; all others are kernels.
+# The authors' names of parameters of layers, by a part of the name here; all other parameters are kernels.
 _LAYER = {"first": "W1", "second": "W2", "spatial": "psi_X", "gate": "w_H"}
 Values = Tensor | np.ndarray[Any, Any]
 Convention = Literal["log", "quaternion", "grid"]
@@ -68,18 +68,18 @@ _FAILURES = {
 
 
 def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, Any]]) -> AttentiveCNN:
-    """Rotated MNIST network with weights that the authors trained, in evaluation mode.
+    """Return the network for rotated MNIST with weights trained by the authors, in evaluation mode.
 
-    The weights are part of a repository under the MIT licence, copyright (c) 2019 Erik J Bekkers, whose notice must
-    stay with copies of them. They were trained on transposed images; :func:`lieattn.models.published_inputs` makes
-    these. ValueError is raised if an array is missing or has another shape than the network's.
+    The weights are part of a repository under the MIT license, copyright (c) 2019 Erik J Bekkers; copies of them must
+    keep this notice. They were trained on transposed images, which :func:`lieattn.models.published_inputs` computes.
+    ValueError is raised if an array is missing or does not have the shape of the network's parameter.
 
     Parameters
     ----------
     weights
-        An .npz file, or its arrays: ``group`` (``"z2"``, ``"p4"`` or ``"p4m"``), for each layer ``conv1`` to ``conv7``
-        ``.kernel`` ``[out, in, (frames,) size, size]``, ``.attention`` and ``.W1``, ``.W2``, ``.psi_X`` or ``.w_H``
-        with it, for each normalization ``bn1`` to ``bn6`` ``.gamma``, ``.beta``, ``.mean``, ``.var``.
+        Path of an .npz file, or its arrays: ``group`` (``"z2"``, ``"p4"`` or ``"p4m"``); for each layer ``conv1`` to
+        ``conv7``, ``.kernel`` ``[out, in, (frames,) size, size]``, ``.attention`` and its parameters ``.W1``, ``.W2``,
+        ``.psi_X`` or ``.w_H``; for each normalization ``bn1`` to ``bn6``, ``.gamma``, ``.beta``, ``.mean``, ``.var``.
     """
     check_arguments(published_attentive_cnn, locals())
     if isinstance(weights, str | Path):
@@ -116,9 +116,10 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
 
 
 def published_inputs(images: Values) -> Tensor:
-    """Images as the published networks take them: transposed, standardized by the training pixels.
+    """Transpose images and standardize them by the statistics of the training pixels, as the published networks expect.
 
-    From upright ones ``[images, 28, 28]``, uint8 or floating in [0, 1], to ``[images, 1, 28, 28]`` float32.
+    Upright images ``[images, 28, 28]``, uint8 or floating in [0, 1], become ``[images, 1, 28, 28]`` float32.
+    ValueError is raised if there are not three axes.
     """
     check_arguments(published_inputs, locals())
     images = torch.as_tensor(images)
@@ -130,7 +131,10 @@ def published_inputs(images: Values) -> Tensor:
 
 
 def published_accuracy(network: AttentiveNetwork, images: Values, labels: Values, *, batch_size: int = 200) -> float:
-    """Share of upright images ``[images, 28, 28]`` that a published network puts into their classes ``[images]``."""
+    """Return the share of upright images ``[images, 28, 28]`` that a published network assigns to their ``labels``.
+
+    ``labels`` are the classes ``[images]``; ValueError is raised if their number differs or there are no images.
+    """
     check_arguments(published_accuracy, locals())
     check_count("batch_size", batch_size)
     images, labels = torch.as_tensor(images), torch.as_tensor(labels)
@@ -149,7 +153,7 @@ def _copy(own: Tensor, arrays: Mapping[str, np.ndarray[Any, Any]], name: str, or
         raise ValueError(f"weights: {name} has shape {tuple(found.shape)}, the network needs {tuple(own.shape)}")
     found = found.reshape(own.shape)
     if order is not None:
-        # Kernels have their frames before rows and columns, matrices have them last.
+        # The axis of frames is before rows and columns in kernels, and last in matrices.
         axis = 2 if own.ndim == 5 else own.ndim - 1
         found = found.index_select(axis, torch.tensor(order))
     own.copy_(found)
@@ -162,12 +166,12 @@ def _need(arrays: Mapping[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[A
 
 
 def published_table(group: FiniteGroup) -> Tensor:
-    """Rows ``[order, order, order]`` int64 of the frame encoding in the authors' code, by output, query and key frame.
+    """Return the rows of the frame encoding in the authors' code of GSA-Nets, by output, query and key frame.
 
-    Eq. 16 and the code act on the relative frame with the output frame once more, although it is invariant
-    already; the layer that results is not equivariant. The code's index of a frame is that of its inverse
-    here (it encodes A_h (x_j - x_i) at h), and so is its row of the encoding. ValueError is raised for groups that have
-    not the tables of C_n or D_n, of which the code knows nothing.
+    The result is ``[order, order, order]`` int64. Eq. 16 and the code apply the output frame to the relative frame,
+    although the latter is already invariant; the resulting layer is not equivariant. The index of a frame in the code
+    is that of the inverse frame here (the code encodes A_h (x_j - x_i) at h), and the same holds for the rows of the
+    encoding. ValueError is raised for groups without the tables of C_n or D_n, since the code has no other groups.
     """
     check_arguments(published_table, locals())
     order = group.order
@@ -175,7 +179,7 @@ def published_table(group: FiniteGroup) -> Tensor:
     if torch.equal(group.cayley, cyclic(order).cayley):
         theirs = (h + m - g) % order
     elif order % 2 == 0 and torch.equal(group.cayley, dihedral(order // 2).cayley):
-        # The shift runs along the query axis there, forward or backward as the mirrored parts agree or not.
+        # In the code the shift is along the query axis: forward if the mirrored parts agree, and otherwise backward.
         n = order // 2
         mirrored = (g // n + h // n) % 2
         turned = torch.where(mirrored == 0, g % n + h % n, g % n - h % n) % n
@@ -187,10 +191,11 @@ def published_table(group: FiniteGroup) -> Tensor:
 
 
 def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str, Any]:
-    """Options of :class:`lieattn.models.AttentionOptions` for a ``kernel_type`` and ``attention_fn`` of the authors.
+    """Translate ``kernel_type`` and ``attention_fn`` of LieTransformer's code to options of ``AttentionOptions``.
 
-    These are ``kernel``, ``normalize`` and, for codes, ``features`` and ``location``. ValueError is raised for names
-    that do not exist, and for codes that fail in the authors' code; the message says why.
+    The result has the keys ``kernel``, ``normalize`` and, for codes of four digits, ``features`` and ``location`` of
+    :class:`lieattn.models.AttentionOptions`. ValueError is raised for unknown names, and for codes that fail in the
+    authors' code; the message gives the reason.
 
     Parameters
     ----------
@@ -199,8 +204,8 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
         normalization (1 softmax, 2 mean), combination (2 a network), features (1 dot product, 2 linear maps,
         3 linear maps and a shared one), location (0 and 2 the coordinates, 1 a network of them).
     attention_fn
-        ``"softmax"``, ``"dot_product"`` (also ``"mean"``), or ``"norm_exp"`` (also ``"exp_mean"``). A code's first
-        digit takes its place, as in the authors' code.
+        ``"softmax"``, ``"dot_product"`` (also ``"mean"``), or ``"norm_exp"`` (also ``"exp_mean"``). It is not used for
+        codes of four digits, whose first digit is the normalization, as in the authors' code.
 
     Examples
     --------
@@ -231,15 +236,16 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
 class PublishedCoordinates(PairCoordinates):
     """Coordinates of relative elements in the conventions of the authors of LieTransformer and LieConv.
 
-    Invariant under g -> u g for all elements, and followed by the invariants of the orbits of both points. They are
-    not divided by a length.
+    They are invariant when all elements g become u g, and are followed by the invariants of the orbits of both points.
+    They are not divided by a length.
 
     Attributes
     ----------
     convention
-        ``"log"``: the logarithm of g_j⁻¹ g_i, angles of the plane in (-π, π]. ``"quaternion"``, for SO(3) and SE(3):
-        the quaternion of g_j⁻¹ g_i with w >= 0, and its translation. ``"grid"``, for SE(2) with the same cyclic fiber
-        over all points: the translation of g_i⁻¹ g_j and its number of steps, 0 to fiber - 1.
+        ``"log"``: the logarithm of g_j⁻¹ g_i, with angles of the plane in (-π, π]. ``"quaternion"``, for SO(3) and
+        SE(3): the quaternion of g_j⁻¹ g_i with w >= 0, followed by its translation. ``"grid"``, for SE(2) with the same
+        cyclic fiber over all points: the translation of g_i⁻¹ g_j, and its rotation as a number of steps from 0 to
+        fiber - 1.
     """
 
     convention: Convention = "log"
@@ -249,11 +255,11 @@ class PublishedCoordinates(PairCoordinates):
 
     @property
     def continuous(self) -> bool:
-        """Logarithms and quaternions jump at half turns."""
+        """True for ``"grid"`` only, since logarithms and quaternions jump at half turns."""
         return self.convention == "grid"
 
     def count(self, space: HomogeneousSpace) -> int:
-        """See :class:`lieattn.models.PairCoordinates`."""
+        """Number of coordinates, including invariants of both points; ValueError if the space does not have them."""
         group, rotations = space.group, isinstance(_linear(space.group), SO)
         if self.convention == "log" and isinstance(_linear(group), FiniteGroup):
             raise ValueError(f"convention: {group.name} has no logarithms; use a space such as Euclidean(SE(3))")
@@ -265,7 +271,7 @@ class PublishedCoordinates(PairCoordinates):
         return own[self.convention] + 2 * space.num_invariants
 
     def __call__(self, graph: LiftedGraph) -> Tensor:
-        """``[rows, fiber, fiber, k]``; raises ValueError for clouds that repeat."""
+        """Return the coordinates ``[rows, fiber, fiber, k]``; ValueError for periodic clouds."""
         if graph.neighbors.shift is not None:
             raise ValueError(
                 f"graph: expected coordinates 'smooth' or 'log' for periodic clouds, got {self.convention!r}"
@@ -301,9 +307,10 @@ def _linear(group: Group) -> Group:
 
 
 def published_qm9(out_channels: int = 1, **options: Any) -> LieTransformer:
-    """Network for QM9 of the authors' published run: 101.8 M parameters with their quaternions.
+    """Return the LieTransformer for QM9 of the authors' published run: 101.8 M parameters, with their quaternions.
 
-    Theirs takes 25 of the nearest 50 *elements*, at random; this one about as many points with all of their frames.
+    The authors' network uses 25 of the nearest 50 *elements* at random. This network uses about as many in training,
+    half of the nearest 12 points with all of their frames. ``options`` replace arguments of :class:`LieTransformer`.
     """
     preset = {"frames": SampledFrames(4), "neighborhood": Nearest(12), "channels": 1504, "layers": 11}
     preset["lifting"] = Lifting(PublishedCoordinates("quaternion"), bound=True, neighbor_dropout=0.5, local=0)
@@ -313,7 +320,10 @@ def published_qm9(out_channels: int = 1, **options: Any) -> LieTransformer:
 
 
 def published_springs(rotations: int = 2, **options: Any) -> LieTransformer:
-    """Potential of particles on springs, invariant to R^2 ⋊ C_n: 139,353 parameters. Inputs are (mass, k)."""
+    """Return a potential of particles on springs, invariant to R^2 ⋊ C_n, where n is ``rotations``.
+
+    It has 139,353 parameters. The features are (mass, k). ``options`` replace arguments of :class:`LieTransformer`.
+    """
     preset = {"space": Euclidean(SE(2)), "frames": FiniteFrames(cyclic(rotations)), "channels": 80, "layers": 3}
     preset["lifting"] = Lifting(PublishedCoordinates("grid"), local=0)
     return LieTransformer.springs(**{**preset, **options})

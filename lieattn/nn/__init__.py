@@ -1,6 +1,7 @@
-"""Layers: parameters around the operator, ``layer(x, graph) -> x`` on fields ``[points, fiber, channels]``.
+"""Layers: modules ``layer(x, graph) -> x`` on fields ``[points, fiber, channels]``, with parameters for the operator.
 
-Functions of the relative element, which the layers take as encodings and kernels, are in :mod:`lieattn.nn.relative`.
+Functions of the relative element, which serve as encodings and kernels of the layers, are in
+:mod:`lieattn.nn.relative`.
 """
 
 from lieattn.nn import relative

@@ -1,4 +1,4 @@
-"""Attention: one layer around the operator."""
+"""Attention: the layer with projections around the operator."""
 
 from __future__ import annotations
 
@@ -28,47 +28,56 @@ from lieattn.ops import Normalization, Pattern, RelativeTerms
 
 
 class GroupAttention(TiedWeights):
-    r"""Attention of group elements to the elements over the neighbors of their points: ``layer(x, graph) -> x``.
+    r"""Attention from group elements to the elements of neighboring points: ``layer(x, graph) -> x``.
 
     .. math::
         f'(g) = b + W \Big[ \sum_{g' \in N(g)} \operatorname{normalize}_{g'}
         \big( \langle q_e(g), k_e(g') \rangle / s + \text{terms}_e(g^{-1} g') \big)\, V_e f(g') \Big]_e
 
-    with queries, keys and values linear in the field, and an *encoding* that says what the relative element adds to
-    scores and values. The layers of the papers are presets of it:
+    Queries, keys and values are linear in the field. An *encoding* computes the terms that are functions of the
+    relative element and enter scores and values. The layers of the papers are presets:
 
     ============================ ============= =========================================== =====================
     preset                       pattern       encoding                                    normalization
     ============================ ============= =========================================== =====================
-    :class:`GroupSelfAttention`  query sum     a key made of u (CoordinateEncoding)        softmax
+    :class:`GroupSelfAttention`  query sum     a key computed from u (CoordinateEncoding)  softmax
     :class:`LieSelfAttention`    joint         a network for each head (PerHeadMLP, ...)   softmax, mean, exp-mean
     ``AffineSelfConvolution``    pooled        affine maps psi, beta of keys and values    softmax
-    :class:`FramewiseAttention`  framewise     rotary phases that turn with the frame      softmax
+    :class:`FramewiseAttention`  framewise     rotary phases that rotate with the frame    softmax
     ============================ ============= =========================================== =====================
 
-    It works on every graph: over finite groups and Lie groups, sampled, given and principal frames, on any homogeneous
-    space and on fibers of scales, where keys weigh what the Haar measure says (GSA-Nets, Eqs. 20 and 21).
+    Here u = g⁻¹ g' is the relative element. The layer works on every graph: with finite groups and Lie groups, with
+    sampled, given and principal frames, on any homogeneous space, and on fibers of scales, where keys are weighted by
+    the Haar measure (GSA-Nets, Eqs. 20 and 21).
 
-    **Equivariance.** If all elements move by one element of the group, g -> u g, and the field stays with them, so does
-    the output. For a finite group H over the points, moving these by (t, h) in R^d ⋊ H and translating the field by h
-    translates the output by h. Whether elements move with the points is up to the frames.
+    **Equivariance.** If one element u of the group acts on all elements, g -> u g, and the field stays with them, the
+    output also stays with them. For a finite group H as the fiber, if (t, h) in R^d ⋊ H acts on the points and the
+    field is translated by h, the output is translated by h. The frames determine whether elements move with the points.
 
     Parameters
     ----------
     in_channels, out_channels
         Channels per frame.
     heads, head_channels
-        Number of attention heads, and the channels of each; out_channels / heads if absent.
+        Number of attention heads, and channels of each head; out_channels / heads if absent.
     pattern, normalize
-        How fibers are tied and scores become weights, see :func:`lieattn.ops.group_attention`.
+        Fiber pattern and normalization of the scores, see :func:`lieattn.ops.group_attention`.
     encoding
-        What the relative element adds; several functions are summed. None for features alone.
+        Function of the relative element; the terms of several functions are summed. None for attention to features
+        alone.
     scale, dropout
         Factor of the products with the query, 1 / sqrt(head_channels) if absent; dropout of the weights.
     lifting
-        Whether the input are features of points, ``[points, in_channels]``, in place of a field.
+        Whether the input consists of features of points, ``[points, in_channels]``, in place of a field.
     group
-        H, for projections tied over its fiber (:class:`GroupLinear`) in place of maps of each frame.
+        Finite group H for projections that are tied over its fiber (:class:`GroupLinear`); if absent, projections map
+        each frame separately.
+
+    Raises
+    ------
+    ValueError
+        If the heads do not divide the channels and ``head_channels`` is absent, or the encoding is not equivariant with
+        the pattern or is for another group or dimension.
 
     Examples
     --------
@@ -132,16 +141,17 @@ class GroupAttention(TiedWeights):
         return GroupLinear(self.group, in_channels, out_channels)
 
     def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` (for lifting, without fiber) to ``[points, fiber, out_channels]``.
+        """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``.
 
-        ``terms`` are those that a network has evaluated once for several layers, in place of the encoding's.
+        For lifting, the input is ``[points, in_channels]``. ValueError is raised for another shape. ``terms`` replace
+        those of the encoding, so that a network can evaluate them once for several layers.
         """
         return self.attend(x, graph, terms)[0]
 
     def attend(
         self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Field and, if asked for, the weights in the layout of :func:`lieattn.ops.group_attention`."""
+        """Return the output and, with ``return_weights``, the weights as :func:`lieattn.ops.group_attention` does."""
         x = self._checked(x, graph)
         query, key, value = self._project(x)
         if terms is None:
@@ -153,18 +163,18 @@ class GroupAttention(TiedWeights):
         return (out.expand(-1, graph.fiber, -1) if out.shape[1] != graph.fiber else out), weights
 
     def weights(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Attention weights alone, in the layout of :func:`lieattn.ops.group_attention`."""
+        """Return the attention weights, in the layout of :func:`lieattn.ops.group_attention`."""
         return cast(Tensor, self.attend(x, graph, return_weights=True)[1])
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Query, key and value, ``[points, fiber, heads, head_channels]``."""
+        """Return query, key and value, ``[points, fiber, heads, head_channels]``."""
         return self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
 
     def _split(self, signal: Tensor) -> Tensor:
         return signal.unflatten(-1, (self.heads, -1))
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
-        """Terms of the encoding; functions of positions, which autocast would round."""
+        """Return the terms of the encoding, evaluated without autocast, which would round positions."""
         if self.encoding is None:
             return RelativeTerms()
         with without_autocast(x.device):
@@ -182,7 +192,7 @@ class GroupAttention(TiedWeights):
         return_weights: bool = False,
         **edges: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Call the operator; ``edges`` may give other neighbor lists than the graph's."""
+        """Call the operator; ``edges`` can contain ``neighbors`` that replace those of the graph."""
         return graph_attention(
             query,
             key,
@@ -198,7 +208,7 @@ class GroupAttention(TiedWeights):
         )
 
     def _checked(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """The field, with a fiber of 1 for features of points; raises for what does not fit layer and graph."""
+        """Return the field, with a fiber of 1 for features of points; ValueError if it does not fit layer or graph."""
         check_features(x, next(self.output.parameters()))
         check_graph(graph, LiftedGraph, x)
         check_lifted_to(graph, self.group)
@@ -219,7 +229,7 @@ class GroupAttention(TiedWeights):
 
 
 def check_field(x: Tensor, graph: LiftedGraph, channels: int, fiber: int | None = None) -> Tensor:
-    """A field on a graph, over its frames or a fiber of another size; raises ValueError for another shape."""
+    """Return a field on a graph, with its fiber or one of another size; ValueError if it has another shape."""
     expected = (graph.num_points, graph.fiber if fiber is None else fiber, channels)
     if x.shape != expected:
         raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
@@ -227,7 +237,7 @@ def check_field(x: Tensor, graph: LiftedGraph, channels: int, fiber: int | None 
 
 
 def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
-    """Features of points ``[points, channels]``, on all scales of a graph, with a fiber of 1."""
+    """Spread features of points ``[points, channels]`` over all scales of a graph, and add a fiber of 1."""
     points = graph.num_points // graph.levels
     if x.shape != (points, channels):
         raise ValueError(f"x: expected features [points={points}, {channels}], got {tuple(x.shape)}")
@@ -235,7 +245,7 @@ def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
 
 
 def checked_head_channels(out_channels: int, heads: int, head_channels: int | None) -> int:
-    """Channels of each head: those given, or out_channels / heads; ValueError if that is not a whole number."""
+    """Return ``head_channels``, or out_channels / heads if absent; ValueError if that is not a whole number."""
     check_counts(out_channels=out_channels, heads=heads)
     if head_channels is None and out_channels % heads:
         raise ValueError(f"head_channels: must be given, since {heads} heads do not divide {out_channels} channels")

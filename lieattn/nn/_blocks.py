@@ -1,4 +1,4 @@
-"""Residual blocks of the papers: an attention or a convolution, and a network for each element."""
+"""Residual blocks of the papers: an attention or a convolution, followed by a network for each element."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ BlockNorm = Literal["layer_pre", "layer_post", "batch_pre", "batch_post", "none"
 class PreNormBlock(nn.Module):
     """Attention and MLP with residuals, normalized before the attention, as in GSA-Nets.
 
-    With norm the joint normalization and act the swish,
+    The block computes
 
         y = dropout(act(norm(attention(act(norm(x)))))),   z = crop(y) + crop(skip(x)),
         out = z + norm(linear(act(norm(linear(z))))),
 
-    where skip is a linear map if the channels change and the identity otherwise, and the MLP is half as wide.
+    where norm is the joint normalization (:class:`CloudNorm`) and act the ``activation``, by default swish. skip is a
+    linear map if the channels change and the identity otherwise. The hidden layer of the MLP has half the channels of
+    the output.
 
-    **Equivariance.** That of its ``attention(x, graph) -> x``, a layer from ``in_channels`` to ``out_channels``.
+    **Equivariance.** That of ``attention(x, graph) -> x``, a layer from ``in_channels`` to ``out_channels``.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class PreNormBlock(nn.Module):
         kept: Tensor | None = None,
         kept_clouds: PointClouds | None = None,
     ) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
+        """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
-        ``kept`` int64 are the points that a crop keeps after the attention, and ``kept_clouds`` the clouds they make.
+        ``kept`` int64 are indices of the points that a crop keeps after the attention, and ``kept_clouds`` the clouds
+        of these points.
         """
         y = self.attention(self.activation(self.norm_in(x, graph)), graph)
         y = self.dropout(self.activation(self.norm_attention(y, graph)))
@@ -92,11 +95,12 @@ class PreNormBlock(nn.Module):
 class LieBlock(nn.Module):
     """Attention and MLP with residuals, as in LieTransformer.
 
-    With ``norm`` ``"layer_pre"`` or ``"batch_pre"`` it is f <- f + attention(norm(f)), f <- f + mlp(norm(f)), with
-    ``"layer_post"`` or ``"batch_post"`` f <- f + norm(attention(f)), f <- f + norm(mlp(f)); ``"none"`` leaves the
-    normalization out. The MLP keeps the width and has an activation after both of its linear maps.
+    With ``norm`` equal to ``"layer_pre"`` or ``"batch_pre"`` the block computes f <- f + attention(norm(f)),
+    f <- f + mlp(norm(f)). With ``"layer_post"`` or ``"batch_post"`` it computes f <- f + norm(attention(f)),
+    f <- f + norm(mlp(f)). With ``"none"`` there is no normalization. The MLP does not change the number of channels,
+    and both of its linear maps are followed by the activation.
 
-    **Equivariance.** That of its ``attention(x, graph) -> x``, a layer from ``channels`` to ``channels``.
+    **Equivariance.** That of ``attention(x, graph) -> x``, a layer from ``channels`` to ``channels``.
     """
 
     def __init__(
@@ -120,18 +124,18 @@ class LieBlock(nn.Module):
         self.activation: Activation = activation
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, channels]`` to a field of the same shape."""
+        """Map a field ``[points, fiber, channels]`` to a field of the same shape."""
         return self.feed_forward(self.attend(x, graph))
 
     def attend(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """First half of the block: the attention and its residual."""
+        """Apply the first half of the block: the attention and its residual."""
         check_features(x, self.linear1.weight, self.linear1.in_features)
         if self.post:
             return cast(Tensor, x + self.norm_attention(self.attention(x, graph)))
         return cast(Tensor, x + self.attention(self.norm_attention(x), graph))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Second half of the block: the MLP and its residual."""
+        """Apply the second half of the block: the MLP and its residual."""
         check_features(x, self.linear1.weight, self.linear1.in_features)
         act = activation_named("activation", self.activation)
         y = x if self.post else self.norm_mlp(x)
@@ -140,14 +144,26 @@ class LieBlock(nn.Module):
 
 
 class LieBottleneck(nn.Module):
-    """Residual block of LieConv: down, convolution, up, each behind a normalization and the activation.
+    """Residual block of LieConv: a linear map down, a convolution, and a linear map up.
 
-    f is added to the first in_channels channels of the result, so channels may grow but not shrink. ``widths`` are the
-    channels of the convolution's input and output, a quarter of those outside if absent; ``norm`` is ``"batch"`` (the
-    authors'), ``"layer"`` or ``"none"``. With ``attention``, whose channels are then the widths, the convolution is the
-    :class:`AttentiveConvolution` around it. The rest is as in these.
+    Each of the three follows a normalization and the activation. The input is added to the first ``in_channels``
+    channels of the result, so ``out_channels`` cannot be less (otherwise ValueError).
 
     **Equivariance.** That of :class:`LieConvolution`.
+
+    Parameters
+    ----------
+    in_channels, out_channels, coordinates
+        Channels of the fields, and number of coordinates of a relative element.
+    widths
+        Channels of the input and output of the convolution; if absent, a quarter of ``in_channels`` and of
+        ``out_channels``, or the channels of ``attention``.
+    norm, activation
+        ``"batch"`` (as the authors), ``"layer"`` or ``"none"``; name of the activation.
+    attention
+        If given, the convolution is an :class:`AttentiveConvolution` with this attention.
+    **convolution
+        Further options of :class:`LieConvolution` or :class:`AttentiveConvolution`.
     """
 
     def __init__(
@@ -182,7 +198,10 @@ class LieBottleneck(nn.Module):
         self.up = nn.Linear(narrow_out, out_channels)
 
     def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:
-        """Field to ``[points kept, fiber, out_channels]``; ``kept`` int64 are those after the convolution, or all."""
+        """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
+
+        ``kept`` int64 are indices of the points that remain after the convolution; all points if absent.
+        """
         check_graph(graph, LiftedGraph, x)
         check_features(x, self.down.weight, self.down.in_features)
         if kept is not None:
@@ -198,12 +217,21 @@ class LieBottleneck(nn.Module):
 class FramewiseBlock(nn.Module):
     """Pre-norm transformer block: framewise attention, then a group-tied network with one hidden layer.
 
-    The network has ``mlp_ratio`` times as many hidden channels. ``messages`` are the channels of the ``EdgeNetwork``
-    whose :class:`FrameMessages` are added to what is attended, None for none. Without ``attention`` the messages stand
-    alone: a separable group convolution. The rest is as in :class:`FramewiseAttention`; dropout is applied behind both
-    branches too.
-
     **Equivariance.** That of :class:`FramewiseAttention`.
+
+    Parameters
+    ----------
+    group, channels, heads, encoding
+        See :class:`FramewiseAttention`.
+    mlp_ratio
+        Hidden channels of the network, divided by ``channels``.
+    dropout
+        Dropout probability of the attention weights, and after both branches.
+    messages
+        Hidden channels of the ``EdgeNetwork`` whose :class:`FrameMessages` are added to the result of the attention;
+        None for a block without messages.
+    attention
+        Whether the block has attention. Without it, the block is a separable group convolution and needs messages.
     """
 
     def __init__(
@@ -239,10 +267,10 @@ class FramewiseBlock(nn.Module):
         terms: RelativeTerms | None = None,
         local: tuple[LiftedGraph, RelativeTerms | Tensor] | None = None,
     ) -> Tensor:
-        """Field ``[points, fiber, channels]`` to the same; ``terms`` as in :class:`GroupAttention`.
+        """Map a field ``[points, fiber, channels]`` to the same shape.
 
-        ``local`` is the graph of the messages with the terms of its ``EdgeNetwork``, or the kernel that is made of
-        them (see :class:`FrameMessages`), for blocks with messages.
+        ``terms`` are as in :meth:`GroupAttention.forward`. Blocks with messages need ``local`` (otherwise TypeError):
+        the graph of the messages, and the terms of its ``EdgeNetwork`` or kernels of :class:`FrameMessages`.
         """
         check_features(x, self.norm1.weight, len(self.norm1.weight))
         y = self.norm1(x)

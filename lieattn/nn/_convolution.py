@@ -1,4 +1,4 @@
-"""Convolution: the corner of the operator whose weights do not depend on the features."""
+"""Convolutions: the special case of the operator in which the weights do not depend on the features."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lieattn.nn.relative import (
 from lieattn.nn.relative._base import check_lifted_to, rows_of_table
 from lieattn.ops import Activation, RelativeTerms, edge_messages, group_attention
 
-_SHARP = 1000.0  # a score of which softmax makes 1, and of 0 beside it 0, in every dtype
+_SHARP = 1000.0  # a score for which softmax gives the weights 1, and 0 for scores of 0, in every dtype
 
 
 class GroupConvolution(TiedWeights):
@@ -41,21 +41,21 @@ class GroupConvolution(TiedWeights):
     .. math::  f'_o(x_i, h_a) = \mu \sum_{j \in N(i)} \sum_b \sum_c \psi_{oc}(h_a^{-1}(x_j - x_i), h_a^{-1} h_b)
         f_c(x_j, h_b)
 
-    with the sum over b absent where the kernel lifts. A :class:`lieattn.nn.relative.TableKernel` on a grid gives the
-    numbers of :class:`lieattn.nn.GridGroupConvolution` with a border; a :class:`lieattn.nn.relative.NetworkKernel`
-    serves any cloud. Kernels that lift work on every graph, those between frames on the fiber of their finite group.
+    without the sum over b if the kernel lifts. A :class:`lieattn.nn.relative.TableKernel` on a grid gives the same
+    result as :class:`lieattn.nn.GridGroupConvolution` with a border. A :class:`lieattn.nn.relative.NetworkKernel` works
+    on any cloud. Lifting kernels accept every graph; kernels between frames need graphs lifted to their finite group.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h (features that are lifted
-    stay as they are), the output is translated by h. Exact for every H where neighborhoods are balls.
+    **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the field is translated by h (features of points, for
+    lifting, do not change), the output is translated by h. This is exact for every H if neighborhoods are balls.
 
     Parameters
     ----------
     kernel
-        ψ, which knows group, channels and whether the layer lifts.
+        Kernel ψ, which determines the group, the channels, and whether the layer lifts.
     measure
-        μ; if absent that of grids: 1 for lifting, π/2 on p4 and π on p4m.
+        Factor μ; if absent that of grids: 1 for lifting, π/2 for p4 and π for p4m.
     reduction
-        ``"sum"`` over the neighbors, or ``"mean"``, which does not depend on how densely points are sampled.
+        ``"sum"`` over the neighbors, or ``"mean"``, which does not depend on the density of the points.
 
     Examples
     --------
@@ -82,7 +82,10 @@ class GroupConvolution(TiedWeights):
         self.reduction: Literal["sum", "mean"] = reduction
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``."""
+        """Map features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``.
+
+        ValueError is raised if the shape is wrong, or the graph is not lifted to the group of the kernel.
+        """
         kernel = self.kernel
         check_features(x, next(kernel.parameters()))
         check_graph(graph, LiftedGraph, x)
@@ -97,12 +100,13 @@ class GroupConvolution(TiedWeights):
         return self.measure * summed
 
     def as_attention(self) -> GroupAttention:
-        """The same map as attention (GSA-Nets, section 5.3), for a sum with a :class:`lieattn.nn.relative.TableKernel`.
+        """Return an attention layer that computes the same map (GSA-Nets, section 5.3).
 
-        There is a head for each relative element u of the table, which puts all its weight on g u, its values are the
-        features, and the output maps heads by ψ(u): attention can be any such convolution. Where a neighborhood ends
-        before g u, the head adds nothing. Costs grow with the square of the heads' number; use it to see, not to train.
-        ValueError is raised for other kernels and reductions.
+        The layer has a head for each relative element u of the table. The head puts all its weight on g u, its values
+        are the features, and the output projection applies ψ(u). This shows that attention can represent every
+        convolution with a table. If g u is not in the neighborhood, the head contributes nothing. The cost is quadratic
+        in the number of heads, so the layer is for illustration, not for training. ValueError is raised unless the
+        reduction is ``"sum"`` and the kernel is a :class:`lieattn.nn.relative.TableKernel`.
         """
         kernel = self.kernel
         if not isinstance(kernel, TableKernel) or self.reduction != "sum":
@@ -114,7 +118,7 @@ class GroupConvolution(TiedWeights):
             kernel.out_channels,
             heads=heads,
             head_channels=width,
-            # Lifting, the sum is over the one query of a point.
+            # For lifting, the sum is over the single query of a point.
             pattern="query_sum" if kernel.lifting else "joint",
             encoding=_OneElement(kernel),
             lifting=kernel.lifting,
@@ -128,7 +132,7 @@ class GroupConvolution(TiedWeights):
 
 
 class _OneElement(RelativeFunction):
-    """Scores by which each head sees one relative element alone, and factors without which it would see others."""
+    """Scores that let each head attend to one relative element, and factors that remove all other elements."""
 
     rows: Tensor
 
@@ -154,9 +158,9 @@ class LieConvolution(nn.Module):
 
     .. math::  f'(g) = \sum_{g' \in N(g)} W(g^{-1} g')\, f(g') + b, \qquad W(u) = \sum_m k_m(u)\, W_m
 
-    with k a small network of the relative element, :class:`lieattn.nn.relative.RankKernel`.
+    where k is a small network of the relative element, :class:`lieattn.nn.relative.RankKernel`.
 
-    **Equivariance.** That of :class:`GroupAttention`; on every graph.
+    **Equivariance.** That of :class:`GroupAttention`, on every graph.
 
     Parameters
     ----------
@@ -165,8 +169,8 @@ class LieConvolution(nn.Module):
     coordinates, rank, hidden, activation
         See :class:`lieattn.nn.relative.RankKernel`.
     divide
-        ``"neighbors"`` divides the sum by their number, ``"published"`` the bias too, as the authors' code does,
-        ``"none"`` neither.
+        ``"neighbors"`` divides the sum by the number of neighboring elements, ``"published"`` also divides the bias, as
+        the authors' code does, and ``"none"`` divides neither.
     """
 
     def __init__(
@@ -190,11 +194,11 @@ class LieConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
+        """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         check_features(x, self.weight)
         check_graph(graph, LiftedGraph, x)
         x = check_field(x, graph, self.weight.shape[1])
-        # The sum over neighbors comes before the matrices: m is a head, and all heads have the same values.
+        # The sum over neighbors precedes the matrices W_m: each m is a head, and all heads have the same values.
         values = x[:, :, None].expand(-1, -1, self.weight.shape[2], -1)
         mixed, _ = graph_attention(None, None, values, graph, normalize="none", terms=self.kernel(graph))
         out = torch.einsum("parc,ocr->pao", mixed, self.weight)
@@ -205,16 +209,17 @@ class LieConvolution(nn.Module):
 
 
 class AttentiveConvolution(nn.Module):
-    r"""Convolution whose neighbors are weighted by attention: values are acted on by a kernel of the relative element.
+    r"""Convolution weighted by attention: attention whose values are multiplied by a kernel of the relative element.
 
     .. math::
         f'(g) = b + \sum_e W_e \sum_{g' \in N(g)} A_e(g, g')\, W_V^e(g^{-1} g')\, V_e f(g'), \qquad
         W_V^e(u) = \sum_m k_m^e(u)\, W_m^e
 
-    with A the weights of ``attention``, a :class:`GroupAttention` in the joint pattern, which also makes the values and
-    the output: geometry is seen also where features are constant. For the rest see :class:`LieConvolution`.
+    where A are the weights of ``attention``, a :class:`GroupAttention` in the joint pattern (otherwise ValueError),
+    which also computes the values and the output. Because of the kernel, the output depends on the geometry even if
+    features are constant. See :class:`LieConvolution` for the other parameters.
 
-    **Equivariance.** That of :class:`GroupAttention`; on every graph.
+    **Equivariance.** That of :class:`GroupAttention`, on every graph.
     """
 
     def __init__(
@@ -238,7 +243,7 @@ class AttentiveConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, rank, width, width).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
+        """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         attention = self.attention
         terms = self.kernel(graph)
         kernel = cast(Tensor, terms.displacement_bias)
@@ -255,15 +260,15 @@ class AttentiveConvolution(nn.Module):
 
 
 class LiftingConvolution(nn.Module):
-    r"""A field over the frames of the points from what these see of their neighbors.
+    r"""A field over the frames of the points, computed from the neighbors as seen from each frame.
 
     .. math::  f(x_i, a) = W \sum_j \psi_{ija} \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
 
-    with ψ, of ``hidden`` channels, and w of :class:`lieattn.nn.relative.EdgeNetwork`. A point without neighbors has a
-    field of zero.
+    where ψ, with ``hidden`` channels, and w are those of :class:`lieattn.nn.relative.EdgeNetwork`. The field of a point
+    without neighbors is zero.
 
-    **Equivariance.** The field stays with the frames: with the same frames h_a, a in H, over all points it is
-    translated by H.
+    **Equivariance.** The field does not change if points, frames and vectors move together. With the same frames h_a,
+    a in H, at all points, it is translated by H.
     """
 
     def __init__(self, hidden: int, channels: int) -> None:
@@ -274,9 +279,9 @@ class LiftingConvolution(nn.Module):
         keep_variance(self.output)
 
     def forward(self, terms: RelativeTerms | Tensor, graph: LiftedGraph) -> Tensor:
-        """Terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``.
+        """Map the terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``.
 
-        A network that has evaluated W ψ, ``EdgeNetwork.kernels``, gives that in place of the terms.
+        In place of the terms, W ψ ``[edges, fiber, channels]`` can be given, as computed by ``EdgeNetwork.kernels``.
         """
         check_is("graph", graph, LiftedGraph)
         if isinstance(terms, Tensor):
@@ -285,15 +290,16 @@ class LiftingConvolution(nn.Module):
 
 
 class FrameMessages(nn.Module):
-    r"""Convolution within each frame and channel, with kernels that are linear in what the frame sees.
+    r"""Convolution within each frame and channel, with kernels that are linear in the units of an ``EdgeNetwork``.
 
     .. math::  f'(x_i, a)_c = \sum_j (W \psi_{ija})_c \, f(x_j, a)_c \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
 
-    with ψ and w as in :class:`LiftingConvolution`: the spatial factor of a separable group convolution (as in PONITA,
-    Bekkers et al. 2024, Eq. 13). It relates frames of the same index, which all points of a cloud must share; or what
-    else the network sees neighbors from, such as directions.
+    with ψ and w as in :class:`LiftingConvolution`. This is the spatial factor of a separable group convolution (as in
+    PONITA, Bekkers et al. 2024, Eq. 13). It relates frames of the same index, so all points of a cloud must have the
+    same frames (otherwise ValueError). The fiber can also be another one for which ψ is given, such as directions.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
+    **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the field is translated by h, the output is
+    translated by h.
     """
 
     def __init__(self, hidden: int, channels: int) -> None:
@@ -301,12 +307,12 @@ class FrameMessages(nn.Module):
         super().__init__()
         check_counts(hidden=hidden, channels=channels)
         self.kernel = nn.Linear(hidden, channels, bias=False)
-        keep_variance(self.kernel, 2.0)  # beside what is attended, see EdgeNetwork
+        keep_variance(self.kernel, 2.0)  # so that messages count beside the attention
 
     def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | Tensor) -> Tensor:
-        """Field ``[points, fiber, channels]`` to the same, with the terms of an ``EdgeNetwork`` on the graph.
+        """Map a field ``[points, fiber, channels]`` to the same shape, with the terms of an ``EdgeNetwork``.
 
-        A network that has evaluated W ψ, ``EdgeNetwork.kernels``, gives that in place of the terms.
+        In place of the terms, W ψ ``[edges, fiber, channels]`` can be given, as computed by ``EdgeNetwork.kernels``.
         """
         check_features(x, self.kernel.weight)
         check_graph(graph, LiftedGraph, x)
@@ -332,8 +338,8 @@ def _checked_kernel(kernel: Tensor, graph: LiftedGraph, channels: int) -> Tensor
 
 
 def _signals(terms: RelativeTerms) -> Tensor:
-    """ψ of an ``EdgeNetwork``, ``[edges, fiber, hidden]``."""
+    """Return ψ of an ``EdgeNetwork``, ``[edges, fiber, hidden]``."""
     check_is("terms", terms, RelativeTerms)
     if terms.psi is None or terms.psi.shape[2:4] != (1, 1):
         raise ValueError("terms: expected those of an EdgeNetwork, with psi [edges, fiber, 1, 1, hidden]")
-    return terms.psi.flatten(2)  # the gradient of a selection would be written twice
+    return terms.psi.flatten(2)  # unlike indexing, flatten does not copy the gradient once more

@@ -1,4 +1,4 @@
-"""Fields of any type into and out of models on the group, and read-outs of these types."""
+"""Conversion between fields of any type on points and fields on the group, and heads for outputs of these types."""
 
 from __future__ import annotations
 
@@ -33,47 +33,47 @@ from lieattn.reps import (
     is_orthogonal,
 )
 
-FrameMatrices = Tensor | FiniteGroup | LiftedGraph  # or what has them
-_ROUNDING = 100  # by how many units in the last place means of components may be off
+FrameMatrices = Tensor | FiniteGroup | LiftedGraph  # frames, or objects that have frames
+_ROUNDING = 100  # allowed rounding error of means of components, in units of the machine epsilon
 
 
 def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
-    r"""Lift a field on the points to the group: its components as every frame sees them.
+    r"""Lift a field on the points to the group: compute its components in every frame.
 
     .. math::  F(x, h) = \rho(h)^{-1} v(x)
 
-    The result is a field ``[points, fiber, rep.dim]`` of invariant channels; float32 at least, also under autocast.
-    TypeError or ValueError is raised if shapes, dtypes or devices do not fit, or frames are not orthogonal where they
-    must be.
+    The result is a field ``[points, fiber, rep.dim]`` of invariant channels. Its dtype is at least float32, also under
+    autocast. TypeError or ValueError is raised if shapes, dtypes or devices do not fit, or if frames are not orthogonal
+    although ρ requires it.
 
-    **Equivariance.** If points and frames are turned by R, v(R x) = ρ(R) v(x) is lifted to the same channels at the
-    turned frames: for a finite group, F is translated by the left regular representation.
+    **Equivariance.** If R acts on points and frames, the field v(R x) = ρ(R) v(x) has the same channels in the rotated
+    frames. For a finite group, F is translated by the left regular representation.
 
     Parameters
     ----------
     values
-        v ``[points, rep.dim]``, in any unit, which the channels keep.
+        v ``[points, rep.dim]``, in any unit. The channels have the same unit.
     frames
-        The linear parts h of the frames: orthogonal matrices ``[fiber, dim, dim]`` for the same frames over all
-        points or ``[points, fiber, dim, dim]``; or a finite group; or a lifted graph, which has ``frames``. Frames
-        that scale too are taken where ρ is defined for them (:attr:`lieattn.reps.Representation.orthogonal_only`).
+        Linear parts h of the frames: orthogonal matrices ``[fiber, dim, dim]``, if all points have the same frames, or
+        ``[points, fiber, dim, dim]``; or a finite group; or a lifted graph, which has ``frames``. Frames with scaling
+        are accepted if ρ is defined for them (:attr:`lieattn.reps.Representation.orthogonal_only`).
     rep
-        ρ, for example ``Vector(3)`` or ``Scalar() + 2 * Vector(3)``.
+        Representation ρ, for example ``Vector(3)`` or ``Scalar() + 2 * Vector(3)``.
     """
     matrices = _frame_matrices(values, frames, rep, lifted=False)
     return rep.act(_inverse(matrices, rep), values[:, None])
 
 
 def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
-    r"""Project a field ``values`` ``[points, fiber, rep.dim]`` on the group to one of type ρ on the points.
+    r"""Project a field on the group to a field of type ρ on the points, ``[points, rep.dim]``.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) F(x, h)
 
-    ``project_field(lift_field(v)) == v`` up to rounding, for any frames. See :func:`lift_field` for arguments and
-    errors.
+    ``values`` are F ``[points, fiber, rep.dim]``. ``project_field(lift_field(v)) == v`` up to rounding, for any frames.
+    See :func:`lift_field` for the other arguments and for exceptions.
 
-    **Equivariance.** If points and frames are turned by R and F is the same at the turned frames, the result is
-    ρ(R) v; for frames drawn at random in distribution.
+    **Equivariance.** If R acts on points and frames and F is the same in the rotated frames, the result is ρ(R) v. For
+    random frames this holds in distribution.
     """
     check_representation("rep", rep)
     return rep.act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
@@ -118,22 +118,24 @@ Pooling = Literal["mean", "max", "sum", "none"]
 
 
 class InvariantHead(Recorded, nn.Module):
-    """Invariant numbers of every cloud or point, in one of the two ways of LieTransformer.
+    """Invariant numbers of every cloud or point, by one of the two read-outs of LieTransformer.
 
-    **Equivariance.** Pooling forgets the order of points and frames. An empty cloud has a pooled field of zero.
+    **Equivariance.** Outputs are invariant to translations of the field by the group. Pooled outputs do not depend on
+    the order of the points.
 
     Parameters
     ----------
     channels, outputs
-        Channels of the field, numbers for each cloud.
+        Channels of the field, and numbers for each cloud.
     readout
-        ``"pool_first"`` (the authors' ``model_1``) pools the field, then applies three linear maps, each behind the
-        activation; ``"point_first"`` (``lieconv``) applies one to every element and pools the results.
+        ``"pool_first"`` (the authors' ``model_1``) pools the field and then applies three linear maps, each after the
+        activation. ``"point_first"`` (``lieconv``) applies the activation and one linear map to every element, and
+        pools the results.
     pool
-        ``"mean"`` or ``"max"`` over points and frames, ``"sum"`` over points of the mean over frames, or ``"none"`` for
-        numbers of each point, where only frames are averaged.
+        ``"mean"`` or ``"max"`` over points and frames, ``"sum"`` over the points of the mean over frames, or ``"none"``
+        for numbers of each point, averaged over frames only. The pooled field of an empty cloud is zero.
     activation, norm
-        Name of the activation, and whether a layer normalization precedes each one of ``"pool_first"``.
+        Name of the activation, and whether a layer normalization precedes each activation of ``"pool_first"``.
     """
 
     kind = "invariant"
@@ -162,7 +164,7 @@ class InvariantHead(Recorded, nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(channels) if norm else nn.Identity() for _ in self.linears)
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
-        """Field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
+        """Map a field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
         first = cast(nn.Linear, self.linears[0])
         check_features(x, first.weight, first.in_features)
         act = activation_named("activation", self.activation)
@@ -179,7 +181,7 @@ class InvariantHead(Recorded, nn.Module):
 
 
 class FieldHead(Recorded, nn.Module):
-    r"""A field of any type on the points from a field on the group, or its mean or sum over each cloud.
+    r"""Map a field on the group to a field of any type on the points, or to its mean or sum over each cloud.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \mathrm{silu}(W_1 F(x, h) + b_1) \big)
 
@@ -188,9 +190,9 @@ class FieldHead(Recorded, nn.Module):
     Parameters
     ----------
     in_channels, hidden, activation
-        Channels of the field and of the hidden layer, as many if absent; name of its activation.
+        Channels of the field; channels of the hidden layer, the same number if absent; name of its activation.
     rep
-        ρ, the type of the output: ``Vector(3)`` for forces, ``Pseudovector()`` for magnetic moments.
+        Type ρ of the output: ``Vector(3)`` for forces, ``Pseudovector()`` for magnetic moments.
     pool
         ``"none"`` for a field on the points; ``"mean"`` or ``"sum"`` over the points of each cloud.
     """
@@ -215,12 +217,15 @@ class FieldHead(Recorded, nn.Module):
         activation_named("activation", activation)
         self.kind, self.rep, self.activation = rep, rep, activation
         self.linear1 = nn.Linear(in_channels, hidden)
-        # A constant behind it would be projected on the invariants of ρ, which most types have not.
+        # The projection maps a bias to the invariants of ρ, and most types have none.
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
 
     def forward(self, x: Tensor, graph: FrameMatrices) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``; pooling needs a graph."""
+        """Map a field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``.
+
+        TypeError is raised if the head pools and ``graph`` is not a lifted graph.
+        """
         values = project_field(self.components(x), graph, self.rep)
         if self.cloud_pool is None:
             return values
@@ -231,7 +236,7 @@ class FieldHead(Recorded, nn.Module):
         return self.cloud_pool(values, graph)
 
     def components(self, x: Tensor) -> Tensor:
-        """Components of the outputs in every frame, ``[points, fiber, rep.dim]``."""
+        """Return the components of the outputs in every frame, ``[points, fiber, rep.dim]``."""
         check_features(x, self.linear1.weight, self.linear1.in_features)
         if x.ndim != 3:
             raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
@@ -240,9 +245,12 @@ class FieldHead(Recorded, nn.Module):
 
 
 class VectorHead(FieldHead):
-    """Vectors in the unit of the targets, ``[points | clouds, outputs, dim]``; one vector loses its axis.
+    """Head for vectors ``[points | clouds, outputs, dim]``, or ``[points | clouds, dim]`` if ``outputs`` is 1.
 
-    See :class:`FieldHead` for the other options; ``outputs`` is the number of vectors of ``dim`` components.
+    ``outputs`` is the number of vectors, and ``dim`` the number of their components. See :class:`FieldHead` for the
+    other options.
+
+    **Equivariance.** If the field is translated by h in H, the vectors are multiplied by h.
     """
 
     def __init__(self, in_channels: int, dim: int = 3, *, outputs: int = 1, **options: Any) -> None:
@@ -252,20 +260,20 @@ class VectorHead(FieldHead):
         self.outputs, self.dim, self.kind = outputs, dim, "vector"
 
     def forward(self, x: Tensor, graph: FrameMatrices) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to vectors."""
+        """Map a field ``[points, fiber, in_channels]`` to vectors."""
         vectors = super().forward(x, graph)
         return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))
 
 
 class DipoleHead(Recorded, nn.Module):
-    r"""Dipole moment of every cloud: partial charges at the points, and a vector of each.
+    r"""Head for the dipole moment of every cloud, from a partial charge and a vector at each point.
 
     .. math::  \mu = \sum_i q_i (x_i - \bar x) + \mu_i
 
-    The charges are shifted alike so that they sum to the total charge of the cloud, 0 if none is given; without
-    ``neutral`` they are as the network gives them. The rest is as in :class:`VectorHead`.
+    All charges of a cloud are shifted by the same number so that they sum to its total charge, 0 if none is given. With
+    ``neutral=False`` they are not shifted. See :class:`VectorHead` for the other parameters.
 
-    **Equivariance.** Turned with the points by H; invariant to translations.
+    **Equivariance.** Dipole moments rotate with the points under H, and are invariant to translations.
     """
 
     kind = "vector"
@@ -279,7 +287,10 @@ class DipoleHead(Recorded, nn.Module):
         self.neutral = neutral
 
     def charges(self, x: Tensor, graph: PointClouds, total: Tensor | None = None) -> Tensor:
-        """Partial charges ``[points]``, in the unit of the dipole over that of the positions."""
+        """Return partial charges ``[points]``, in the unit of the dipole over the unit of the positions.
+
+        ValueError is raised if ``total`` is not ``[clouds]``, or is given with ``neutral=False``.
+        """
         check_is("graph", graph, PointClouds)
         linear = self.vector.linear1
         check_features(x, linear.weight, linear.in_features)
@@ -302,7 +313,10 @@ class DipoleHead(Recorded, nn.Module):
         return charge - (excess / graph.counts.clamp(min=1).to(charge))[graph.batch]
 
     def forward(self, x: Tensor, graph: LiftedGraph, total: Tensor | None = None) -> Tensor:
-        """Dipole moments ``[clouds, dim]`` of a field; with positions in Å and ``total`` ``[clouds]`` in e in e Å."""
+        """Return dipole moments ``[clouds, dim]`` of a field ``[points, fiber, in_channels]``.
+
+        With positions in Å and total charges ``total`` ``[clouds]`` in e, they are in e Å.
+        """
         check_is("graph", graph, LiftedGraph)
         vectors = self.vector(x, graph)
         charges = self.charges(x, graph, total)
@@ -311,9 +325,11 @@ class DipoleHead(Recorded, nn.Module):
 
 
 class PolarizabilityHead(Recorded, nn.Module):
-    r"""Symmetric tensor of every cloud, trace included: :math:`\alpha = \sum_i \alpha_i`. See :class:`FieldHead`.
+    r"""Head for a symmetric tensor of every cloud, including its trace: :math:`\alpha = \sum_i \alpha_i`.
 
-    **Equivariance.** α ↦ R α Rᵀ under R in H; invariant to translations.
+    See :class:`FieldHead` for the parameters.
+
+    **Equivariance.** α ↦ R α Rᵀ under R in H. The tensor is invariant to translations.
     """
 
     kind = "tensor"
@@ -326,25 +342,25 @@ class PolarizabilityHead(Recorded, nn.Module):
         self.field = FieldHead(in_channels, self.rep, hidden=hidden)
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``, in the unit of the targets."""
+        """Map a field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``."""
         check_is("graph", graph, LiftedGraph)
         return self.rep.to_tensor(graph.sum(self.field(x, graph)))
 
 
 class RotationHead(Recorded, nn.Module):
-    r"""Pose of every cloud in space: the rotation that two vectors determine.
+    r"""Head for the pose of every cloud in space: a rotation that is computed from two vectors.
 
     .. math::  R = (e_1, e_2, e_1 \times e_2), \qquad e_1 \propto v_1, \quad e_2 \propto v_2 - (e_1 \cdot v_2) e_1
 
-    with :math:`v_1, v_2` means over points and frames as in :class:`FieldHead`, in which R is continuous, as it
-    is in no angles or quaternions (Zhou et al. 2019, arXiv 1812.07035).
+    where :math:`v_1, v_2` are means over points and frames as in :class:`FieldHead`. R is a continuous function of
+    these vectors, which is impossible with angles or quaternions (Zhou et al. 2019, arXiv 1812.07035).
 
-    **Equivariance.** R ↦ det(g) g R under g in H: g R for rotations. Both vectors are pseudovectors, so that R is a
-    rotation also where H has reflections; then a cloud and its image under the inversion have the same pose.
+    **Equivariance.** R ↦ det(g) g R under g in H, that is g R for rotations. Both vectors are pseudovectors, so that R
+    is a rotation even if H has reflections; a cloud and its image under inversion then have the same pose.
 
-    **Degenerate outputs.** A cloud that a rotation in H maps to itself has no such R: both vectors lie on the axis.
-    Where rounding decides on their directions, a UserWarning names the first such cloud, and what is undetermined of R
-    does not turn along. Outputs and gradients are finite.
+    **Degenerate outputs.** If a rotation in H maps a cloud to itself, R is undetermined, because both vectors lie on
+    the axis. If the directions are determined only by rounding, a UserWarning with the index of the first such cloud is
+    issued, and the undetermined part of R is not equivariant. Outputs and gradients are finite.
 
     Parameters
     ----------
@@ -360,7 +376,7 @@ class RotationHead(Recorded, nn.Module):
         self.field = FieldHead(in_channels, 2 * Pseudovector(), hidden=hidden)
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to rotations ``[clouds, 3, 3]``."""
+        """Map a field ``[points, fiber, in_channels]`` to rotations ``[clouds, 3, 3]``."""
         check_is("graph", graph, LiftedGraph)
         components = self.field.components(x)
         first, second = graph.mean(project_field(components, graph, self.field.rep)).split(3, dim=1)
@@ -381,7 +397,7 @@ class RotationHead(Recorded, nn.Module):
 
 
 def _direction(vectors: Tensor, otherwise: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors ``[rows, 3]``, others in place of those up to a limit ``[rows, 1]``, and which these are."""
+    """Normalize vectors ``[rows, 3]``, replace those with lengths up to a limit ``[rows, 1]``, and return a mask."""
     lost = vectors.detach().norm(dim=1, keepdim=True) <= limit
     kept = torch.where(lost, otherwise, vectors)
     return kept / kept.norm(dim=1, keepdim=True), lost[:, 0]

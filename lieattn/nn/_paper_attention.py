@@ -1,4 +1,4 @@
-"""The attention layers of the papers: thin presets of :class:`GroupAttention`, with the parameters of their weights."""
+"""The attention layers of the papers, as presets of :class:`GroupAttention`."""
 
 from __future__ import annotations
 
@@ -37,28 +37,29 @@ from lieattn.spaces import HomogeneousSpace
 class GroupSelfAttention(GroupAttention):
     r"""Self-attention on the group, from a field to a field.
 
-    With ``pattern="query_sum"`` it is that of GSA-Nets (Eq. 16, corrected): queries of all frames g are summed, and the
-    output frame h enters by the positional encoding,
+    With ``pattern="query_sum"`` it is the layer of GSA-Nets (Eq. 16, corrected): the sum is over the query frames g,
+    and the output frame h enters through the positional encoding,
 
     .. math::
         f'(x_i, h) = b + \sum_e W_e \sum_g \sum_{(j, m)} \operatorname{softmax}_{(j, m)}
         \big( \langle q_e(x_i, g), k_e(x_j, m) + \rho(h^{-1}(x_j - x_i), g^{-1} m) \rangle / \sqrt{C_{in}} \big)
         v_e(x_j, m) .
 
-    ``"joint"`` keeps the query frame as the output frame (LieTransformer); ``"framewise"`` attends within each frame.
+    With ``"joint"`` the output frame is the query frame (LieTransformer); ``"framewise"`` attends within each frame.
 
-    **Equivariance.** That of :class:`GroupAttention`, exact for every H where neighborhoods are balls.
+    **Equivariance.** That of :class:`GroupAttention`. It is exact for every H if neighborhoods are balls.
 
     Parameters
     ----------
     group
-        H; or a homogeneous space, whose frames are chosen when points are lifted. Pairs of frames are then seen by a
-        network of the relative element in place of a table.
+        H; or a homogeneous space, for which the frames are chosen in the lift. For a space, pairs of frames are encoded
+        by a network of the relative element in place of a table.
     encoding
-        Positional encoding; GSA's network of each coordinate if absent. ``[]`` is none at all: then the layer does not
-        see where points are, and over whole clouds it commutes with all permutations (GSA-Nets, Proposition 4.1).
+        Positional encoding; if absent, the network of GSA-Nets for each coordinate. With ``[]`` there is no encoding:
+        the layer does not depend on positions, and on whole clouds it commutes with all permutations (GSA-Nets,
+        Proposition 4.1).
     in_channels, out_channels, heads, head_channels, pattern, normalize, dropout
-        See :class:`GroupAttention`, and above.
+        See :class:`GroupAttention` and above. The scores are divided by sqrt(in_channels), as in the authors' code.
     """
 
     lifts: ClassVar[bool] = False
@@ -93,7 +94,7 @@ class GroupSelfAttention(GroupAttention):
             pattern=pattern,
             encoding=encoding,
             normalize=normalize,
-            # The authors divide by the root of the layer's input channels, not of the channels of a head.
+            # The authors divide by the square root of the input channels of the layer, not of the channels of a head.
             scale=1 / math.sqrt(in_channels),
             dropout=dropout,
             lifting=self.lifts,
@@ -105,43 +106,46 @@ class GroupSelfAttention(GroupAttention):
 
 
 class LiftingSelfAttention(GroupSelfAttention):
-    r"""Lifting self-attention of GSA-Nets (Eq. 14): from features on points to a field on the group.
+    r"""Lifting self-attention of GSA-Nets (Eq. 14), from features of points to a field on the group.
 
     .. math::
         f'(x_i, h) = b + \sum_e W_e \sum_{j \in N(i)} \operatorname{softmax}_j
         \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
 
-    Parameters are those of :class:`GroupSelfAttention`, the pattern is ``"query_sum"``. On a fiber of scales the
-    features of a point are those of all its nodes.
+    The parameters are those of :class:`GroupSelfAttention`, with the pattern ``"query_sum"``. On a fiber of scales, all
+    nodes of a point have its features.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, f'(·, a) becomes
-    f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
+    **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the features stay with their points, f'(·, a) becomes
+    f'(·, h⁻¹a). This is exact for every H if neighborhoods are balls.
     """
 
     lifts = True
 
 
 class FramewiseAttention(GroupAttention):
-    r"""Rotary self-attention of every frame with itself, with group-tied projections.
+    r"""Rotary self-attention within each frame, with group-tied projections.
 
-    With :math:`R_a(x)` the rotation of channel pairs by the angles of :class:`RotaryPhases`,
+    If :math:`R_a(x)` rotates pairs of channels by the angles of :class:`lieattn.nn.relative.RotaryPhases`, the layer
+    computes
 
     .. math::
         f'(x_i, a) = W_o R_a(x_i)^{-1} \sum_j \operatorname{softmax}_j
         \big( \langle R_a(x_i) q(x_i, a), R_a(x_j) k(x_j, a) \rangle / \sqrt d \big) R_a(x_j) v(x_j, a) .
 
-    Scores and values see :math:`h_a^{-1}(x_j - x_i)` alone, so geometry counts where features are constant too.
+    Scores and values depend on positions through :math:`h_a^{-1}(x_j - x_i)`. Since the values do, the output depends
+    on the geometry even if features are constant.
 
     **Equivariance.** That of :class:`GroupAttention`.
 
-    **Cost.** Over whole clouds (``AllPairs``) it is torch's scaled dot product attention with |H| heads.
+    **Cost.** On whole clouds (``AllPairs``) it is torch's scaled dot product attention with |H| times as many heads.
 
     Parameters
     ----------
     group, channels, heads, dropout
-        See :class:`GroupAttention`; channels fall into heads by even numbers.
+        See :class:`GroupAttention`. The number of channels of a head must be even (otherwise ValueError).
     encoding
-        ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None where a network gives the terms.
+        ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None if a network passes the terms to
+        :meth:`forward`.
     """
 
     def __init__(
@@ -173,10 +177,10 @@ class FramewiseAttention(GroupAttention):
 class LieSelfAttention(GroupAttention):
     r"""Self-attention of LieTransformer (arXiv 2012.10885, Algorithm 1): :class:`GroupAttention` in the joint pattern.
 
-    The kernels, choices of the score before it is normalized, are
+    The kernel is the score before normalization:
 
-    * ``"sum"``: ⟨q, k⟩ / √d + network(g⁻¹ g'), the authors' ``mlp``;
-    * ``"content"``: the first summand alone, ``"location"`` the second;
+    * ``"sum"``: ⟨q, k⟩ / √d + network(g⁻¹ g'), ``mlp`` in the authors' code;
+    * ``"content"``: only the first summand; ``"location"``: only the second summand;
     * ``"relative_position"``: (⟨q, k⟩ + ⟨E(g⁻¹ g'), q + v⟩ + ⟨u, k⟩) / √d;
     * ``"combined"``: a network of features and g⁻¹ g' together, see :class:`lieattn.nn.relative.CombinedScore`.
 
@@ -187,15 +191,15 @@ class LieSelfAttention(GroupAttention):
     Parameters
     ----------
     channels, heads, dropout
-        See :class:`GroupAttention`; the heads divide the channels.
+        See :class:`GroupAttention`. ``heads`` must divide ``channels`` (otherwise ValueError).
     coordinates, kernel
-        Number of coordinates of a relative element, ``graph.relative.num_coordinates``; the kernel, see above.
+        Number of coordinates of a relative element, ``graph.relative.num_coordinates``; kernel as above.
     normalize
         ``"softmax"``, ``"mean"`` or ``"exp-mean"``, see :func:`lieattn.ops.group_attention`.
     hidden, activation
         See :class:`lieattn.nn.relative.PerHeadMLP`.
     features, location, feature_channels
-        Of the kernel ``"combined"``.
+        Options of the kernel ``"combined"``.
     """
 
     def __init__(
@@ -224,7 +228,7 @@ class LieSelfAttention(GroupAttention):
         self.value, self.output = nn.Linear(channels, channels), nn.Linear(channels, channels)
 
     def _build(self, channels: int, out_channels: int) -> None:
-        """Make nothing: the score has queries and keys, and its parameters come first."""
+        """Do nothing, since the score has queries and keys, and its parameters are registered first."""
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         return *self.score.project(x), self._split(self.value(x))
@@ -233,14 +237,14 @@ class LieSelfAttention(GroupAttention):
         return self.score(graph, x)
 
     def scores(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Scores before they are normalized, ``[edges, fiber, fiber, heads]``."""
+        """Return the scores before normalization, ``[edges, fiber, fiber, heads]``."""
         x = self._checked(x, graph)
         found = self._operate(*self._project(x), graph, self._terms(x, graph), normalize="none", return_weights=True)
         return cast(Tensor, found[1])
 
 
 class _AffineAttention(GroupAttention):
-    """The pooled pattern on the edges of a position, and a group-tied output."""
+    """Base class of Affine Self Convolutions: the pooled pattern with affine maps, and a group-tied output."""
 
     lifts: ClassVar[bool] = False
     group: FiniteGroup
@@ -272,10 +276,10 @@ class _AffineAttention(GroupAttention):
             out_channels,
             heads=heads,
             head_channels=self.channels // heads,
-            # At a point there are no frames to tell apart.
+            # Features of points have no frames to distinguish.
             pattern="joint" if pairwise and not self.lifts else "pooled",
             normalize=normalize,
-            # The paper divides by all channels, neither by their root nor by those of a head.
+            # The paper divides by the number of all channels, not by its square root or by the channels of a head.
             scale=1 / self.channels if scale is None else scale,
             dropout=dropout,
             lifting=self.lifts,
@@ -287,7 +291,7 @@ class _AffineAttention(GroupAttention):
         self.output = GroupLinear(self.group, channels, out_channels, bias=False)
 
     def _embed(self, channels: int) -> None:
-        """Make embeddings and affine maps."""
+        """Create embeddings and affine maps."""
         self._build_projections(channels)
         self.query_map = FiberAffine(self.group, channels, lifting=self.lifting, full=self.full_psi)
         self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
@@ -299,9 +303,10 @@ class _AffineAttention(GroupAttention):
     def attend(
         self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``.
+        """Return the output and, with ``return_weights``, the weights on the edges of ``positions.edges(graph)``.
 
-        With ``pairwise`` there is one more axis, of the key frames: ``[edges, fiber, fiber, heads]``.
+        The weights are ``[edges, fiber, heads]``, or ``[edges, fiber, fiber, heads]`` with an axis of key frames if
+        ``pairwise``.
         """
         x = self._checked(x, graph)
         if terms is not None:
@@ -331,54 +336,56 @@ class _AffineAttention(GroupAttention):
 
 
 def _padded(signal: Tensor, edges: AffineEdges) -> Tensor:
-    # The padding, one point more, has an embedding of zero.
+    # The padding is an additional point whose embedding is zero.
     return F.pad(signal, (0, 0, 0, 0, 0, 0, 0, 1)) if edges.padding else signal
 
 
 class AffineSelfConvolution(_AffineAttention):
     r"""Affine Self Convolution on the group (Diaconu, Worrall 2019, Eqs. 8-11 and 17-20), from a field to a field.
 
-    With Q, K and V group-tied linear maps of the field, each with an affine map of its own, channel by channel,
+    Q, K and V are group-tied linear maps of the field, each followed by its own affine map, channel by channel,
 
     .. math::
-        A(h, x; y) = \sum_m \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x))
+        A(h, x; y) = \sum_m \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x)),
 
-    where beta is added once for each neighbor (Eq. 24), a head computes
+    where beta is added once for each neighbor (Eq. 24). A head computes
 
     .. math::
         z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
         \big( s \langle A^Q(h, x; x), A^K(h, x; y) \rangle \big) A^V(h, x; y)
 
-    with one weight for a neighbor and all of its frames, and the heads are joined by a group-tied linear map.
+    with one weight for a neighbor and all of its frames. A group-tied linear map joins the heads.
 
-    With ``pairwise`` scores the softmax is over pairs (y, m), of the terms of the sum over frames, each plus beta:
+    With ``pairwise`` scores, the softmax is over pairs (y, m), and each term of the sum over frames has its own beta:
 
     .. math::
         z(h, x) = \sum_{y \in N(x)} \sum_m \operatorname{softmax}_{y, m}
         \big( s \langle A^Q(h, x; x), A^K_m(h, x; y) \rangle \big) A^V_m(h, x; y), \qquad
         A_m(h, x; y) = \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x)) .
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, the output is
-    translated by h. Exact for every H where neighborhoods are balls, and on grids for those that keep the window.
+    **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the field is translated by h, the output is translated
+    by h. This is exact for every H if neighborhoods are balls, and on grids for every H that preserves the window.
 
-    **Cost.** Time O(edges |H|² channels); a network as psi has a table of edges x |H|² x channels. Full matrices as psi
-    take the number of channels times as much, and pairwise scores store a key and a value for each pair of frames.
+    **Cost.** The time is O(edges |H|² channels). If psi is a network, its table has edges x |H|² x channels entries.
+    With full matrices as psi, both are larger by the number of channels. Pairwise scores store a key and a value for
+    each pair of frames.
 
     Parameters
     ----------
     group, in_channels, out_channels, heads, normalize, dropout
         See :class:`GroupAttention`.
     positions
-        What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
+        Form of psi and beta: :class:`lieattn.nn.relative.RelativePositionTable` for grids, or
+        :class:`lieattn.nn.relative.FourierFeatures` for point clouds.
     channels
         Channels of queries, keys and values, over all heads; out_channels if absent.
     scale
         Factor s of the scores; 1 / channels if absent, as in the paper.
     full_psi
-        Whether psi is a matrix that maps the channels to each other, in place of a factor for each channel, which the
-        paper takes for its lower cost.
+        Whether psi is a matrix that mixes the channels, in place of a factor for each channel as in the paper, which
+        costs less.
     pairwise
-        Whether each frame of a neighbor has a score of its own; the parameters are the same.
+        Whether each frame of a neighbor has its own score. The parameters are the same.
 
     Examples
     --------
@@ -395,10 +402,10 @@ class AffineSelfConvolution(_AffineAttention):
 
 
 class LiftingAffineSelfConvolution(_AffineAttention):
-    """:class:`AffineSelfConvolution` from features on points to a field: psi depends on the displacement alone.
+    """:class:`AffineSelfConvolution` from features of points to a field; psi depends on the displacement only.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
-    is translated by h.
+    **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the features stay with their points, the output is
+    translated by h.
     """
 
     lifts = True
@@ -407,19 +414,22 @@ class LiftingAffineSelfConvolution(_AffineAttention):
 class SimpleAffineSelfConvolution(_AffineAttention):
     r"""Simple Affine Self Convolution (Diaconu, Worrall 2019, Eqs. 7 and 12-14), from a field to a field.
 
-    One affine map A of one embedding is query, key and value:
+    Query, key and value are the same affine map A of one embedding:
 
     .. math::
         z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
         \big( s \langle A(h, x; x), A(h, x; y) \rangle \big) A(h, x; y) .
 
-    **Equivariance.** That of :class:`AffineSelfConvolution`, whose parameters it has.
+    The parameters are those of :class:`AffineSelfConvolution`. ValueError is raised if the window does not contain
+    displacement 0.
+
+    **Equivariance.** That of :class:`AffineSelfConvolution`.
     """
 
     def _embed(self, channels: int) -> None:
         self.embedding = GroupLinear(self.group, self.in_channels, channels)
         self.affine_map = self._affine_map(channels)
-        self.affine_map.center()  # refuses windows without it
+        self.affine_map.center()  # raises ValueError if the window has no center
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         embedded = self.embedding(x)
@@ -434,17 +444,18 @@ class SimpleAffineSelfConvolution(_AffineAttention):
 
 
 class StandAloneSelfAttention(_AffineAttention):
-    r"""Stand-alone self-attention, the baseline of the paper: psi = 1, and beta for the keys alone.
+    r"""Stand-alone self-attention, the baseline of Affine Self Convolution: psi is 1, and only keys have a beta.
 
     .. math::
         z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
         \big( s \langle \textstyle\sum_m q(m, x), \sum_m k(m, y) + \beta(h^{-1}(y - x)) \rangle \big)
         \sum_m v(m, y)
 
-    The first channels of a head's beta depend on the first coordinate of the displacement alone, the next ones on the
-    second, and so on.
+    The first channels of the beta of a head depend on the first coordinate of the displacement only, the next ones on
+    the second coordinate, and so on. The parameters are those of :class:`AffineSelfConvolution`; ``full_psi`` raises
+    ValueError.
 
-    **Equivariance.** That of :class:`AffineSelfConvolution`, whose parameters it has.
+    **Equivariance.** That of :class:`AffineSelfConvolution`.
     """
 
     def _embed(self, channels: int) -> None:
@@ -455,7 +466,7 @@ class StandAloneSelfAttention(_AffineAttention):
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query = self.query(x).sum(dim=1, keepdim=True)
-        if self.pattern == "joint":  # which tells the frames of queries apart
+        if self.pattern == "joint":  # this pattern needs a query for each frame
             query = query.expand(-1, self.group.order, -1)
         return self._split(query), self._split(self.key(x)), self._split(self.value(x))
 
@@ -465,7 +476,7 @@ class StandAloneSelfAttention(_AffineAttention):
 
 
 class FiberAffine(nn.Module):
-    """The affine map of a query, at displacement 0, of fields over one frame for ``lifting``."""
+    """The affine map of a query, at displacement 0; for ``lifting`` there is one key frame."""
 
     relative: Tensor
 
@@ -481,8 +492,8 @@ class FiberAffine(nn.Module):
 
 
 def fiber_affine(x: Tensor, psi: Tensor, beta: Tensor, relative: Tensor) -> Tensor:
-    """Field ``[points, fiber, channels]`` times psi ``[frames, channels]`` at h⁻¹m, summed over m, plus beta.
+    """Multiply a field ``[points, fiber, channels]`` by psi ``[frames, channels]`` at h⁻¹m, sum over m, and add beta.
 
-    Psi may be matrices, ``[frames, channels, channels]``.
+    Psi can also consist of matrices ``[frames, channels, channels]``.
     """
     return torch.einsum("pmc,hmc->phc" if psi.ndim == 2 else "pmd,hmcd->phc", x, psi[relative]) + beta

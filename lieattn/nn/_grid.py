@@ -1,7 +1,7 @@
-"""Fields on grids of pixels or voxels, and group convolutions of them: in integers, never by rotating floats.
+"""Group convolutions of fields on grids of pixels or voxels; kernels are moved by integer indices, without rounding.
 
-Axes of arrays are ``rows, columns`` in the plane and ``layers, rows, columns`` in space, where coordinates point right
-(along columns), up (against rows) and along layers; ``*sides`` stands for both.
+Axes of arrays are ``rows, columns`` in the plane and ``layers, rows, columns`` in space. The first coordinate points to
+the right (along columns), the second up (against rows), and the third along layers. ``*sides`` stands for both cases.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 
 
 def to_grid(x: Tensor, grid: Tensor) -> Tensor:
-    """Lay out a field ``[points, (fiber,) channels]`` as ``[images, channels, (fiber,) *sides]``.
+    """Reshape a field ``[points, (fiber,) channels]`` to ``[images, channels, (fiber,) *sides]``.
 
-    Points are in raster order, image after image; ``grid`` ``[images, dim]`` int64 are rows and columns of each image,
-    or layers, rows and columns. ValueError is raised if the images differ in size, or the points are not their pixels.
+    Points are in raster order, image after image. ``grid`` ``[images, dim]`` int64 contains the numbers of rows and
+    columns, or of layers, rows and columns, of each image. ValueError is raised if images differ in size or the number
+    of points is not the number of pixels.
     """
     check_is("x", x, Tensor)
     check_tensor("grid", grid, "sides [images, dim], int64", torch.int64)
@@ -53,7 +54,7 @@ def to_grid(x: Tensor, grid: Tensor) -> Tensor:
 
 
 def from_grid(x: Tensor, dim: int = 2) -> Tensor:
-    """Pixels of a grid field with ``dim`` sides as points in raster order, the inverse of :func:`to_grid`."""
+    """Reshape a grid field with ``dim`` sides to points in raster order, the inverse of :func:`to_grid`."""
     check_is("x", x, Tensor)
     check_choice("dim", dim, tuple(CONVOLUTIONS))
     if x.ndim not in (2 + dim, 3 + dim):
@@ -62,10 +63,16 @@ def from_grid(x: Tensor, dim: int = 2) -> Tensor:
 
 
 def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
-    """Move an image or a field about the center of the image: (h · f)(h̃, y) = f(h⁻¹h̃, h⁻¹y).
+    """Apply a group element to an image or field, about the center: (h · f)(h̃, y) = f(h⁻¹h̃, h⁻¹y).
 
-    ``group`` is any group of the plane or space that keeps the lattice, ``h`` the index of an element, and ``x``
-    ``[batch, channels, (order,) *sides]``; sides are exchanged where h exchanges them.
+    Parameters
+    ----------
+    group
+        A group of the plane or space that preserves the lattice of pixels or voxels; otherwise ValueError.
+    h
+        Index of the element.
+    x
+        ``[batch, channels, (order,) *sides]``. Sides are exchanged if h exchanges the axes.
     """
     check_arguments(act_on_grid, locals())
     check_lattice_group("group", group)
@@ -79,7 +86,7 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
         )
     if x.ndim == 3 + dim:
         x = x[:, :, group.permutation(h).to(x.device)]
-    # Axis a of the result runs along axis source[a] of x, or against it.
+    # Axis a of the result is axis source[a] of x, possibly reversed.
     matrix = _on_axes(group)[group.inverse_index[h]]
     source, sign = matrix.abs().argmax(dim=0).tolist(), matrix.sum(dim=0).tolist()
     first = x.ndim - dim
@@ -88,13 +95,17 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
 
 
 def grid_images(data: Any) -> Tensor:
-    """Images ``[images, channels, *sides]`` of a batch of clouds, each pixel put where its coordinates say.
+    """Return images ``[images, channels, *sides]`` of a batch of clouds, with pixels placed by their coordinates.
 
-    So an image whose points were moved by quarter turns, mirrors and translations is read as the moved image. ``data``
-    is a torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, channels]``, coordinates ``pos``
-    ``[points, dim]`` (right, up, along the layers) and ``grid`` ``[images, dim]``; images are returned as they are.
-    TypeError or ValueError is raised if one of them is absent, images differ in size, or points are on no upright
-    lattice.
+    If quarter turns, reflections and translations were applied to the points, the result is the moved image.
+
+    Parameters
+    ----------
+    data
+        A tensor of images, which is returned unchanged; or a torch_geometric ``Data`` or ``Batch`` with features ``x``
+        ``[points, channels]``, coordinates ``pos`` ``[points, dim]`` (right, up, along layers), and ``grid``
+        ``[images, dim]``. TypeError or ValueError is raised if an attribute is missing, images differ in size, or
+        points are not on a lattice that is parallel to the axes.
     """
     if isinstance(data, Tensor):
         if data.ndim not in (4, 5):
@@ -129,7 +140,7 @@ def check_lattice_group(argument: str, group: FiniteGroup) -> None:
 
 
 def _on_axes(group: FiniteGroup) -> Tensor:
-    """Elements on the axes of arrays, ``[order, dim, dim]`` int64: in reverse order, and rows point down."""
+    """Return the elements as matrices on array axes, ``[order, dim, dim]`` int64: in reverse order, rows down."""
     matrices = group.elements.round().to(torch.int64).flip(-1, -2)
     down = torch.ones(group.dim, dtype=torch.int64)
     down[-2] = -1
@@ -137,9 +148,9 @@ def _on_axes(group: FiniteGroup) -> Tensor:
 
 
 def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
-    """Entry h⁻¹p of a kernel without frames for each frame h and cell p, ``[order, size^dim]`` int64 into its entries.
+    """Return the index of cell h⁻¹p in a kernel without frames, for each frame h and cell p.
 
-    Cells are in raster order, and the group acts about the center of the kernel.
+    The result is ``[order, size^dim]`` int64. Cells are in raster order, and the group acts about the center.
     """
     check_lattice_group("group", group)
     check_count("size", size)
@@ -151,13 +162,13 @@ def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
 
 
 def group_taps(group: FiniteGroup, size: int) -> Tensor:
-    """Entry (h⁻¹h̃, h⁻¹p) of a kernel on the group, ``[order, order, size^dim]`` int64 into its entries."""
+    """Return the index of entry (h⁻¹h̃, h⁻¹p) in a kernel on the group, ``[order, order, size^dim]`` int64."""
     cells = lifting_taps(group, size)
     return group.relative_index[:, :, None] * cells.shape[1] + cells[:, None]
 
 
 class _PermutedCopies(torch.autograd.Function):
-    """Copies of the last axis in several orders: the gradient is read in the inverse orders, not added by entries."""
+    """Copies of the last axis in several orders. The gradient gathers by the inverse orders, in place of a scatter."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, orders: Tensor) -> Tensor:
@@ -171,31 +182,32 @@ class _PermutedCopies(torch.autograd.Function):
         starts = entries * torch.arange(copies, device=orders.device)[:, None]
         places = (orders.argsort(dim=1) + starts).flatten()
         copied = grads[0].flatten(-2).index_select(-1, places)
-        # Gradients in batches have no rule for unflatten.
+        # Batched gradients do not support unflatten.
         return copied.view(*copied.shape[:-1], *orders.shape).sum(dim=-2), None
 
 
 def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
-    """``weight[..., orders]`` ``[*, copies, entries]``, where each row of ``orders`` ``[copies, entries]`` permutes."""
+    """Return ``weight[..., orders]`` ``[*, copies, entries]``; each row of ``orders`` is a permutation."""
     if transformed():
         return weight.index_select(-1, orders.flatten()).unflatten(-1, orders.shape)
     return cast(Tensor, _PermutedCopies.apply(weight, orders))
 
 
 def moved_kernels(weight: Tensor, taps: Tensor) -> Tensor:
-    """Kernels ``[out, order, in, fiber, *sides]`` of all output frames, with a fiber of 1 where they have no frames.
+    """Return the kernels ``[out, order, in, fiber, *sides]`` of all output frames; without input frames the fiber is 1.
 
-    ``weight`` is ``[out, in, (fiber,) *sides]``, ``taps`` those of :func:`lifting_taps` or :func:`group_taps`.
+    ``weight`` is ``[out, in, (fiber,) *sides]``, and ``taps`` the result of :func:`lifting_taps` or
+    :func:`group_taps`.
     """
     moved = permuted_copies(weight.flatten(2), taps.flatten(1))
     return moved.unflatten(-1, (-1, *weight.shape[taps.ndim :])).transpose(1, 2)
 
 
 def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
-    """Weight of the sum over the input fiber in the authors' code.
+    """Return the weight of the sum over the input fiber in the authors' code.
 
-    2π/n for n rotations, with mirrors twice that (π on p4m); the attentive layers take 2π/|H| (π/4 on p4m). Groups
-    without rotations, or of other dimensions, have weight 1.
+    It is 2π/n for n rotations, and twice as much with reflections (π for p4m). For the attentive layers it is 2π/|H|
+    (π/4 for p4m). For groups without rotations or of other dimensions it is 1.
     """
     rotations = int((torch.linalg.det(group.elements) > 0).sum())
     if group.dim != 2 or rotations == 1:
@@ -206,7 +218,7 @@ def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
 
 
 class GridConvolution(TiedWeights):
-    """What the two convolutions share: the kernel, its copies by an integer index, and exact strides."""
+    """Base class of the two convolutions: the kernel, its copies for all frames, and a check of strides."""
 
     lifting: ClassVar[bool] = False
     attentive: ClassVar[bool] = False
@@ -243,15 +255,19 @@ class GridConvolution(TiedWeights):
         bound, sides = init_scale / math.sqrt(in_channels * size**group.dim), [size] * group.dim
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, *sides).uniform_(-bound, bound))
         self.register_buffer("taps", taps, persistent=False)
-        # Only what reverses an axis asks for samples that are symmetric about the center.
+        # Strided samples need to be symmetric about the center only if an element reverses an axis.
         self._turns = bool((group.elements.round() < 0).any())
 
     def kernels(self) -> Tensor:
-        """Kernel seen from every output frame: ``[out, order, in, fiber, *sides]``."""
+        """Return the kernel of every output frame, ``[out, order, in, fiber, *sides]``."""
         return moved_kernels(self.weight, self.taps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, (order,) *sides]`` to ``[batch, out_channels, order, *sides']``."""
+        """Map ``[batch, in_channels, (order,) *sides]`` to ``[batch, out_channels, order, *sides']``.
+
+        ValueError is raised if the shape is wrong, the kernel does not fit, or the stride breaks the symmetry and
+        ``inexact`` is ``"refuse"``.
+        """
         kernels = self.kernels().flatten(0, 1).flatten(1, 2)
         if self.measure != 1:
             kernels = self.measure * kernels
@@ -260,7 +276,7 @@ class GridConvolution(TiedWeights):
         return out.unflatten(1, (self.out_channels, self.group.order))
 
     def checked(self, x: Tensor) -> Tensor:
-        """The input with an axis for the fiber, also where the layer lifts; raises or warns if it does not fit."""
+        """Return the input with an axis for the fiber, also for lifting; raise or warn if it does not fit."""
         x = check_grid(x, self.group, self.in_channels, self.weight, lifting=self.lifting)
         sides = x.shape[3:]
         for side in sides:
@@ -281,7 +297,7 @@ class GridConvolution(TiedWeights):
         return x
 
     def extra_repr(self) -> str:
-        """Sizes, for printing."""
+        """Return group and sizes as text."""
         return (
             f"{self.group.name}, {self.in_channels}, {self.out_channels}, size={self.size}, stride={self.stride}, "
             f"pad={self.pad}, dilation={self.dilation}, measure={self.measure:.6g}"
@@ -293,10 +309,10 @@ class GridLiftingConvolution(GridConvolution):
 
     .. math::  f'_o(h, y) = \sum_c \sum_p f_c(y + p) \psi_{oc}(h^{-1} p)
 
-    Parameters are those of :class:`GridGroupConvolution`; the measure is 1 if absent.
+    The parameters are those of :class:`GridGroupConvolution`. The default of the measure is 1.
 
-    **Equivariance.** Moving the image by h about its center makes f'(h⁻¹h̃, h⁻¹y) of f'(h̃, y), exactly, for even and odd
-    sizes. For stride s this needs (side + 2 pad - dilation (size - 1) - 1) divisible by s.
+    **Equivariance.** If h acts on the image about its center, f'(h̃, y) becomes f'(h⁻¹h̃, h⁻¹y), exactly, for even and
+    odd sizes. With stride s, (side + 2 pad - dilation (size - 1) - 1) must be divisible by s.
     """
 
     lifting = True
@@ -310,29 +326,31 @@ class GridGroupConvolution(GridConvolution):
 
     with zero border and without bias.
 
-    **Equivariance.** f(h⁻¹h̃, h⁻¹y) in place of f(h̃, y) does the same to f'; strides as in
-    :class:`GridLiftingConvolution`.
+    **Equivariance.** If f(h̃, y) is replaced by f(h⁻¹h̃, h⁻¹y), f' is transformed in the same way, exactly. For strides
+    see :class:`GridLiftingConvolution`.
 
     Parameters
     ----------
     group, in_channels, out_channels
-        Any group of the plane or of space that keeps the lattice, such as ``cyclic(4)`` or ``octahedral()``; channels
-        of the input and per frame of the output.
+        A group of the plane or of space that preserves the lattice, such as ``cyclic(4)`` or ``octahedral()``; channels
+        of the input and of each frame of the output.
     size
         Side of the kernel, odd or even.
     stride, pad, dilation
         As for :func:`torch.nn.functional.conv2d`.
     measure
-        Weight μ of the sum over frames; if absent that of the authors' code, π/2 on p4, π on p4m, and 1 in space.
+        Weight μ of the sum over frames; if absent that of the authors' code, π/2 for p4, π for p4m, and 1 in space.
     init_scale
-        Weights start uniform in ±init_scale / sqrt(in_channels · size^dim); the authors leave the group's order out.
+        Initial weights are uniform in ±init_scale / sqrt(in_channels · size^dim), without the order of the group as in
+        the authors' code.
     inexact
-        What to do with an image on which the stride breaks the symmetry: ``"refuse"``, ``"warn"`` or ``"allow"``.
+        Treatment of images on which the stride breaks the symmetry: ``"refuse"`` raises ValueError, ``"warn"`` issues a
+        warning, and ``"allow"`` does neither.
     """
 
 
 def check_grid(x: Tensor, group: FiniteGroup, channels: int, weight: Tensor, *, lifting: bool) -> Tensor:
-    """A field ``[batch, channels, order, *sides]`` like the weight; planes, where a layer lifts, get a fiber."""
+    """Check a field ``[batch, channels, order, *sides]`` or, for lifting, planes, which get a fiber of 1."""
     check_features(x, weight)
     axes = axes_of(group.dim)
     if lifting:

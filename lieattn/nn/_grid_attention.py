@@ -40,8 +40,8 @@ Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]
 AttentionOperator = Callable[[Tensor], Tensor]
 
-_SIDE = 5  # of the random responses on which the operator of a user is checked
-_ALLOWED = 1e-8  # relative difference of its maps in float64
+_SIDE = 5  # side of the random responses on which user-defined operators are checked
+_ALLOWED = 1e-8  # allowed relative difference of their maps in float64
 
 
 class ResponseAttention(nn.Module):
@@ -78,7 +78,7 @@ class ResponseAttention(nn.Module):
             bound, sides = init_scale / math.sqrt(2 * size**group.dim), [size] * group.dim
             self.spatial = nn.Parameter(torch.empty(out_channels, 2, *fiber, *sides).uniform_(-bound, bound))
         frames = torch.arange(group.order)
-        # The authors' code takes weights at (h̃ - h) modulo the order.
+        # In the authors' code, the index of the weights is (h̃ - h) modulo the order.
         cyclic = (frames[None, :] - frames[:, None]) % group.order
         between = group.relative_index.clone() if channel_action == "group" else cyclic
         self.register_buffer("between", between, persistent=False)
@@ -86,7 +86,7 @@ class ResponseAttention(nn.Module):
         self.register_buffer("taps", taps, persistent=False)
 
     def channel_matrices(self) -> tuple[Tensor, Tensor] | None:
-        """W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]`` of all pairs of frames."""
+        """Return W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]`` of frame pairs."""
         if self.first is None or self.second is None:
             return None
         if self.lifting:
@@ -96,12 +96,12 @@ class ResponseAttention(nn.Module):
         return first, second
 
     def spatial_kernels(self) -> Tensor | None:
-        """Spatial kernels ``[out, order, fiber, 2, *sides]`` of all pairs of frames."""
+        """Return the spatial kernels ``[out, order, fiber, 2, *sides]`` of all pairs of frames."""
         return None if self.spatial is None else moved_kernels(self.spatial, self.taps).transpose(2, 3)
 
 
 class _Attentive(GridConvolution):
-    """What the two attentive layers share."""
+    """Base class of the two attentive layers."""
 
     attentive = True
 
@@ -137,7 +137,11 @@ class _Attentive(GridConvolution):
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
-        """Field and, if asked for, the maps ``[batch, out, order, in or 1, fiber, *sides' or ones]``."""
+        """Return the output and, with ``return_maps``, the attention maps.
+
+        The channel map is ``[batch, out, order, in, fiber, *ones]``, the spatial map ``[batch, out, order, 1, fiber,
+        *sides']``. The map of a user-defined operator is returned as ``spatial``.
+        """
         attention = self.attention
         if not isinstance(attention, ResponseAttention):
             responses = self.responses(x)
@@ -157,14 +161,14 @@ class _Attentive(GridConvolution):
         )
 
     def responses(self, x: Tensor) -> Tensor:
-        """What the layer attends to: ``[batch, out, order, in, fiber, *sides']``."""
+        """Return the responses of the convolution, ``[batch, out, order, in, fiber, *sides']``."""
         return convolution_responses(
             self.checked(x), self.kernels(), stride=self.stride, pad=self.pad, dilation=self.dilation
         )
 
 
 def _check_moves_along(layer: GridConvolution, attention: AttentionOperator) -> None:
-    """Raise an error unless the maps of a user's operator move with random responses, whatever its parameters are."""
+    """Raise an error unless the maps of a user-defined operator move with random responses, for random parameters."""
     group, order = layer.group, layer.group.order
     generator = torch.Generator().manual_seed(0)
     if isinstance(attention, nn.Module):
@@ -207,9 +211,9 @@ class GridAttentiveLifting(_Attentive, GridLiftingConvolution):
     .. math::
         f'_o(h, y) = \sum_c (1 - \alpha_X(o, h, y)\, \alpha_C(o, h, c)) \, t_{oc}(h, y)
 
-    See :class:`GridAttentiveConvolution`, for parameters too. Matrices of the channels do not depend on the frame.
+    See :class:`GridAttentiveConvolution`, also for the parameters. Channel matrices do not depend on the frame.
 
-    **Equivariance.** That of :class:`lieattn.nn.GridLiftingConvolution`; the attention maps are moved like the output.
+    **Equivariance.** That of :class:`lieattn.nn.GridLiftingConvolution`. The attention maps transform like the output.
     """
 
 
@@ -221,11 +225,11 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
         f'_o(h, y) &= \mu \sum_{c, \tilde h} (1 - \alpha_X(o, h, \tilde h, y)\, \alpha_C(o, h, c, \tilde h))
         \, t_{oc}(y, h, \tilde h)
 
-    with scores :math:`\alpha_C` of mean and maximum of t over positions, and :math:`\alpha_X` of mean and maximum of
-    :math:`\alpha_C t` over channels, whose weights are taken at :math:`h^{-1} \tilde h` (Romero, Bekkers, Tomczak,
-    Hoogendoorn 2020, Eqs. 14-20, as implemented: what attention gives is subtracted).
+    where :math:`\alpha_C` is a function of the mean and maximum of t over positions, and :math:`\alpha_X` a function of
+    the mean and maximum of :math:`\alpha_C t` over channels; the weights of both depend on :math:`h^{-1} \tilde h`
+    (Romero, Bekkers, Tomczak, Hoogendoorn 2020, Eqs. 14-20). As in the authors' code, the attended part is subtracted.
 
-    **Equivariance.** That of :class:`lieattn.nn.GridGroupConvolution`, also of the maps:
+    **Equivariance.** That of :class:`lieattn.nn.GridGroupConvolution`. The maps A are also equivariant:
     ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.
 
     **Cost.** See :func:`lieattn.ops.attentive_convolution`.
@@ -235,25 +239,26 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
     group, in_channels, out_channels, size
         See :class:`lieattn.nn.GridGroupConvolution`.
     attention
-        ``"full"``, ``"channel"`` (α_CH, α_X = 1) or ``"spatial"`` (α_SP, α_C = 1); or an operator of your own, from the
-        responses t ``[batch, out, order, in, fiber, *sides]`` to what takes the place of α_X α_C, of a shape that
-        broadcasts with theirs, for example a module. The other options are then without meaning. The condition of
-        Theorem 1, A above, is measured on random responses for all elements of the group, with the parameters of a
-        module drawn at random, and ValueError is raised where it fails. Translations are not checked.
+        ``"full"``, ``"channel"`` (α_CH, α_X = 1) or ``"spatial"`` (α_SP, α_C = 1); or your own operator, for example a
+        module, that maps the responses t ``[batch, out, order, in, fiber, *sides]`` to a tensor in place of α_X α_C,
+        which must broadcast to the shape of t. The other options of the attention are not used then. The equivariance
+        of A above, the condition of Theorem 1, is tested on random responses for all elements of the group, with random
+        parameters of a module; ValueError is raised if it fails. Translations are not tested.
     hidden
-        Hidden width of the channel attention; half the input channels if absent (all of them where it lifts).
+        Hidden width of the channel attention; half the input channels if absent (for lifting, all of them).
     spatial_size, spatial_dilation
         Odd side of the spatial kernel, and its dilation.
     channel_action
-        ``"group"``; or ``"cyclic"``, which imports weights of the authors' code and is not equivariant to mirrors.
+        ``"group"``; or ``"cyclic"``, which serves to import weights of the authors' code and is not equivariant to
+        reflections.
     **options
-        Those of :class:`lieattn.nn.GridGroupConvolution`. The measure is that of the authors' code, 2π/|H|, which on
-        p4m differs from that of the plain layer.
+        Options of :class:`lieattn.nn.GridGroupConvolution`. The default of the measure is that of the authors' code,
+        2π/|H|, which for p4m differs from the default of the plain layer.
     """
 
 
 class ChannelGate(nn.Module):
-    """σ(W₂ relu(W₁ mean) + W₂ relu(W₁ max)) with group-tied W₁ and W₂; for planes there is no group."""
+    """σ(W₂ relu(W₁ mean) + W₂ relu(W₁ max)) with group-tied W₁ and W₂; ``group`` is None for planes."""
 
     relative: Tensor
 
@@ -266,7 +271,7 @@ class ChannelGate(nn.Module):
         self.register_buffer("relative", relative, persistent=False)
 
     def forward(self, mean: Tensor, top: Tensor) -> Tensor:
-        """Statistics ``[batch, channels, fiber]`` to scores of the same shape; fiber is 1 for planes."""
+        """Map statistics ``[batch, channels, fiber]`` to scores of the same shape; the fiber is 1 for planes."""
         hidden = torch.relu(self._mix(self.first, mean)) + torch.relu(self._mix(self.first, top))
         return torch.sigmoid(self._mix(self.second, hidden))
 
@@ -276,25 +281,25 @@ class ChannelGate(nn.Module):
 
 
 class GridInputAttention(TiedWeights):
-    r"""Input attention α_F: maps shared by all output channels of the convolution behind it.
+    r"""Input attention α_F: attention maps that all output channels of the following convolution share.
 
     .. math::  f' = (1 - \alpha_X \alpha_C) f
 
-    :math:`\alpha_C = \sigma(W_2 \operatorname{relu}(W_1 s_{mean}) + W_2 \operatorname{relu}(W_1 s_{max}))`, with mean
-    and maximum of f over positions and group-tied W, without a measure; :math:`\alpha_X` is the sigmoid of a group
-    convolution of mean and maximum over the channels of :math:`\alpha_C f`, on planes of the maximum over the frames of
-    a lifting convolution.
+    Here :math:`\alpha_C = \sigma(W_2 \operatorname{relu}(W_1 s_{mean}) + W_2 \operatorname{relu}(W_1 s_{max}))`, with
+    mean and maximum of f over positions and group-tied W, without a measure. :math:`\alpha_X` is the sigmoid of a group
+    convolution of the mean and maximum of :math:`\alpha_C f` over channels; on planes it is the sigmoid of the maximum
+    over the frames of a lifting convolution.
 
-    **Equivariance.** Moving the image and permuting its frames does the same to f' and to the maps.
+    **Equivariance.** If a group element acts on the image and its frames, f' and the maps transform in the same way.
 
     Parameters
     ----------
     group, attention, hidden, spatial_size, spatial_dilation
-        See :class:`GridAttentiveConvolution`; the border keeps the size of the image.
+        See :class:`GridAttentiveConvolution`. The border keeps the size of the image.
     channels, lifting
-        Channels of the input, and whether it has no frames.
+        Channels of the input, and whether the input are planes without frames.
     measure, init_scale
-        Of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`.
+        Options of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`.
     """
 
     def __init__(
@@ -328,11 +333,14 @@ class GridInputAttention(TiedWeights):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, channels, (order,) *sides]`` to the same shape."""
+        """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
-        """Gated input and, if asked for, maps ``[batch, channels, (order,) 1, 1]``, ``[batch, 1, (order,) *sides]``."""
+        """Return the gated input and, with ``return_maps``, the attention maps.
+
+        The channel map is ``[batch, channels, (order,) 1, 1]``, the spatial map ``[batch, 1, (order,) *sides]``.
+        """
         field = check_grid(x, self.group, self.channels, next(self.parameters()), lifting=self.lifting)
         scores = seen = None
         removed = field
@@ -351,16 +359,16 @@ class GridInputAttention(TiedWeights):
 
 
 class GridPoseAttention(TiedWeights):
-    r"""Co-attention over the frames alone, α_RH: a group convolution of side 1 to one map.
+    r"""Co-attention over the frames, α_RH: a group convolution of side 1 with one output channel.
 
     .. math::
         \alpha_H(h, y) = \sigma\Big( \mu \sum_{c, \tilde h} w_c(h^{-1} \tilde h) f_c(\tilde h, y) \Big), \qquad
         f' = (1 - \alpha_H) f
 
-    On planes it is a lifting convolution. As in the authors' comparison there is a sigmoid in place of the softmax of
-    co-attentive networks. Parameters are those of :class:`GridInputAttention`.
+    On planes it is a lifting convolution. As in the authors' comparison, a sigmoid replaces the softmax of co-attentive
+    networks. The parameters are those of :class:`GridInputAttention`.
 
-    **Equivariance.** Moving the image and permuting its frames does the same to f' and to the map.
+    **Equivariance.** If a group element acts on the image and its frames, f' and the map transform in the same way.
     """
 
     relative: Tensor
@@ -387,11 +395,11 @@ class GridPoseAttention(TiedWeights):
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, channels, (order,) *sides]`` to the same shape."""
+        """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
-        """Gated input and, if asked for, the map ``[batch, 1, (order,) *sides]``, as ``spatial``."""
+        """Return the gated input and, with ``return_maps``, the map ``[batch, 1, (order,) *sides]`` as ``spatial``."""
         check_grid(x, self.group, self.channels, self.weight, lifting=self.lifting)
         if self.lifting:
             level = torch.einsum("c,bc...->b...", self.weight, x)[:, None]
@@ -402,13 +410,13 @@ class GridPoseAttention(TiedWeights):
 
 
 def _uniform(*shape: int) -> nn.Parameter:
-    """Matrices that start uniform in ±1 / sqrt(fan in)."""
+    """Return a parameter that is initially uniform in ±1 / sqrt(fan in)."""
     bound = 1 / math.sqrt(math.prod(shape[1:]))
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _check_odd(argument: str, size: int) -> None:
-    """Refuse sides of kernels whose border cannot keep the size of an image."""
+    """Raise ValueError for even sides of kernels, for which no border keeps the size of an image."""
     check_count(argument, size)
     if size % 2 == 0:
         raise ValueError(

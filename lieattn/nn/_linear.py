@@ -1,4 +1,4 @@
-"""Linear maps that commute with the group, and the bridge from its regular representation to irreps of O(3)."""
+"""Linear maps that commute with the group, and maps between its regular representation and irreps of O(3)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear
 from lieattn.reps import Irreps
 
-_RANK = 1e-9  # singular values that do not vanish are at least 1: an irrep of H within degree l has at most 2l + 1 rows
+_RANK = 1e-9  # nonzero singular values are at least 1, as an irrep of H within degree l has at most 2l + 1 rows
 
 
 class GroupLinear(ExactConstants, TiedWeights):
-    r"""Linear map tied over the fiber: it mixes frames and channels at every point.
+    r"""Group-tied linear map, which mixes frames and channels at every point.
 
     .. math::  f'(x, g) = \sum_h W(g^{-1} h) f(x, h) + b
 
-    ``fourier`` says whether it is evaluated in the Fourier basis of H or as one dense matrix product; the cheaper is
-    taken if absent.
-
     **Equivariance.** It commutes with the left regular representation of H.
+
+    Parameters
+    ----------
+    group, in_channels, out_channels, bias
+        H, channels per frame, and whether to add b.
+    fourier
+        Whether the map is evaluated in the Fourier basis of H (true) or as one dense matrix product (false); by default
+        whichever is cheaper.
     """
 
     relative: Tensor
@@ -83,21 +88,21 @@ class GroupLinear(ExactConstants, TiedWeights):
 
 
 class ZonalLinear(ExactConstants, TiedWeights):
-    r"""Linear map over directions that depends on the angles between them alone: it mixes directions and channels.
+    r"""Linear map that mixes directions and channels, and depends only on the angles between directions.
 
     .. math::  f'(x, a) = \sum_l \sum_b P_l(n_a, n_b) \, f(x, b) \, W_l + c
 
-    with the projections :math:`P_l` on the spaces of functions of the directions that every function of
-    :math:`\langle n_a, n_b \rangle` multiplies by a number: what spherical harmonics of one degree are on the sphere.
+    The :math:`P_l` are the projections on the common eigenspaces of all kernels that are functions of
+    :math:`\langle n_a, n_b \rangle`. On the whole sphere these are the spaces of spherical harmonics of one degree.
 
     **Equivariance.** It commutes with all rotations and reflections that permute the directions.
 
     Parameters
     ----------
     directions
-        ``[directions, dim]`` of length 1, the same for all points up to a rotation.
+        Unit vectors ``[directions, dim]``, the same for all points up to a rotation; otherwise ValueError.
     in_channels, out_channels, bias
-        As those of ``torch.nn.Linear``.
+        As for ``torch.nn.Linear``.
     """
 
     basis: Tensor
@@ -109,14 +114,14 @@ class ZonalLinear(ExactConstants, TiedWeights):
         basis, self.sizes = _zonal_basis(directions)
         self.largest = max(range(len(self.sizes)), key=lambda index: (self.sizes[index], index))
         self.register_constant("basis", basis)
-        # The first space has one function, which is constant where every direction has the same angles with all.
+        # The first space has one function, which is constant if all directions have the same angles with the others.
         self.begins_constant = bool((basis[0] - basis[0].mean()).abs().max() < 1e-9)
         bound = 1 / math.sqrt(in_channels)
         self.weight = nn.Parameter(torch.empty(len(self.sizes), in_channels, out_channels).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def tied_to(self) -> dict[str, str]:
-        """How many functions of the directions there are in each space."""
+        """Return the dimensions of the eigenspaces, which weights must share with the module."""
         return {"directions": "+".join(map(str, self.sizes))}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,13 +131,13 @@ class ZonalLinear(ExactConstants, TiedWeights):
         number = len(basis)
         if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
             raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
-        # All spaces get the weights of the largest one, the last of them, and the others what is left beside these.
+        # All spaces get the weights of the largest one; the other spaces add the difference to their own weights.
         shared, bias = self.weight[self.largest], self.bias
         y = x @ shared
         for index, (functions, weight) in enumerate(zip(basis.split(self.sizes), self.weight, strict=True)):
             if index == self.largest:
                 continue
-            if index == 0 and self.begins_constant:  # a mean takes a fraction of the time of so many small products
+            if index == 0 and self.begins_constant:  # a mean is much faster than many small matrix products
                 part, bias = F.linear(x.mean(dim=-2, keepdim=True), (weight - shared).T, bias), None
             else:
                 part = functions.T @ (functions @ x @ (weight - shared))
@@ -141,13 +146,13 @@ class ZonalLinear(ExactConstants, TiedWeights):
 
 
 def _zonal_basis(directions: Tensor) -> tuple[Tensor, list[int]]:
-    """Orthonormal functions ``[directions, directions]`` of the directions, space by space, and the spaces' sizes."""
+    """Return orthonormal functions ``[directions, directions]`` of the directions, space by space, and the sizes."""
     check_tensor("directions", directions, "a floating tensor [directions, dim]")
     lengths = directions.double().norm(dim=-1) if directions.ndim == 2 else directions.new_zeros(1)
     if directions.numel() == 0 or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5):
         raise ValueError(f"directions: expected unit vectors [directions, dim], got {tuple(directions.shape)}")
     cosines = directions.detach().double().cpu() @ directions.detach().double().cpu().T
-    # Numbers of a function that takes no two spaces alike, largest first: the constant functions.
+    # Eigenvalues of a kernel that differ for all spaces, in descending order; constant functions have the largest.
     numbers, columns = torch.linalg.eigh((1.3 * cosines).exp() + 0.1 * cosines.square())
     numbers, basis = numbers.flip(0), columns.T.flip(0).contiguous()
     first = [0, *(1 + torch.nonzero(numbers[:-1] - numbers[1:] > 1e-5).flatten()).tolist(), len(numbers)]
@@ -156,11 +161,11 @@ def _zonal_basis(directions: Tensor) -> tuple[Tensor, list[int]]:
 
 @lru_cache(maxsize=64)
 def band_limit(group: FiniteGroup) -> Irreps:
-    """The irreps of O(3), lowest degrees first, whose matrix elements on H span all functions on H.
+    """Return irreps of O(3), lowest degrees first, whose matrix elements on H span all functions on H.
 
-    For groups of rotations parities make no difference, and degree l has that of the harmonics, (-1)^l. An irrep that
-    adds nothing is left out. ValueError is raised if H does not act on R^3 by orthogonal matrices, or degrees up to 11
-    do not suffice (rotations about an axis by less than 1/23 of a turn).
+    For groups of rotations the parity has no effect, and degree l has the parity of the harmonics, (-1)^l. Irreps that
+    do not add functions are left out. ValueError is raised if H does not act on R^3 by orthogonal matrices, or if
+    degrees up to 11 do not suffice (for rotations about an axis by less than 1/23 of a turn).
     """
     _check_spatial(group)
     parities = (1, -1) if bool((torch.linalg.det(group.elements) < 0).any()) else (1,)
@@ -180,11 +185,11 @@ def band_limit(group: FiniteGroup) -> Irreps:
 
 
 class _FiberFourier(ExactConstants, TiedWeights):
-    """What both Fourier transforms share.
+    """Base class of both Fourier transforms.
 
     The ``irreps`` of the features are (2l + 1) · channels copies of each irrep of the ``band``. The transform is
-    ``complete`` if the band holds every function on H, so that fields survive the way to irreps and back. It is
-    ``independent`` if features survive the way to the fiber and back.
+    ``complete`` if the band spans all functions on H, so that fields are recovered from their irreps. It is
+    ``independent`` if features are recovered from their field.
     """
 
     table: Tensor
@@ -208,28 +213,29 @@ class _FiberFourier(ExactConstants, TiedWeights):
         self._keep(transform)
 
     def _keep(self, table: Tensor) -> None:
-        """Register the matrix that :func:`_transform` gives, or its inverse."""
+        """Register the matrix of :func:`_transform`, or its inverse."""
         self.register_constant("table", table.contiguous())
 
     def _blocks(self, x: Tensor, dim: int) -> list[Tensor]:
-        """The part of the table for each irrep, with two axes in place of the axis ``dim``, in the dtype of x."""
+        """Return the part of the table for each irrep, with two axes in place of axis ``dim``, in the dtype of x."""
         sizes = _sizes(self.band)
         parts = self.table.to(x.dtype).split([size**2 for size in sizes], dim=dim)
         return [part.unflatten(dim, (size, size)) for part, size in zip(parts, sizes, strict=True)]
 
     def extra_repr(self) -> str:
-        """Group, channels and band."""
+        """Return group, channels and band as text."""
         return f"{self.group.name}, channels={self.channels}, band={self.band.spec}, complete={self.complete}"
 
 
 class FiberToIrreps(_FiberFourier):
-    r"""Fourier transform over the fiber: from a field on the group to features of O(3) that e3nn understands.
+    r"""Fourier transform over the fiber: from a field on the group to features of O(3) in the layout of e3nn.
 
     .. math::  F^l_{m; c, n} = \sqrt{\frac{2l + 1}{|H|}} \sum_h D^l_{mn}(h) f(x, h)_c
 
-    Every channel c gives 2l + 1 copies n of the irrep of degree l, copy ``c (2l + 1) + n``. Every linear map from
-    regular features to irreps of the band that commutes with H is this one followed by an ``e3nn.o3.Linear``. It has
-    e3nn's component normalization: independent components of variance 1 give such on average.
+    Each channel c gives 2l + 1 copies of the irrep of degree l, with the indices ``c (2l + 1) + n``. Every linear map
+    from regular features to irreps of the band that commutes with H is this transform followed by an
+    ``e3nn.o3.Linear``. The normalization is the component normalization of e3nn: independent components of variance 1
+    are mapped to components of variance 1 on average.
 
     **Equivariance.** If the field is translated by h in H, the features are multiplied by ρ(h).
 
@@ -238,11 +244,12 @@ class FiberToIrreps(_FiberFourier):
     group, channels
         H in O(3), and the channels of the field.
     irreps
-        The band: each irrep of O(3) once, as ``"0e + 1o + 2e"``; by default :func:`band_limit`, which loses nothing.
+        The band, with each irrep of O(3) once, for example ``"0e + 1o + 2e"``. The default is :func:`band_limit`, for
+        which the transform is invertible. ValueError is raised for repeated irreps.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Field ``[*, fiber, channels]`` to features ``[*, irreps.dim]``."""
+        """Map a field ``[*, fiber, channels]`` to features ``[*, irreps.dim]``."""
         _check_trailing(x, (self.group.order, self.channels))
         blocks = self._blocks(x, 0)
         return torch.cat([torch.einsum("mnh,...hc->...cnm", block, x).flatten(-3) for block in blocks], dim=-1)
@@ -251,9 +258,10 @@ class FiberToIrreps(_FiberFourier):
 class IrrepsToFiber(_FiberFourier):
     r"""Inverse Fourier transform over the fiber: from features of O(3) to a field on the group.
 
-    It is the pseudo-inverse of :class:`FiberToIrreps`, whose parameters it has: with a complete band (the default)
-    ``IrrepsToFiber(FiberToIrreps(f)) == f``. The other way round the composition projects on what a field on H can
-    hold, which is all for independent irreps, degrees up to 1, 1 and 2 for T, O and I. There it is
+    It is the pseudo-inverse of :class:`FiberToIrreps` and has the same parameters. With a complete band (the default),
+    ``IrrepsToFiber(FiberToIrreps(f)) == f``. The composition in the other order is a projection on the features that a
+    field on H can represent. These are all features if the irreps are independent, which holds for degrees up to 1 for
+    T and O and up to 2 for I. In this case the inverse is
 
     .. math::  f(x, h)_c = \sum_l \sqrt{\frac{2l + 1}{|H|}} \sum_{mn} D^l_{mn}(h) F^l_{m; c, n}
 
@@ -264,7 +272,7 @@ class IrrepsToFiber(_FiberFourier):
         super()._keep(torch.linalg.pinv(table, rtol=_RANK))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[*, irreps.dim]`` to a field ``[*, fiber, channels]``."""
+        """Map features ``[*, irreps.dim]`` to a field ``[*, fiber, channels]``."""
         _check_trailing(x, (self.irreps.dim,))
         pieces = x.split([self.channels * size**2 for size in _sizes(self.band)], dim=-1)
         field = x.new_zeros(*x.shape[:-1], self.group.order, self.channels)
@@ -275,12 +283,13 @@ class IrrepsToFiber(_FiberFourier):
 
 
 def irreps_linear(layer: GroupLinear, irreps: Irreps | str | None = None) -> Any:
-    r"""The ``e3nn.o3.Linear`` that does between Fourier transforms what a layer does between fields: a warm start.
+    r"""Return the ``e3nn.o3.Linear`` that acts on Fourier transforms as a layer acts on fields, as a warm start.
 
     .. math::  F'^l_{m; c', n'} = \sum_{c, n} F^l_{m; c, n} \sum_u D^l_{n' n}(u) W(u)_{c' c}
 
-    For a complete band ``irreps``, which must hold 0e if there is a bias, ``IrrepsToFiber(linear(FiberToIrreps(f)))``
-    equals ``layer(f)``. The result is in the dtype and on the device of the layer, with weights of its own.
+    For a complete band ``irreps``, ``IrrepsToFiber(linear(FiberToIrreps(f)))`` equals ``layer(f)``. If the layer has a
+    bias, the band must contain 0e (otherwise ValueError). The result has the dtype and device of the layer, and its
+    weights are copies.
     """
     check_arguments(irreps_linear, locals())
     from e3nn import o3
@@ -295,7 +304,7 @@ def irreps_linear(layer: GroupLinear, irreps: Irreps | str | None = None) -> Any
     kernel = layer.weight.detach().to(torch.float64)
     weights = []
     for path in linear.instructions:
-        if path.i_in == -1:  # a bias, which has no weights of its own
+        if path.i_in == -1:  # a bias, which is not among the weights
             continue
         wigner = Irreps(str(source.band.to_e3nn()[path.i_in].ir)).matrix(layer.group.elements).to(kernel.device)
         weights.append(torch.einsum("ukn,uoc->cnok", wigner, kernel).flatten() / path.path_weight)
@@ -307,10 +316,10 @@ def irreps_linear(layer: GroupLinear, irreps: Irreps | str | None = None) -> Any
 
 
 def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber) -> GroupLinear:
-    """The :class:`GroupLinear` that equals ``target(linear(source(f)))``, and is one matrix product.
+    """Return the :class:`GroupLinear` that equals ``target(linear(source(f)))``, as a single matrix product.
 
-    ``linear`` is an ``e3nn.o3.Linear``, or anything else that is affine and equivariant to O(3), from ``source.irreps``
-    to ``target.irreps``, and gives the result its dtype and device. ValueError is raised if the groups differ.
+    ``linear`` is an ``e3nn.o3.Linear``, or another affine module that is equivariant to O(3), from ``source.irreps`` to
+    ``target.irreps``. The result has its dtype and device. ValueError is raised if the groups differ.
     """
     check_arguments(fiber_linear, locals())
     if source.group != target.group:
@@ -318,7 +327,7 @@ def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber
     group = source.group
     parameter = next(linear.parameters())
     layer = GroupLinear(group, source.channels, target.channels).to(parameter)
-    # A field that is 1 in the frame of the identity and channel c, for each c, and 0 elsewhere; then the zero field.
+    # For each c, a field that is 1 for the identity frame and channel c, and 0 elsewhere; the last field is zero.
     impulses = parameter.new_zeros(source.channels + 1, group.order, source.channels)
     impulses[:-1, group.identity_index] = torch.eye(source.channels).to(parameter)
     with torch.no_grad():
@@ -332,7 +341,7 @@ def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber
 
 
 def _response_to_bias(source: FiberToIrreps) -> float:
-    # 1/√|H|, unless H leaves a component of a higher degree alone too: then the inverse transform shares.
+    # 1/√|H|, unless H also fixes a component of higher degree, which then shares the bias in the inverse transform.
     inverse = IrrepsToFiber(source.group, 1, source.band)
     kinds = [(degree, parity) for _, degree, parity in source.band.parts]
     feature = torch.zeros(inverse.irreps.dim, dtype=torch.float64)
@@ -345,7 +354,7 @@ def _sizes(band: Irreps) -> list[int]:
 
 
 def _transform(group: FiniteGroup, band: Irreps) -> Tensor:
-    """Rows √((2l + 1) / |H|) D^l_mn(h), for l, m, n in this order: ``[Σ (2l + 1)², order]`` float64."""
+    """Return rows √((2l + 1) / |H|) D^l_mn(h) for l, m, n in this order: ``[Σ (2l + 1)², order]`` float64."""
     matrix, sizes = band.matrix(group.elements), _sizes(band)
     rows = []
     for size, end in zip(sizes, accumulate(sizes), strict=True):

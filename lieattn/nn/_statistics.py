@@ -1,4 +1,4 @@
-"""What sums over points, frames or pixels: pooling, normalizations, squeeze-and-excite."""
+"""Layers with sums over points, frames or pixels: poolings, normalizations, and squeeze-and-excite."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POOLS: dict[str, tuple[Callable[..., Tensor], ...]] = {
 class FiberPool(nn.Module):
     """Reduce a field over its fiber to a scalar field; ``reduction`` is ``"max"``, ``"mean"`` or ``"sum"``.
 
-    **Equivariance.** The group permutes the fiber, so the result does not turn.
+    **Equivariance.** The result is invariant, since the group permutes the fiber.
     """
 
     def __init__(self, reduction: Reduction = "max") -> None:
@@ -49,7 +49,7 @@ class FiberPool(nn.Module):
         self.reduction: Reduction = reduction
 
     def forward(self, x: Tensor, graph: PointClouds | None = None) -> Tensor:
-        """``[*, fiber, channels]`` to ``[*, channels]``."""
+        """Reduce ``[*, fiber, channels]`` to ``[*, channels]``; ``graph`` is not used."""
         check_is("x", x, Tensor)
         if x.ndim < 2:
             raise ValueError(f"x: expected a field [*, fiber, channels], got {tuple(x.shape)}")
@@ -57,9 +57,11 @@ class FiberPool(nn.Module):
 
 
 class CloudPool(nn.Module):
-    """Reduce over the points of each cloud; ``reduction`` is ``"sum"``, ``"mean"`` or ``"max"``, zero for no points.
+    """Reduce over the points of each cloud; ``reduction`` is ``"sum"``, ``"mean"`` or ``"max"``.
 
-    **Equivariance.** Invariant to permutations of the points; the fiber is left alone.
+    The result for an empty cloud is zero.
+
+    **Equivariance.** The result is invariant to permutations of the points. The fiber is not reduced.
     """
 
     def __init__(self, reduction: Reduction = "mean") -> None:
@@ -68,7 +70,7 @@ class CloudPool(nn.Module):
         self.reduction: Reduction = reduction
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
-        """``[points, *]`` to ``[clouds, *]``."""
+        """Reduce ``[points, *]`` to ``[clouds, *]``."""
         check_graph(graph, PointClouds, x)
         reduce: Callable[[Tensor], Tensor] = getattr(graph, self.reduction)
         return reduce(x)
@@ -77,12 +79,12 @@ class CloudPool(nn.Module):
 class GridPool(nn.Module):
     """Pool cells of size x size pixels of an image; ``reduction`` is ``"max"``, ``"mean"`` or ``"sum"``.
 
-    ``inexact`` says what to do with an image whose height or width is no multiple of ``size``: its last rows or columns
-    would be dropped, and a turned image would lose others. ``"refuse"`` raises ValueError, ``"warn"`` warns,
-    ``"allow"`` says nothing.
+    If the height or width of an image is not a multiple of ``size``, its last rows or columns are dropped. This breaks
+    the symmetry, because a rotated image loses other pixels. In this case ``inexact="refuse"`` raises ValueError,
+    ``"warn"`` issues a warning, and ``"allow"`` does neither.
 
-    **Equivariance.** To quarter turns and mirrors of the raster where no rows or columns are dropped; to every
-    motion of the coordinates that keeps the raster.
+    **Equivariance.** The pooling commutes with quarter turns and reflections of the raster if no rows or columns are
+    dropped, and with every motion of the coordinates that keeps the raster.
     """
 
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
@@ -92,7 +94,10 @@ class GridPool(nn.Module):
         self.size, self.inexact, self.reduction = size, inexact, reduction
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
-        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; ``advice`` is appended to messages."""
+        """Return the cell of each point, -1 for dropped points, and the pooled grid ``[clouds, 2]``.
+
+        ``advice`` returns a text that is appended to messages about dropped rows or columns.
+        """
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
             message = _drops_pixels(grid[(grid % self.size != 0).any(dim=1)][0].tolist(), self.size)
@@ -100,7 +105,7 @@ class GridPool(nn.Module):
         return cell, pooled
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
-        """``[points, *]`` on the rasters of a graph to ``[cells, *]``."""
+        """Pool ``[points, *]`` on the rasters of a graph to ``[cells, *]``; ValueError if the graph has no ``grid``."""
         check_graph(graph, PointClouds, x)
         if graph.grid is None:
             raise ValueError("graph: pooling of pixels needs the size of each image, grid [clouds, 2], got None")
@@ -108,12 +113,15 @@ class GridPool(nn.Module):
         return self.reduce(x, cell, int(grid.prod(dim=1).sum()))
 
     def reduce(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
-        """``[points, *]`` to ``[cells, *]``, for cells that :meth:`cells` has found."""
+        """Pool ``[points, *]`` to ``[cells, *]``, with the cells of :meth:`cells`."""
         return _reduce(x, cell, num_cells, self.reduction)
 
 
 class GridSpatialPool(nn.Module):
-    """:class:`GridPool` of a field on a grid with ``dim`` sides, frame by frame; ``"max"`` or ``"mean"``."""
+    """:class:`GridPool` for a field on a grid with ``dim`` sides, frame by frame; ``"max"`` or ``"mean"``.
+
+    **Equivariance.** That of :class:`GridPool`.
+    """
 
     def __init__(
         self,
@@ -130,7 +138,7 @@ class GridSpatialPool(nn.Module):
         self.size, self.reduction, self.dim, self.inexact = size, reduction, dim, inexact
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``, and as many layers fewer in space."""
+        """Pool ``[*, rows, columns]`` to ``[*, rows / size, columns / size]``; in space, layers are also pooled."""
         check_is("x", x, Tensor)
         if x.ndim <= self.dim:
             raise ValueError(f"x: expected [*, {axes_of(self.dim)}], got {tuple(x.shape)}")
@@ -145,12 +153,15 @@ class GridSpatialPool(nn.Module):
 
 
 def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
-    """Centers of the cells: the mean ``[cells, dim]`` of their points' coordinates ``[points, dim]``."""
+    """Return the centers ``[cells, dim]`` of the cells, the means of the coordinates ``[points, dim]`` of their points.
+
+    ``cell`` ``[points]`` int64 is the cell of each point, -1 for points of no cell.
+    """
     return _reduce(pos, cell, num_cells, "mean")
 
 
 def complain(inexact: Inexact, message: str) -> None:
-    """Raise ValueError or warn, as ``inexact`` says, where an image breaks the symmetry."""
+    """Raise ValueError or issue a warning, depending on ``inexact``, for an image that breaks the symmetry."""
     if inexact == "refuse":
         raise ValueError(message)
     if inexact == "warn":
@@ -176,13 +187,13 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
         )
     if cell.device != x.device or (may_look(cell) and cell.numel() and int(cell.max()) >= num_cells):
         raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} like x")
-    # Points of no cell go into one more, since how many they are is data.
+    # Points of no cell go into one more cell. Removing them would make shapes depend on the data.
     cell = torch.where(cell >= 0, cell, num_cells)
     return scatter(x, cell, dim=0, dim_size=num_cells + 1, reduce=reduction)[:num_cells]
 
 
 class _Affine(nn.Module):
-    """A gain and a shift for each channel."""
+    """Base class of normalizations with a gain and a shift for each channel."""
 
     def __init__(self, channels: int, eps: float) -> None:
         check_arguments(_Affine.__init__, locals())
@@ -197,10 +208,11 @@ class _Affine(nn.Module):
 class CloudNorm(_Affine):
     """Joint normalization of GSA-Nets: over all points, frames and channels of a cloud together.
 
-    Population variance, ``eps`` inside the square root, then a gain and a shift for each channel. On a fiber of scales
-    each scale is normalized by itself, so that what is missing at its ends stays there.
+    It uses the population variance, with ``eps`` inside the square root, and a gain and a shift for each channel. On a
+    fiber of scales each scale is normalized separately, so that boundary effects at its ends do not spread.
 
-    **Equivariance.** Statistics are sums over points and frames, so it commutes with any group and permutation.
+    **Equivariance.** It commutes with any group and with permutations, since the statistics are sums over points and
+    frames.
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
@@ -229,7 +241,7 @@ class CloudNorm(_Affine):
 class FiberNorm(_Affine):
     """Layer normalization over the fiber and channels of each point, with one gain and shift for each channel.
 
-    **Equivariance.** The group permutes the fiber, which leaves the statistics alone.
+    **Equivariance.** It commutes with the group, which permutes the fiber and does not change the statistics.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -244,11 +256,12 @@ class FiberNorm(_Affine):
 
 
 class PointBatchNorm(_Affine):
-    """Batch normalization over all points and frames of a batch of clouds, as the authors have it.
+    """Batch normalization over all points and frames of a batch of clouds, as in the code of LieConv.
 
-    (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift, with the population variance, also in the running
-    average. A batch without points leaves the running statistics alone. In training with several processes the
-    statistics are those of the points of all of them, as of one process with the whole batch.
+    The output is (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift. The variance is the population
+    variance, also in the running average. A batch without points does not change the running statistics. In training
+    with several processes, the statistics are those of the points of all processes, as for one process with the whole
+    batch.
 
     **Equivariance.** That of :class:`CloudNorm`.
     """
@@ -279,7 +292,7 @@ class PointBatchNorm(_Affine):
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Mean and population variance ``[channels]`` of rows ``[rows, channels]`` of all processes, and their number."""
+    """Return mean and population variance ``[channels]`` of rows ``[rows, channels]`` of all processes, and a count."""
     if processes() == 1:
         mean = rows.mean(dim=0)
         return mean, (rows - mean).square().mean(dim=0), float(len(rows))
@@ -290,7 +303,7 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
-    """Normalization named ``"layer"``, ``"batch"`` or ``"none"``."""
+    """Return the normalization with the name ``"layer"``, ``"batch"`` or ``"none"``."""
     check_positive(eps=eps)
     if norm == "layer":
         return nn.LayerNorm(channels, eps=eps)
@@ -298,12 +311,13 @@ def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
 
 
 class FieldBatchNorm(_NormBase):
-    """Batch normalization with one gain, shift, mean and variance a channel, over all points, images and frames.
+    """Batch normalization over all points, images and frames, with one gain and shift for each channel.
 
-    Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. The rest is torch's, save that in
-    training with several processes the statistics are those of all of them, as of one process with the whole batch.
+    Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. It is the batch normalization of torch,
+    except that in training with several processes the statistics are those of all processes, as for one process with
+    the whole batch.
 
-    **Equivariance.** Statistics are sums over frames and positions, so it commutes with the group.
+    **Equivariance.** It commutes with the group, since the statistics are sums over frames and positions.
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:
@@ -314,7 +328,7 @@ class FieldBatchNorm(_NormBase):
         self.axis = axis
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize a field."""
+        """Normalize a field ``[points, *, channels]``, or ``[images, channels, *]`` with ``axis=1``."""
         check_features(input, self.weight, argument="x")
         if input.ndim < 2:
             raise ValueError(f"x: expected a field [*, channels], got {tuple(input.shape)}")
@@ -327,14 +341,14 @@ class FieldBatchNorm(_NormBase):
         if self.training and processes() > 1:
             return self._of_all_processes(x, updates).view_as(input)
         known = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
-        # Which must save as many tensors, and leave these as they are. In eval mode nothing is changed.
+        # A recomputation must save the same number of tensors, but not update the running statistics.
         if self.training and region.get().again:
             known = known[0].clone(), known[1].clone()
         normal = F.batch_norm(x, *known, self.weight, self.bias, self.training, self._share(), self.eps)
         return normal.view_as(input)
 
     def _share(self) -> float:
-        """Share of this batch in the running averages, which count all batches alike if there is no momentum."""
+        """Return the weight of this batch in the running averages; without momentum all batches weigh the same."""
         if self.momentum is not None or not self.training:
             return self.momentum or 0.0
         return 1.0 / float(cast(Tensor, self.num_batches_tracked))
@@ -354,14 +368,14 @@ class FieldBatchNorm(_NormBase):
 
 
 class GroupSqueezeExcite(nn.Module):
-    r"""Group squeeze-and-excite (Affine Self Convolution, Eq. 15): every channel is scaled by what the cloud holds.
+    r"""Group squeeze-and-excite (Affine Self Convolution, Eq. 15): scale each channel by a function of the cloud.
 
     .. math::  f'_c(x, h) = f_c(x, h) \, \operatorname{sigmoid}(W_1 \operatorname{relu}(W_2 m + b_2) + b_1)_c
 
-    with m the mean of the field over the points of its cloud and over the fiber, and channels // ``reduction`` hidden
-    units, at least 1; 16 on Z² and 4 on p4 in the paper.
+    where m is the mean of the field over the points of its cloud and over the fiber. There are channels //
+    ``reduction`` hidden units, at least 1. In the paper the reduction is 16 on Z² and 4 on p4.
 
-    **Equivariance.** The mean over points and frames is invariant, so it commutes with any group.
+    **Equivariance.** It commutes with any group, since the mean over points and frames is invariant.
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
@@ -372,7 +386,7 @@ class GroupSqueezeExcite(nn.Module):
         self.excite = nn.Linear(self.squeeze.out_features, channels)
 
     def scale(self, x: Tensor, graph: PointClouds) -> Tensor:
-        """Factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
+        """Return the factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
         check_graph(graph, PointClouds, x)
         check_features(x, self.squeeze.weight)
         channels = self.squeeze.in_features

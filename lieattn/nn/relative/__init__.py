@@ -1,4 +1,4 @@
-"""Functions of the relative element: all that a layer ever sees of the geometry, ``function(graph, x) -> terms``."""
+"""Functions ``function(graph, x) -> terms`` of the relative element, through which layers depend on the geometry."""
 
 from lieattn.nn.relative._affine import AffineMap, AffinePositions, AxisKeys, FourierFeatures, RelativePositionTable
 from lieattn.nn.relative._base import RelativeFunction, SumOfTerms, graph_attention

@@ -1,4 +1,4 @@
-"""Functions of the relative elements g⁻¹ g', which are the only way in which geometry enters a layer."""
+"""Base class for functions of the relative elements g⁻¹ g', through which layers depend on the geometry."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RelativeFunction(TiedWeights, abc.ABC):
 
     It is evaluated once for every row of ``graph.relative``.
 
-    **Equivariance.** Its terms do not change when all elements move by one element of the group.
+    **Equivariance.** The terms do not change when one element of the group acts on all elements.
 
     Attributes
     ----------
     patterns
-        Fiber patterns with which a layer stays equivariant.
+        Fiber patterns with which a layer is equivariant.
     group, dim
-        Finite group, and dimension of the positions, that it is made for; None where any will do.
+        Finite group, and dimension of the positions, that the function requires; None if there is no requirement.
     """
 
     patterns: ClassVar[tuple[str, ...]] = ("joint", "framewise", "query_sum")
@@ -39,11 +39,14 @@ class RelativeFunction(TiedWeights, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms of the operator for the edges of a graph and the field ``x`` ``[points, fiber, channels]`` on it."""
+        """Return terms of the operator for the edges of a graph and its field ``x`` ``[points, fiber, channels]``."""
 
 
 class SumOfTerms(RelativeFunction):
-    """Several functions together: each gives other terms."""
+    """Several relative functions together, each of which returns different terms.
+
+    ValueError is raised if there are none.
+    """
 
     def __init__(self, parts: Sequence[RelativeFunction]) -> None:
         check_arguments(SumOfTerms.__init__, locals())
@@ -58,16 +61,17 @@ class SumOfTerms(RelativeFunction):
         self.dim = next((part.dim for part in parts if part.dim is not None), None)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """All terms; raises ValueError where two parts give the same one."""
+        """Return the terms of all parts; ValueError if two parts return the same term."""
         return reduce(RelativeTerms.plus, (part(graph, x) for part in self.parts))
 
 
 def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization) -> RelativeTerms:
-    """Terms that weight the keys by the measure of the graph and by its smooth neighborhoods.
+    """Return terms that also weight the keys by the measure of the graph and by its smooth neighborhoods.
 
-    With the Haar measure, sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21); smooth neighbors
-    count less the farther they are. If attention weights are exponentials of scores, the logarithm of this weight is
-    added to the scores, so that the normalization contains it too; otherwise the weight multiplies the values.
+    With the Haar measure, sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21). In smooth
+    neighborhoods, the weight decreases with the distance. If attention weights are exponentials of scores, the
+    logarithm of this weight is added to the scores, so that the normalization includes it. Otherwise it multiplies the
+    values.
     """
     measure, window, row = graph.log_measure, graph.relative.log_window, graph.relative.row
     if measure is None and window is None:
@@ -101,10 +105,11 @@ def graph_attention(
     neighbors: Neighbors | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`lieattn.ops.group_attention` on a graph, with keys weighted as :func:`measured` says.
+    """Call :func:`lieattn.ops.group_attention` on a graph, with keys weighted by its measure and smooth neighborhoods.
 
-    ``neighbors`` replace the neighbor lists of the graph; the other arguments are those of the operator. Where clouds
-    repeat, rotary phases are those of all images, see :meth:`LiftedGraph.frame_positions`.
+    ``neighbors`` replace the neighbor lists of the graph. The other arguments and the result, ``(out, weights)``, are
+    those of the operator. For periodic clouds, rotary phases are given for all images, see
+    :meth:`lieattn.geometry.LiftedGraph.frame_positions`.
     """
     check_graph(graph, LiftedGraph, value, "value")
     terms = RelativeTerms() if terms is None else terms
@@ -112,7 +117,7 @@ def graph_attention(
     terms = measured(terms, graph, normalize)
     near, points = graph.neighbors if neighbors is None else neighbors, len(value)
     if terms.rotary is not None and near.images is not None:
-        # Images have the signals of their points, and phases of their own.
+        # Images have the signals of their points, but their own phases.
         images, near = near.images, near.images.neighbors
         query, key = (None if x is None else x.index_select(0, images.point) for x in (query, key))
         value = value.index_select(0, images.point)
@@ -120,7 +125,7 @@ def graph_attention(
     out = out[:points]
     if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):
         return out, weights
-    # It was divided by the number of neighbors, of which those that fade are a part.
+    # The operator divides by the number of neighbors; smooth neighbors count only in part.
     share = graph.neighbors.degree / graph.degree
     if weights is not None:
         weights = weights * share[near.target].to(weights).view(-1, *[1] * (weights.ndim - 1))
@@ -136,14 +141,14 @@ def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "
 
 
 def distinct_vectors(vectors: Tensor, tolerance: float) -> Tensor:
-    """Vectors ``[n, dim]`` without repetitions, in their order."""
+    """Remove repeated vectors from ``[n, dim]``, in the given order."""
     near = torch.cdist(vectors, vectors) < tolerance
     first = near.to(torch.int8).argmax(dim=1)
     return vectors[first == torch.arange(len(vectors))]
 
 
 def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
-    """Displacements ``[offsets, dim]`` of a table in float64; ValueError unless they are vectors that H acts on."""
+    """Return displacements ``[offsets, dim]`` in float64; ValueError unless they are finite vectors that H acts on."""
     if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
         raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
     if not torch.isfinite(offsets).all():
@@ -152,7 +157,7 @@ def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
 
 
 def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tensor:
-    """Distinct h⁻¹ o ``[rows, dim]`` for displacements o and h in H, these displacements first."""
+    """Return distinct h⁻¹ o ``[rows, dim]`` for displacements o and h in H; the displacements themselves are first."""
     offsets = checked_offsets(offsets, group)
     # The identity need not be the first element.
     turned = torch.einsum("aij,oj->aoi", group.elements[group.inverse_index], offsets)
@@ -160,7 +165,10 @@ def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tenso
 
 
 def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
-    """Row of a table ``[displacements, dim]`` that each frame sees, ``[rows of the graph, fiber]`` int64."""
+    """Return the row of a table ``[displacements, dim]`` for each frame of each row, ``[rows, fiber]`` int64.
+
+    ValueError is raised if a displacement differs from all rows of the table by more than ``tolerance``.
+    """
     check_graph(graph, LiftedGraph, table, "the weights")
     seen = graph.relative.positions.detach().to(torch.float64) * graph.length
     distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)
@@ -174,7 +182,7 @@ def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor
 
 
 def check_coordinates(coordinates: Tensor, expected: int) -> None:
-    """Raise ValueError for another number of coordinates of a relative element than a layer is made for."""
+    """Raise ValueError unless the number of coordinates of a relative element is the expected one."""
     if coordinates.shape[-1] != expected:
         raise ValueError(
             f"graph: expected {expected} coordinates of a relative element, got {coordinates.shape[-1]}; the graph and "

@@ -1,4 +1,4 @@
-"""Kernels of convolutions: functions of the relative element, as tables or as networks."""
+"""Kernels of convolutions: tables or networks of the relative element."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Form = Literal["full", "separable"]
 class ConvolutionKernel(RelativeFunction):
     """A kernel ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
-    For ``lifting`` the input has no frames, and u is the displacement alone.
+    For ``lifting`` the input has no frames, and u is the displacement only.
 
     **Equivariance.** That of :class:`RelativeFunction`.
     """
@@ -59,13 +59,13 @@ class ConvolutionKernel(RelativeFunction):
 
     @abc.abstractmethod
     def values(self, graph: LiftedGraph) -> Tensor:
-        """Values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
+        """Return values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``psi`` ``[rows, fiber, frames, out, in]``, the input frame h_b itself on the third axis.
+        """Return terms with ``psi`` ``[rows, fiber, frames, out, in]``, where the third axis is the input frame h_b.
 
-        A head for each output channel sees all input channels, whose sum is the convolution: :meth:`convolve` gives the
-        same with less work.
+        There is a head for each output channel, with all input channels, whose sum is the convolution.
+        :meth:`convolve` computes the same result faster.
         """
         check_lifted_to(graph, None if self.lifting else self.group, "kernel")
         values = self.values(graph)
@@ -75,7 +75,7 @@ class ConvolutionKernel(RelativeFunction):
         return RelativeTerms(psi=values, row=graph.relative.row)
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, frames, in]`` to ``[points, fiber, out]``."""
+        """Compute Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b), from ``[points, frames, in]`` to ``[points, fiber, out]``."""
         check_features(x, next(self.parameters()))
         check_graph(graph, LiftedGraph, x)
         if x.ndim != 3 or len(x) != graph.num_points:
@@ -87,7 +87,7 @@ class ConvolutionKernel(RelativeFunction):
         if len(values) > _MOST_TYPES:
             messages = (x.flatten(1)[source, None] @ values[kind])[:, 0]
         else:
-            # Edges of one type share a matrix.
+            # Edges with the same row share a matrix.
             order = kind.argsort(stable=True)
             counts = torch.bincount(kind, minlength=len(values)).tolist()
             sources = source[order].split(counts)
@@ -98,11 +98,21 @@ class ConvolutionKernel(RelativeFunction):
 
 
 class TableKernel(ConvolutionKernel):
-    """A trainable value for every displacement that the frames can see: for grids, where displacements repeat.
+    """A trainable value for every displacement in the frames, for grids, where displacements repeat.
 
-    The table has a row for each distinct h⁻¹ o, o one of the ``offsets`` ``[offsets, dim]`` that occur and h in H, the
-    offsets first; ``tolerance`` is how far a displacement may be from its row, in the units of the points. Values start
-    uniform in ±init_scale / sqrt(in_channels · offsets), as on grids. The rest is as in :class:`ConvolutionKernel`.
+    **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    group, in_channels, out_channels, lifting
+        See :class:`ConvolutionKernel`.
+    offsets
+        Displacements x_j - x_i ``[offsets, dim]`` that occur in graphs, in the units of the points. The table has a row
+        for each distinct h⁻¹ o with o an offset and h in H; the offsets themselves are first.
+    tolerance
+        Largest distance of a displacement from its row, in the units of the points; otherwise ValueError.
+    init_scale
+        Initial values are uniform in ±init_scale / sqrt(in_channels · offsets), as on grids.
     """
 
     rows: Tensor
@@ -130,7 +140,7 @@ class TableKernel(ConvolutionKernel):
 
     @classmethod
     def square(cls, group: FiniteGroup, in_channels: int, out_channels: int, size: int, **options: Any) -> Self:
-        """Table for size x size (x size) pixels; its weight is that of :class:`GridGroupConvolution`, flattened."""
+        """Return a table for size x size (x size) pixels; its weight is that of ``GridGroupConvolution``, flattened."""
         check_count("size", size)
         check_group("group", group)
         offsets = pixel_positions(*[size] * group.dim, dtype=torch.float64)
@@ -141,14 +151,16 @@ class TableKernel(ConvolutionKernel):
 
 
 class NetworkKernel(ConvolutionKernel):
-    r"""A small network of the relative element: for point clouds, where nothing repeats.
+    r"""A small network of the relative element, for point clouds, where displacements do not repeat.
 
-    Its hidden units are :math:`\phi_m = \sin(\langle w_m, u \rangle + b_m)`, with u the coordinates of
-    h_a⁻¹(x_j - x_i) / length and the entries of the matrix h_a⁻¹ h_b, never an angle. They give
+    The hidden units are :math:`\phi_m = \sin(\langle w_m, u \rangle + b_m)`, where u consists of the coordinates of
+    v = h_a⁻¹(x_j - x_i) / length and the entries of the matrix q = h_a⁻¹ h_b; angles are not used. The kernel is
 
     * ``"full"``: :math:`\psi_{oc}(v, q) = \sum_m A_{moc} \phi_m(v, q)`;
-    * ``"separable"``: :math:`\psi_{oc}(v, q) = \big( \sum_m B_{om} \phi_m(v) \big) A_{oc}(q)`, which costs as many
-      times less as there are input channels.
+    * ``"separable"``: :math:`\psi_{oc}(v, q) = \big( \sum_m B_{om} \phi_m(v) \big) A_{oc}(q)`, whose cost is less by
+      the number of input channels.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
 
     Parameters
     ----------
@@ -157,11 +169,13 @@ class NetworkKernel(ConvolutionKernel):
     form, hidden
         ``"full"`` or ``"separable"``, and the number of hidden units.
     frequency
-        Scale of the first layer's weights at the start: how rough the kernel is, in radians per ``graph.length``.
+        Initial scale of the weights of the first layer, in radians per ``graph.length``. Larger values give rougher
+        kernels.
     window
-        Whether to multiply by (1 - |v|²)² for |v| < 1 and 0 beyond: the output does not jump where a point enters.
+        Whether to multiply by (1 - |v|²)² for |v| < 1 and by 0 otherwise, so that the output is continuous when points
+        enter a neighborhood of radius ``graph.length``.
     init_scale
-        Scale of the values at the start.
+        Initial scale of the values.
     """
 
     matrices: Tensor
@@ -201,7 +215,7 @@ class NetworkKernel(ConvolutionKernel):
         self.register_buffer("matrices", matrices, persistent=False)
 
     def features(self, graph: LiftedGraph) -> Tensor:
-        """Hidden units ``[rows, fiber, frames, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
+        """Return the hidden units ``[rows, fiber, frames, hidden]``; without frames as input, ``frames`` is 1."""
         check_graph(graph, LiftedGraph, self.matrices, "the weights")
         v = graph.relative.positions.to(self.position.weight.dtype)
         level = self.position(v)[:, :, None]
@@ -242,10 +256,12 @@ class NetworkKernel(ConvolutionKernel):
 
 
 class RankKernel(RelativeFunction):
-    """The network of LieConv that makes ``rank`` numbers of the ``coordinates`` of a relative element.
+    """The network of LieConv, from the ``coordinates`` of a relative element to ``rank`` numbers.
 
-    Three linear maps with ``hidden`` units between them, each followed by the activation. Memory is that of the result,
-    see :func:`lieattn.ops.head_networks`.
+    It has three linear maps with ``hidden`` units between them, each followed by the activation. It needs only the
+    memory of the result, see :func:`lieattn.ops.head_networks`.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     patterns = ("joint",)
@@ -260,7 +276,7 @@ class RankKernel(RelativeFunction):
         self.activation: Activation = activation
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``, one head for each number."""
+        """Return terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``, with one head for each number."""
         check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
         check_coordinates(numbers, self.linear1.in_features)

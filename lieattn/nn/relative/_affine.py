@@ -1,4 +1,4 @@
-"""The affine maps psi and beta of Affine Self Convolution: tables of offsets on grids, waves on point clouds."""
+"""The affine maps psi and beta of Affine Self Convolution: tables of offsets for grids, waves for point clouds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Border = Literal["mask", "zero"]
 
 @dataclass(frozen=True, eq=False)
 class AffineEdges:
-    """Edges and the row of the tables that each reads (None: its own); with ``padding`` there is one point more."""
+    """Edges, and the row of the tables for each edge (None: its own); with ``padding`` there is an additional point."""
 
     neighbors: Neighbors
     index: Tensor | None
@@ -41,19 +41,20 @@ class AffineEdges:
 
 @dataclass(frozen=True)
 class RelativePositionTable:
-    """A trainable value for every offset of a window: for grids, where offsets repeat (the papers).
+    """A trainable value for every offset of a window, for grids, where offsets repeat (as in the paper).
 
-    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H, so that it is equivariant for every H.
+    The table has a row for each distinct h⁻¹ o with o an offset and h in H, so that it is equivariant for every H.
 
     Attributes
     ----------
     offsets
-        Displacements x_j - x_i that occur, in the units of the points: those of the graph's neighborhood, as
+        Displacements x_j - x_i of the neighborhood, in the units of the points, for example
         ``RelativePositionTable.square(5)`` for ``PixelSquare(5)``.
     border
-        Where there is no point a window sees nothing, ``"mask"``, or an embedding of ``"zero"``, with beta alone.
+        Treatment of offsets without a point: ``"mask"`` omits them, and ``"zero"`` gives them an embedding of zero, so
+        that only beta contributes.
     tolerance
-        How far a displacement may be from its row, in the units of the points.
+        Largest distance of a displacement from its row, in the units of the points.
     """
 
     offsets: tuple[tuple[float, ...], ...]
@@ -71,7 +72,7 @@ class RelativePositionTable:
 
     @classmethod
     def square(cls, size: int, *, dim: int = 2, spacing: float = 1.0, border: Border = "mask") -> RelativePositionTable:
-        """Window of size x size pixels (in 3D, size³ voxels) around a point; ``size`` is odd."""
+        """Return the window of size x size pixels (in 3D, size³ voxels) around a point; ValueError for even sizes."""
         check_counts(size=size, dim=dim)
         check_length("spacing", spacing)
         if size % 2 == 0:
@@ -81,7 +82,7 @@ class RelativePositionTable:
 
     @classmethod
     def of(cls, offsets: Tensor, *, border: Border = "mask", tolerance: float = 1e-3) -> RelativePositionTable:
-        """Window with the displacements ``[offsets, dim]``."""
+        """Return the window with the displacements ``[offsets, dim]``."""
         check_tensor("offsets", offsets, "floating displacements [offsets, dim]")
         if offsets.ndim != 2:
             raise ValueError(f"offsets: expected [offsets, dim], got {tuple(offsets.shape)}")
@@ -91,7 +92,7 @@ class RelativePositionTable:
     def affine_map(
         self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1, full: bool = False
     ) -> AffineMap:
-        """A new affine map; for ``lifting`` there is one key frame, and ``full`` has psi mix the channels."""
+        """Return a new affine map; for ``lifting`` there is one key frame, and with ``full`` psi mixes the channels."""
         check_group("group", group)
         rows, turned = _rows(self, group)
         distance, zero = rows.norm(dim=1).min(dim=0)
@@ -99,19 +100,22 @@ class RelativePositionTable:
         return TableMap(group, channels, lifting, heads, turned, center, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
-        """New keys made of the coordinates, ``channels`` for each head."""
+        """Return a new function that computes keys from the coordinates, with ``channels`` for each head."""
         check_group("group", group)
         return AxisTable(heads, channels, *_rows(self, group), self.tolerance)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
-        """Edges of a graph and their rows, found once a graph; ValueError if a displacement is not in the table."""
+        """Return the edges of a graph and their rows, computed once per graph.
+
+        ValueError is raised if a displacement is not in the table.
+        """
         check_is("graph", graph, LiftedGraph)
-        # On the graph itself, where torch.compile finds them.
+        # Cached on the graph itself, where torch.compile finds them.
         known: tuple[tuple[RelativePositionTable, AffineEdges], ...] = getattr(graph, _EDGES, ())
         for table, edges in known:
             if table is self or table == self:
                 return edges
-        # What is remembered must serve training, even if it was found in inference mode.
+        # Cached tensors must be usable in training, even if they are computed in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             group = cast(FiniteGroup, graph.group)
             rows = _rows(self, group)[0]
@@ -126,10 +130,11 @@ class RelativePositionTable:
 
 @dataclass(frozen=True)
 class FourierFeatures:
-    """A small network of h_a⁻¹(x_j - x_i) / length, for point clouds: one for every frame h_a⁻¹ h_b.
+    """A small network of v = h_a⁻¹(x_j - x_i) / length, for point clouds, with a psi for every frame h_a⁻¹ h_b.
 
-    psi and beta are linear in √2 cos(⟨ω, v⟩ + φ) with ``hidden`` frequencies ω, whose standard deviation starts as
-    ``init_scale``, in radians per ``graph.length``. They start with unit variance like a table of N(0, 1).
+    psi and beta are linear in √2 cos(⟨ω, v⟩ + φ) with ``hidden`` frequencies ω. The initial standard deviation of the
+    frequencies is ``init_scale``, in radians per ``graph.length``. psi and beta initially have unit variance, like a
+    table of N(0, 1).
     """
 
     hidden: int = 32
@@ -152,21 +157,21 @@ class FourierFeatures:
         return AxisWaves(group.dim, heads, channels, self.hidden, self.init_scale)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
-        """The edges of the graph as they are."""
+        """Return the edges of the graph."""
         check_is("graph", graph, LiftedGraph)
         return AffineEdges(graph.neighbors, graph.relative.row)
 
 
 AffinePositions = RelativePositionTable | FourierFeatures
 
-_EDGES = "_affine_edges"  # attribute of graphs: tables, and the edges that were found for them
+_EDGES = "_affine_edges"  # attribute of graphs with a cache of tables and their edges
 
 
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 @outside_of_transforms
 def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
-    """Distinct h⁻¹ o ``[rows, dim]``, the offsets first, and the row of h_a⁻¹ times a row, ``[rows, order]`` int64."""
+    """Return distinct h⁻¹ o ``[rows, dim]``, offsets first, and the row of h_a⁻¹ times each ``[rows, order]`` int64."""
     rows = seen_offsets(torch.tensor(table.offsets, dtype=torch.float64), group, table.tolerance)
     if table.border == "zero" and len(rows) != len(table.offsets):
         raise ValueError(
@@ -178,7 +183,7 @@ def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Ten
 
 
 def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges:
-    """An edge to the padding, the last point, for every row that a point does not see."""
+    """Add an edge from the padding, the last point, for every row without a neighbor."""
     points = neighbors.num_points
     missing = torch.ones(points, rows, dtype=torch.bool, device=index.device)
     missing[neighbors.target, index] = False
@@ -194,7 +199,9 @@ def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges
 class AffineMap(RelativeFunction):
     """Psi and beta of one affine map, with a value for each channel; for lifting there is one key frame.
 
-    Where psi is ``full``, it is a matrix of the channels.
+    If psi is ``full``, it is a matrix that mixes the channels.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     patterns = ("pooled", "joint")
@@ -211,42 +218,46 @@ class AffineMap(RelativeFunction):
 
     @abc.abstractmethod
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, rows as of the position's edges.
+        """Return psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, with the rows of the edges.
 
-        A full psi has one axis more, of the channels that it maps, the last.
+        A full psi has one more axis at the end, for the channels of its input.
         """
 
     @abc.abstractmethod
     def center(self) -> tuple[Tensor, Tensor]:
-        """Psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0, if there is such a row.
+        """Return psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0.
 
-        A full psi has one axis more, as in :meth:`tables`.
+        A full psi has one more axis, as in :meth:`tables`. ValueError is raised if a table has no row for displacement
+        0.
         """
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``psi`` and ``beta``, for values."""
+        """Return terms with ``psi`` and ``beta``, for values."""
         psi, beta = (table.unflatten(3 - axis, (self.heads, -1)) for axis, table in enumerate(self.tables(graph)))
         return RelativeTerms(psi=psi, beta=beta[:, :, None])
 
 
 def factors(*shape: int, full: bool) -> Tensor:
-    """A psi with a last axis for the channels: N(0, 1), or matrices of them that keep the variance as well."""
+    """Draw a psi whose last axis is channels from N(0, 1), or draw ``full`` matrices that preserve the variance."""
     return torch.randn(*shape, shape[-1]) / math.sqrt(shape[-1]) if full else torch.randn(*shape)
 
 
 def for_keys(terms: RelativeTerms) -> RelativeTerms:
-    """The terms of an affine map, for keys in place of values."""
+    """Return the terms of an affine map for keys in place of values."""
     return RelativeTerms(key_psi=terms.psi, positional_key=cast(Tensor, terms.beta)[:, :, 0])
 
 
 class AxisKeys(RelativeFunction):
-    """Keys whose channels depend on one coordinate of the displacement each; narrow heads share the coordinates."""
+    """Keys whose channels depend on one coordinate of the displacement each; narrow heads share the coordinates.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
+    """
 
     patterns = ("pooled",)
 
 
 class TableMap(AffineMap):
-    """Tables with the row ``turned`` ``[rows, order]`` of h_a⁻¹ times a row's offset, ``zero`` of displacement 0."""
+    """Tables; ``turned`` ``[rows, order]`` is the row of h_a⁻¹ o, and ``zero`` the row of displacement 0."""
 
     turned: Tensor
 
@@ -277,7 +288,7 @@ class TableMap(AffineMap):
 
 
 class WaveMap(AffineMap):
-    """Psi and beta as sums of waves; the frame h_a⁻¹ h_b chooses the amplitudes of psi."""
+    """Psi and beta as sums of waves; the amplitudes of psi depend on the frame h_a⁻¹ h_b."""
 
     def __init__(
         self,
@@ -309,7 +320,7 @@ class WaveMap(AffineMap):
 
 
 class Waves(nn.Module):
-    """√2 cos(⟨ω, v⟩ + φ): unit variance over the phases, whatever v is."""
+    """Waves √2 cos(⟨ω, v⟩ + φ), with unit variance over the phases for every v."""
 
     def __init__(self, dim: int, hidden: int, init_scale: float) -> None:
         super().__init__()
@@ -322,7 +333,7 @@ class Waves(nn.Module):
 
 
 class AxisTable(AxisKeys):
-    """A value for each coordinate along each axis of the ``rows`` ``[rows, dim]``; see :class:`TableMap`."""
+    """A value for each distinct coordinate along each axis of the ``rows`` ``[rows, dim]``; see :class:`TableMap`."""
 
     turned: Tensor
 
@@ -364,9 +375,10 @@ class AxisWaves(AxisKeys):
 
 
 def _axis_widths(dim: int, heads: int, channels: int) -> tuple[int, list[int]]:
-    """How many heads share the coordinates, and their channels for each; what does not divide goes to the last.
+    """Return the number of heads that share the coordinates, and their channels for each coordinate.
 
-    A head that has fewer channels than there are coordinates shares them with the next ones.
+    The last coordinate gets the remainder. Heads with fewer channels than coordinates share the coordinates with the
+    next heads.
     """
     check_counts(heads=heads, channels=channels)
     fits = (number for number in range(1, heads + 1) if heads % number == 0 and number * channels >= dim)

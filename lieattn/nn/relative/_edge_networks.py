@@ -1,4 +1,4 @@
-"""Networks of the edges of neighborhoods: what frames see of each neighbor, and of the angles between neighbors."""
+"""Networks on the edges of neighborhoods: functions of each neighbor in each frame, and of angles between neighbors."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 
 
 class EdgeNetwork(RelativeFunction):
-    r"""A network of what each frame sees of each neighbor of its point.
+    r"""A network on the edges of a neighborhood, evaluated in each frame of the target.
 
     .. math::
         \psi_{ija} = w(r_{ij}) \, \phi\big( h_{ia}^{-1} e_{ij},\; h_{ia}^{-1} v_i,\; h_{ia}^{-1} v_j,\;
         R(r_{ij}),\; s_i,\; s_j \big)
 
-    with the distance r, Bessel functions R and a window w that vanishes smoothly at the cutoff, features s and
-    vectors v of the points, a network φ with two layers, and directions
-    :math:`e = (x_j - x_i) / \sqrt{r^2 + (0.1\,\text{cutoff})^2}`, which fade where points coincide.
+    where r is the distance, R are Bessel functions, w is a window that vanishes smoothly at the cutoff, s and v are
+    features and vectors of the points, and φ is a network with two layers. The directions
+    :math:`e = (x_j - x_i) / \sqrt{r^2 + (0.1\,\text{cutoff})^2}` vanish smoothly when points coincide.
 
-    **Equivariance.** ψ stays with the frames where these and all vectors turn together.
+    **Equivariance.** ψ does not change if points, frames and all vectors rotate together.
 
     Parameters
     ----------
     dim, in_channels, in_vectors
-        Dimension of space, invariant features and vectors of each point; there may be none.
+        Dimension of space, and numbers of invariant features and of vectors of each point, which can be 0.
     cutoff
-        Distance at which neighbors count nothing, in the unit of the positions.
+        Distance at which neighbors have no influence, in the unit of the positions.
     basis, hidden
-        Number of Bessel functions, and units of both layers of φ.
+        Number of Bessel functions, and of units in both layers of φ.
     window
-        Power of w(r) = (1 - r² / cutoff²)^window, which has one continuous derivative less.
+        Exponent of w(r) = (1 - r² / cutoff²)^window. The number of continuous derivatives is one less.
     in_edges
-        Invariant features of the edges, which φ sees besides.
+        Number of invariant features of the edges, which are further inputs of φ.
     """
 
     dim: int
@@ -80,7 +80,7 @@ class EdgeNetwork(RelativeFunction):
         self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))
         self.arrows = nn.Linear(dim * (1 + 2 * in_vectors), hidden, bias=False)
         self.hidden = nn.Linear(hidden, hidden)
-        # Features are often sparse (types of atoms), so their weights start larger than those of distances.
+        # Features are often sparse (types of atoms), so their initial weights are larger than those of distances.
         for linear, factor in ((self.radial, 1.0), (self.own, 2.0), (self.other, 2.0), (self.arrows, 1.0)):
             if linear is not None:
                 keep_variance(linear, factor)
@@ -96,15 +96,15 @@ class EdgeNetwork(RelativeFunction):
         vectors: Tensor | None = None,
         edges: Tensor | None = None,
     ) -> RelativeTerms:
-        """Terms with ``psi`` ``[edges, fiber, 1, 1, hidden]``, over the root of 1 + the windows at the target.
+        """Return terms with ``psi`` ``[edges, fiber, 1, 1, hidden]`` over sqrt(1 + sum of windows at the target).
 
-        Features ``x`` are ``[points, in_channels]``, ``vectors`` ``[points, in_vectors, dim]`` and ``edges``
-        ``[edges, in_edges]``; None for none.
+        Features ``x`` are ``[points, in_channels]``, ``vectors`` ``[points, in_vectors, dim]``, and ``edges``
+        ``[edges, in_edges]``; each can be None if its number is 0. ValueError is raised for other shapes.
         """
         return RelativeTerms(psi=self._units(*self._seen(graph, x, vectors, edges))[:, :, None, None])
 
     def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
-        """ψ ``[edges, fiber, hidden]`` of what :meth:`_seen` gives."""
+        """Return ψ ``[edges, fiber, hidden]`` from the result of :meth:`_seen`."""
         return edge_units(seen, invariants, weight, self.arrows.weight, (self.hidden.weight, self.hidden.bias))
 
     def kernels(
@@ -115,7 +115,11 @@ class EdgeNetwork(RelativeFunction):
         vectors: Tensor | None = None,
         edges: Tensor | None = None,
     ) -> list[Tensor]:
-        """What linear maps without bias make of ψ, ``[edges, fiber, channels]`` for each, without storing ψ itself."""
+        """Apply linear maps without bias to ψ without storing it; return ``[edges, fiber, channels]`` for each map.
+
+        The other arguments are those of :meth:`forward`. TypeError or ValueError is raised for maps that have a bias or
+        do not fit.
+        """
         if not isinstance(maps, list | tuple):
             raise TypeError(f"maps: expected a list or tuple of linear maps, got {kind(maps)}")
         for index, linear in enumerate(maps):
@@ -133,7 +137,11 @@ class EdgeNetwork(RelativeFunction):
     def _seen(
         self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What frames see of edges ``[edges, fiber, inputs]``, the rest of the first layer, shares, lengths, and R."""
+        """Return the inputs of the first layer and their factors.
+
+        These are the components of vectors in the frames ``[edges, fiber, inputs]``, the invariant part of the first
+        layer ``[edges, hidden]``, normalized windows and lengths ``[edges]``, and Bessel functions ``[edges, basis]``.
+        """
         check_is("graph", graph, LiftedGraph)
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
@@ -161,34 +169,35 @@ class EdgeNetwork(RelativeFunction):
         return self._components(graph, around, target), invariants, share, length, radial
 
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
-        """What fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""
+        """Return the components of vectors ``[n, count, dim]`` in the frames of points, ``[n, fiber, components]``."""
         return graph.seen_in_frames(vectors, points).flatten(-2)
 
 
 class AngleFeatures(ExactConstants, nn.Module):
     r"""Invariants of the angles between neighbors, for points and for edges.
 
-    With e, R and w of :class:`EdgeNetwork`, degrees l = 1 and 2, and features s of the points,
+    With e, R and w as in :class:`EdgeNetwork`, degrees l = 1 and 2, and features s of the points, the features are
 
     .. math::
         A^l_{ikm} = \sum_{jj'} \phi_k(ij)\, \phi_m(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
         B^l_{ijk} = \sum_{j'} \phi_k(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
         \phi(ij) = \frac{w(r_{ij})\, (V R(r_{ij}) + c) \odot W s_j}{\sqrt{1 + \sum_j w(r_{ij})}}
 
-    and B at both ends of an edge, for each degree other functions φ. The products P are
-    :math:`P_1(e, e') = \langle e, e' \rangle` and
-    :math:`P_2(e, e') = (d \langle e, e' \rangle^2 - |e|^2 |e'|^2) / (d - 1)`, in space the Legendre polynomials of
-    the cosine. All is made of the moments of e and of e ⊗ e without its trace, so the cost is linear in the number of
-    edges; A are products of two sums over neighbors, as symmetry functions are (Behler and Parrinello 2007).
+    A is a feature of points. B is evaluated at both ends of an edge. Each degree has its own functions φ. The products
+    are :math:`P_1(e, e') = \langle e, e' \rangle` and
+    :math:`P_2(e, e') = (d \langle e, e' \rangle^2 - |e|^2 |e'|^2) / (d - 1)`, which for unit vectors in space are the
+    Legendre polynomials of the cosine. The features are computed from the moments of e and of e ⊗ e without its trace,
+    so the cost is linear in the number of edges. A are products of two sums over neighbors, like symmetry functions
+    (Behler and Parrinello 2007).
 
-    **Equivariance.** Invariant to all rotations and reflections, whatever the frames.
+    **Equivariance.** The features are invariant to all rotations and reflections, for all frames.
 
     Parameters
     ----------
     dim, in_channels, cutoff, basis, window
-        See :class:`EdgeNetwork`; there must be features.
+        See :class:`EdgeNetwork`. There must be at least one feature.
     count
-        How many functions φ there are.
+        Number of functions φ for each degree.
     """
 
     upper: Tensor
@@ -213,7 +222,10 @@ class AngleFeatures(ExactConstants, nn.Module):
         self.of_points, self.of_edges = count * (count + 1), 4 * count
 
     def forward(self, graph: LiftedGraph, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of points ``[points, of_points]`` and of edges ``[edges, of_edges]``, of ``x`` ``[points, in]``."""
+        """Return features of points ``[points, of_points]`` and of edges ``[edges, of_edges]``.
+
+        ``x`` are input features ``[points, in_channels]``.
+        """
         check_graph(graph, LiftedGraph, x)
         check_features(x, self.other.weight, self.other.in_features)
         neighbors = graph.neighbors
@@ -221,7 +233,7 @@ class AngleFeatures(ExactConstants, nn.Module):
         directions, length, weight = edge_geometry(graph, self.cutoff, self.window)
         radial = self.radial(bessel_functions(length, self.radial.in_features))
         functions = (radial * self.other(x)[source] * weight[:, None]).unflatten(1, (2, self.count))
-        # P_2 is the product of e ⊗ e without their trace.
+        # P_2 is the inner product of the traceless parts of e ⊗ e.
         squares = (directions[:, :, None] * directions[:, None]).flatten(1) @ self.traceless.to(directions)
         points, edges = [], []
         for power, arrows in enumerate((directions, squares)):
@@ -233,7 +245,7 @@ class AngleFeatures(ExactConstants, nn.Module):
 
 
 def _traceless(dim: int) -> Tensor:
-    """Orthonormal symmetric matrices without trace, times sqrt(d / (d - 1)), as columns ``[dim², ...]`` float64."""
+    """Return orthonormal symmetric traceless matrices times sqrt(d / (d - 1)), as columns ``[dim², ...]`` float64."""
     found = []
     for i in range(dim):
         for j in range(i):
@@ -247,9 +259,10 @@ def _traceless(dim: int) -> Tensor:
 
 
 def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Directions that fade where points coincide, lengths over the cutoff, and windows over the roots of their sums.
+    """Return directions, lengths divided by the cutoff, and normalized windows of the edges of a graph.
 
-    ``[edges, dim]`` and twice ``[edges]``; the windows of loops are 0.
+    Directions ``[edges, dim]`` vanish smoothly when points coincide. Windows ``[edges]`` are divided by
+    sqrt(1 + sum of windows at the target); those of loops are 0.
     """
     neighbors = graph.neighbors
     edges = neighbors.displacements(graph.pos) / cutoff
@@ -261,7 +274,10 @@ def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor
 
 
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
-    """Draw weights anew so that signals keep their size through the swish, times a factor."""
+    """Redraw the weights of a linear map in place, so that it preserves the size of signals after a swish.
+
+    The standard deviation is ``factor`` · sqrt(2 / fan in).
+    """
     check_arguments(keep_variance, locals())
     check_positive(factor=factor)
     nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

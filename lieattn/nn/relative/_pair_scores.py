@@ -1,4 +1,4 @@
-"""The kernels of LieTransformer: scores of features and relative elements."""
+"""The kernels of LieTransformer: scores that depend on features and relative elements."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from lieattn.ops import activation as activation_named
 
 
 class PerHeadMLP(RelativeFunction):
-    """A network of the coordinates of the relative element for every head, whose outputs are added to the scores.
+    """A network for every head on the coordinates of the relative element, whose output is added to the scores.
 
-    Three linear maps, with ``hidden`` units between them, of the ``in_channels`` coordinates
-    (``graph.relative.num_coordinates``), each followed by the activation, one of those of
-    :func:`lieattn.ops.head_networks`; also the last, as in the authors' code. Memory is that of the result.
+    The input consists of ``in_channels`` coordinates (``graph.relative.num_coordinates``). Three linear maps with
+    ``hidden`` units between them follow, each of them, also the last as in the authors' code, with an activation of
+    :func:`lieattn.ops.head_networks`. It needs only the memory of the result.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:
@@ -48,12 +50,12 @@ class PerHeadMLP(RelativeFunction):
             self.biases.append(torch.empty(heads, fan_out).uniform_(-bound, bound))
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``displacement_bias``."""
+        """Return terms with ``displacement_bias`` ``[rows, fiber, fiber, heads]``."""
         check_graph(graph, LiftedGraph, self.weights[0], "the weights")
         return RelativeTerms(displacement_bias=self.numbers(graph.relative.coordinates), row=graph.relative.row)
 
     def numbers(self, x: Tensor) -> Tensor:
-        """Numbers ``[*, heads]`` for inputs ``[*, in_channels]``, in the dtype of the weights."""
+        """Return the outputs ``[*, heads]`` for inputs ``[*, in_channels]``, in the dtype of the weights."""
         check_tensor("x", x, "floating coordinates [*, in_channels]")
         weight = self.weights[0]
         check_coordinates(x, weight.shape[1])
@@ -63,7 +65,7 @@ class PerHeadMLP(RelativeFunction):
         return out.unflatten(0, x.shape[:-1]) if x.ndim != 2 else out
 
     def finish(self, first: Tensor) -> Tensor:
-        """What follows the first linear map: ``[*, heads, hidden]`` before its activation to ``[*, heads]``."""
+        """Apply the network after its first linear map, from ``[*, heads, hidden]`` to ``[*, heads]``."""
         check_features(first, self.weights[0], self.weights[0].shape[2], "first")
         act = activation_named("activation", self.activation)
         x = act(first.flatten(0, -3)).transpose(0, 1)
@@ -76,17 +78,17 @@ Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
 FeaturePart = Literal["product", "linear", "mixed"]
 LocationPart = Literal["network", "coordinates"]
 
-# Entries of hidden units that a kernel of features and coordinates keeps at a time.
+# Largest number of hidden units that a combined score computes at a time.
 _CHUNK = 1 << 22
 
 
 class PairScore(RelativeFunction):
-    """A relative function that may have queries and keys of its own."""
+    """A relative function that can have its own queries and keys."""
 
     patterns = ("joint",)
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Query and key ``[points, fiber, heads, dim]`` of a field, or neither."""
+        """Return query and key ``[points, fiber, heads, dim]`` of a field, or None for both."""
         return None, None
 
 
@@ -103,7 +105,7 @@ class _HeadLinear(nn.Linear):
 
 
 class ContentScore(PairScore):
-    """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d: ``dot_product_only``."""
+    """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d (``dot_product_only`` in the authors' code)."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -117,7 +119,10 @@ class ContentScore(PairScore):
 
 
 class SumScore(PairScore):
-    """Dot product of the features plus :class:`PerHeadMLP`: ``mlp``; without ``channels`` ``location_only``."""
+    """Dot product of the features plus :class:`PerHeadMLP` (``mlp``), or the latter without ``channels``.
+
+    The latter is ``location_only`` in the authors' code.
+    """
 
     def __init__(
         self, channels: int | None, coordinates: int, heads: int, hidden: int = 16, activation: Activation = "silu"
@@ -134,12 +139,14 @@ class SumScore(PairScore):
 
 
 class RelativePositionScore(PairScore):
-    r"""Scores of Transformer-XL: ``relative_position``.
+    r"""Scores as in Transformer-XL (``relative_position`` in the authors' code).
 
     .. math::
         \big( \langle q_i, k_j \rangle + \langle E p_{ij}, q_i + v \rangle + \langle u, k_j \rangle \big) / \sqrt d
 
-    with p the coordinates of the relative element, E linear, u and v learned.
+    where p are the coordinates of the relative element, E is a linear map, and u and v are learned.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     def __init__(self, channels: int, coordinates: int, heads: int) -> None:
@@ -161,7 +168,7 @@ class RelativePositionScore(PairScore):
         matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
         coordinates, row = graph.relative.coordinates, graph.relative.row
         check_coordinates(coordinates, matrix.shape[-1])
-        # E p is never made: the product with E is taken once for every query.
+        # The products of the queries with E are computed once for every query, so E p is never stored.
         pulled = torch.einsum("pahd,hdk->pahk", biased, matrix)
         constant = torch.einsum("pahd,hd->pah", biased, self.position.bias.view(heads, width).to(biased.dtype))
         if row is not None:
@@ -172,17 +179,24 @@ class RelativePositionScore(PairScore):
 
 
 class CombinedScore(PairScore):
-    """A network of features and relative element together, for each head: the four-digit codes with C = 2.
+    """A network for each head on features and relative element together: the four-digit codes with C = 2.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
 
     Parameters
     ----------
-    channels, coordinates, heads, hidden, activation
-        Channels of the field, divisible by the heads, and the rest as of :class:`PerHeadMLP`.
-    features, feature_channels
-        ``"product"``: the number ⟨q_i, k_j⟩ / √d; ``"linear"``: linear maps of f_i and f_j side by side; ``"mixed"``:
-        the same, then a linear map that the heads share; and the channels a head that these take.
+    channels
+        Channels of the field, a multiple of the heads.
+    coordinates, heads, hidden, activation
+        See :class:`PerHeadMLP`.
+    features
+        Features as input of the network: ``"product"``, the number ⟨q_i, k_j⟩ / √d; ``"linear"``, linear maps of f_i
+        and f_j side by side; ``"mixed"``, the same followed by a linear map that the heads share.
+    feature_channels
+        Number of these features for each head, even for ``"linear"`` (otherwise ValueError).
     location
-        ``"network"``: the number that a network makes of the coordinates; ``"coordinates"``: themselves.
+        Relative element as input of the network: ``"network"``, the output of a network on the coordinates, or
+        ``"coordinates"``, the coordinates themselves.
     """
 
     def __init__(
@@ -238,7 +252,10 @@ class CombinedScore(PairScore):
         return RelativeTerms(displacement_bias=torch.cat(chunks))
 
     def _feature_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """For each element query and key, or its shares of the first linear map's result: no pair holds features."""
+        """Return query and key of each element, or its contributions to the first linear map as query and as key.
+
+        The first linear map is thus evaluated for elements, not for pairs.
+        """
         if self.content is not None:
             query, key = self.content.query(x), self.content.key(x)
             return query / math.sqrt(query.shape[-1]), key
@@ -263,7 +280,7 @@ class CombinedScore(PairScore):
         receiver: Tensor,
         sender: Tensor,
     ) -> Tensor:
-        """Scores ``[edges, fiber, fiber, heads]`` of some edges."""
+        """Return scores ``[edges, fiber, fiber, heads]`` of some edges."""
         at_target = receiver.index_select(0, neighbors.target.index_select(0, edges))
         at_source = sender.index_select(0, neighbors.source.index_select(0, edges))
         here = location.index_select(0, edges if row is None else row.index_select(0, edges))
@@ -290,7 +307,10 @@ def pair_score(
     activation: Activation = "silu",
     **combined: Any,
 ) -> PairScore:
-    """Score of a kernel, see :class:`lieattn.nn.LieSelfAttention`, with the options of :class:`CombinedScore`."""
+    """Return the score of a kernel of :class:`lieattn.nn.LieSelfAttention`.
+
+    ``combined`` are options of :class:`CombinedScore`.
+    """
     check_arguments(pair_score, locals())
     check_counts(channels=channels, coordinates=coordinates, heads=heads, hidden=hidden)
     if kernel == "content":

@@ -1,4 +1,4 @@
-"""Positional encodings of GSA-Nets, a network of the whole relative element, and rotary encodings."""
+"""Positional encodings of GSA-Nets, networks of the whole relative element, and rotary encodings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from lieattn.ops import RelativeTerms
 
 
 class FiberEncoding(nn.Module):
-    """Learned vector for each pair of frames: ``E[table[g, m]]``, with table[g, m] the index of g⁻¹ m.
+    """Learned vector for each pair of frames: ``E[table[g, m]]``, where table[g, m] is the index of g⁻¹ m.
 
-    Another int64 ``table``, for (query, key) or (output, query, key) frames, imports weights that were trained with it;
-    g⁻¹ m is the only choice that is equivariant.
+    Another int64 ``table``, for (query, key) or (output, query, key) frames, serves to import weights that were trained
+    with it. Only g⁻¹ m is equivariant. ValueError is raised if a table has another shape, dtype or range.
     """
 
     table: Tensor
@@ -54,14 +54,14 @@ class FiberEncoding(nn.Module):
         self.register_buffer("table", table.clone(), persistent=False)
 
     def forward(self) -> Tensor:
-        """Vectors ``[query, key, channels]`` or ``[out, query, key, channels]``."""
+        """Return vectors ``[query, key, channels]`` or ``[out, query, key, channels]``."""
         return self.weight[self.table]
 
 
 class CoordinateNetwork(nn.Module):
-    """GSA's encoding of one coordinate: linear, normalization over the ``hidden`` units, swish, linear.
+    """The encoding of one coordinate in GSA-Nets: linear, normalization over the ``hidden`` units, swish, linear.
 
-    The biases must not all vanish, or it tells coordinates apart by their sign only.
+    If all biases of the first map were 0, the output would depend only on the sign of the coordinate.
     """
 
     def __init__(self, channels: int, hidden: int = 16) -> None:
@@ -73,16 +73,17 @@ class CoordinateNetwork(nn.Module):
         self.linear2 = nn.Linear(hidden, channels)
 
     def forward(self, coordinate: Tensor) -> Tensor:
-        """Codes ``[*, channels]`` of coordinates ``[*]``."""
+        """Return codes ``[*, channels]`` of coordinates ``[*]``."""
         check_features(coordinate, self.linear1.weight, argument="coordinate")
         return self.linear2(F.silu(self.norm(self.linear1(coordinate[..., None]))))
 
 
 class KeyEncoding(RelativeFunction):
-    """Encodings that make a key of the relative element and add ⟨q, ρ(u)⟩ to the score, for all heads alike.
+    """Base class of encodings that compute a key ρ(u) from the relative element and add ⟨q, ρ(u)⟩ to the scores.
 
-    The first of the ``channels`` of a head encode the displacement seen from the output frame, the others, with a
-    group, the frame h_a⁻¹ h_b (GSA-Nets, Eqs. 14 and 16, with the correction that these depend on h_a⁻¹ h_b alone).
+    All heads have the same encoding. The first of the ``channels`` of a head encode the displacement in the output
+    frame. With a group, the other channels encode the frame h_a⁻¹ h_b (GSA-Nets, Eqs. 14 and 16, with the correction
+    that they depend on h_a⁻¹ h_b only).
     """
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
@@ -98,21 +99,21 @@ class KeyEncoding(RelativeFunction):
         per_axis = channels // parts
         self.group_channels = 0 if group is None else channels - dim * per_axis
         self.position_channels = channels - self.group_channels
-        # What does not divide goes to the last axis (lifting) or to the group, which is all of it here.
+        # The remainder goes to the last axis for lifting, and otherwise it is part of the group channels.
         self.axis_channels = [per_axis] * (dim - 1) + [self.position_channels - per_axis * (dim - 1)]
         self.fiber = None if group is None else FiberEncoding(group, self.group_channels, table)
 
     @abc.abstractmethod
     def encode_position(self, graph: LiftedGraph) -> Tensor:
-        """Codes ``[types, fiber, position_channels]`` of the displacements seen from each frame."""
+        """Return codes ``[rows, fiber, position_channels]`` of the displacements in each frame."""
 
     def row(self, graph: LiftedGraph) -> Tensor | None:
-        """``[edges]``, which of the types an edge has; None for its own."""
+        """Return the row of the codes for each edge, ``[edges]`` int64; None if each edge has its own row."""
         check_is("graph", graph, LiftedGraph)
         return graph.relative.row
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``positional_key`` and, between fibers, ``fiber_key``."""
+        """Return terms with ``positional_key`` and, with a group, ``fiber_key``."""
         position, row = F.pad(self.encode_position(graph), (0, self.group_channels))[:, :, None], self.row(graph)
         if self.fiber is None:
             return RelativeTerms(positional_key=position, row=row)
@@ -122,17 +123,19 @@ class KeyEncoding(RelativeFunction):
 
 
 class CoordinateEncoding(KeyEncoding):
-    """GSA's positional encoding: a small network for each coordinate of h_a⁻¹(x_j - x_i) / length.
+    """The positional encoding of GSA-Nets: a small network for each coordinate of h_a⁻¹(x_j - x_i) / length.
+
+    **Equivariance.** That of :class:`RelativeFunction`, except with ``absolute``.
 
     Parameters
     ----------
     dim, channels, hidden
         Dimension of the points, channels of a head, and hidden units of each network.
     group, table
-        H for layers between fibers, None for lifting; see :class:`FiberEncoding`.
+        H for layers between fields, None for lifting; table of a :class:`FiberEncoding`.
     absolute
-        Encode where the key is, h_a⁻¹ x_j / length about the origin. That is equivariant to H alone: translations
-        change the output (GSA-Nets, Proposition 4.2).
+        Whether to encode the position of the key about the origin, h_a⁻¹ x_j / length. This is equivariant to H only:
+        translations change the output (GSA-Nets, Proposition 4.2).
     """
 
     def __init__(
@@ -167,9 +170,12 @@ class CoordinateEncoding(KeyEncoding):
 
 
 class TableEncoding(KeyEncoding):
-    """A learned vector for every displacement that the frames can see: for grids, where displacements repeat.
+    """A learned vector for every displacement in the frames, for grids, where displacements repeat.
 
-    ``channels`` are those of a head; layers with ``lifting`` have no group part. See :class:`TableKernel`.
+    ``channels`` are those of a head. For ``lifting``, frames are not encoded. See :class:`TableKernel` for the other
+    parameters.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     rows: Tensor
@@ -190,10 +196,13 @@ class TableEncoding(KeyEncoding):
 
 
 class MLPEncoding(RelativeFunction):
-    """A network of the relative element whose outputs are added to the scores, one for each head.
+    """A network of the relative element whose outputs, one for each head, are added to the scores.
 
-    It sees h_a⁻¹(x_j - x_i) / length and, ``between_frames`` (pattern ``"joint"``), the entries of h_a⁻¹ h_b. A second
-    output acts on the ``value_channels`` of a head as :class:`PositionalValues` does.
+    The inputs are h_a⁻¹(x_j - x_i) / length and, with ``between_frames`` (for the pattern ``"joint"``), the entries of
+    h_a⁻¹ h_b. If ``value_channels`` is given, a second output acts on the values of a head as in
+    :class:`PositionalValues`.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     relative: Tensor
@@ -221,7 +230,7 @@ class MLPEncoding(RelativeFunction):
         self.register_buffer("matrices", matrices.flatten(-2), persistent=False)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``displacement_bias`` and, if asked for, ``psi`` and ``beta``."""
+        """Return terms with ``displacement_bias`` and, with ``value_channels``, ``psi`` and ``beta``."""
         check_graph(graph, LiftedGraph, self.matrices, "the weights")
         check_lifted_to(graph, self.group, "encoding")
         row = graph.relative.row
@@ -238,10 +247,12 @@ class MLPEncoding(RelativeFunction):
 
 
 class PositionalValues(RelativeFunction):
-    r"""Values that see positions, :math:`\psi(u) v + \beta(u)` in place of v: constant features do not hide these.
+    r"""Values that depend on positions: :math:`\psi(u) v + \beta(u)` in place of v, also for constant features.
 
-    ψ - 1 and β, for the ``channels`` of each head, are a network with one hidden layer of the position
-    h_a⁻¹(x_j - x_i) / length that a frame sees.
+    ψ - 1 and β, for the ``channels`` of each head, are outputs of a network with one hidden layer, whose input is the
+    position h_a⁻¹(x_j - x_i) / length in a frame.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int = 16) -> None:
@@ -252,7 +263,7 @@ class PositionalValues(RelativeFunction):
         self.linear1, self.linear2 = nn.Linear(dim, hidden), nn.Linear(hidden, 2 * heads * channels)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``psi`` and ``beta``."""
+        """Return terms with ``psi`` and ``beta``."""
         check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         positions = graph.relative.positions.to(self.linear1.weight.dtype)
         psi, beta = self.linear2(F.silu(self.linear1(positions)))[:, :, None].chunk(2, dim=-1)
@@ -261,10 +272,10 @@ class PositionalValues(RelativeFunction):
 
 
 class RotaryPhases(nn.Module):
-    r"""Phases of rotary encodings whose frequencies turn with the frame: :math:`\langle\omega, h_a^{-1} x_i\rangle`.
+    r"""Phases of rotary encodings whose frequencies rotate with the frame: :math:`\langle\omega, h_a^{-1} x_i\rangle`.
 
-    There are half as many frequencies as ``channels``, an even number, for each head; ``init_scale`` is their standard
-    deviation at the start, in radians per unit of length.
+    For each head there are ``channels / 2`` frequencies; ``channels`` must be even (otherwise ValueError).
+    ``init_scale`` is the initial standard deviation of the frequencies, in radians per unit of length.
     """
 
     def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0) -> None:
@@ -276,25 +287,30 @@ class RotaryPhases(nn.Module):
         self.frequencies = nn.Parameter(init_scale * torch.randn(heads, channels // 2, dim))
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``."""
+        """Return cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``.
+
+        They are computed in float32 at least.
+        """
         check_tensor("positions", positions, "floating positions [points, fiber, dim]")
         dim = self.frequencies.shape[-1]
         if positions.ndim != 3 or positions.shape[-1] != dim:
             raise ValueError(f"positions: expected [points, fiber, {dim}], got {tuple(positions.shape)}")
         exact = torch.promote_types(self.frequencies.dtype, torch.float32)
         frequencies = self.frequencies.to(exact)
-        # Not a matrix product, which autocast would round: an angle is not known better than its rounding.
+        # Not a matrix product, because autocast would round it, and large angles need full precision.
         angle = (positions.to(exact)[:, :, None, None] * frequencies).sum(dim=-1)
         return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 class RotaryEncoding(RelativeFunction):
-    """Rotary encoding with frequencies that turn with the frame, for the framewise pattern.
+    """Rotary encoding with frequencies that rotate with the frame, for the framewise pattern.
 
-    Pairs of channels of q(x_i, a) and k(x_j, a) are turned by the angles ⟨ω, h_a⁻¹ x⟩, so their product depends on
-    h_a⁻¹(x_j - x_i), for points with the same frames. Parameters are those of :class:`RotaryPhases`, per
-    ``graph.length``; with ``values`` these are turned too, and what is attended turned back, so that geometry counts
-    where features are constant.
+    Pairs of channels of q(x_i, a) and k(x_j, a) are rotated by the angles ⟨ω, h_a⁻¹ x⟩. If all points of a cloud have
+    the same frames, their product depends on h_a⁻¹(x_j - x_i). With ``values``, the values are also rotated, and the
+    output is rotated back, so that it depends on the geometry even if features are constant. The other parameters are
+    those of :class:`RotaryPhases`, with ``graph.length`` as the unit of length.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     patterns = ("framewise",)
@@ -307,12 +323,15 @@ class RotaryEncoding(RelativeFunction):
         self.phases = RotaryPhases(dim, heads, channels, init_scale=init_scale)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``rotary``: phases of all points."""
+        """Return terms with ``rotary``, the phases of all points; ValueError if frames of a cloud differ."""
         return rotary_terms(self.phases, graph, values=self.values)
 
 
 def rotary_terms(phases: RotaryPhases, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
-    """Terms that turn channel pairs by the phases of the points of a graph, which must have the same frames."""
+    """Return terms that rotate pairs of channels by the phases of the points of a graph.
+
+    With ``values``, values are also rotated. ValueError is raised if points of a cloud have different frames.
+    """
     check_is("phases", phases, RotaryPhases)
     check_graph(graph, LiftedGraph, phases.frequencies, "the weights")
     if not graph.relative.tied:

@@ -363,7 +363,7 @@ class Wrapper(EquivariantModule):
 
 
 class FieldModel(Network):
-    r"""Predict vectors and tensors, at points or of clouds, from the field of a network.
+    r"""A network for vectors and tensors, at points or of clouds, computed from the field of another network.
 
     .. math::  y = \sum_k c_k v_k + u \operatorname{head}(\operatorname{field}(\mathrm{data}))
 

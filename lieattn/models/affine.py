@@ -167,10 +167,10 @@ class BottleneckBlock(nn.Module):
 
 
 class AffineSelfConvNet(ImageNetwork):
-    """Bottleneck residual network of 9n + 2 layers with Affine Self Convolution: class scores of images.
+    """Bottleneck residual network with Affine Self Convolution (Diaconu, Worrall 2019): class scores of images.
 
-    The network has a lifting convolution of 3 x 3 pixels with batch normalization and relu, three stages of n
-    bottleneck blocks with c, 2c, 4c inner channels and four times as many outer channels, a mean over frames and
+    The network has 9n + 2 layers: a lifting convolution of 3 x 3 pixels with batch normalization and relu, three stages
+    of n bottleneck blocks with c, 2c, 4c inner channels and four times as many outer channels, a mean over frames and
     pixels, and a linear map. The first blocks of the second and third stage halve the rows and columns.
 
     **Equivariance.** The logits are invariant to the quarter turns and reflections of H. This is exact with

@@ -45,7 +45,7 @@ _batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 
 class AttentiveNetwork(ImageNetwork):
-    """Base class of networks on grids with invariant logits; for parameters see :class:`AttentiveCNN`.
+    """Base class of attentive networks on grids (Romero et al. 2020), with invariant logits; see :class:`AttentiveCNN`.
 
     With a group of the plane the inputs are images, with a group of space, such as ``octahedral()``, they are voxels.
 
@@ -401,7 +401,7 @@ class AttentiveDenseBlock(nn.Module):
 
 
 class AttentiveTransition(nn.Module):
-    """Layer between dense blocks: 2 x 2 mean of conv(relu bn x), for even sides; see :class:`AttentiveDenseBlock`."""
+    """Layer between dense blocks: 2 x 2 mean of conv(relu bn x), equivariant like conv; sides must be even."""
 
     def __init__(self, layer: nn.Module, in_channels: int, dim: int = 2) -> None:
         check_arguments(AttentiveTransition.__init__, locals())

@@ -290,7 +290,7 @@ class FramewiseTransformer(Network):
             graph = lift(clouds, frames, attended, self.space, **given)
             if self.neighborhood is not None:
                 neighbors = find_neighbors(clouds, self.neighborhood) if far else graph.neighbors
-                # Messages have a window of their own.
+                # Messages have their own window.
                 local = graph.with_relative(replace(graph.relative, neighbors=neighbors, cutoff=None))
             return FramewiseGeometry(graph, graph.frame_positions(), local)
 

@@ -93,7 +93,7 @@ class _PointNetwork(EquivariantModule):
 
     @property
     def symmetry(self) -> Symmetry:
-        """E(3)."""
+        """Symmetry under E(3)."""
         return Symmetry(E(3))
 
     @property
@@ -102,7 +102,7 @@ class _PointNetwork(EquivariantModule):
 
     @property
     def kind(self) -> str:
-        """``"invariant"`` or ``"vector"``."""
+        """Kind of the outputs, ``"invariant"`` or ``"vector"``."""
         return self.outputs.kind
 
     @in_precision_of_weights

@@ -181,7 +181,7 @@ class InvariantHead(Recorded, nn.Module):
 
 
 class FieldHead(Recorded, nn.Module):
-    r"""Map a field on the group to a field of any type on the points, or to its mean or sum over each cloud.
+    r"""Head for a field of any type on the points, or for its mean or sum over each cloud, from a field on the group.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \mathrm{silu}(W_1 F(x, h) + b_1) \big)
 

@@ -99,7 +99,7 @@ class GSANet(Network):
     torch.Size([1, 3])
     """
 
-    has_kinks = True  # a maximum over the frames
+    has_kinks = True  # because of the maximum over the frames
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class FiniteSE2Transformer(Network):
         Neighbors that each point attends to; whole clouds if absent.
     """
 
-    has_kinks = True  # of relu
+    has_kinks = True  # because of relu
 
     def __init__(
         self,

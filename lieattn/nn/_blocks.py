@@ -42,7 +42,7 @@ class PreNormBlock(nn.Module):
 
     where norm is the joint normalization (:class:`CloudNorm`) and act the ``activation``, by default swish. skip is a
     linear map if the channels change and the identity otherwise. The hidden layer of the MLP has half the channels of
-    the output.
+    the output, so ``out_channels`` must be at least 2 (otherwise ValueError).
 
     **Equivariance.** That of ``attention(x, graph) -> x``, a layer from ``in_channels`` to ``out_channels``.
     """
@@ -101,6 +101,13 @@ class LieBlock(nn.Module):
     and both of its linear maps are followed by the activation.
 
     **Equivariance.** That of ``attention(x, graph) -> x``, a layer from ``channels`` to ``channels``.
+
+    Parameters
+    ----------
+    attention, channels
+        Attention layer, and channels of the field.
+    norm, activation, eps
+        Normalization as above, name of the activation, and ``eps`` of the normalization.
     """
 
     def __init__(

@@ -215,11 +215,18 @@ class AttentiveConvolution(nn.Module):
         f'(g) = b + \sum_e W_e \sum_{g' \in N(g)} A_e(g, g')\, W_V^e(g^{-1} g')\, V_e f(g'), \qquad
         W_V^e(u) = \sum_m k_m^e(u)\, W_m^e
 
-    where A are the weights of ``attention``, a :class:`GroupAttention` in the joint pattern (otherwise ValueError),
-    which also computes the values and the output. Because of the kernel, the output depends on the geometry even if
-    features are constant. See :class:`LieConvolution` for the other parameters.
+    where A are the attention weights. Because of the kernel, the output depends on the geometry even if features are
+    constant.
 
     **Equivariance.** That of :class:`GroupAttention`, on every graph.
+
+    Parameters
+    ----------
+    attention
+        A :class:`GroupAttention` in the joint pattern without lifting (otherwise ValueError), which computes weights,
+        values and output.
+    coordinates, rank, hidden, activation
+        See :class:`LieConvolution`; the rank is that of each head.
     """
 
     def __init__(
@@ -269,6 +276,11 @@ class LiftingConvolution(nn.Module):
 
     **Equivariance.** The field does not change if points, frames and vectors move together. With the same frames h_a,
     a in H, at all points, it is translated by H.
+
+    Parameters
+    ----------
+    hidden, channels
+        Hidden units of the ``EdgeNetwork``, and channels of the field.
     """
 
     def __init__(self, hidden: int, channels: int) -> None:
@@ -300,6 +312,11 @@ class FrameMessages(nn.Module):
 
     **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the field is translated by h, the output is
     translated by h.
+
+    Parameters
+    ----------
+    hidden, channels
+        Hidden units of the ``EdgeNetwork``, and channels of the field.
     """
 
     def __init__(self, hidden: int, channels: int) -> None:

@@ -54,7 +54,10 @@ def to_grid(x: Tensor, grid: Tensor) -> Tensor:
 
 
 def from_grid(x: Tensor, dim: int = 2) -> Tensor:
-    """Reshape a grid field with ``dim`` sides to points in raster order, the inverse of :func:`to_grid`."""
+    """Reshape a grid field with ``dim`` sides to points in raster order, the inverse of :func:`to_grid`.
+
+    ``x`` ``[images, channels, (fiber,) *sides]`` becomes ``[points, (fiber,) channels]``; ValueError for other shapes.
+    """
     check_is("x", x, Tensor)
     check_choice("dim", dim, tuple(CONVOLUTIONS))
     if x.ndim not in (2 + dim, 3 + dim):

@@ -247,10 +247,14 @@ class FieldHead(Recorded, nn.Module):
 class VectorHead(FieldHead):
     """Head for vectors ``[points | clouds, outputs, dim]``, or ``[points | clouds, dim]`` if ``outputs`` is 1.
 
-    ``outputs`` is the number of vectors, and ``dim`` the number of their components. See :class:`FieldHead` for the
-    other options.
-
     **Equivariance.** If the field is translated by h in H, the vectors are multiplied by h.
+
+    Parameters
+    ----------
+    in_channels, dim, outputs
+        Channels of the field, number of components of a vector, and number of vectors.
+    **options
+        Options of :class:`FieldHead`: ``hidden``, ``pool`` and ``activation``.
     """
 
     def __init__(self, in_channels: int, dim: int = 3, *, outputs: int = 1, **options: Any) -> None:
@@ -270,10 +274,16 @@ class DipoleHead(Recorded, nn.Module):
 
     .. math::  \mu = \sum_i q_i (x_i - \bar x) + \mu_i
 
-    All charges of a cloud are shifted by the same number so that they sum to its total charge, 0 if none is given. With
-    ``neutral=False`` they are not shifted. See :class:`VectorHead` for the other parameters.
+    **Equivariance.** Dipole moments rotate with the points under H. They are invariant to translations, since the
+    positions are relative to the mean of the cloud.
 
-    **Equivariance.** Dipole moments rotate with the points under H, and are invariant to translations.
+    Parameters
+    ----------
+    in_channels, dim, hidden
+        See :class:`VectorHead`; ``hidden`` is also the width of the network of the charges.
+    neutral
+        Whether all charges of a cloud are shifted by the same number so that they sum to its total charge, 0 if none is
+        given. Otherwise they are not shifted.
     """
 
     kind = "vector"
@@ -327,9 +337,13 @@ class DipoleHead(Recorded, nn.Module):
 class PolarizabilityHead(Recorded, nn.Module):
     r"""Head for a symmetric tensor of every cloud, including its trace: :math:`\alpha = \sum_i \alpha_i`.
 
-    See :class:`FieldHead` for the parameters.
-
     **Equivariance.** α ↦ R α Rᵀ under R in H. The tensor is invariant to translations.
+
+    Parameters
+    ----------
+    in_channels, dim, hidden
+        Channels of the field, dimension of the tensor (at least 2), and width of the hidden layer, ``in_channels`` if
+        absent; see :class:`FieldHead`.
     """
 
     kind = "tensor"

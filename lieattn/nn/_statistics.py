@@ -213,6 +213,11 @@ class CloudNorm(_Affine):
 
     **Equivariance.** It commutes with any group and with permutations, since the statistics are sums over points and
     frames.
+
+    Parameters
+    ----------
+    channels, eps
+        Channels of the field, and number that is added to the variance.
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
@@ -242,6 +247,11 @@ class FiberNorm(_Affine):
     """Layer normalization over the fiber and channels of each point, with one gain and shift for each channel.
 
     **Equivariance.** It commutes with the group, which permutes the fiber and does not change the statistics.
+
+    Parameters
+    ----------
+    channels, eps
+        Channels of the field, and number that is added to the variance.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -264,6 +274,11 @@ class PointBatchNorm(_Affine):
     batch.
 
     **Equivariance.** That of :class:`CloudNorm`.
+
+    Parameters
+    ----------
+    channels, eps, momentum
+        Channels of the field, smallest variance, and weight of a batch in the running statistics.
     """
 
     running_mean: Tensor
@@ -313,11 +328,17 @@ def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
 class FieldBatchNorm(_NormBase):
     """Batch normalization over all points, images and frames, with one gain and shift for each channel.
 
-    Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. It is the batch normalization of torch,
-    except that in training with several processes the statistics are those of all processes, as for one process with
-    the whole batch.
+    It is the batch normalization of torch, except that in training with several processes the statistics are those of
+    all processes, as for one process with the whole batch.
 
     **Equivariance.** It commutes with the group, since the statistics are sums over frames and positions.
+
+    Parameters
+    ----------
+    channels, eps, momentum
+        As for ``torch.nn.BatchNorm2d``.
+    axis
+        Axis of the channels: -1 for fields of points, 1 for fields on grids.
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:

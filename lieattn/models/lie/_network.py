@@ -139,9 +139,16 @@ class Lifting:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Options of the attention, see :class:`lieattn.nn.LieSelfAttention`, and of :class:`lieattn.nn.LieBlock`.
+    """Options of the attention and of its block.
 
-    ``activation`` is used both in the networks of the scores and in the MLPs of the blocks.
+    Attributes
+    ----------
+    kernel, normalize, hidden, features, location, feature_channels, dropout
+        See :class:`lieattn.nn.LieSelfAttention`.
+    activation
+        Activation of the networks of the scores and of the MLPs of the blocks.
+    norm, eps
+        See :class:`lieattn.nn.LieBlock`.
     """
 
     kernel: Kernel = "sum"

@@ -37,11 +37,16 @@ Form = Literal["full", "separable"]
 
 
 class ConvolutionKernel(RelativeFunction):
-    """A kernel ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
-
-    For ``lifting`` the input has no frames, and u is the displacement only.
+    """Base class of kernels ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
     **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    group, in_channels, out_channels
+        Finite group H, and channels per frame of the input and output of the convolution.
+    lifting
+        Whether the input has no frames, so that u is the displacement only.
     """
 
     relative: Tensor
@@ -256,12 +261,20 @@ class NetworkKernel(ConvolutionKernel):
 
 
 class RankKernel(RelativeFunction):
-    """The network of LieConv, from the ``coordinates`` of a relative element to ``rank`` numbers.
+    """The network of LieConv, from the coordinates of a relative element to a number of coefficients.
 
-    It has three linear maps with ``hidden`` units between them, each followed by the activation. It needs only the
-    memory of the result, see :func:`lieattn.ops.head_networks`.
+    It has three linear maps, each followed by the activation. It needs only the memory of the result, see
+    :func:`lieattn.ops.head_networks`.
 
     **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    coordinates, rank, hidden
+        Number of coordinates of a relative element (``graph.relative.num_coordinates``), number of coefficients, and
+        number of units in both hidden layers.
+    activation
+        Name of an activation of :func:`lieattn.ops.head_networks`.
     """
 
     patterns = ("joint",)

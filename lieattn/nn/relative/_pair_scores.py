@@ -30,11 +30,18 @@ from lieattn.ops import activation as activation_named
 class PerHeadMLP(RelativeFunction):
     """A network for every head on the coordinates of the relative element, whose output is added to the scores.
 
-    The input consists of ``in_channels`` coordinates (``graph.relative.num_coordinates``). Three linear maps with
-    ``hidden`` units between them follow, each of them, also the last as in the authors' code, with an activation of
-    :func:`lieattn.ops.head_networks`. It needs only the memory of the result.
+    Each network has three linear maps. All of them are followed by the activation, also the last one as in the authors'
+    code. It needs only the memory of the result.
 
     **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    heads, in_channels, hidden
+        Number of heads, number of coordinates (``graph.relative.num_coordinates``), and number of units in both hidden
+        layers.
+    activation
+        Name of an activation of :func:`lieattn.ops.head_networks`.
     """
 
     def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:
@@ -147,6 +154,12 @@ class RelativePositionScore(PairScore):
     where p are the coordinates of the relative element, E is a linear map, and u and v are learned.
 
     **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    channels, coordinates, heads
+        Channels of the field, number of coordinates of a relative element, and number of heads, a divisor of the
+        channels.
     """
 
     def __init__(self, channels: int, coordinates: int, heads: int) -> None:
@@ -309,7 +322,12 @@ def pair_score(
 ) -> PairScore:
     """Return the score of a kernel of :class:`lieattn.nn.LieSelfAttention`.
 
-    ``combined`` are options of :class:`CombinedScore`.
+    Parameters
+    ----------
+    kernel, channels, coordinates, heads, hidden, activation
+        See :class:`lieattn.nn.LieSelfAttention`.
+    **combined
+        Further options of :class:`CombinedScore`.
     """
     check_arguments(pair_score, locals())
     check_counts(channels=channels, coordinates=coordinates, heads=heads, hidden=hidden)

@@ -32,8 +32,15 @@ from lieattn.ops import RelativeTerms
 class FiberEncoding(nn.Module):
     """Learned vector for each pair of frames: ``E[table[g, m]]``, where table[g, m] is the index of g⁻¹ m.
 
-    Another int64 ``table``, for (query, key) or (output, query, key) frames, serves to import weights that were trained
-    with it. Only g⁻¹ m is equivariant. ValueError is raised if a table has another shape, dtype or range.
+    **Equivariance.** The vectors do not change when an element of the group acts on both frames, g -> h g and m -> h m.
+
+    Parameters
+    ----------
+    group, channels
+        Finite group H, and length of the vectors.
+    table
+        Another table, int64 for (query, key) or (output, query, key) frames, to import weights that were trained with
+        it; only g⁻¹ m is equivariant. ValueError is raised if shape, dtype or range is wrong.
     """
 
     table: Tensor
@@ -198,11 +205,17 @@ class TableEncoding(KeyEncoding):
 class MLPEncoding(RelativeFunction):
     """A network of the relative element whose outputs, one for each head, are added to the scores.
 
-    The inputs are h_a⁻¹(x_j - x_i) / length and, with ``between_frames`` (for the pattern ``"joint"``), the entries of
-    h_a⁻¹ h_b. If ``value_channels`` is given, a second output acts on the values of a head as in
-    :class:`PositionalValues`.
-
     **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    group, heads, hidden
+        Finite group H, number of heads, and number of hidden units.
+    between_frames
+        Whether the entries of h_a⁻¹ h_b are inputs besides h_a⁻¹(x_j - x_i) / length, for the pattern ``"joint"``.
+    value_channels
+        Channels of the values of a head, on which a second output acts as in :class:`PositionalValues`; None for
+        scores only.
     """
 
     relative: Tensor
@@ -249,10 +262,15 @@ class MLPEncoding(RelativeFunction):
 class PositionalValues(RelativeFunction):
     r"""Values that depend on positions: :math:`\psi(u) v + \beta(u)` in place of v, also for constant features.
 
-    ψ - 1 and β, for the ``channels`` of each head, are outputs of a network with one hidden layer, whose input is the
-    position h_a⁻¹(x_j - x_i) / length in a frame.
+    ψ - 1 and β are outputs of a network with one hidden layer, whose input is the position h_a⁻¹(x_j - x_i) / length in
+    a frame.
 
     **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    dim, heads, channels, hidden
+        Dimension of the positions, number of heads, channels of the values of a head, and hidden units.
     """
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int = 16) -> None:
@@ -274,8 +292,13 @@ class PositionalValues(RelativeFunction):
 class RotaryPhases(nn.Module):
     r"""Phases of rotary encodings whose frequencies rotate with the frame: :math:`\langle\omega, h_a^{-1} x_i\rangle`.
 
-    For each head there are ``channels / 2`` frequencies; ``channels`` must be even (otherwise ValueError).
-    ``init_scale`` is the initial standard deviation of the frequencies, in radians per unit of length.
+    Parameters
+    ----------
+    dim, heads, channels
+        Dimension of the positions, number of heads, and channels of a head, which must be even (otherwise ValueError).
+        Each head has channels / 2 frequencies.
+    init_scale
+        Initial standard deviation of the frequencies, in radians per unit of length.
     """
 
     def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0) -> None:

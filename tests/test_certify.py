@@ -604,6 +604,51 @@ MODELS = {
         {},
         "C3",
     ),
+    "finite_se2_squares": (
+        lambda: FiniteSE2Transformer(8, channels=8, layers=1, heads=2, neighborhood=PixelSquare(3)),
+        lambda: molecules(2),
+        {},
+        "C8 on pixels",
+    ),
+    "lie_squares": (
+        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(8)), neighborhood=PixelSquare(3)),
+        lambda: pixels(5, 2),
+        {},
+        "C8 on pixels",
+    ),
+    "framewise_squares": (
+        lambda: framewise(
+            cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(attention="neighborhood", positions=False)
+        ),
+        lambda: pixels(5, 2),
+        {},
+        "C8 on pixels",
+    ),
+    # Windows of messages vanish within the square, so the squares have no effect.
+    "framewise_square_messages": (
+        lambda: framewise(cyclic(8), neighborhood=PixelSquare(5)),
+        lambda: pixels(5, 2),
+        {},
+        "C8",
+    ),
+    "tfn_cubes": (
+        lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(3), cutoff=1.5),
+        molecules,
+        {},
+        "R^3",
+    ),
+    "tfn_cubes_within": (
+        lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(5)),
+        molecules,
+        {},
+        "E(3)",
+    ),
+    "framewise_square_cutoff": (
+        lambda: framewise(cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(cutoff=3.0)),
+        lambda: pixels(5, 2),
+        {},
+        "C8 on pixels",
+    ),
     "stresses": (
         lambda: EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum"), stress=True),
         lambda: crystals(slab=False),

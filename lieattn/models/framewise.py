@@ -35,6 +35,7 @@ from lieattn.models._network import (
     cutoff_of,
 )
 from lieattn.models._poses import posed, refuse_lattices
+from lieattn.models._squares import of_squares
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, Pooling, project_field
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
@@ -241,8 +242,9 @@ class FramewiseTransformer(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """R^d ⋊ H, or the symmetry that follows from the pose."""
-        return Symmetry.of_frames(self.space, self.frames)
+        """R^d ⋊ H, or the symmetry that follows from the pose; less if neighborhoods are squares of pixels."""
+        window = None if self.edges is None or self.attention == "neighborhood" else self.edges.cutoff
+        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, window)
 
     @property
     def jumps(self) -> tuple[str, ...]:

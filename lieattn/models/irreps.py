@@ -31,6 +31,7 @@ from lieattn.models._network import (
     Symmetry,
     cutoff_of,
 )
+from lieattn.models._squares import of_squares
 from lieattn.nn import Pooling
 from lieattn.nn.relative import keep_variance
 from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth_window
@@ -93,8 +94,8 @@ class _PointNetwork(EquivariantModule):
 
     @property
     def symmetry(self) -> Symmetry:
-        """Symmetry under E(3)."""
-        return Symmetry(E(3))
+        """Symmetry under E(3); less if neighborhoods are cubes of voxels and the cutoff exceeds them."""
+        return of_squares(Symmetry(E(3)), self.neighborhood, self.cutoff)
 
     @property
     def jumps(self) -> tuple[str, ...]:

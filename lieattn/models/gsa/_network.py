@@ -31,6 +31,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, SemidirectProduct, Translations, check_group, trivial
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.models._squares import of_squares
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock
@@ -301,16 +302,8 @@ class GSANet(Network):
         if self.group is not None and not self.options.equivariant(self.group):
             note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
             return Symmetry(trivial(dim), notes=(note,))
+        promised = of_squares(promised, self.neighborhood)
         group = promised.group
-        if isinstance(self.neighborhood, PixelSquare):
-            name = "the frames" if self.group is None else self.group.name
-            kept = f"pixel squares are symmetric to quarter turns and mirrors only, not to {name}; use a Radius"
-            if isinstance(group, FiniteGroup):
-                whole = (group.elements == group.elements.round()).flatten(1).all(dim=1)
-                if not bool(whole.all()):
-                    group, notes = FiniteGroup(f"{group.name} on pixels", group.elements[whole]), (kept,)
-            elif group is not None:
-                group, notes = Translations(dim), (kept,)
         if self.options.positions == "none":
             notes = (*notes, "no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
         elif self.options.positions == "absolute":

@@ -13,6 +13,7 @@ from lieattn._checks import check_arguments, check_choice, check_counts, check_s
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.models._squares import of_squares
 from lieattn.nn.relative import graph_attention
 from lieattn.ops import Normalization, RelativeTerms, smooth_lengths
 
@@ -91,7 +92,7 @@ class FiniteSE2Transformer(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        return Symmetry(self.group, acting="the positions")
+        return of_squares(Symmetry(self.group, acting="the positions"), self.neighborhood)
 
     def geometry(self, data: Any) -> LiftedGraph:
         """Lift the positions to R^2 ⋊ C_n."""

@@ -44,6 +44,7 @@ from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
 from lieattn.models._network import Network, OutputKind, Symmetry, cutoff_of, new_generator
+from lieattn.models._squares import of_squares
 from lieattn.nn import (
     BlockNorm,
     InvariantHead,
@@ -293,7 +294,7 @@ class LieNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        found, frames = Symmetry.of_frames(self.space, self.frames), self.frames
+        found, frames = of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood), self.frames
         # Frames of a finite group have finitely many relative rotations, so each half turn has one fixed logarithm.
         of_clouds = isinstance(frames, FiniteFrames) or (isinstance(frames, PrincipalFrames) and frames.of == "cloud")
         if frames is None or self.lifting.continuous or (of_clouds and isinstance(self.space, Euclidean)):

@@ -116,10 +116,7 @@ class _PointNetwork(EquivariantModule):
 
     @in_precision_of_weights
     def forward(self, data: Any, geometry: PointGeometry | None = None) -> Tensor:
-        """Return outputs ``[clouds | points, out_channels]``, or vectors with a further axis of 3.
-
-        A single vector has no axis of channels. The ``geometry`` is computed from the data if it is absent.
-        """
+        """Return outputs ``[clouds | points, out_channels(, 3)]``; a single vector has no axis of channels."""
         clouds, edges = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, clouds), vectors(data, self.vector_inputs, clouds)
         return self.outputs(self._at_points(invariants, directed, edges), clouds)

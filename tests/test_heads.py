@@ -452,3 +452,16 @@ def test_errors_of_forces():
 
     with pytest.raises(ValueError, match="model: expected one energy per cloud"):
         EnergyForces(Many())(molecule(octahedral()))
+
+    class OfAtoms(nn.Module):
+        def forward(self, data):
+            return data.pos.square().sum(dim=1)
+
+    for data, number in (
+        (Data(pos=torch.randn(4, 3)), 1),
+        (Batch.from_data_list([Data(pos=torch.randn(4, 3))] * 2), 2),
+    ):
+        with pytest.raises(
+            ValueError, match=f"model: expected one energy for each of {number} clouds, got {4 * number}"
+        ):
+            EnergyForces(OfAtoms())(data)

@@ -130,7 +130,8 @@ class EnergyForces(Wrapper):
         if create_graph is None:
             create_graph = self.training and torch.is_grad_enabled()
         given = copy.copy(data).apply(_usable) if hasattr(data, "apply") else data
-        return differentiated(lambda moved: _per_cloud(self.model(moved)), given, self.stress, create_graph)
+        expected = _known_clouds(given)
+        return differentiated(lambda moved: _per_cloud(self.model(moved), expected), given, self.stress, create_graph)
 
 
 def differentiated(
@@ -474,8 +475,18 @@ def _usable(value: Any) -> Any:
     return value
 
 
-def _per_cloud(values: Tensor) -> Tensor:
+def _known_clouds(data: Any) -> int | None:
+    """Return the number of clouds, or None if it is in tensors that would have to be read."""
+    batch, ptr = getattr(data, "batch", None), getattr(data, "ptr", None)
+    if torch.compiler.is_compiling():
+        return None
+    return len(ptr) - 1 if isinstance(ptr, Tensor) else 1 if batch is None else None
+
+
+def _per_cloud(values: Tensor, clouds: int | None = None) -> Tensor:
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
         raise ValueError(f"model: expected one energy per cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
+    if clouds is not None and len(values) != clouds:
+        raise ValueError(f"model: expected one energy for each of {clouds} clouds, got {len(values)}")
     return values

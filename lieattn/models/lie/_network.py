@@ -446,8 +446,8 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
 def _is_rigid(space: HomogeneousSpace) -> bool:
     """Whether a space is R^d with rigid motions of a group that the library defines.
 
-    User-defined Lie groups are not tested numerically, as in :func:`lieattn.geometry.lift`, because the result decides
-    which layers a network has, and so which saved weights fit it.
+    In contrast to :func:`lieattn.geometry.lift`, user-defined Lie groups are not tested numerically, because the result
+    decides which layers a network has, and so which saved weights fit it.
     """
     linear = space.stabilizer
     rigid = linear is None or isinstance(linear, SO | O) or (isinstance(linear, FiniteGroup) and linear.is_orthogonal)

@@ -45,11 +45,11 @@ _batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 
 class AttentiveNetwork(ImageNetwork):
-    """Base class of attentive networks on grids (Romero et al. 2020), with invariant logits; see :class:`AttentiveCNN`.
+    """Base class of attentive networks on grids (Romero et al. 2020), with invariant logits.
 
-    With a group of the plane the inputs are images, with a group of space, such as ``octahedral()``, they are voxels.
-
-    Logits are computed by the last layers of the network, or by another head that is set by :meth:`with_head`.
+    With a group of the plane the inputs are images; with a group of space, such as ``octahedral()``, they are voxels.
+    Logits are computed by the last layers of the network, or by another head that is set by :meth:`with_head`. See
+    :class:`AttentiveCNN` for the parameters.
     """
 
     limits = ("sides of images must be divisible by the poolings",)
@@ -283,9 +283,9 @@ class AttentiveAllCNN(AttentiveNetwork):
 class AttentiveResidualBlock(nn.Module):
     """Pre-activation block: S(x) + conv2(relu bn2 P(conv1(relu bn1 x))).
 
-    With ``down``, P is 2 x 2 max pooling, in place of strides, which would not be exact under rotations. If the block
-    goes down or changes the width, S is a convolution of side 1 followed by P. Otherwise both are the identity. See
-    :class:`AttentiveResNet` for the parameters.
+    With ``down``, P is 2 x 2 max pooling, in place of strides, which would not be exact under rotations; otherwise it
+    is the identity. S is a convolution of side 1 followed by P if the block goes down or changes the width, and
+    otherwise the identity. See :class:`AttentiveResNet` for the parameters.
 
     **Equivariance.** That of its convolutions.
     """
@@ -416,7 +416,7 @@ class AttentiveTransition(nn.Module):
 
 
 class AttentiveDenseNet(AttentiveNetwork):
-    """Densely connected network with attention, for images, without borders; sides of 96 pixels are always even.
+    """Densely connected network with attention, for images, without borders; its sizes stay even on 96 x 96 pixels.
 
     The network has a lifting layer to g channels; five :class:`AttentiveDenseBlock` with convolutions of side 3 to g
     channels, the first four followed by :class:`AttentiveTransition`; normalization, relu, a convolution of side 1 to

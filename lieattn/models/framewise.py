@@ -142,7 +142,8 @@ class FramewiseTransformer(Network):
     out_channels
         Number of outputs, numbers or vectors, for each cloud or point.
     channels, layers, heads
-        Channels per frame, which must be even; number of blocks; number of heads in each frame.
+        Channels per frame, which must be a multiple of 2 heads if there is attention (otherwise ValueError); number of
+        blocks; number of heads in each frame.
     neighborhood
         Neighbors whose distances and directions are inputs of a :class:`lieattn.nn.LiftingConvolution` before the
         blocks and of :class:`lieattn.nn.FrameMessages` in each block; None for neither of these. With

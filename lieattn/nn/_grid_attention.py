@@ -297,7 +297,7 @@ class GridInputAttention(TiedWeights):
     group, attention, hidden, spatial_size, spatial_dilation
         See :class:`GridAttentiveConvolution`. The border keeps the size of the image.
     channels, lifting
-        Channels of the input, and whether the input are planes without frames.
+        Channels of the input, and whether the input consists of planes without frames.
     measure, init_scale
         Options of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`.
     """

@@ -1,8 +1,8 @@
 """Algebra: groups as values, their elements as tensors.
 
-``_group`` holds ``Group``, the interface of all groups. Finite groups of matrices are in ``_finite``, those that have
-names in ``_catalog``. Lie groups are in ``_lie``, together with the semidirect product R^d ⋊ H, where H is a finite or
-a Lie group; their exponentials and logarithms are computed in ``_skew``.
+``_group`` defines ``Group``, the interface of all groups. ``_finite`` contains finite groups of matrices, and
+``_catalog`` the functions that build named ones. ``_lie`` contains the Lie groups and the semidirect product R^d ⋊ H,
+where H is a finite or a Lie group. Exponentials and logarithms of rotations are computed in ``_skew``.
 """
 
 from lieattn.groups._catalog import (

@@ -1,4 +1,4 @@
-"""The finite groups people ask for. A new one is a function that returns its matrices."""
+"""Functions that build the common finite groups. To add a group, write a function that returns its matrices."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from lieattn.groups._finite import FiniteGroup, check_group, snap
 
 
 def trivial(dim: int = 2) -> FiniteGroup:
-    """Group of the identity alone: translations without rotations, Z2 in the papers on images."""
+    """Return the group that contains only the identity of R^dim.
+
+    Layers with this group are equivariant to translations alone (the group Z2 in the papers on images).
+    """
     check_count("dim", dim)
     return FiniteGroup(f"trivial{dim}", torch.eye(dim, dtype=torch.float64)[None])
 
 
 def cyclic(n: int) -> FiniteGroup:
-    """C_n: the rotations of the plane by multiples of 2π/n, element k by 2πk/n."""
+    """Return C_n, the rotations of the plane by multiples of 2π/n. Element k rotates by 2πk/n."""
     check_count("n", n)
     return FiniteGroup(f"C{n}", _plane_rotations(n))
 
 
 def dihedral(n: int) -> FiniteGroup:
-    """D_n of order 2n: the n rotations R(2πk/n), then each after the mirror diag(1, -1)."""
+    """Return D_n, of order 2n: the n rotations R(2πk/n), then each of them times the reflection diag(1, -1)."""
     check_count("n", n)
     rotations = _plane_rotations(n)
     return FiniteGroup(f"D{n}", torch.cat([rotations, rotations @ _diagonal(1, -1)]))
 
 
 def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
-    """Group of order 2 of the mirror that reverses one direction of R^dim.
+    """Return the group of order 2 that contains the reflection of R^dim which reverses one direction.
 
-    ``axis`` is a coordinate axis, or any non-zero vector of ``dim`` components.
+    ``axis`` is the direction: the index of a coordinate axis, or any non-zero vector of ``dim`` components.
     """
     check_count("dim", dim)
     if isinstance(axis, int):
@@ -51,16 +54,16 @@ def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
 
 
 def inversion(dim: int = 3) -> FiniteGroup:
-    """Group of order 2 of the point reflection x ↦ -x."""
+    """Return the group of order 2 that contains the point reflection x ↦ -x of R^dim."""
     check_count("dim", dim)
     identity = torch.eye(dim, dtype=torch.float64)
     return FiniteGroup(f"inversion{dim}", torch.stack([identity, -identity]))
 
 
 def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
-    """C_n about an axis of R^3, turning counter-clockwise seen from the tip of ``axis``.
+    """Return C_n as rotations of R^3 about an axis, counter-clockwise as seen from the tip of ``axis``.
 
-    ``axis`` has three components, not all zero, and any length.
+    ``axis`` has three components, not all of them zero. Its length has no effect.
     """
     check_count("n", n)
     matrices = _rotations_about(n, axis)
@@ -68,11 +71,11 @@ def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup
 
 
 def dihedral_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
-    """D_n as rotations of R^3: the n rotations about an axis, then each after a half turn across it; order 2n.
+    """Return D_n, of order 2n, as rotations of R^3: n rotations about an axis, then each of them times a half turn.
 
-    The half turn is about the direction across the axis that is nearest to the x axis, or to the y axis where the axis
-    itself is nearer to x than to y and z. D_2 about a coordinate axis consists of the diagonal matrices with entries
-    ±1 and determinant 1.
+    The axis of the half turn is perpendicular to ``axis``. It is the perpendicular direction nearest to the x axis, or
+    nearest to the y axis if ``axis`` is closer to x than to y and z. D_2 about a coordinate axis consists of the
+    diagonal matrices with entries ±1 and determinant 1.
     """
     check_count("n", n)
     direction = _unit_vector(axis, 3)
@@ -84,19 +87,19 @@ def dihedral_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGro
 
 
 def tetrahedral() -> FiniteGroup:
-    """T, the 12 rotations of the tetrahedron (1,1,1), (1,-1,-1), (-1,1,-1), (-1,-1,1)."""
+    """Return T, the 12 rotations of the tetrahedron with vertices (1,1,1), (1,-1,-1), (-1,1,-1) and (-1,-1,1)."""
     group = _signed_permutations()
     return FiniteGroup("T", group[(group.det() > 0) & (_sign_product(group) > 0)])
 
 
 def octahedral() -> FiniteGroup:
-    """O, the 24 rotations of the cube."""
+    """Return O, the 24 rotations of the cube."""
     group = _signed_permutations()
     return FiniteGroup("O", group[group.det() > 0])
 
 
 def icosahedral() -> FiniteGroup:
-    """I, the 60 rotations of the icosahedron with vertices (0, ±1, ±φ) and cyclic permutations."""
+    """Return I, the 60 rotations of the icosahedron with vertices (0, ±1, ±φ) and their cyclic permutations."""
     golden = (1 + math.sqrt(5)) / 2
     fifth = cyclic_about(5, (0.0, 1.0, golden)).elements[1]
     third = torch.tensor([[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
@@ -104,29 +107,29 @@ def icosahedral() -> FiniteGroup:
 
 
 def pyritohedral() -> FiniteGroup:
-    """T_h, T and the point reflection: order 24."""
+    """Return T_h, of order 24, which is generated by T and the point reflection."""
     return commuting_product(tetrahedral(), inversion(3), "Th")
 
 
 def full_tetrahedral() -> FiniteGroup:
-    """T_d, all symmetries of the tetrahedron: order 24, the rotations first."""
+    """Return T_d, the 24 symmetries of the tetrahedron, rotations first."""
     kept = _signed_permutations()
     kept = kept[_sign_product(kept) > 0]
     return FiniteGroup("Td", torch.cat([kept[kept.det() > 0], kept[kept.det() < 0]]))
 
 
 def full_octahedral() -> FiniteGroup:
-    """O_h, all symmetries of the cube: order 48, the rotations first."""
+    """Return O_h, the 48 symmetries of the cube, rotations first."""
     return commuting_product(octahedral(), inversion(3), "Oh")
 
 
 def full_icosahedral() -> FiniteGroup:
-    """I_h, all symmetries of the icosahedron: order 120, the rotations first."""
+    """Return I_h, the 120 symmetries of the icosahedron, rotations first."""
     return commuting_product(icosahedral(), inversion(3), "Ih")
 
 
 def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
-    """H × K acting on R^dH ⊕ R^dK by block matrices; element (h, k) has index h·|K| + k."""
+    """Return H × K, which acts on R^dH ⊕ R^dK by block matrices. Element (h, k) has index h·|K| + k."""
     check_group("first", first)
     check_group("second", second)
     name = f"{first.name}x{second.name}" if name is None else name
@@ -135,10 +138,11 @@ def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = N
 
 
 def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
-    """H K inside one space, for subgroups that commute and share the identity alone.
+    """Return the product H K of two groups that act on the same space, commute, and share only the identity.
 
-    Element k h has index k·|H| + h, so that ``first`` comes first. ValueError is raised if the spaces differ, or two
-    elements do not commute (the message names them).
+    The product of h and k has index k·|H| + h, so the elements of ``first`` come first. ValueError is raised if the
+    groups act on different spaces, share another element, or contain two elements that do not commute (the message
+    names them).
     """
     check_group("first", first)
     check_group("second", second)
@@ -167,7 +171,7 @@ def _plane_rotations(n: int) -> Tensor:
 
 
 def _rotations_about(n: int, axis: Sequence[float]) -> Tensor:
-    """Rodrigues' formula for the multiples of 2π/n."""
+    """Return the rotations by multiples of 2π/n about an axis, by Rodrigues' formula."""
     x, y, z = _unit_vector(axis, 3).tolist()
     hat = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
     cosine, sine = _plane_rotations(n)[:, :, 0, None, None].unbind(dim=1)
@@ -179,7 +183,7 @@ def _diagonal(*entries: float) -> Tensor:
 
 
 def _signed_permutations() -> Tensor:
-    """The 48 matrices with one entry ±1 in each row and column, the identity first."""
+    """Return the 48 matrices with one entry ±1 in each row and column, the identity first."""
     orders = torch.eye(3, dtype=torch.float64)[torch.tensor(list(itertools.permutations(range(3))))]
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=3)), dtype=torch.float64)
     return (orders[:, None] * signs[:, :, None]).flatten(0, 1)
@@ -195,14 +199,14 @@ def _unit_vector(axis: Sequence[float], dim: int) -> Tensor:
         vector = torch.tensor([float(a) for a in axis], dtype=torch.float64)
     if len(vector) != dim or not torch.isfinite(vector).all() or not vector.any():
         raise ValueError(f"axis: expected {dim} finite components, not all zero, got {axis!r}")
-    # The squares of long and short vectors overflow and underflow; powers of two do not round.
+    # Scale by a power of two, which does not round, so that squares of components do not overflow or underflow.
     _, exponent = math.frexp(float(vector.abs().max()))
     vector = torch.tensor([math.ldexp(a, -exponent) for a in vector.tolist()], dtype=torch.float64)
     return vector / vector.norm()
 
 
 def _axis_name(axis: Sequence[float]) -> str:
-    """``x``, ``-y`` or ``[1,-2,0.5]``: tells directions apart."""
+    """Return a name that identifies the direction: ``x``, ``-y`` or ``[1,-2,0.5]``."""
     components = [float(a) for a in axis]
     (first, *others) = [i for i, a in enumerate(components) if a]
     if not others and first < 3:

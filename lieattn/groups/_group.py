@@ -1,4 +1,4 @@
-"""The interface of all groups, finite and Lie, and the defaults that serve any group of matrices."""
+"""The interface of all groups, finite and Lie, with default implementations for any group of matrices."""
 
 from __future__ import annotations
 
@@ -27,14 +27,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Group:
-    """A group G of matrices that acts on R^dim: the interface that :class:`FiniteGroup` and :class:`LieGroup` share.
+    """A group G of matrices that acts on R^dim: the common interface of :class:`FiniteGroup` and :class:`LieGroup`.
 
-    Elements are plain tensors ``[*, size, size]``. Everything broadcasts over the leading axes and runs on the device
-    and in the floating dtype of its input. Only :meth:`check` looks for matrices that do not belong to the group.
+    Elements are plain tensors ``[*, size, size]``. All methods broadcast over the leading axes, and compute on the
+    device and in the floating dtype of their input. Methods do not verify that matrices belong to the group;
+    :meth:`check` does.
 
-    ``name`` is what the group is called in messages and checkpoints, ``dim`` the dimension of the space acted on,
-    ``size`` the rows of the matrices, ``dim`` or, if there are translations, ``dim + 1``, and ``algebra_dim`` the
-    dimension of the group and of its Lie algebra, 0 for a finite group.
+    Attributes
+    ----------
+    name
+        Name of the group in messages and checkpoints.
+    dim
+        Dimension of the space on which the group acts.
+    size
+        Number of rows of the matrices: ``dim``, or ``dim + 1`` if the group has translations.
+    algebra_dim
+        Dimension of the group and of its Lie algebra; 0 for a finite group.
     """
 
     name: str
@@ -55,53 +63,56 @@ class Group:
     # --- the group ------------------------------------------------------------------------------------------------
 
     def identity(self, like: Tensor) -> Tensor:
-        """The identity ``[size, size]`` on the device and in the dtype of ``like``."""
+        """Return the identity ``[size, size]`` on the device and in the dtype of ``like``."""
         return torch.eye(self.size, dtype=like.dtype, device=like.device)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
-        """The element g h, which acts by h first."""
+        """Return the product g h ``[*, size, size]``, which acts by h first and then by g."""
         return matmul(g, h)
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The inverse g⁻¹."""
+        """Return the inverse g⁻¹ ``[*, size, size]``."""
         return inverted(g)
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
-        """The element g⁻¹ h, which is h seen from the frame g: the same for k g and k h."""
+        """Return g⁻¹ h ``[*, size, size]``, which is h seen from the frame g. It is the same for k g and k h."""
         return self.product(self.inverse(g), h)
 
     # --- the action -----------------------------------------------------------------------------------------------
 
     @property
     def is_affine(self) -> bool:
-        """Whether elements carry a translation in their last column."""
+        """Whether elements have a translation in their last column."""
         return self.size > self.dim
 
     def linear(self, g: Tensor) -> Tensor:
-        """Linear part ``[*, dim, dim]``."""
+        """Return the linear part ``[*, dim, dim]``."""
         return g[..., : self.dim, : self.dim]
 
     def translation(self, g: Tensor) -> Tensor:
-        """Translation part ``[*, dim]``; zero for a group of linear maps."""
+        """Return the translation part ``[*, dim]``, which is zero for a group of linear maps."""
         return g[..., : self.dim, -1] if self.is_affine else torch.zeros_like(g[..., 0])
 
     def act(self, g: Tensor, points: Tensor) -> Tensor:
-        """Move points ``[*, dim]``, x ↦ A x + t; raises ValueError if they have another dimension."""
+        """Move points ``[*, dim]`` by x ↦ A x + t.
+
+        TypeError or ValueError is raised if shapes, dtypes or devices do not fit.
+        """
         self._check_acting(g, "points", points)
         return self._moved(g, points)
 
     def _moved(self, g: Tensor, points: Tensor) -> Tensor:
-        """:meth:`act` of tensors that are known to fit."""
+        """Compute :meth:`act` without checks."""
         moved = matvec(self.linear(g), points)
         return moved + self.translation(g) if self.is_affine else moved
 
     def act_vectors(self, g: Tensor, vectors: Tensor) -> Tensor:
-        """Turn vectors ``[*, dim]``, v ↦ A v, which translations leave alone; raises ValueError as :meth:`act`."""
+        """Rotate vectors ``[*, dim]`` by v ↦ A v. Translations do not change them. Errors are those of :meth:`act`."""
         self._check_acting(g, "vectors", vectors)
         return matvec(self.linear(g), vectors)
 
     def _check_acting(self, g: Tensor, argument: str, vectors: Tensor) -> None:
-        """Raise an error unless shapes, dtypes and devices are those of elements and of points; values are not read."""
+        """Raise an error unless shapes, dtypes and devices of elements and vectors fit; values are not read."""
         self._check_vectors(argument, vectors)
         check_last("g", g, (self.size, self.size), self.name)
         check_broadcast("g", g.shape[:-2], argument, vectors.shape[:-1])
@@ -117,11 +128,11 @@ class Group:
     # --- the Lie algebra ------------------------------------------------------------------------------------------
 
     def hat(self, a: Tensor) -> Tensor:
-        """Matrix ``[*, size, size]`` of the Lie algebra with coordinates ``a`` ``[*, algebra_dim]``."""
+        """Return the matrix ``[*, size, size]`` of the Lie algebra with coordinates ``a`` ``[*, algebra_dim]``."""
         raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """Coordinates ``[*, algebra_dim]`` of a matrix of the Lie algebra: the inverse of :meth:`hat`."""
+        """Return the coordinates ``[*, algebra_dim]`` of a matrix of the Lie algebra, the inverse of :meth:`hat`."""
         raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")
 
     def _checked_algebra(self, a: Tensor) -> Tensor:
@@ -130,27 +141,31 @@ class Group:
         return a
 
     def exp(self, a: Tensor) -> Tensor:
-        """Exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
+        """Return the exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
         return torch.linalg.matrix_exp(self.hat(a))
 
     def log(self, g: Tensor) -> Tensor:
-        """Coordinates ``[*, algebra_dim]`` of least angle with exponential ``g``; ValueError where there is none."""
+        """Return the coordinates ``[*, algebra_dim]`` of least angle whose exponential is ``g``.
+
+        ValueError is raised if an element has no logarithm.
+        """
         raise NotImplementedError(f"{self.name} does not define a logarithm: implement log, or use smooth coordinates")
 
     def exp_integral(self, a: Tensor) -> Tensor:
-        """``∫₀¹ linear(exp(x a)) dx`` ``[*, dim, dim]``, which takes translations of the Lie algebra to the group.
+        """Return ``∫₀¹ linear(exp(x a)) dx`` ``[*, dim, dim]``, which maps translations of the algebra to the group.
 
-        With V the integral, exp of (a, u) is (exp a, V u) in the product of this group with the translations.
+        If V is this integral, the exponential of (a, u) in the product of the group and the translations is
+        (exp a, V u).
         """
         linear = self.hat(a)[..., : self.dim, : self.dim]
         top = torch.cat([linear, torch.eye(self.dim, dtype=a.dtype, device=a.device).expand_as(linear)], dim=-1)
         return torch.linalg.matrix_exp(torch.cat([top, torch.zeros_like(top)], dim=-2))[..., : self.dim, self.dim :]
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
-        """Inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
+        """Return the inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
         return inverted(self.exp_integral(a))
 
-    # --- numbers made of elements -----------------------------------------------------------------------------------
+    # --- coordinates and distances ----------------------------------------------------------------------------------
 
     @property
     def num_coordinates(self) -> int:
@@ -158,18 +173,18 @@ class Group:
         return self.dim * self.size
 
     def coordinates(self, g: Tensor) -> Tensor:
-        """Coordinates ``[*, num_coordinates]``, smooth everywhere: the linear part row by row, then the translation."""
+        """Return smooth coordinates ``[*, num_coordinates]``: the linear part row by row, then the translation."""
         linear = self.linear(g).flatten(-2)
         return torch.cat([linear, self.translation(g)], dim=-1) if self.is_affine else linear
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
-        """Left-invariant distance ``[*]``: d(k g, k h) = d(g, h). Its gradient where g = h is 0."""
+        """Return a left-invariant distance ``[*]``, d(k g, k h) = d(g, h). Its gradient at g = h is 0."""
         return lengths(self.log(self.relative(g, h)))
 
     # --- measure --------------------------------------------------------------------------------------------------
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Float64 elements of :meth:`sample`, on the device of the generator: a subclass overrides this method."""
+        """Draw the float64 elements of :meth:`sample` on the device of the generator. Subclasses override it."""
         raise NotImplementedError(f"{self.name} does not define random elements: implement draw")
 
     def sample(
@@ -179,24 +194,25 @@ class Group:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Independent random elements ``[*shape, size, size]``, uniform (Haar) if the group is compact.
+        """Draw independent elements ``[*shape, size, size]``, from the Haar measure if the group is compact.
 
-        The draw is made in float64 on the device of the generator (torch's default one if absent), so the elements do
-        not depend on ``dtype`` and ``device``, which are those of the result (torch's defaults if absent).
+        Elements are drawn in float64 on the device of ``generator`` (by default, torch's global generator on the CPU),
+        and then converted to ``dtype`` (by default, torch's default dtype) and moved to ``device`` (by default, left
+        where they are). They are therefore the same for all dtypes and devices.
         """
         check_drawing(shape, generator, dtype, device)
         return _finish(self.draw(shape, generator), dtype, device)
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
-        """Finite subgroup of ``count`` elements, of which :meth:`design` is made; ValueError where there is none."""
+        """Return the subgroup of ``count`` elements that :meth:`design` uses, or raise ValueError if there is none."""
         raise ValueError(f"{self.name} has no designs: no finite set of its elements represents the whole group")
 
     def design(
         self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Tensor:
-        """Equal-weight elements ``[count, size, size]`` that stand for the whole group: :meth:`finite_subgroup`.
+        """Return the elements ``[count, size, size]`` of :meth:`finite_subgroup`, which represent the whole group.
 
-        ValueError is raised where there is none.
+        They have equal weights. ValueError is raised if the group has no design of this size.
         """
         check_drawing((), None, dtype, device)
         return _finish(self.finite_subgroup(count).elements, dtype, device)
@@ -209,17 +225,17 @@ class Group:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Designs turned at random, ``[*shape, count, size, size]``: one uniform element times :meth:`design`.
+        """Draw randomly rotated designs ``[*shape, count, size, size]``: one uniform element times :meth:`design`.
 
-        Each element is uniform, but those of one design are not independent: together they average functions of low
-        degree exactly.
+        Each element is uniformly distributed. The elements of one design are not independent, so that their mean is
+        exact for functions of low degree. ValueError is raised if the group has no design of this size.
         """
         check_drawing(shape, generator, dtype, device)
         turn = self.draw(shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
         return _finish(self.product(turn[..., None, :, :], design), dtype, device)
 
-    # --- bad input ------------------------------------------------------------------------------------------------
+    # --- checks ---------------------------------------------------------------------------------------------------
 
     def check(self, argument: str, g: Tensor) -> None:
         """Raise TypeError or ValueError, naming the argument, unless ``g`` holds elements of this group.
@@ -236,7 +252,10 @@ class Group:
             check_none(argument, where, f"is not an element of {self.name}: {fault}")
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Reasons why finite matrices are not elements: a description, and ``[*]`` bool where it holds, in order."""
+        """Return the reasons why matrices with finite entries are not elements, in the order of :meth:`check`.
+
+        The keys describe the reasons. The values are masks ``[*]`` of the matrices that they apply to.
+        """
         found = {}
         if self.is_affine:
             bottom = self.identity(g)[-1]
@@ -250,14 +269,14 @@ class Group:
 class LieGroup(Group):
     """A Lie group of matrices; derive your own from this class.
 
-    A name and three sizes are enough for product, inverse and action. Override :meth:`hat` and :meth:`vee` to get
+    A name and three sizes are enough for product, inverse and action. Implement :meth:`hat` and :meth:`vee` to get
     :meth:`exp`, :meth:`log` to get :meth:`distance`, :meth:`draw` to get :meth:`sample`, and :meth:`finite_subgroup`
     to get :meth:`design`. docs/your_own_group.md has worked examples.
     """
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Product of matrices in their own dtype, also under autocast: geometry keeps its precision."""
+    """Multiply matrices in their own dtype, also under autocast, because geometry needs full precision."""
     if in_autocast(a.device):
         with without_autocast(a.device):
             return a @ b
@@ -265,17 +284,17 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matvec(a: Tensor, v: Tensor) -> Tensor:
-    """Product of matrices ``[*, m, k]`` and vectors ``[*, k]``, in their dtype as :func:`matmul`."""
+    """Multiply matrices ``[*, m, k]`` and vectors ``[*, k]`` in their own dtype, as :func:`matmul` does."""
     return matmul(a, v[..., None])[..., 0]
 
 
 def determinant(matrices: Tensor) -> Tensor:
-    """Determinants ``[*]``, of matrices in half precision in single: torch has no others, and they would underflow."""
+    """Return determinants ``[*]``. For half precision they are float32, since torch has no others and they underflow."""
     return torch.linalg.det(_wide(matrices))
 
 
 def inverted(matrices: Tensor) -> Tensor:
-    """Inverses of matrices, also in half precision, which torch does not invert."""
+    """Return the inverses of matrices, also in half precision, which torch does not support."""
     return torch.linalg.inv(_wide(matrices)).to(matrices.dtype)
 
 
@@ -284,25 +303,25 @@ def _wide(matrices: Tensor) -> Tensor:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far from its group an element may be, largest entry: in half precision a few of its roundings."""
+    """Return the largest error allowed in an entry of an element: a few rounding steps in half precision."""
     return 1e-6 if dtype == torch.float64 else max(1e-4, 8 * torch.finfo(dtype).eps)
 
 
 def far(found: Tensor, expected: Tensor | float) -> Tensor:
-    """Where numbers differ by more than the :func:`tolerance` of their dtype."""
+    """Return the mask of numbers that differ by more than the :func:`tolerance` of their dtype."""
     return (found - expected).abs() > tolerance(found.dtype)
 
 
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Standard normal float64 numbers, drawn where the generator lives."""
+    """Draw standard normal float64 numbers on the device of the generator."""
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device if generator else "cpu")
 
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Uniform float64 numbers in [0, 1), drawn where the generator lives."""
+    """Draw uniform float64 numbers in [0, 1) on the device of the generator."""
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device if generator else "cpu")
 
 
 def _finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
-    """Elements made in float64, in the dtype and on the device asked for."""
+    """Convert float64 elements to a dtype, by default torch's default one, and move them to a device, if given."""
     return elements.to(dtype=dtype or torch.get_default_dtype(), device=device)

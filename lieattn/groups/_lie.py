@@ -36,7 +36,7 @@ _ROTATIONS_3D: dict[int, Callable[[], FiniteGroup]] = {
 
 
 class Rotational(LieGroup):
-    """What SO(d) and O(d) share: they have the same Lie algebra, and inverses are transposes."""
+    """Base class of SO(d) and O(d), which have the same Lie algebra, and whose inverses are transposes."""
 
     letters: ClassVar[str]
 
@@ -60,11 +60,11 @@ class Rotational(LieGroup):
         return rotation_by(self._checked_algebra(a))
 
     def log(self, g: Tensor) -> Tensor:
-        """Angle ``[*, 1]`` in (-π, π], or rotation vector ``[*, 3]`` of length at most π, of proper rotations.
+        """Return the angle ``[*, 1]`` in (-π, π] or the rotation vector ``[*, 3]`` of length at most π.
 
-        At π the logarithm has two values: the angle is taken as +π, and of the two axes the one whose largest component
-        is positive, the first of them if several are equal. Angles within rounding of π count as π, so half turns by
-        construction have the same logarithm however they were computed. Elsewhere near π it does jump.
+        The logarithm of a half turn has two values. The angle is chosen as +π, and the axis so that its largest
+        component is positive (the first one if several are equal). Angles within rounding of π count as half turns, so
+        the logarithm of a half turn does not depend on how it was computed. The logarithm is discontinuous at π.
         """
         return rotation_log(g)
 
@@ -82,9 +82,10 @@ class Rotational(LieGroup):
 
 
 class SO(Rotational):
-    """Rotations of the plane, SO(2), or of space, SO(3).
+    """The rotations of the plane, SO(2), or of space, SO(3).
 
-    Coordinates of the Lie algebra are the angle, counter-clockwise, or the rotation vector.
+    The coordinates of the Lie algebra are the counter-clockwise angle or the rotation vector. ValueError is raised if
+    ``dim`` is not 2 or 3.
 
     Examples
     --------
@@ -97,7 +98,7 @@ class SO(Rotational):
     letters = "SO"
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
-        """Angle ``[*]`` in [0, π] of the rotation g⁻¹ h; invariant from both sides."""
+        """Return the angle ``[*]`` in [0, π] of the rotation g⁻¹ h. It is invariant from both sides."""
         return turning_angle(self.relative(g, h))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -106,11 +107,11 @@ class SO(Rotational):
         return rotation_from_quaternion(draw_normal((*shape, 4), generator))
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
-        """Finite group of ``count`` rotations, the identity first.
+        """Return a finite group of ``count`` rotations, the identity first.
 
-        In the plane these are ``count`` equally spaced rotations, which average functions of angular degree below
-        ``count`` exactly. In space ``count`` is 1, 2, 4, 12, 24 or 60 (C1, C2, D2, T, O, I): matrix elements of
-        degree at most 0, 0, 1, 2, 3 and 5 are averaged exactly. For others ValueError is raised.
+        In the plane they are equally spaced, and average functions of angular degree below ``count`` exactly. In space
+        ``count`` is 1, 2, 4, 12, 24 or 60 (C1, C2, D2, T, O, I), and matrix elements of degree at most 0, 0, 1, 2, 3
+        and 5 are averaged exactly. ValueError is raised for other counts.
         """
         check_count("count", count)
         if self.dim == 2:
@@ -125,21 +126,22 @@ class SO(Rotational):
 
 
 class O(Rotational):  # noqa: E742 - the name of the group
-    """Rotations and reflections of the plane, O(2), or of space, O(3).
+    """The rotations and reflections of the plane, O(2), or of space, O(3).
 
-    The exponential reaches the proper rotations alone, so the others have no logarithm.
+    The exponential map reaches only proper rotations, so improper elements have no logarithm. ValueError is raised if
+    ``dim`` is not 2 or 3.
     """
 
     letters = "O"
 
     def log(self, g: Tensor) -> Tensor:
-        """As for :class:`SO`; ValueError if an element is improper."""
+        """Return the logarithm as :class:`SO` does, or raise ValueError if an element is improper."""
         improper = determinant(g.detach()) < 0
         check_none("g", improper, f"has no logarithm in {self.name}: it is improper (determinant -1)")
         return super().log(g)
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
-        """Angle ``[*]`` of the rotation g⁻¹ h, and π if that is improper; invariant from both sides."""
+        """Return the angle ``[*]`` of g⁻¹ h, or π if g⁻¹ h is improper. It is invariant from both sides."""
         relative = self.relative(g, h)
         improper = determinant(relative.detach()) < 0
         proper = torch.where(improper[..., None, None], self.identity(relative), relative)
@@ -151,10 +153,10 @@ class O(Rotational):  # noqa: E742 - the name of the group
         return torch.cat([proper[..., :-1], proper[..., -1:] * sign[..., None, None]], dim=-1)
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
-        """Finite group of ``count`` elements, the identity first, half of them improper.
+        """Return a finite group of ``count`` elements, the identity first, half of which are improper.
 
-        In the plane it is the dihedral group, in space the elements of a group of rotations and their products with the
-        inversion, which average all odd degrees as well. ValueError is raised where there is none.
+        In the plane it is a dihedral group. In space it contains a group of rotations and their products with the
+        inversion, so all odd degrees are also averaged exactly. ValueError is raised for other counts.
         """
         check_count("count", count, least=2)
         if count % 2:
@@ -165,7 +167,7 @@ class O(Rotational):  # noqa: E742 - the name of the group
 
 
 class Dilations(LieGroup):
-    """The positive numbers R+ as dilations r I of R^d. The coordinate of the Lie algebra is log r."""
+    """The group R+ of dilations r I of R^d with r > 0. The coordinate of the Lie algebra is log r."""
 
     def __init__(self, dim: int = 2) -> None:
         check_count("dim", dim)
@@ -198,15 +200,15 @@ class Dilations(LieGroup):
         return 1
 
     def coordinates(self, g: Tensor) -> Tensor:
-        """Logarithm of r ``[*, 1]``, smooth everywhere and not dominated by large scales."""
+        """Return log r ``[*, 1]``, which is smooth everywhere and not dominated by large scales."""
         return self.log(g)
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
-        """``|log(r_h / r_g)|`` ``[*]``; invariant from both sides."""
+        """Return ``|log(r_h / r_g)|`` ``[*]``. It is invariant from both sides."""
         return log_scale(self.relative(g, h)).abs()
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Dilations with a standard normal log r; the group is not compact and has no uniform distribution."""
+        """Draw dilations with standard normal log r. The group is not compact and has no uniform distribution."""
         return self.exp(draw_normal((*shape, 1), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
@@ -217,7 +219,10 @@ class Dilations(LieGroup):
 
 
 class RotationDilations(LieGroup):
-    """R+ x SO(d), d = 2 or 3: rotations with dilations, r R. Coordinates of the algebra: log r, then the rotation."""
+    """The group R+ x SO(d) of rotations with dilations r R, for d = 2 or 3.
+
+    The coordinates of the Lie algebra are log r, then those of the rotation.
+    """
 
     def __init__(self, dim: int = 2) -> None:
         rotations = SO(dim)
@@ -225,11 +230,11 @@ class RotationDilations(LieGroup):
 
     @property
     def rotations(self) -> SO:
-        """SO(d)."""
+        """The group SO(d)."""
         return SO(self.dim)
 
     def split(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithm of r ``[*]`` and the rotation ``[*, d, d]`` of elements."""
+        """Return log r ``[*]`` and the rotation ``[*, d, d]`` of elements r R."""
         scale = log_scale(g)
         return scale, g * torch.exp(-scale)[..., None, None]
 
@@ -265,12 +270,12 @@ class RotationDilations(LieGroup):
         return torch.cat([scale[..., None], self.rotations.coordinates(rotation)], dim=-1)
 
     def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.5) -> Tensor:
-        """``alpha`` times the angle plus ``1 - alpha`` times ``|log(r_h / r_g)|``; invariant from both sides."""
+        """Return ``alpha`` times the angle plus ``1 - alpha`` times ``|log(r_h / r_g)|``, invariant from both sides."""
         scale, rotation = self.split(self.relative(g, h))
         return alpha * self.rotations.distance(self.identity(g), rotation) + (1 - alpha) * scale.abs()
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Uniform rotations with a standard normal log r; the group is not compact."""
+        """Draw uniform rotations and standard normal log r. The group is not compact."""
         rotation = self.rotations.draw(shape, generator)
         return torch.exp(draw_normal((*shape, 1, 1), generator)) * rotation
 
@@ -282,7 +287,7 @@ class RotationDilations(LieGroup):
 
 
 def _checked_scale(a: Tensor) -> Tensor:
-    """Logarithms of r, or ValueError if r or 1 / r is too large for their dtype; not looked at in compiled code."""
+    """Return ``a`` = log r, or raise ValueError if r or 1 / r overflows its dtype. Compiled code is not checked."""
     if not torch.compiler.is_compiling():
         largest = math.log(torch.finfo(a.dtype).max)
         sizes = a.detach().abs()
@@ -293,26 +298,26 @@ def _checked_scale(a: Tensor) -> Tensor:
 
 
 def log_scale(g: Tensor) -> Tensor:
-    """Logarithm of r ``[*]`` of matrices r R with R orthogonal."""
+    """Return log r ``[*]`` of matrices r R with R orthogonal."""
     largest, squared = _squared_scale(g)
     return (torch.log(largest) + 0.5 * torch.log(squared))[..., 0, 0]
 
 
 def _squared_scale(g: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entry m of matrices r R, and (r / m)², ``[*, 1, 1]``: without overflow or underflow."""
+    """Return the largest entry m of matrices r R, and (r / m)², both ``[*, 1, 1]``, without overflow or underflow."""
     largest = g.detach().abs().amax((-2, -1), keepdim=True)
     return largest, (g / largest).square().sum((-2, -1), keepdim=True) / g.shape[-1]
 
 
 class Translations(LieGroup):
-    """The translations R^d, as matrices [[I, t], [0, 1]]. Coordinates of the Lie algebra are t."""
+    """The translations of R^d as matrices [[I, t], [0, 1]]. The coordinates of the Lie algebra are t."""
 
     def __init__(self, dim: int) -> None:
         check_count("dim", dim)
         super().__init__(f"R^{dim}", dim=dim, size=dim + 1, algebra_dim=dim)
 
     def element(self, translation: Tensor) -> Tensor:
-        """Element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""
+        """Return the element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""
         check_last("translation", translation, (self.dim,), self.name)
         return homogeneous(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
 
@@ -331,7 +336,7 @@ class Translations(LieGroup):
     def exp(self, a: Tensor) -> Tensor:
         return self.element(a)
 
-    # Coordinates of the Lie algebra and smooth ones are the translation.
+    # The logarithm and the smooth coordinates are both the translation.
     log = coordinates = LieGroup.translation
 
     @property
@@ -339,11 +344,11 @@ class Translations(LieGroup):
         return self.dim
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
-        """Length ``[*]`` of the difference."""
+        """Return the length ``[*]`` of the difference."""
         return lengths(self.translation(h) - self.translation(g))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Standard normal translations; the group is not compact and has no uniform distribution."""
+        """Draw standard normal translations. The group is not compact and has no uniform distribution."""
         return self.element(draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
@@ -353,13 +358,14 @@ class Translations(LieGroup):
 
 @dataclass(frozen=True, init=False, repr=False)
 class SemidirectProduct(LieGroup):
-    """R^d ⋊ H: elements x ↦ A x + t with A in a group H of linear maps, as matrices [[A, t], [0, 1]].
+    """The semidirect product R^d ⋊ H of maps x ↦ A x + t with A in H, as matrices [[A, t], [0, 1]].
 
-    Coordinates of the Lie algebra are those of H, then d for the translation: for SE(3) (ω, u). They are
-    those of the matrix logarithm, t = V u with V the ``exp_integral`` of H, and not t itself. A finite H has none:
-    the exponential reaches the translations alone, and inverses of linear parts are looked up in H.
+    The coordinates of the Lie algebra are those of H, then d numbers u for the translation: (ω, u) for SE(3). The
+    translation of the exponential is t = V u, where V is the ``exp_integral`` of H. If H is finite, its algebra has no
+    coordinates, the exponential reaches only the translations, and inverses of linear parts are looked up in H.
 
-    ``stabilizer`` is H, which keeps the origin where it is: a finite or Lie group of linear maps.
+    ``stabilizer`` is H, the subgroup that fixes the origin: a finite or Lie group of linear maps. ValueError is raised
+    if it has translations.
     """
 
     stabilizer: Group
@@ -374,9 +380,9 @@ class SemidirectProduct(LieGroup):
         super().__init__(f"R^{dim} x| {stabilizer.name}" if name is None else name, **size)
 
     def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
-        """Element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
+        """Return the element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
 
-        The linear parts of a finite H may be given by their indices ``[*]``.
+        If H is finite, linear parts can also be given by their indices ``[*]``.
         """
         check_is("translation", translation, Tensor)
         if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
@@ -396,7 +402,7 @@ class SemidirectProduct(LieGroup):
         return homogeneous(linear, -matvec(linear, self.translation(g)))
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
-        """The element g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)); subtracting first keeps it exact far from the origin."""
+        """Return g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)). Subtracting first keeps it accurate far from the origin."""
         inverse = self.stabilizer.inverse(self.linear(g))
         translation = matvec(inverse, self.translation(h) - self.translation(g))
         return homogeneous(self.stabilizer.product(inverse, self.linear(h)), translation)
@@ -426,10 +432,11 @@ class SemidirectProduct(LieGroup):
         return torch.cat([self.stabilizer.coordinates(self.linear(g)), self.translation(g)], dim=-1)
 
     def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.2) -> Tensor:
-        """``alpha`` times the distance in H plus ``1 - alpha`` times that of the points, ``[*]``.
+        """Return ``alpha`` times the distance in H plus ``1 - alpha`` times the distance of the points, ``[*]``.
 
-        The points are those that g and h move the origin to; their distance is divided by the geometric mean of the
-        scales of g and h, if H has any. Left-invariant, symmetric, and a metric if H is orthogonal.
+        The points are the images of the origin under g and h. If H has dilations, their distance is divided by the
+        geometric mean of the scales of g and h. The result is left-invariant and symmetric, and a metric if H is
+        orthogonal.
         """
         relative = self.relative(g, h)
         linear = self.linear(relative)
@@ -439,7 +446,7 @@ class SemidirectProduct(LieGroup):
         return alpha * self.stabilizer.distance(unit, linear) + (1 - alpha) * scale * moved
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Linear parts as H draws them, with standard normal translations; the group is not compact."""
+        """Draw linear parts as H does, and standard normal translations. The group is not compact."""
         return homogeneous(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
@@ -452,24 +459,25 @@ class SemidirectProduct(LieGroup):
 
 
 def SE(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
-    """Rigid motions of R^2 or R^3, SE(d) = R^d ⋊ SO(d)."""
+    """Return SE(d) = R^d ⋊ SO(d), the rigid motions of R^2 or R^3."""
     return SemidirectProduct(SO(dim), f"SE({dim})")
 
 
 def E(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
-    """Rigid motions and reflections of R^2 or R^3, E(d) = R^d ⋊ O(d)."""
+    """Return E(d) = R^d ⋊ O(d), the rigid motions and reflections of R^2 or R^3."""
     return SemidirectProduct(O(dim), f"E({dim})")
 
 
 def Sim(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
-    """Similarities of R^2 or R^3: rigid motions and dilations, Sim(d) = R^d ⋊ (R+ x SO(d))."""
+    """Return Sim(d) = R^d ⋊ (R+ x SO(d)), the similarities of R^2 or R^3: rigid motions with dilations."""
     return SemidirectProduct(RotationDilations(dim), f"Sim({dim})")
 
 
 def affine(linear: Tensor, translation: Tensor) -> Tensor:
-    """Matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from ``[*, d, d]`` and ``[*, d]``.
+    """Return matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from A ``[*, d, d]`` and t ``[*, d]``.
 
-    TypeError or ValueError is raised if these are not tensors whose shapes fit.
+    TypeError or ValueError is raised if they are not floating tensors of the same dtype and device, or shapes do not
+    fit.
     """
     check_tensor("translation", translation, "a floating tensor [*, d]")
     if translation.ndim == 0:
@@ -481,7 +489,7 @@ def affine(linear: Tensor, translation: Tensor) -> Tensor:
 
 
 def homogeneous(linear: Tensor, translation: Tensor) -> Tensor:
-    """:func:`affine` of tensors that are known to fit."""
+    """Compute :func:`affine` without checks."""
     dim = translation.shape[-1]
     shape = torch.broadcast_shapes(linear.shape[:-2], translation.shape[:-1])
     top = torch.cat([linear.expand(*shape, dim, dim), translation[..., None].expand(*shape, dim, 1)], dim=-1)

@@ -1,9 +1,9 @@
-"""Rotations as exponentials of skew matrices, written once for the plane and for space, and unit quaternions.
+"""Rotations of the plane and of space as exponentials of skew matrices, and unit quaternions.
 
-The scalar functions behind them are accurate over their whole range, also in their derivatives. They are analytic in
-the squared angle s = θ², so nothing is lost at θ = 0: below a threshold a power series in s is summed to rounding,
-above it the closed form is used. The branch that is not taken sees a harmless argument, because a gradient of 0 times
-infinity would be NaN.
+The scalar functions and their derivatives are accurate over the whole range. They are analytic in the squared angle
+s = θ², so there is no loss of accuracy at θ = 0: a power series in s is used below a threshold, and the closed form
+above it. Each branch gets a harmless argument where the other one is selected, because 0 times an infinite gradient
+would be NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SERIES_TERMS = 10
 _PLANE_TERMS = 20
 _ATAN_BELOW = 0.05
 _ATAN_TERMS = 13
-# Half turns by construction miss π by rounding: within so many steps of it they are all taken for exact.
+# Rounding moves half turns slightly away from π. Angles within this number of rounding steps count as half turns.
 _HALF_TURN_STEPS = 64
 
 
 def sine_ratio(s: Tensor) -> Tensor:
-    """``sin θ / θ``."""
+    """Return ``sin θ / θ`` for s = θ²."""
     small = s < _SERIES_BELOW
     coefficients = [(-1) ** k / math.factorial(2 * k + 1) for k in range(_SERIES_TERMS)]
     series = _horner(torch.where(small, s, 0.0), coefficients)
@@ -35,12 +35,12 @@ def sine_ratio(s: Tensor) -> Tensor:
 
 
 def versine_ratio(s: Tensor) -> Tensor:
-    """``(1 - cos θ) / θ²``, by the half angle, which cancels nowhere."""
+    """Return ``(1 - cos θ) / θ²`` for s = θ², computed from the half angle, which avoids cancellation."""
     return 0.5 * sine_ratio(0.25 * s) ** 2
 
 
 def expm1_ratio(x: Tensor) -> Tensor:
-    """``(eˣ - 1) / x`` for x of either sign."""
+    """Return ``(eˣ - 1) / x`` for x of either sign."""
     small = x.abs() < 0.5
     near, far = torch.where(small, x, 0.0), torch.where(small, 1.0, x)
     series = _horner(near, [1 / math.factorial(k + 1) for k in range(_PLANE_TERMS)])
@@ -48,7 +48,7 @@ def expm1_ratio(x: Tensor) -> Tensor:
 
 
 def turn_ratio(sine_squared: Tensor, cosine: Tensor) -> Tensor:
-    """``θ / sin(θ/2)`` for a half angle in [0, π/2] given by the square of its sine and by its cosine."""
+    """Return ``θ / sin(θ/2)`` for a half angle θ/2 in [0, π/2], given by its squared sine and its cosine."""
     small = sine_squared < _ATAN_BELOW * cosine**2
     cosine_near = torch.where(small, cosine, 1.0)
     tangent_squared = torch.where(small, sine_squared, 0.0) / cosine_near**2
@@ -58,20 +58,20 @@ def turn_ratio(sine_squared: Tensor, cosine: Tensor) -> Tensor:
 
 
 def integral_coefficients(log_scale: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients (p, b, c) of ``∫₀¹ exp(x(σ + K)) dx = p + b K + c K²`` for K³ = -s K.
+    """Return the coefficients (p, b, c) of ``∫₀¹ exp(x(σ + K)) dx = p + b K + c K²`` for K³ = -s K.
 
-    With λ = σ + iθ and φ(λ) = (e^λ - 1)/λ these are φ(σ), Im φ(λ)/θ and (φ(σ) - Re φ(λ))/θ².
+    With λ = σ + iθ and φ(λ) = (e^λ - 1)/λ, they are φ(σ), Im φ(λ)/θ and (φ(σ) - Re φ(λ))/θ².
     """
     small = log_scale**2 + s < _SERIES_BELOW
     near = _integral_series(torch.where(small, log_scale, 0.0), torch.where(small, s, 0.0))
-    # Away from λ = 0 the closed forms divide by |λ|² alone.
+    # The closed forms divide only by |λ|², which is not small here.
     far = _integral_closed(torch.where(small, 0.0, log_scale), torch.where(small, 4.0, s))
     b, c = (torch.where(small, *pair) for pair in zip(near, far, strict=True))
     return expm1_ratio(log_scale), b, c
 
 
 def inverse_integral_coefficients(log_scale: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for the inverse of the integral, which exists while φ(λ) is not 0: up to θ < 2π at scale 1."""
+    """Return the coefficients of the inverse of the integral, which exists if φ(λ) ≠ 0: for θ < 2π at scale 1."""
     p, b, c = integral_coefficients(log_scale, s)
     real = p - c * s
     squared = real**2 + s * b**2
@@ -105,7 +105,7 @@ def _integral_closed(log_scale: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def skew(a: Tensor) -> Tensor:
-    """Skew matrix ``[*, 2, 2]`` of an angle ``[*, 1]``, or ``[*, 3, 3]`` of a rotation vector ``[*, 3]``."""
+    """Return the skew matrix ``[*, 2, 2]`` of an angle ``[*, 1]``, or ``[*, 3, 3]`` of a rotation vector ``[*, 3]``."""
     if a.shape[-1:] == (1,):
         angle = a[..., 0]
         zero = torch.zeros_like(angle)
@@ -116,7 +116,7 @@ def skew(a: Tensor) -> Tensor:
 
 
 def rotation_by(a: Tensor) -> Tensor:
-    """Rotation by an angle ``[*, 1]`` or about a vector ``[*, 3]`` (Rodrigues)."""
+    """Return the rotation by an angle ``[*, 1]``, or by a rotation vector ``[*, 3]`` (Rodrigues' formula)."""
     if a.shape[-1:] == (1,):
         cosine, sine = torch.cos(a[..., 0]), torch.sin(a[..., 0])
         return torch.stack([cosine, -sine, sine, cosine], dim=-1).unflatten(-1, (2, 2))
@@ -127,7 +127,7 @@ def rotation_by(a: Tensor) -> Tensor:
 
 
 def rotation_log(rotation: Tensor) -> Tensor:
-    """Angle ``[*, 1]`` in (-π, π] or rotation vector ``[*, 3]`` of length at most π, up to rounding at half turns."""
+    """Return the angle ``[*, 1]`` in (-π, π] or the rotation vector ``[*, 3]`` of length at most π, up to rounding."""
     if rotation.shape[-1] == 2:
         angle = _plane_angle(rotation)[..., None]
         return torch.where(angle < _half_turn(angle.dtype) - math.pi, angle + 2 * math.pi, angle)
@@ -136,7 +136,7 @@ def rotation_log(rotation: Tensor) -> Tensor:
 
 
 def turning_angle(rotation: Tensor) -> Tensor:
-    """Angle ``[*]`` in [0, π] of rotations."""
+    """Return the angle ``[*]`` in [0, π] of rotations."""
     if rotation.shape[-1] == 2:
         return _plane_angle(rotation).abs()
     q = quaternion_from_rotation(rotation)
@@ -144,7 +144,7 @@ def turning_angle(rotation: Tensor) -> Tensor:
 
 
 def scaled_rotation_integral(log_scale: Tensor, a: Tensor, *, inverse: bool = False) -> Tensor:
-    """``∫₀¹ exp(x(σ + K)) dx`` ``[*, d, d]`` for σ ``[*]`` and the skew matrix K of ``a``, or its inverse."""
+    """Return ``∫₀¹ exp(x(σ + K)) dx`` ``[*, d, d]`` for σ ``[*]`` and the skew matrix K of ``a``, or its inverse."""
     coefficients = inverse_integral_coefficients if inverse else integral_coefficients
     s = _squared(a)
     p, b, c = (value[..., None, None] for value in coefficients(log_scale, s))
@@ -161,7 +161,7 @@ def _plane_angle(rotation: Tensor) -> Tensor:
 
 
 def _half_turn(dtype: torch.dtype) -> float:
-    """How far from π an angle counts as a half turn."""
+    """Return the largest distance from π at which an angle counts as a half turn."""
     return _HALF_TURN_STEPS * torch.finfo(dtype).eps
 
 
@@ -174,7 +174,10 @@ def _outer(a: Tensor) -> Tensor:
 
 
 def rotation_from_quaternion(q: Tensor) -> Tensor:
-    """Rotations ``[*, 3, 3]`` from quaternions ``[*, 4]`` (w, x, y, z) of any length but 0."""
+    """Convert quaternions ``[*, 4]`` (w, x, y, z) of any length but 0 to rotations ``[*, 3, 3]``.
+
+    TypeError or ValueError is raised if ``q`` is not a floating tensor ``[*, 4]``.
+    """
     check_tensor("q", q, "floating quaternions [*, 4] (w, x, y, z)")
     if q.shape[-1:] != (4,):
         raise ValueError(f"q: expected quaternions [*, 4] (w, x, y, z), got {tuple(q.shape)}")
@@ -188,12 +191,13 @@ def rotation_from_quaternion(q: Tensor) -> Tensor:
 
 
 def quaternion_from_rotation(rotation: Tensor) -> Tensor:
-    """Unit quaternions ``[*, 4]`` (w, x, y, z) with w >= 0 from rotations ``[*, 3, 3]``.
+    """Convert rotations ``[*, 3, 3]`` to unit quaternions ``[*, 4]`` (w, x, y, z) with w >= 0.
 
-    The entries of a rotation give the matrix 4 q qᵀ without cancellation; its row through the largest component
-    of q gives q to rounding at every angle. Of the two signs the one with w > 0 is taken; a rotation by π up to
-    rounding, where w vanishes, gets the sign with its largest component positive (the first of them, if several are
-    equal up to rounding), so w may be as little as rounding below 0.
+    The entries of a rotation give the matrix 4 q qᵀ without cancellation. Its row with the largest diagonal entry
+    gives q, up to rounding, at every angle. The sign is chosen so that w > 0. If the rotation is by π up to rounding, w
+    vanishes, and the sign is chosen so that the largest component is positive (the first one if several are equal up to
+    rounding); w may then be negative by a rounding error. TypeError or ValueError is raised if ``rotation`` is not a
+    floating tensor ``[*, 3, 3]``.
     """
     check_last("rotation", rotation, (3, 3), "rotations of space")
     r = rotation

@@ -1,7 +1,8 @@
-"""How features transform: representations of rotations and mirrors, as immutable values.
+"""Representations of rotations and reflections, which define how features transform, as immutable values.
 
-A :class:`Representation` gives the matrix of every orthogonal map, ``rep.matrix(rotation)``, and acts on features
-``[*, dim]``, ``rep.act(rotation, features)``. Sums and multiples are representations: ``2 * Vector(3) + Scalar()``.
+A :class:`Representation` returns the matrix of any orthogonal map, ``rep.matrix(rotation)``, and acts on features
+``[*, dim]``, ``rep.act(rotation, features)``. Sums and multiples are also representations: ``2 * Vector(3) +
+Scalar()``.
 """
 
 from lieattn.reps._irreps import Irreps, to_irreps, wigner_d

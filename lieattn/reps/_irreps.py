@@ -1,4 +1,4 @@
-"""Irreducible representations of O(3) in the conventions of e3nn; the only file of the core that imports e3nn."""
+"""Irreducible representations of O(3) in the conventions of e3nn. No other file of the core imports e3nn."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _SIMPLE: dict[Representation, str] = {Scalar(): "0e", Pseudoscalar(): "0o", Vect
 class Irreps(Representation):
     """Irreducible representations of O(3), ``Irreps("2x0e + 1o + 2e")``, with the components and order of e3nn.
 
-    ``spec`` is anything that ``e3nn.o3.Irreps`` takes, kept as its string without empty terms; ValueError is raised if
-    e3nn cannot read it, nothing is in it, or a degree exceeds 11. ``parts`` are count, degree l and parity (1 or -1) of
-    each term, in their order.
+    ``spec`` is any argument of ``e3nn.o3.Irreps``, and is stored as its string without empty terms. ValueError is
+    raised if e3nn cannot parse it, if it is empty, or if a degree exceeds 11. ``parts`` contains the count, the degree
+    l and the parity (1 or -1) of each term, in order.
 
-    A proper rotation acts on degree l by the Wigner matrix D^l, of 2l + 1 rows; the point reflection by the parity,
-    1 for ``e`` and -1 for ``o``. Degree 1 has the components x, y, z. Those of degree l are the coefficients of real
-    spherical harmonics about the *y* axis, m = -l..l with e3nn's axes named y, z, x in the usual order: see
-    :meth:`polar_z`. Copies of an irrep stand one after another, ``[copies, 2l + 1]`` flattened.
+    A proper rotation acts on degree l by the Wigner matrix D^l, which has 2l + 1 rows. The point reflection acts by the
+    parity, 1 for ``e`` and -1 for ``o``. Degree 1 has the components x, y, z. The components of degree l are
+    coefficients of real spherical harmonics about the *y* axis, m = -l..l: e3nn's axes y, z, x are the x, y, z of the
+    usual formulas (see :meth:`polar_z`). Copies of an irrep are contiguous: ``[copies, 2l + 1]``, flattened.
     """
 
     spec: str
 
     space_dim: ClassVar[int] = 3
-    max_degree: ClassVar[int] = 11  # of those that e3nn has Clebsch-Gordan coefficients for
-    # Read once from the spec; no fields, so they take no part in comparisons.
+    max_degree: ClassVar[int] = 11  # e3nn has Clebsch-Gordan coefficients up to this degree
+    # Derived from the spec. They are not fields, so they do not take part in comparisons.
     dim: ClassVar[int] = 0
     parts: ClassVar[tuple[tuple[int, int, int], ...]] = ()
     _isometries: ClassVar[tuple[Tensor, ...]] = ()
@@ -72,14 +72,14 @@ class Irreps(Representation):
         return f"Irreps({self.spec!r})"
 
     def to_e3nn(self) -> Any:
-        """The same as an ``e3nn.o3.Irreps``."""
+        """Return the equivalent ``e3nn.o3.Irreps``."""
         return _parsed(self.spec)
 
     def polar_z(self) -> Tensor:
-        """Orthogonal ``[dim, dim]`` float64 that takes features to harmonics about the z axis, m = -l..l.
+        """Return the orthogonal matrix ``[dim, dim]`` float64 that maps features to harmonics about the z axis.
 
-        With it the components of degree 1 are y, z, x, and those of the harmonics themselves are the usual
-        real ones (Y_lm as in quantum chemistry without the Condon-Shortley phase).
+        The resulting components m = -l..l are the usual real harmonics Y_lm of quantum chemistry, without the
+        Condon-Shortley phase. Those of degree 1 are y, z, x.
         """
         return self.matrix(torch.tensor([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.float64))
 
@@ -98,7 +98,7 @@ class Irreps(Representation):
         return torch.cat(turned, dim=-1)
 
     def _blocks(self, rotation: Tensor) -> dict[tuple[int, int], Tensor]:
-        """Matrix of each degree and parity that occurs."""
+        """Return the matrix of each pair of degree and parity that occurs."""
         sign = determinant_sign(rotation)[..., None, None]
         wigner = _wigner(sign * rotation, self._isometries)
         kinds = {(degree, parity) for _, degree, parity in self.parts}
@@ -106,17 +106,17 @@ class Irreps(Representation):
 
 
 def wigner_d(degree: int, rotation: Tensor) -> Tensor:
-    r"""Wigner matrices D^l(R) in the basis of e3nn, without angles.
+    r"""Return the Wigner matrices D^l(R) ``[*, 2 l + 1, 2 l + 1]`` in the basis of e3nn.
 
-    They are polynomials in the entries of R, built degree by degree with the isometries C of Clebsch and Gordan,
+    They are polynomials in the entries of R, computed degree by degree with the Clebsch-Gordan isometries C,
 
     .. math::  D^l(R) = C_l^T (R \otimes D^{l-1}(R)) C_l
 
-    so they lose no accuracy, and have the right gradients, at every rotation; Euler angles do neither where their axes
-    coincide.
+    Values and gradients are therefore accurate at every rotation, unlike with Euler angles, which are singular where
+    their axes coincide.
 
-    The degree is at most 11; ``rotation`` ``[*, 3, 3]`` are proper rotations, and the result ``[*, 2 l + 1, 2 l + 1]``
-    is computed in float64 and given in their dtype. ValueError is raised for others.
+    The degree is at most 11, and ``rotation`` ``[*, 3, 3]`` are proper rotations. The result is computed in float64 and
+    returned in their dtype. TypeError or ValueError is raised for other arguments.
     """
     check_count("degree", degree, 0)
     if degree > Irreps.max_degree:
@@ -135,7 +135,7 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
 
 
 def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
-    """D^0, D^1 and so on of float64 rotations, one more for each isometry."""
+    """Return D^0 and D^1 of float64 rotations, and one further degree for each isometry."""
     matrices = [rotation.new_ones(*rotation.shape[:-2], 1, 1), rotation]
     for isometry in isometries:
         isometry = isometry.to(rotation.device)
@@ -148,7 +148,7 @@ def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
 @lru_cache(maxsize=Irreps.max_degree + 1)
 @outside_of_transforms
 def _clebsch_gordan(degree: int) -> tuple[Tensor, ...]:
-    """Isometries ``[3, 2l - 1, 2l + 1]`` from degree l into the product of degrees 1 and l - 1, l = 2 to ``degree``."""
+    """Return the isometries ``[3, 2l - 1, 2l + 1]`` of degree l into the product of 1 and l - 1, for l = 2..degree."""
     if degree < 2:
         return ()
     table = _o3().wigner_3j(1, degree - 1, degree, dtype=torch.float64, device="cpu")
@@ -167,12 +167,12 @@ def _parsed(spec: str) -> Any:
 
 
 def to_irreps(rep: Representation) -> tuple[Irreps, Tensor]:
-    """Irreps of a representation of O(3), and the change of basis to them.
+    """Decompose a representation of O(3) into irreps, and return them with the change of basis.
 
-    ``rep`` acts on R^3. The basis is an orthogonal Q ``[dim, dim]`` float64: ``features @ Q.T`` are features of the
-    irreps, and ``Q @ rep.matrix(R) == irreps.matrix(R) @ Q``. A feature with independent components of variance 1 stays
-    so, which is e3nn's component normalization. TypeError or ValueError is raised if it is not a representation of
-    O(3), or of a type that is not known here.
+    The basis is an orthogonal matrix Q ``[dim, dim]`` float64 with ``Q @ rep.matrix(R) == irreps.matrix(R) @ Q``, so
+    ``features @ Q.T`` are features of the irreps. Independent components of variance 1 remain independent with
+    variance 1, which is e3nn's component normalization. TypeError is raised if ``rep`` is not a representation, and
+    ValueError if its irreps are not known.
     """
     check_representation("rep", rep)
     spec, basis = _decomposed(rep)
@@ -199,17 +199,17 @@ def _decomposed(rep: Representation) -> tuple[str, Tensor]:
 
 
 def _traceless_to_degree_two() -> Tensor:
-    """Orthogonal ``[5, 5]`` from traceless symmetric matrices to the components of degree 2.
+    """Return the orthogonal matrix ``[5, 5]`` from traceless symmetric matrices to the components of degree 2.
 
-    Every v gives a tensor v vᵀ and harmonics Y_2(v), linear in it; five directions determine the map, and
-    R ↦ D²(R) takes the harmonics of one direction, the axis y, to all others.
+    The harmonics Y_2(v) are a linear function of the tensor v vᵀ, which five directions v determine. D²(R) maps the
+    harmonics of the y axis to those of any other direction.
     """
     rep = TracelessSymmetric(3)
     generic = torch.randn(12, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rotations = torch.linalg.matrix_exp(generic - generic.mT)
     directions = rotations[:, :, 1]
     tensors = rep.from_tensor(directions[:, :, None] * directions[:, None, :])
-    # About e3nn's axis y, only the component m = 0 of a harmonic is there.
+    # On the y axis, only the component m = 0 of e3nn's harmonics is not zero.
     harmonics = wigner_d(2, rotations)[:, :, 2]
     solution = torch.linalg.lstsq(tensors, harmonics).solution.T
     left, _, right = torch.linalg.svd(solution)

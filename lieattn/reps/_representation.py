@@ -1,4 +1,4 @@
-"""Representations: what they are, their sums, and scalars, vectors and symmetric tensors."""
+"""The interface of representations, their sums, and scalars, vectors and symmetric tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lieattn._checks import check_broadcast, check_count, check_has_numbers, che
 
 
 class Representation(abc.ABC):
-    """A map ρ from orthogonal matrices R of R^d to matrices that multiplies as they do: ρ(R S) = ρ(R) ρ(S).
+    """A map ρ from orthogonal matrices R of R^d to matrices, with ρ(R S) = ρ(R) ρ(S).
 
-    Representations are values: immutable, compared by what they are, without data on any device. All of the
-    library's are orthogonal, ρ(R)⁻¹ = ρ(R)ᵀ, for orthogonal R. Where ``orthogonal_only`` is false ρ takes every
-    invertible matrix, else orthogonal ones alone.
+    Representations are immutable values without data on a device, and compare by value. All representations of the
+    library are orthogonal, ρ(R)⁻¹ = ρ(R)ᵀ, for orthogonal R. If ``orthogonal_only`` is false, ρ is defined for every
+    invertible matrix, otherwise only for orthogonal matrices.
     """
 
     orthogonal_only: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class Representation(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """What the representation is called in messages."""
+        """Name of the representation in messages."""
 
     @property
     @abc.abstractmethod
@@ -38,25 +38,28 @@ class Representation(abc.ABC):
     @property
     @abc.abstractmethod
     def space_dim(self) -> int | None:
-        """Dimension d of the matrices R, None where any will do."""
+        """Dimension d of the matrices R, or None if any dimension is allowed."""
 
     @abc.abstractmethod
     def _evaluate(self, rotation: Tensor) -> Tensor:
-        """Matrices ``[*, dim, dim]`` of float64 matrices ``[*, d, d]`` that are known to fit."""
+        """Return the matrices ``[*, dim, dim]`` of float64 matrices ``[*, d, d]``, without checks."""
 
     def matrix(self, rotation: Tensor) -> Tensor:
-        """Matrices ρ(R) ``[*, dim, dim]`` for R ``[*, d, d]``, computed in float64 and given in the dtype of R.
+        """Return the matrices ρ(R) ``[*, dim, dim]`` of R ``[*, d, d]``, computed in float64, in the dtype of R.
 
-        TypeError or ValueError is raised if R is not floating, has another size, or is not orthogonal where it must be.
+        TypeError or ValueError is raised if R is not floating, has another size, or is not orthogonal although
+        ``orthogonal_only`` is true.
         """
         self._check(rotation)
         with without_autocast(rotation.device):
             return self._evaluate(rotation.to(torch.float64)).to(rotation.dtype)
 
     def act(self, rotation: Tensor, features: Tensor) -> Tensor:
-        """Act on features: ρ(R) v, for R ``[*, d, d]`` and v ``[*, dim]`` whose leading axes broadcast.
+        """Return ρ(R) v ``[*, dim]`` for R ``[*, d, d]`` and features v ``[*, dim]``, whose leading axes broadcast.
 
-        It computes, and answers, in the dtype of the features, float32 at least, also under autocast.
+        The result is computed and returned in the dtype of the features, but at least in float32, also under autocast.
+        TypeError or ValueError is raised if dtypes, shapes or devices do not fit, or R is not orthogonal although
+        ``orthogonal_only`` is true.
         """
         self._check(rotation)
         check_last("features", features, (self.dim,), self.name)
@@ -70,9 +73,9 @@ class Representation(abc.ABC):
             return self._apply(rotation.to(torch.float64), features.to(dtype))
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
-        """:meth:`act` on float64 matrices, in the dtype of the features."""
+        """Compute :meth:`act` for float64 matrices, in the dtype of the features, without checks."""
         matrix = self._evaluate(rotation).to(features.dtype)
-        matrix = matrix[(None,) * (features.ndim + 1 - matrix.ndim)]  # as many axes, which ONNX wants
+        matrix = matrix[(None,) * (features.ndim + 1 - matrix.ndim)]  # ONNX requires equal numbers of axes
         return torch.einsum("...ij,...j->...i", matrix, features)
 
     def _check(self, rotation: Tensor) -> None:
@@ -86,13 +89,13 @@ class Representation(abc.ABC):
             check_orthogonal("rotation", rotation)
 
     def __add__(self, other: Representation) -> Representation:
-        """Direct sum: components of this one first."""
+        """Return the direct sum, with the components of this representation first."""
         if not isinstance(other, Representation):
             return NotImplemented
         return DirectSum((*_parts(self), *_parts(other)))
 
     def __rmul__(self, count: int) -> Representation:
-        """Sum of ``count`` copies, one after another; no wrapper for one."""
+        """Return the sum of ``count`` copies, or the representation itself if ``count`` is 1."""
         if not isinstance(count, int):
             return NotImplemented
         return self if count == 1 else Multiple(count, self)
@@ -102,7 +105,7 @@ class Representation(abc.ABC):
 
 
 class _Composite(Representation):
-    """What sums and multiples share: ρ(R) is block diagonal."""
+    """Base class of sums and multiples, whose matrices ρ(R) are block diagonal."""
 
     @property
     @abc.abstractmethod
@@ -110,7 +113,7 @@ class _Composite(Representation):
 
     @property
     def orthogonal_only(self) -> bool:  # type: ignore[override]
-        """Whether any summand is for orthogonal matrices alone."""
+        """Whether any summand is defined only for orthogonal matrices."""
         return any(part.orthogonal_only for part in self._summands)
 
     @property
@@ -124,9 +127,10 @@ class _Composite(Representation):
 
 @dataclass(frozen=True)
 class DirectSum(_Composite):
-    """Representations one after another: ρ(R) is block diagonal. Write it as ``Vector(3) + Scalar()``.
+    """The direct sum of representations, written as ``Vector(3) + Scalar()``. Its matrices ρ(R) are block diagonal.
 
-    ``parts`` are the summands, at least one, of spaces of one dimension.
+    ``parts`` is a tuple of at least one summand, all of which act on the same space R^d. TypeError or ValueError is
+    raised for other parts.
     """
 
     parts: tuple[Representation, ...]
@@ -157,7 +161,11 @@ class DirectSum(_Composite):
 
 @dataclass(frozen=True)
 class Multiple(_Composite):
-    """``count`` copies of one ``part``, copy by copy: features are ``[*, count, part.dim]`` flattened."""
+    """The sum of ``count`` copies of ``part``, written as ``2 * Vector(3)``.
+
+    Features are ``[*, count, part.dim]`` with the last two axes flattened. TypeError or ValueError is raised if
+    ``part`` is not a representation, or ``count`` is not a positive integer.
+    """
 
     count: int
     part: Representation
@@ -183,15 +191,16 @@ class Multiple(_Composite):
 
 
 def check_representation(argument: str, rep: object) -> None:
-    """Raise TypeError, naming the argument, unless ``rep`` is a :class:`Representation`, not a class."""
+    """Raise TypeError, naming the argument, unless ``rep`` is an instance of :class:`Representation`."""
     if not isinstance(rep, Representation):
         raise TypeError(f"{argument}: expected a Representation such as lieattn.reps.Vector(3), got {rep!r}")
 
 
 def check_orthogonal(argument: str, matrices: Tensor) -> None:
-    """Raise ValueError, naming the argument, if a matrix of a stack ``[*, d, d]`` does not preserve lengths.
+    """Raise ValueError, naming the argument, unless all matrices ``[*, d, d]`` are orthogonal.
 
-    The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Nothing is checked while a graph is compiled.
+    The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Values are not checked in compiled code. TypeError or
+    ValueError is also raised if the argument is not a floating tensor of square matrices.
     """
     error, allowed = _orthogonality_error(argument, matrices)
     if not error <= allowed:
@@ -199,7 +208,7 @@ def check_orthogonal(argument: str, matrices: Tensor) -> None:
 
 
 def is_orthogonal(matrices: Tensor) -> bool:
-    """Whether :func:`check_orthogonal` would let a stack ``[*, d, d]`` pass."""
+    """Return whether all matrices ``[*, d, d]`` are orthogonal, up to the tolerance of :func:`check_orthogonal`."""
     error, allowed = _orthogonality_error("matrices", matrices)
     return error <= allowed
 
@@ -222,7 +231,7 @@ def _parts(rep: Representation) -> tuple[Representation, ...]:
 
 
 def block_diagonal(blocks: list[Tensor]) -> Tensor:
-    """Matrices with the blocks ``[*, k, k]`` on the diagonal."""
+    """Return matrices with the blocks ``[*, k, k]`` on the diagonal."""
     if len(blocks) == 1:
         return blocks[0]
     size = sum(block.shape[-1] for block in blocks)
@@ -236,7 +245,7 @@ def block_diagonal(blocks: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Scalar(Representation):
-    """What rotations and mirrors leave alone, ρ(R) = 1: energies, charges, temperatures."""
+    """Numbers that are invariant to rotations and reflections, ρ(R) = 1: energies, charges, temperatures."""
 
     name: ClassVar[str] = "Scalar"
     dim: ClassVar[int] = 1
@@ -249,7 +258,7 @@ class Scalar(Representation):
 
 @dataclass(frozen=True)
 class Pseudoscalar(Representation):
-    """What mirrors reverse, ρ(R) = det R: chirality, helicity, the curl of a plane vector field."""
+    """Numbers that change sign under reflections, ρ(R) = det R: chirality, helicity, the curl of a plane field."""
 
     name: ClassVar[str] = "Pseudoscalar"
     dim: ClassVar[int] = 1
@@ -261,7 +270,7 @@ class Pseudoscalar(Representation):
 
 @dataclass(frozen=True)
 class Pseudovector(Representation):
-    """Vectors of R^3 that mirrors treat as rotation axes, ρ(R) = det(R) R: angular velocities, magnetic moments."""
+    """Axial vectors of R^3, ρ(R) = det(R) R: angular velocities, magnetic moments."""
 
     name: ClassVar[str] = "Pseudovector"
     dim: ClassVar[int] = 3
@@ -273,7 +282,7 @@ class Pseudovector(Representation):
 
 @dataclass(frozen=True)
 class _OfDimension(Representation):
-    """A family with one representation for each dimension of the space, from ``_least`` on."""
+    """A family with one representation for each dimension d >= ``_least`` of the space."""
 
     d: int = 3
 
@@ -297,7 +306,7 @@ class _OfDimension(Representation):
 
 @dataclass(frozen=True)
 class Vector(_OfDimension):
-    """Vectors of R^d, ρ(R) = R: velocities, forces, dipole moments. It takes every invertible matrix."""
+    """Vectors of R^d, ρ(R) = R: velocities, forces, dipole moments. R can be any invertible matrix."""
 
     orthogonal_only: ClassVar[bool] = False
 
@@ -307,10 +316,10 @@ class Vector(_OfDimension):
 
 @dataclass(frozen=True)
 class _SymmetricMatrices(_OfDimension):
-    """Symmetric matrices T ↦ R T Rᵀ in an orthonormal basis of a space of them."""
+    """A space of symmetric matrices under T ↦ R T Rᵀ, in an orthonormal basis."""
 
     _least: ClassVar[int] = 2
-    # Made once from d; no field, so it takes no part in comparisons.
+    # Derived from d. It is not a field, so it does not take part in comparisons.
     _basis: ClassVar[Tensor]
 
     def __post_init__(self) -> None:
@@ -322,18 +331,18 @@ class _SymmetricMatrices(_OfDimension):
         return len(self._basis)
 
     def _orthonormal_basis(self) -> Tensor:
-        """Basis ``[dim, d, d]`` of the matrices, float64."""
+        """Return the basis ``[dim, d, d]`` float64 of the matrices."""
         raise NotImplementedError
 
     def to_tensor(self, features: Tensor) -> Tensor:
-        """Components ``[*, dim]`` to symmetric matrices ``[*, d, d]``."""
+        """Convert components ``[*, dim]`` to symmetric matrices ``[*, d, d]``."""
         check_last("features", features, (self.dim,), self.name)
         check_has_numbers("features", features)
         with without_autocast(features.device):
             return torch.einsum("...a,aij->...ij", features, self._basis.to(features))
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
-        """Matrices ``[*, d, d]`` to components ``[*, dim]`` of their projection on the space."""
+        """Project matrices ``[*, d, d]`` to the space, and return their components ``[*, dim]``."""
         check_last("tensor", tensor, (self.d, self.d), self.name)
         check_has_numbers("tensor", tensor)
         with without_autocast(tensor.device):
@@ -347,11 +356,11 @@ class _SymmetricMatrices(_OfDimension):
 
 @dataclass(frozen=True)
 class SymmetricTensor(_SymmetricMatrices):
-    """Symmetric tensors of rank 2, T ↦ R T Rᵀ, for d from 2: polarizabilities, stresses, moments of inertia.
+    """Symmetric tensors of rank 2, T ↦ R T Rᵀ, for d >= 2: polarizabilities, stresses, moments of inertia.
 
-    The d (d + 1) / 2 components are taken in the order of the upper triangle, row by row, those off the diagonal times
-    √2, so that their squares sum to those of the matrix and ρ(R) is orthogonal. See :meth:`to_tensor` and
-    :meth:`from_tensor`. It takes every invertible matrix.
+    The d (d + 1) / 2 components are the entries of the upper triangle, row by row. Entries off the diagonal are
+    multiplied by √2, so that components and matrix have the same sum of squares and ρ(R) is orthogonal. See
+    :meth:`to_tensor` and :meth:`from_tensor`. R can be any invertible matrix.
     """
 
     orthogonal_only: ClassVar[bool] = False
@@ -362,22 +371,22 @@ class SymmetricTensor(_SymmetricMatrices):
 
 @dataclass(frozen=True)
 class TracelessSymmetric(_SymmetricMatrices):
-    """Symmetric tensors of rank 2 without trace, T ↦ R T Rᵀ, for d from 2: quadrupole moments, anisotropies.
+    """Traceless symmetric tensors of rank 2, T ↦ R T Rᵀ, for d >= 2: quadrupole moments, anisotropies.
 
-    The components refer to an orthonormal basis: the entries above the diagonal times √2, row by row, then the
-    d - 1 diagonal matrices diag(1, ..., 1, -k, 0, ...) / √(k (k + 1)).
+    The components refer to an orthonormal basis. They are the entries above the diagonal times √2, row by row, then the
+    products with the d - 1 diagonal matrices diag(1, ..., 1, -k, 0, ...) / √(k (k + 1)).
     """
 
     def _orthonormal_basis(self) -> Tensor:
         off_diagonal = [_symmetric_unit(self.d, i, j) for i in range(self.d) for j in range(i + 1, self.d)]
         ones = torch.ones(self.d, self.d, dtype=torch.float64)
-        # 1, ..., 1, -k, 0, ... in row k
+        # Row k is 1, ..., 1, -k, 0, ...
         entries = ones.tril(-1) - torch.diag(torch.arange(self.d, dtype=torch.float64))
         return torch.stack([*off_diagonal, *torch.diag_embed(entries[1:] / entries[1:].norm(dim=1, keepdim=True))])
 
 
 def determinant_sign(rotation: Tensor) -> Tensor:
-    """Sign det R = ±1 of orthogonal matrices ``[*, d, d]``, as a constant: ``[*]``."""
+    """Return the sign ``[*]`` of det R for orthogonal matrices ``[*, d, d]``, detached from the graph."""
     return torch.linalg.det(rotation.detach()).sign()
 
 

@@ -1,4 +1,4 @@
-"""Homogeneous spaces X = G/H: an origin, a section X → G, the stabilizer of the origin, and lifting points to G."""
+"""Homogeneous spaces X = G/H: the origin, its stabilizer H, a section X → G, and the lift of points to G."""
 
 from lieattn.spaces._space import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 

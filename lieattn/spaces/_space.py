@@ -1,4 +1,4 @@
-"""The interface of spaces that groups act on, Euclidean space, directions, and R^d without 0 as orbits."""
+"""The interface of homogeneous spaces, and its instances: Euclidean space, spheres, and R^d without 0 as orbits."""
 
 from __future__ import annotations
 
@@ -26,18 +26,28 @@ from lieattn.groups import (
 
 @dataclass(frozen=True)
 class HomogeneousSpace:
-    """A space X on which a group G acts, seen orbit by orbit; a value without data, like the group.
+    """A space X on which a group G acts, described orbit by orbit. Like a group, it is a value without data.
 
-    If G is transitive there is one orbit and X = G/H: every point is x = g o for the origin o, and the elements
-    that do so are s(x) h with s a section and h in the stabilizer H of the origin. Otherwise each orbit has a
-    representative in place of the origin, all with the same stabilizer, and the orbits are told apart by invariants.
+    If G is transitive, there is one orbit, and X = G/H: every point is x = g o for the origin o. The elements g that
+    map o to x are s(x) h, where s is a section and h an element of the stabilizer H of the origin. If G is not
+    transitive, a representative of each orbit takes the place of the origin. All representatives have the same
+    stabilizer, and invariants distinguish the orbits.
 
-    A space of your own overrides :meth:`section`, and where they differ from the defaults :meth:`representative`,
-    :meth:`invariants`, :meth:`embed`, :meth:`act` and :meth:`faults`; docs/your_own_group.md has worked examples.
+    To define a space, override :meth:`section`, and also :meth:`representative`, :meth:`invariants`, :meth:`embed`,
+    :meth:`act` and :meth:`faults` if they differ from the defaults. docs/your_own_group.md has worked examples.
 
-    ``name`` is what the space is called in messages, ``group`` is G, ``dim`` the number of components of a point,
-    ``stabilizer`` H as a group of matrices, which :meth:`embed` takes into G, or None if it is trivial, and
-    ``num_invariants`` the number of invariants of an orbit, 0 if G is transitive.
+    Attributes
+    ----------
+    name
+        Name of the space in messages.
+    group
+        The group G.
+    dim
+        Number of components of a point.
+    stabilizer
+        The stabilizer H as a group of matrices, which :meth:`embed` maps into G; None if it is trivial.
+    num_invariants
+        Number of invariants of an orbit; 0 if G is transitive.
     """
 
     name: str
@@ -57,29 +67,29 @@ class HomogeneousSpace:
 
     @property
     def origin(self) -> Tensor:
-        """The point ``[dim]`` float64 that the identity is lifted from; a representative of one of the orbits."""
+        """The point ``[dim]`` float64 whose section is the identity. It is the representative of one of the orbits."""
         return torch.zeros(self.dim, dtype=torch.float64)
 
     def representative(self, x: Tensor) -> Tensor:
-        """Point ``[*, dim]`` of the orbit of x that ``section(x)`` takes to x; the origin if G is transitive."""
+        """Return the points ``[*, dim]`` that ``section(x)`` maps to x. They are the origin if G is transitive."""
         return self.origin.to(device=x.device, dtype=x.dtype).expand_as(x)
 
     def act(self, g: Tensor, x: Tensor) -> Tensor:
-        """Move points ``[*, dim]``; raises ValueError if they have another dimension."""
+        """Move points ``[*, dim]`` by elements ``[*, m, m]`` of G. Errors are those of :meth:`Group.act`."""
         return self.group.act(g, x)
 
     def invariants(self, x: Tensor) -> Tensor:
-        """Invariants of the orbit of x, ``[*, num_invariants]``: the same for x and g x, different on other orbits."""
+        """Return the invariants ``[*, num_invariants]``, which are equal for x and g x and differ between orbits."""
         return x[..., :0]
 
     # --- lifting --------------------------------------------------------------------------------------------------
 
     def section(self, x: Tensor) -> Tensor:
-        """One element ``[*, m, m]`` for each point ``[*, dim]``, which takes the representative of its orbit to x."""
+        """Return an element ``[*, m, m]`` for each point x ``[*, dim]``, which maps the representative of x to x."""
         raise NotImplementedError(f"{self.name} does not define a section: implement section")
 
     def embed(self, h: Tensor) -> Tensor:
-        """Elements ``[*, m, m]`` of G that matrices ``[*, k, k]`` of the stabilizer stand for."""
+        """Map matrices ``[*, k, k]`` of the stabilizer to elements ``[*, m, m]`` of G."""
         if self.stabilizer is None or self.stabilizer.size == self.group.size:
             return h
         if self.group.is_affine and self.stabilizer.size == self.group.dim:
@@ -89,11 +99,11 @@ class HomogeneousSpace:
         )
 
     def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:
-        """Elements over points: ``section(x) h``.
+        """Return the elements ``section(x) h`` ``[*, fiber, m, m]`` over points x ``[*, dim]``.
 
-        For points ``[*, dim]`` and elements h of the stabilizer, ``[fiber, k, k]``, the same for all points, or ``[*,
-        fiber, k, k]``, the result is ``[*, fiber, m, m]``; the section alone, a fiber of one element, if h is absent.
-        TypeError or ValueError is raised if ``x`` or ``h`` does not fit.
+        The elements h of the stabilizer are ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. Without
+        h, the result is the section, with a fiber of one element. TypeError or ValueError is raised if ``x`` or ``h``
+        does not fit.
         """
         self.check("x", x)
         section = self.section(x)[..., None, :, :]
@@ -107,7 +117,7 @@ class HomogeneousSpace:
         check_broadcast("x", x.shape[:-1], "h", h.shape[:-3])
         return self.group.product(section, self.embed(h.to(dtype=x.dtype, device=x.device)))
 
-    # --- bad input ------------------------------------------------------------------------------------------------
+    # --- checks ---------------------------------------------------------------------------------------------------
 
     def check(self, argument: str, x: Tensor) -> None:
         """Raise TypeError or ValueError, naming the argument, unless ``x`` holds points of this space.
@@ -122,15 +132,18 @@ class HomogeneousSpace:
             check_none(argument, where, f"is not a point of {self.name}: {fault}")
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """Reasons why vectors ``[*, dim]`` are not points: a description, and ``[*]`` bool where it holds."""
+        """Return the reasons why finite vectors ``[*, dim]`` are not points of this space.
+
+        The keys describe the reasons. The values are masks ``[*]`` of the vectors that they apply to.
+        """
         return {}
 
 
 class Euclidean(HomogeneousSpace):
-    """R^d under R^d ⋊ H: the origin is 0, its stabilizer H, the section translates.
+    """R^d under R^d ⋊ H. The origin is 0, its stabilizer is H, and the section consists of translations.
 
-    ``group`` is ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``; a finite group H
-    is short for ``SemidirectProduct(H)``. TypeError is raised for others.
+    ``group`` is ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``. A finite group H
+    stands for ``SemidirectProduct(H)``. TypeError is raised for other groups.
     """
 
     def __init__(self, group: Group) -> None:
@@ -144,18 +157,18 @@ class Euclidean(HomogeneousSpace):
         super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer)
 
     def section(self, x: Tensor) -> Tensor:
-        """Translations by x, ``[*, d + 1, d + 1]``; smooth."""
+        """Return the translations by x ``[*, d + 1, d + 1]``, which are smooth in x."""
         return Translations(self.dim).element(x)
 
 
 class Sphere(HomogeneousSpace):
-    """S^2, the unit vectors of R^3, under SO(3): the origin is (1, 0, 0), its stabilizer SO(2) about this axis.
+    """S^2, the unit vectors of R^3, under SO(3). The origin is (1, 0, 0), with the stabilizer SO(2) about this axis.
 
-    If ``improper``, under O(3), with the stabilizer O(2): reflections of the sphere too.
+    If ``improper``, the group is O(3), which includes reflections, and the stabilizer is O(2).
 
-    The section takes the origin to x by the least angle. No section of the sphere is continuous everywhere: this
-    one jumps at (-1, 0, 0), where it is the half turn about (0, 0, 1), and its derivative grows without bound near
-    there. What is averaged over the whole stabilizer does not depend on the choice.
+    The section rotates the origin to x by the least angle. No section of the sphere is continuous everywhere. This one
+    jumps at (-1, 0, 0), where it is the half turn about (0, 0, 1), and its derivative is unbounded near this point.
+    Averages over the whole stabilizer do not depend on the choice of the section.
     """
 
     def __init__(self, *, improper: bool = False) -> None:
@@ -177,10 +190,10 @@ class Sphere(HomogeneousSpace):
 
 
 class PositionDirection(HomogeneousSpace):
-    """R^3 x S^2, positions p with unit directions n, as ``(p, n)`` of 6 components, under SE(3).
+    """R^3 x S^2 under SE(3): positions p with unit directions n, as vectors ``(p, n)`` of 6 components.
 
-    The origin is the position 0 with direction (1, 0, 0); its stabilizer is SO(2) about this axis. The section is
-    that of :class:`Sphere` for the direction, followed by a translation by p, and jumps at the same directions.
+    The origin is the position 0 with direction (1, 0, 0), and its stabilizer is SO(2) about this axis. The section is
+    the section of :class:`Sphere` at n, followed by the translation by p. It is discontinuous at the same directions.
     """
 
     def __init__(self) -> None:
@@ -219,9 +232,9 @@ class Orbits(HomogeneousSpace):
     ``RotationDilations(3)``  space without 0             none                SO(2) about (1, 0, 0)
     ======================= ============================= =================== ==========================
 
-    The representative of a sphere or circle is its point on the first axis. The point 0 is an orbit by itself with a
-    larger stabilizer and has to be left out. Sections in space jump at the negative first axis, as in :class:`Sphere`.
-    TypeError is raised for other groups.
+    The representative of a sphere or circle is its point on the positive first axis. The point 0 is excluded, since it
+    is an orbit by itself with a larger stabilizer. Sections in space jump at the negative first axis, as in
+    :class:`Sphere`. TypeError is raised for other groups.
     """
 
     def __init__(self, group: Group) -> None:
@@ -246,7 +259,7 @@ class Orbits(HomogeneousSpace):
         return first if isinstance(self.group, RotationDilations) else length[..., None] * first
 
     def invariants(self, x: Tensor) -> Tensor:
-        """Radius or direction of x, as in the table, ``[*, num_invariants]``."""
+        """Return the radius or the direction of x, as in the table, ``[*, num_invariants]``."""
         direction, length = polar(x)
         if isinstance(self.group, Dilations):
             return direction
@@ -267,13 +280,13 @@ class Orbits(HomogeneousSpace):
         return about_first_axis(h)
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        # Or too short for its direction to be known.
+        # Subnormal numbers are too inaccurate for a direction.
         zero = x.abs().amax(-1) < torch.finfo(x.dtype).tiny
         return {f"it is 0, which {self.group.name} does not move; leave it out or shift the origin": zero}
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Directions ``[*, d]`` and lengths ``[*]`` of vectors other than 0, without overflow or underflow."""
+    """Return directions ``[*, d]`` and lengths ``[*]`` of nonzero vectors, without overflow or underflow."""
     largest = x.detach().abs().amax(-1, keepdim=True)
     scaled = x / largest
     length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
@@ -281,22 +294,22 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def not_unit(n: Tensor) -> Tensor:
-    """Where vectors ``[*, d]`` are not of unit length."""
+    """Return the mask ``[*]`` of vectors ``[*, d]`` that do not have unit length."""
     return (torch.linalg.vector_norm(n, dim=-1) - 1).abs() > 1e-5
 
 
 def minimal_rotation(n: Tensor) -> Tensor:
-    """Rotations ``[*, 3, 3]`` by the least angle that takes (1, 0, 0) to unit vectors n ``[*, 3]``.
+    """Return the rotations ``[*, 3, 3]`` of least angle that map (1, 0, 0) to unit vectors n ``[*, 3]``.
 
-    At n = (-1, 0, 0), where all half turns about axes across are as short, the one about (0, 0, 1) is taken. No
-    choice of rotations is continuous on the whole sphere: this one jumps there and nowhere else.
+    At n = (-1, 0, 0), every half turn about a perpendicular axis has the least angle, and the half turn about (0, 0, 1)
+    is returned. No choice of rotations is continuous on the whole sphere; this one is discontinuous only there.
     """
     a, across = n[..., 0], n[..., 1:]
     behind = (a < 0)[..., None]
-    # So close to the antipode the direction across makes no difference, but its derivative would overflow.
+    # This close to the antipode, the perpendicular direction has no effect, but its derivative would overflow.
     antipodal = (across.abs().amax(-1, keepdim=True) < torch.finfo(n.dtype).eps ** 2) & behind
-    # (1 - a) u uᵀ = v vᵀ / (1 + a) for v = across and u its direction: each form where it does not cancel, the
-    # other one with an argument that has a finite gradient.
+    # (1 - a) u uᵀ = v vᵀ / (1 + a) for v = across and its direction u. Each form is used where it does not cancel; the
+    # other one gets an argument with a finite gradient.
     before = across / torch.where(behind, 1.0, 1 + a[..., None]).sqrt()
     direction = polar(torch.where(behind & ~antipodal, across, 1.0))[0]
     opposite = direction * torch.where(behind, 1 - a[..., None], 1.0).sqrt()
@@ -309,7 +322,7 @@ def minimal_rotation(n: Tensor) -> Tensor:
 
 
 def about_first_axis(h: Tensor) -> Tensor:
-    """Orthogonal matrices ``[*, 3, 3]`` that keep the first axis, from ``[*, 2, 2]`` of the plane across it."""
+    """Return the orthogonal matrices ``[*, 3, 3]`` that fix the first axis and act by ``[*, 2, 2]`` on the others."""
     padded = torch.nn.functional.pad(h, (1, 0, 1, 0))
     corner = torch.zeros_like(padded)
     corner[..., 0, 0] = 1

@@ -8,10 +8,11 @@ from torch_geometric.data import Data
 
 from lieattn.bench import _scales
 from lieattn.geometry import LiftedGraph, Radius, ScaleFrames, lift, point_clouds
-from lieattn.groups import SO, cyclic, dihedral, octahedral, trivial
+from lieattn.groups import SE, SO, Translations, cyclic, dihedral, octahedral, trivial
 from lieattn.models import GSANet, GSAReadout
 from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
 from lieattn.ops import RelativeTerms, group_attention
+from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
 
 F64 = torch.float64
@@ -357,6 +358,18 @@ def test_bad_arguments():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_frames_outside_of_the_space_are_refused():
+    pos, neighborhood = torch.rand(3, 2), Radius(1.0)
+    with pytest.raises(ValueError, match="frames: .* is not an element of SO\\(2\\)"):
+        lift(pos, ScaleFrames(dihedral(4)), neighborhood, Euclidean(SE(2)))
+    with pytest.raises(ValueError, match="frames: .* is not an element of trivial2"):
+        lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(Translations(2)))
+    with pytest.raises(ValueError, match="space: expected a Euclidean space"):
+        lift(pos, ScaleFrames(cyclic(4)), neighborhood, Orbits(SO(2)))
+    assert lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(SE(2))).fiber == 4
+    assert lift(pos, ScaleFrames(trivial(2)), neighborhood, Euclidean(Translations(2))).fiber == 1
 
 
 def test_the_table_of_errors_at_the_ends(monkeypatch):

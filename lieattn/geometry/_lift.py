@@ -307,6 +307,9 @@ class ScaleFrames:
         dim, levels = clouds.pos.shape[1], self.levels
         if self.group.dim != dim:
             raise ValueError(f"points: {self.group.name} acts on {self.group.dim} coordinates, got points with {dim}")
+        if not isinstance(space, Euclidean):
+            raise ValueError(f"space: expected a Euclidean space for ScaleFrames, got {space.name}")
+        (space.stabilizer or trivial(dim)).check("frames", self.group.matrices(clouds.pos))
         nodes = clouds.num_points * levels
         parts = []
         for k, factor in enumerate(self.factors):

@@ -1,4 +1,4 @@
-"""Point sets: neighborhoods, frames and lifting, computed once per batch and shared by all layers."""
+"""Point clouds, neighborhoods, frames and the lift, which is computed once per batch and shared by all layers."""
 
 from lieattn.geometry._clouds import Padding, PointClouds, flatten, padding, point_clouds, unflatten
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames, Sites

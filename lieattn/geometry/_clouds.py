@@ -1,4 +1,4 @@
-"""Point clouds, read from tensors or data of PyTorch Geometric; and values that move between devices as a whole."""
+"""Point clouds, read from tensors or PyTorch Geometric data, and the base class of values that move between devices."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from lieattn._checks import (
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
 
-# Sums of squares of coordinates up to here stay finite in float64.
+# Sums of squares of coordinates up to this size are finite in float64.
 COORDINATE_LIMIT = 1e100
 
 
 @dataclass(frozen=True, eq=False)
 class Movable:
-    """What frozen dataclasses of tensors share: moving all of their tensors, and those of the values they hold."""
+    """Base class of frozen dataclasses of tensors, with methods that move all their tensors, nested ones included."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Same value on another device."""
+        """Return the same value on another device."""
         check_device(device)
         check_flag(non_blocking=non_blocking)
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """Same value in page-locked memory, from which copies to a GPU overlap with work."""
+        """Return the same value in page-locked memory, from which copies to a GPU are asynchronous."""
         return self.map(lambda tensor: tensor.pin_memory())
 
     def astype(self, dtype: torch.dtype) -> Self:
-        """Same value with its coordinates rounded to a floating dtype."""
+        """Return the same value with its floating tensors converted to ``dtype``."""
         check_floating("dtype", dtype)
         return self.map(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Self:
-        """Same value with every tensor replaced by what ``move`` makes of it; a tensor held twice is moved once."""
+        """Return the same value with ``move`` applied to every tensor. A tensor that occurs twice is moved once."""
         return _moved(self, move, {})
 
 
@@ -58,17 +58,17 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], known: dict[int, Any]) 
         if isinstance(value, Tensor):
             known[id(value)] = move(value)
         else:
-            # The constructor has checked these tensors already, and what is cached on the value moves along.
+            # Skip the constructor, which has checked these tensors already, and move cached attributes as well.
             known[id(value)] = copy = object.__new__(type(value))
             vars(copy).update({name: _moved(part, move, known) for name, part in vars(value).items()})
     return known[id(value)]
 
 
 def as_coordinates(pos: Tensor) -> Tensor:
-    """Coordinates ``[points, dim]`` of any floating dtype in float64, without gradient, on the device of ``pos``.
+    """Convert coordinates ``[points, dim]`` of any floating dtype to float64, without gradient, on the same device.
 
-    TypeError or ValueError is raised if ``pos`` has another form, or a point is NaN, infinite or beyond 1e100;
-    RuntimeError in ``torch.jit.trace``, and for positions that ``torch.func.vmap`` goes over.
+    TypeError or ValueError is raised if ``pos`` has another dtype or shape, or a coordinate is NaN, infinite or beyond
+    1e100. RuntimeError is raised in ``torch.jit.trace``, and for positions that ``torch.func.vmap`` maps over.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         advice = "compute it outside, geometry = network.geometry(data), and use torch.export"
@@ -91,9 +91,10 @@ def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor |
     """Return the cloud of each point, int64 ``[points]``, and the number of clouds.
 
     The ``points`` are a tensor ``[points, ...]`` or their number. ``batch`` is the cloud of each point, int64
-    ``[points]``, in any order; an id may be without points. ``ptr`` is the first point of each cloud and, last, the
-    number of points, int64 ``[clouds + 1]``, which counts empty clouds at the end. All points are one cloud without
-    both; if both are given they must describe the same clouds. TypeError or ValueError is raised if they do not fit.
+    ``[points]``, in any order; clouds may be empty. ``ptr`` contains the first point of each cloud and, as last entry,
+    the number of points, int64 ``[clouds + 1]``; unlike ``batch``, it can describe empty clouds at the end. If both are
+    given, they must describe the same clouds; if both are absent, all points are one cloud. TypeError or ValueError is
+    raised if they do not fit.
     """
     number, device = (len(points), points.device) if isinstance(points, Tensor) else (points, None)
     if batch is not None:
@@ -138,7 +139,7 @@ def check_indices(
 ) -> None:
     """Raise an error unless a value is an int64 tensor with ``dim`` dimensions on ``device`` (any if None).
 
-    Entries must be from 0 and below ``below``, if that is given.
+    If ``below`` is given, entries must be from 0 to ``below - 1``.
     """
     check_tensor(name, value, "an int64 tensor", torch.int64)
     if value.dim() != dim:
@@ -155,7 +156,7 @@ def first_true(mask: Tensor) -> int:
 
 
 def point_weights(weights: Tensor, pos: Tensor, *, positive: bool = False) -> Tensor:
-    """Weights ``[points]`` in float64; ValueError unless they are finite numbers from 0, one for each point."""
+    """Return weights ``[points]`` in float64, or raise ValueError unless they are finite and not negative."""
     if not isinstance(weights, Tensor) or weights.shape != (len(pos),) or weights.device != pos.device:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"weights: expected [points={len(pos)}] on {pos.device}, got {shape}")
@@ -167,13 +168,13 @@ def point_weights(weights: Tensor, pos: Tensor, *, positive: bool = False) -> Te
 
 
 def members(batch: Tensor, num_clouds: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the points sorted by cloud ``[points]``, and the start and size of each cloud among them."""
+    """Return the indices of the points sorted by cloud ``[points]``, and the start and size of each cloud in them."""
     size = torch.bincount(batch, minlength=num_clouds)
     return batch.argsort(stable=True), size.cumsum(0) - size, size
 
 
 def ranks(batch: Tensor, num_clouds: int) -> Tensor:
-    """Rank of each point among those of its cloud, in their order: ``[points]`` int64."""
+    """Return the rank of each point within its cloud, ``[points]`` int64."""
     order, first, _ = members(batch, num_clouds)
     place = torch.empty_like(batch)
     place[order] = torch.arange(len(order), device=order.device)
@@ -181,7 +182,7 @@ def ranks(batch: Tensor, num_clouds: int) -> Tensor:
 
 
 def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Concatenate the ranges ``first[s] ... first[s] + count[s] - 1``: the s of each number, and the numbers."""
+    """Concatenate the ranges ``first[s] ... first[s] + count[s] - 1``. Return the s of each number, and the numbers."""
     segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
     position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]
     return segment, position
@@ -189,11 +190,11 @@ def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Padding(Movable):
-    """Where each point stands when every cloud gets as many places as the largest one. See :func:`padding`.
+    """The layout of points in a padded tensor, in which every cloud has the size of the largest. See :func:`padding`.
 
-    ``shape`` is (clouds, places of each), and ``cloud`` ``[points]`` int64 the cloud of each point. ``place``
-    ``[points]`` int64 is the place of each point, counted through all clouds, and ``mask`` ``[clouds, places]`` bool
-    says where points are; both are None, so that nothing is copied, if the clouds have one size and follow one another.
+    ``shape`` is (clouds, places per cloud), and ``cloud`` ``[points]`` int64 is the cloud of each point. ``place``
+    ``[points]`` int64 is the index of each point in the flattened layout, and ``mask`` ``[clouds, places]`` bool is
+    true at points. Both are None if the clouds have equal sizes and are sorted, so that padding needs no copy.
     """
 
     shape: tuple[int, int]
@@ -202,20 +203,23 @@ class Padding(Movable):
     mask: Tensor | None = None
 
     def pad(self, x: Tensor) -> Tensor:
-        """``[points, *]`` to ``[clouds, places, *]``, zero where no point is."""
+        """Convert ``[points, *]`` to ``[clouds, places, *]``, filled up with zeros."""
         if self.place is None:
             return x.unflatten(0, self.shape)
         flat = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
         return flat.index_copy(0, self.place, x).unflatten(0, self.shape)
 
     def unpad(self, x: Tensor) -> Tensor:
-        """``[clouds, places, *]`` to ``[points, *]``."""
+        """Convert ``[clouds, places, *]`` to ``[points, *]``."""
         flat = x.flatten(0, 1)
         return flat if self.place is None else flat.index_select(0, self.place)
 
 
 def padding(batch: Tensor, num_clouds: int) -> Padding:
-    """Lay out points by the cloud they belong to, ``batch`` ``[points]`` int64 in any order; clouds may be empty."""
+    """Return the padded layout of points with the clouds ``batch`` ``[points]`` int64, in any order.
+
+    Clouds may be empty.
+    """
     counts = torch.bincount(batch, minlength=num_clouds)
     places = int(counts.max()) if num_clouds else 0
     regular = len(batch) == num_clouds * places
@@ -225,25 +229,25 @@ def padding(batch: Tensor, num_clouds: int) -> Padding:
     return Padding((num_clouds, places), batch, batch * places + ranks(batch, num_clouds), mask)
 
 
-_FLAT = 1e-8  # a cell is refused as flat if its volume, relative to the product of its edges, is smaller
+_FLAT = 1e-8  # smallest volume of a cell, relative to the product of its edge lengths
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class PointClouds(Movable):
-    """Points of several clouds, of which some may be empty. Make one with :func:`point_clouds`.
+    """The points of several clouds, some of which may be empty. Build it with :func:`point_clouds`.
 
     Attributes
     ----------
     pos, batch
         ``[points, dim]`` floating coordinates, and ``[points]`` int64, the cloud of each point, in any order.
     grid
-        ``[clouds, 2]`` int64 height and width if the clouds are images in raster order; of voxels in space
-        ``[clouds, 3]``, depth, height and width; else None.
+        ``[clouds, 2]`` int64 height and width if the clouds are images in raster order, ``[clouds, 3]`` int64 depth,
+        height and width if they are voxels in space, otherwise None.
     cell, pbc
-        ``[clouds, dim, dim]`` floating, whose rows are the vectors by which each cloud repeats, and ``[clouds, dim]``
-        bool, along which of them it does; both None if the clouds do not repeat.
+        Lattice vectors of periodic clouds, the rows of ``[clouds, dim, dim]`` floating, and a mask ``[clouds, dim]``
+        bool of the vectors along which a cloud is periodic. Both are None if no cloud is periodic.
     edge_index
-        Edges that came with the points, for :class:`Given`, not yet checked; None without.
+        Edges of the data, for :class:`Given`, which are not checked yet, or None.
     """
 
     pos: Tensor
@@ -264,7 +268,7 @@ class PointClouds(Movable):
         return titled_table(type(self).__name__, [*self._facts().items(), *given])
 
     def _facts(self) -> dict[str, object]:
-        """What the printed forms say, by name."""
+        """Return the facts that the printed forms show, by name."""
         of = {"points": self.num_points, "dim": self.pos.shape[1], "clouds": self.num_clouds}
         return {**of, "dtype": str(self.pos.dtype).removeprefix("torch."), "device": self.device}
 
@@ -275,25 +279,25 @@ class PointClouds(Movable):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.pos.device
 
     @property
     def counts(self) -> Tensor:
-        """``[clouds]`` int64, the number of points of each cloud."""
+        """Number of points of each cloud, ``[clouds]`` int64."""
         return torch.bincount(self.batch, minlength=self.num_clouds)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
+        """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
         self._check_rows(x)
         return x.new_zeros(self.num_clouds, *x.shape[1:]).index_add(0, self.batch, x)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Mean over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
+        """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
         return self.sum(x) / self.counts.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
     def max(self, x: Tensor) -> Tensor:
-        """Maximum over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
+        """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""
         self._check_rows(x)
         if x.is_complex():
             raise ValueError(f"x: expected real numbers, which have a maximum, got {x.dtype}")
@@ -320,27 +324,28 @@ def point_clouds(
 ) -> PointClouds:
     """Read point clouds from tensors or a torch_geometric object.
 
-    TypeError or ValueError is raised if shapes, dtypes, devices or batch indices do not fit, or a coordinate is not
+    TypeError or ValueError is raised if shapes, dtypes, devices or batch indices do not fit, or if a coordinate is not
     finite.
 
     Parameters
     ----------
     points
-        Coordinates ``[points, dim]``; or padded ones ``[clouds, N, dim]``, with a ``mask`` if some are padding;
-        or a torch_geometric ``Data`` or ``Batch`` with ``pos`` and, where they are there, ``batch``, ``ptr``,
-        ``grid``, ``cell``, ``pbc`` and ``edge_index``; or :class:`PointClouds`, which are returned as they are.
+        Coordinates ``[points, dim]``, padded coordinates ``[clouds, N, dim]`` with a ``mask``, a torch_geometric
+        ``Data`` or ``Batch``, or :class:`PointClouds`, which are returned unchanged. Of torch_geometric data, ``pos``
+        is read and, if present, ``batch``, ``ptr``, ``grid``, ``cell``, ``pbc`` and ``edge_index``.
     batch, ptr
-        Cloud of each point ``[points]``, or first point of each cloud ``[clouds + 1]``; one cloud if absent.
+        Cloud of each point ``[points]``, or first point of each cloud ``[clouds + 1]``. By default, all points are one
+        cloud.
     mask
-        ``[clouds, N]`` bool, which padded points are there. Lay out features likewise with :func:`flatten`.
+        ``[clouds, N]`` bool, true for points and false for padding. Convert features with :func:`flatten`.
     grid
-        ``[clouds, 2]`` int64 heights and widths if the clouds are images in raster order; of voxels in space
-        ``[clouds, 3]`` depths, heights and widths.
+        ``[clouds, 2]`` int64 heights and widths if the clouds are images in raster order, or ``[clouds, 3]`` depths,
+        heights and widths of voxels in space.
     cell
-        Vectors by which each cloud repeats, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all clouds.
+        Lattice vectors of periodic clouds, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all clouds.
     pbc
-        Along which of them a cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; along all if absent. Vectors along
-        which it does not are ignored and may be zero.
+        Lattice vectors along which a cloud is periodic, bool ``[clouds, dim]`` or ``[dim]``; by default, all. The other
+        vectors are ignored and may be zero.
     """
     if isinstance(points, PointClouds):
         if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):
@@ -380,7 +385,7 @@ def point_clouds(
 def lattices(
     cell: Tensor | None, pbc: Tensor | None, num_clouds: int, points: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Checked ``cell`` and ``pbc`` of :func:`point_clouds`, one for each cloud; both None if nothing repeats."""
+    """Check ``cell`` and ``pbc`` of :func:`point_clouds`, and expand them to all clouds; None if none is periodic."""
     if cell is None:
         if pbc is not None and (not isinstance(pbc, Tensor) or bool(pbc.any())):
             raise ValueError("pbc: expected a cell, since clouds are periodic, got None")
@@ -404,7 +409,7 @@ def lattices(
         raise ValueError(f"cell: expected finite vectors, got {cell[first_true(infinite)].tolist()}")
     lengths = torch.linalg.vector_norm(used, dim=-1)
     units = used / torch.where(lengths == 0, 1.0, lengths)[..., None]
-    # The squared volume that the unit vectors span, with 1 in place of those that are not used.
+    # The determinant is the squared volume spanned by the unit vectors; vectors that are not used count as orthogonal.
     gram = units @ units.mT + torch.diag_embed((~pbc).double())
     flat = torch.linalg.det(gram) < _FLAT**2
     if flat.any():
@@ -415,10 +420,10 @@ def lattices(
 
 
 def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:
-    """Disjoint union of clouds, in their order.
+    """Return the disjoint union of clouds, in their order.
 
-    ValueError is raised if there are none, or they differ in the attributes ``alike``, dtype, device, or in having a
-    raster or a cell.
+    ValueError is raised if there are no clouds, or if they differ in the attributes ``alike``, in dtype, in device, or
+    in the presence of a raster or a cell.
     """
     if not parts:
         raise ValueError(f"{argument}: expected at least one graph to collate, got none")
@@ -443,14 +448,20 @@ def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[
 
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:
-    """Points that are there, ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``."""
+    """Select the points of a padded layout: ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``.
+
+    TypeError or ValueError is raised if dtypes, shapes or devices do not fit.
+    """
     check_is("padded", padded, Tensor)
     _check_mask(mask, padded.device, padded.shape[:2])
     return padded[mask]
 
 
 def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
-    """Padded layout again, zero where no point is: ``[points, *]`` to ``[clouds, N, *]``."""
+    """Restore the padded layout, filled up with zeros: ``[points, *]`` with mask ``[clouds, N]`` to ``[clouds, N, *]``.
+
+    TypeError or ValueError is raised if dtypes, shapes or devices do not fit.
+    """
     check_is("flat", flat, Tensor)
     _check_mask(mask, flat.device)
     rows = len(flat) if flat.ndim else 0

@@ -1,7 +1,7 @@
-"""Frames: which elements of the stabilizer stand over each point.
+"""Frames: the elements of the stabilizer over each point.
 
-A choice of frames is a small value. :func:`lift` gives it the clouds; what it returns are elements of the stabilizer of
-the space, ``[points, fiber, k, k]``, or those of a finite group. docs/exactness.md has the measured error of each.
+A choice of frames is a small callable value. :func:`lift` calls it with the clouds, and it returns elements of the
+stabilizer of the space, ``[points, fiber, k, k]``, or a finite group. docs/exactness.md has measured errors.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from lieattn.spaces import HomogeneousSpace
 if TYPE_CHECKING:
     from lieattn.geometry._principal_frames import PrincipalFrames
 
-_BLOCK = 64  # places whose frames are drawn together
+_BLOCK = 64  # number of points whose frames are drawn with one generator
 
 
 class GroupFrames(NamedTuple):
-    """Frames that are the elements of a finite group H, perhaps turned by one pose for each cloud.
+    """Frames that are the elements of a finite group H, optionally rotated by one pose for each cloud.
 
-    Its elements are multiplied from the left by the ``pose`` ``[points, k, k]``, alike for all points of a cloud.
+    The elements are multiplied from the left by the ``pose`` ``[points, k, k]``, which is equal for all points of a
+    cloud.
     """
 
     group: FiniteGroup
@@ -39,11 +40,11 @@ class GroupFrames(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """What frames are chosen for: clouds, their neighbor lists, and the space that is lifted.
+    """The arguments of a choice of frames: clouds, their neighbor lists, and their space.
 
-    ``weights`` ``[points]`` are for frames that average over points. Random frames are drawn from the ``generator``.
-    ``vectors`` ``[points, count, dim]`` are inputs that turn with the points; they give directions where the points
-    determine none.
+    ``weights`` ``[points]`` are used by frames that average over points. Random frames are drawn from the
+    ``generator``. ``vectors`` ``[points, count, dim]`` are input vectors that rotate with the points. They provide axes
+    that the points do not determine.
     """
 
     clouds: PointClouds
@@ -55,7 +56,7 @@ class Sites:
 
     @property
     def stabilizer(self) -> Group:
-        """Group that the frames belong to; ValueError where it is trivial."""
+        """Group that the frames belong to. ValueError is raised if it is trivial."""
         if self.space.stabilizer is None:
             what = f"the stabilizer of {self.space.name} is trivial"
             raise ValueError(f"frames: expected None, since {what}")
@@ -63,25 +64,25 @@ class Sites:
 
 
 class Frames(Protocol):
-    """A choice of frames for any clouds."""
+    """Interface of choices of frames, which are callable with :class:`Sites`."""
 
     def __call__(self, sites: Sites) -> Tensor | GroupFrames:
-        """Elements of the stabilizer of the space, ``[points, fiber, k, k]``, or those of a finite group."""
+        """Return elements of the stabilizer of the space, ``[points, fiber, k, k]``, or a finite group."""
 
 
 @dataclass(frozen=True)
 class FiniteFrames:
-    """The same finite fiber over every point: all elements h of a finite subgroup H of the stabilizer, or V h.
+    """The same finite fiber over every point of a cloud: all elements h of a subgroup H of the stabilizer, or V h.
 
-    With a *pose* V, one frame for each cloud, the fiber turns with the cloud. Principal axes are determined up to
-    signs; if H contains these, another choice of signs permutes the fiber.
+    The *pose* V is one frame for each cloud, and the fiber rotates with it. The signs of principal axes are not
+    determined; if H contains the sign changes, another choice of signs permutes the fiber.
 
-    **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order. With
-    principal axes as pose exact for all rigid motions; with a sampled pose in distribution.
+    **Equivariance.** Exact for R^d ⋊ H on any clouds. For other rotations, the error decreases with the order of H.
+    With principal axes as pose, exact for all rigid motions. With a sampled pose, in distribution.
 
-    ``group`` is H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere. ``pose`` is
-    ``PrincipalFrames()``, ``SampledFrames(1, per="cloud")``, or None for the elements of H as they are. TypeError or
-    ValueError is raised for other poses, or if H lacks the signs of principal axes.
+    ``group`` is H, for example ``octahedral()`` for SE(3), or ``cyclic(n)`` for SE(2) and the sphere. ``pose`` is
+    ``PrincipalFrames()``, ``SampledFrames(1, per="cloud")``, or None for the elements of H themselves. TypeError or
+    ValueError is raised for other poses, or if H does not contain the sign changes of principal axes.
     """
 
     group: FiniteGroup
@@ -99,7 +100,7 @@ class FiniteFrames:
             check(self.group)
 
     def __call__(self, sites: Sites) -> GroupFrames:
-        """The group and the pose; raises ValueError unless H is a subgroup of the stabilizer."""
+        """Return the group and the pose, or raise ValueError unless H is a subgroup of the stabilizer."""
         check_is("sites", sites, Sites)
         sites.stabilizer.check("frames", self.group.matrices(sites.clouds.pos))
         if self.pose is None:
@@ -110,28 +111,30 @@ class FiniteFrames:
 
 @dataclass(frozen=True)
 class SampledFrames:
-    """Random frames: for each point, or the same ones over all points of a cloud.
+    """Random frames, drawn for each point, or once for all points of a cloud.
 
-    **Equivariance.** In distribution only: the output for a turned cloud differs from the turned output by an error
-    that shrinks with ``count``. For exact equivariance take frames that turn with the cloud, such as
+    **Equivariance.** Only in distribution: the output of a rotated cloud differs from the rotated output by an error
+    that decreases with ``count``. For exact equivariance, use frames that rotate with the cloud, such as
     :class:`PrincipalFrames`.
 
-    Without a generator frames depend only on the ``seed`` and the index of the point in its cloud: they are the same at
-    every call, and for a cloud alone and in a batch. With a generator given to :func:`lift`, as in training, they are
-    new at every call.
+    By default, frames depend only on the ``seed`` and the index of the point in its cloud. They are the same at every
+    call, and for a cloud alone and in a batch. If a generator is passed to :func:`lift`, as in training, new frames are
+    drawn at every call.
 
     Parameters
     ----------
     count
         Number of frames, the size of the fiber.
     per
-        ``"point"``, or ``"cloud"`` for one set over all its points; then relative rotations are those of the set.
+        ``"point"``, or ``"cloud"`` for one set of frames over all points of a cloud, so that its elements alone
+        determine the relative rotations.
     design
-        Whether frames are an equal-weight design (see :meth:`LieGroup.design`) times one random element: each is
-        uniform, and together they average low degrees exactly. False: independent draws. None: a design if there is
-        one of this size, otherwise independent draws; for SO(3) there are designs of 1, 2, 4, 12, 24, 60.
+        If True, frames are an equal-weight design (see :meth:`LieGroup.design`) times one random element: each frame is
+        uniformly distributed, and together they average functions of low degree exactly. If False, frames are drawn
+        independently. If None, a design is used if one of this size exists. SO(3) has designs of 1, 2, 4, 12, 24 and
+        60 elements.
     seed
-        Of the draws without a generator.
+        Seed of the frames if no generator is given.
     """
 
     count: int
@@ -145,7 +148,7 @@ class SampledFrames:
         check_arguments(SampledFrames, vars(self))
 
     def __call__(self, sites: Sites) -> Tensor:
-        """Frames ``[points, fiber, k, k]``; raises ValueError if there is no design of this size."""
+        """Return frames ``[points, fiber, k, k]``, or raise ValueError if a required design does not exist."""
         check_is("sites", sites, Sites)
         clouds, per_cloud = sites.clouds, self.per == "cloud"
         if sites.generator is None:
@@ -163,7 +166,7 @@ class SampledFrames:
 
     @outside_of_transforms
     def _draw(self, group: Group, number: int, generator: torch.Generator) -> Tensor:
-        # One element is a design by itself.
+        # A single uniform element needs no design.
         if self.design or (self.design is None and self.count > 1 and _has_design(group, self.count)):
             return group.sample_design(number, count=self.count, generator=generator, dtype=torch.float64)
         return group.sample(number, self.count, generator=generator, dtype=torch.float64)
@@ -171,13 +174,13 @@ class SampledFrames:
 
 @dataclass(frozen=True, eq=False)
 class GivenFrames:
-    """Frames from outside: learned, of a physical system, or of another lift turned by hand.
+    """Frames given as a tensor: learned, from a physical system, or from another lift.
 
-    **Equivariance.** Exact if the frames turn with the points. Gradients flow into them.
+    **Equivariance.** Exact if the frames rotate with the points. Gradients flow into them.
 
     ``frames`` are elements of the stabilizer, ``[points, fiber, k, k]``, or ``[clouds, fiber, k, k]`` with
-    ``per="cloud"``. When points are lifted, TypeError or ValueError is raised if their number differs, or a matrix is
-    not in the stabilizer, for example not orthogonal, or improper where the group is SE(3).
+    ``per="cloud"``. :func:`lift` raises TypeError or ValueError if their number differs from that of the points or
+    clouds, or if a matrix is not in the stabilizer, for example if it is improper and the group is SE(3).
     """
 
     frames: Tensor
@@ -190,7 +193,7 @@ class GivenFrames:
         check_choice("per", self.per, ("point", "cloud"))
 
     def __call__(self, sites: Sites) -> Tensor:
-        """Frames ``[points, fiber, k, k]``."""
+        """Return the frames ``[points, fiber, k, k]`` in the dtype of the points."""
         check_is("sites", sites, Sites)
         clouds = sites.clouds
         number = clouds.num_clouds if self.per == "cloud" else clouds.num_points
@@ -205,10 +208,10 @@ class GivenFrames:
 
 @lru_cache(maxsize=256)
 def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
-    """Whether a group preserves lengths, or with ``ratios`` only the ratios of lengths.
+    """Return whether a group preserves lengths, or, with ``ratios``, ratios of lengths.
 
-    All elements of a finite stabilizer are tested, otherwise one generic element. A group that defines no exponential
-    has no element to test, and is taken to preserve lengths.
+    All elements of a finite stabilizer are tested, otherwise one generic element. A group without an exponential cannot
+    be tested, and is assumed to preserve lengths.
     """
     allowed = 1e-9
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
@@ -225,14 +228,14 @@ def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
 
 
 def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frames: object = None) -> None:
-    """Raise ValueError for neighborhoods made of distances that the group of a space does not preserve."""
+    """Raise ValueError if a neighborhood depends on distances that the group of a space does not preserve."""
     check_neighborhood(neighborhood)
     if not isinstance(neighborhood, Radius | Nearest | PixelSquare):
         return
     group = space.group
     finite = isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup)
     if isinstance(neighborhood, PixelSquare):
-        # A finite group may keep the square: which of its elements do is part of what a network promises.
+        # Elements of a finite group may preserve the square. The guarantee of a network states which of them do.
         if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
             raise ValueError(f"neighborhood: {neighborhood} is not symmetric under {group.name}; use a Radius")
         return

@@ -1,8 +1,8 @@
-"""Images as point sets: pixel positions, rasters, and which points a crop or a pooling keeps.
+"""Images as point sets: pixel positions, rasters, crops and pooling cells.
 
-The raster of a cloud is ``grid = (height, width)`` with its points in raster order, row by row from the top; that of
-voxels in space ``(depth, height, width)``, layer by layer.
-It belongs to the cloud like its coordinates and stays with it when these are turned.
+The raster of a cloud is ``grid = (height, width)``, with its points in raster order, row by row from the top. The
+raster of voxels in space is ``(depth, height, width)``, layer by layer. It does not change when the coordinates of the
+cloud are rotated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from lieattn.groups import FiniteGroup
 
 
 def pixel_positions(*sides: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Pixel centers ``[height * width, 2]`` with unit spacing and the image center at the origin.
+    """Return pixel centers ``[height * width, 2]`` with unit spacing and the image center at the origin.
 
-    ``sides`` are height and width, or depth, height and width of voxels, ``[depth * height * width, 3]``. The first
-    coordinate points right, the second one up, so that a positive angle turns counter-clockwise as displayed, and the
-    third one along the layers; points are in raster order.
+    ``sides`` are height and width, or depth, height and width of voxels, which give ``[depth * height * width, 3]``.
+    The first coordinate points to the right and the second one up, so that positive angles are counter-clockwise as
+    displayed. The third one points along the layers. Points are in raster order. ValueError is raised for other numbers
+    of sides, or sides that are not positive integers.
     """
     if len(sides) not in (2, 3):
         raise ValueError(f"sides: expected height and width, or depth, height and width, got {sides}")
@@ -41,7 +42,7 @@ def pixel_positions(*sides: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @dataclass(frozen=True)
 class Raster:
-    """Equally large images of pixels or voxels, which are points in raster order, image after image.
+    """The raster of ``images`` images of pixels or voxels of one size, whose points are in raster order.
 
     ``sides`` are rows and columns, or layers, rows and columns.
     """
@@ -51,10 +52,11 @@ class Raster:
 
     @classmethod
     def read(cls, clouds: PointClouds) -> tuple[Raster, Tensor]:
-        """Raster on which points of images lie by their coordinates, and the point ``[points]`` at each pixel.
+        """Return the raster given by the coordinates of the points, and the index of the point at each pixel.
 
-        Points that were moved by quarter turns, mirrors and translations lie on the raster of the moved images.
-        ValueError is raised if the clouds are no images of one size, or points are on no upright lattice.
+        Points moved by quarter turns, reflections and translations lie on the raster of the moved images. The indices
+        are ``[points]`` int64. ValueError is raised if the clouds are not images of one size, or if their points do not
+        lie on an upright lattice.
         """
         if clouds.grid is None or clouds.pos.shape[1] != clouds.grid.shape[1]:
             raise ValueError("data: expected points of images, with grid [images, dim] and pos [points, dim]")
@@ -65,7 +67,7 @@ class Raster:
         from_corner = (pos - pos.amin(dim=1, keepdim=True)).double()
         steps = from_corner / (float(from_corner.max()) / max(max(expected) - 1, 1) or 1.0)
         cells = steps.round().long()
-        place = cells.flip(-1)  # from the first axis of arrays to the last
+        place = cells.flip(-1)  # in the order of the axes of arrays
         sides = [int(side) + 1 for side in place.amax(dim=(0, 1))]
         place[..., -2] = sides[-2] - 1 - place[..., -2]
         number = place[..., 0]
@@ -81,11 +83,11 @@ class Raster:
         return cls(len(grid), tuple(sides)), (order + first[:, None]).flatten()
 
     def unflatten(self, x: Tensor) -> Tensor:
-        """``[points, *]`` to ``[images, *sides, *]``."""
+        """Convert ``[points, *]`` to ``[images, *sides, *]``."""
         return x.view(self.images, *self.sides, *x.shape[1:])
 
     def halved(self) -> Raster:
-        """Raster after a 2 x 2 pooling; raises ValueError for odd sides, which would lose rows or columns."""
+        """Return the raster after a 2 x 2 pooling, or raise ValueError for odd sides, which would lose rows."""
         if any(side % 2 for side in self.sides):
             got = f"got {' x '.join(map(str, self.sides))} pixels before one"
             expected = "expected images whose sides are multiples of the product of the poolings"
@@ -93,9 +95,9 @@ class Raster:
         return Raster(self.images, tuple(side // 2 for side in self.sides))
 
     def lift(self, group: FiniteGroup, size: int, device: torch.device | None = None) -> LiftedGraph:
-        """Pixels lifted to a group, with size x size (x size) pixels as neighbors, unit spacing and centered images.
+        """Lift the pixels of centered images with unit spacing, with size x size (x size) pixels as neighborhoods.
 
-        Graphs are cached, so batches of the same size share one.
+        Graphs are cached, so that batches of the same size share one.
         """
         return _lifted_raster(self, group, size, torch.device("cpu") if device is None else device, id(group))
 
@@ -104,7 +106,7 @@ class Raster:
 @torch.inference_mode(False)
 @outside_of_transforms
 def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device, identity: int) -> LiftedGraph:
-    # The identity keeps equal groups apart in the cache: torch.compile cannot compare their tables.
+    # The id separates equal groups in the cache, because torch.compile cannot compare their tables.
     images, sides = raster.images, raster.sides
     one = lift(pixel_positions(*sides).to(device), group, PixelSquare(size))
     clouds = PointClouds(
@@ -120,10 +122,10 @@ def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.
 
 
 def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
-    """Points that are left when ``margin`` pixels are cut off at each side, and the sizes left.
+    """Return the points that remain when ``margin`` pixels are cut off at each side, and the new sizes.
 
-    ``grid`` ``[clouds, 2]`` int64 has the height and width of each image. Returns indices ``[points left]`` int64 and
-    the new grid. ValueError is raised if nothing would be left of an image.
+    ``grid`` ``[clouds, 2]`` int64 contains the height and width of each image. The result is the indices ``[remaining
+    points]`` int64 and the new grid. ValueError is raised if no pixel of an image remains.
     """
     check_grid(grid)
     check_count("margin", margin, least=0)
@@ -138,11 +140,11 @@ def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
 
 
 def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
-    """Cell of size x size pixels of each point, for pooling with a stride as large as the window.
+    """Return the cell of size x size pixels of each point, for pooling with a stride equal to the window.
 
-    Returns the index of each point's cell among those of all clouds, ``[points]`` int64, with -1 for rows and columns
-    beyond the last full cell; the numbers of cells ``[clouds, 2]``; and whether no image has such rows and columns,
-    which exactness for quarter turns and mirrors requires.
+    The result has three parts: the index of each point's cell among the cells of all clouds, ``[points]`` int64, with
+    -1 for rows and columns beyond the last full cell; the numbers of cells ``[clouds, 2]``; and whether no image has
+    incomplete cells, which exact equivariance to quarter turns and reflections requires.
     """
     check_grid(grid)
     check_count("size", size)
@@ -156,7 +158,7 @@ def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
 
 
 def _raster(grid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row, column, size of the image ``[points, 2]`` and number of the image, for each point."""
+    """Return the row, the column, the size of the image ``[points, 2]`` and the index of the image of each point."""
     cloud, within = ranges(grid.new_zeros(len(grid)), grid.prod(dim=1))
     size = grid[cloud]
     return within // size[:, 1], within % size[:, 1], size, cloud

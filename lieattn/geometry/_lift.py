@@ -1,4 +1,4 @@
-"""Lifting: from point clouds to the graph of group elements over the points, which the layers of a network share."""
+"""The lift of point clouds to a graph of group elements over the points, which the layers of a network share."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from lieattn.spaces import Euclidean, HomogeneousSpace
 class LiftedGraph(PointClouds):
     """Point clouds lifted to a fiber of group elements over each point, with their neighbor lists.
 
-    Over the point x_i stand the elements g_ia. A field on them is a tensor ``[points, fiber, channels]``, and every
-    layer is ``layer(x, graph) -> x``. Make one with :func:`lift`.
+    The elements over the point x_i are g_ia. A field on them is a tensor ``[points, fiber, channels]``, and every layer
+    is called as ``layer(x, graph) -> x``. Build a graph with :func:`lift`.
 
     Attributes
     ----------
@@ -44,9 +44,9 @@ class LiftedGraph(PointClouds):
     relative
         Relative elements of all edges.
     log_measure
-        ``[edges]``, logarithm of the Haar measure of the source as the target sees it, see :class:`ScaleFrames`; None
-        if all sources have the same. It is added to the scores of a softmax; without a softmax, its exponential
-        multiplies the values.
+        ``[edges]``, logarithm of the Haar measure of the source relative to the target, see :class:`ScaleFrames`, or
+        None if it is constant. It is added to the scores of a softmax; without a softmax, its exponential multiplies
+        the values.
     levels
         Number of scales over each point. The graph has a node for each point i and scale k, with index i · levels + k.
     """
@@ -59,7 +59,7 @@ class LiftedGraph(PointClouds):
     def over(
         cls, clouds: PointClouds, *, log_measure: Tensor | None = None, levels: int = 1, **relative: Any
     ) -> LiftedGraph:
-        """Graph over clouds with :class:`RelativeElements` of the given ``space``, ``neighbors`` and so on."""
+        """Build a graph over clouds. Further arguments are those of :class:`RelativeElements`."""
         found = RelativeElements(pos=clouds.pos, batch=clouds.batch, **relative)
         own = {part.name: getattr(clouds, part.name) for part in fields(PointClouds)}
         return cls(**own, relative=found, log_measure=log_measure, levels=levels)
@@ -70,17 +70,17 @@ class LiftedGraph(PointClouds):
 
     @property
     def neighbors(self) -> Neighbors:
-        """Neighbor lists, sorted by target, with their transpose."""
+        """Neighbor lists, sorted by target."""
         return self.relative.neighbors
 
     @property
     def space(self) -> HomogeneousSpace:
-        """X with its group G."""
+        """The homogeneous space X with its group G."""
         return self.relative.space
 
     @property
     def group(self) -> FiniteGroup | None:
-        """Finite group whose elements are the fiber; None if the frames are not a finite group."""
+        """Finite group whose elements are the fiber, or None if the frames are not a finite group."""
         return self.relative.group
 
     @property
@@ -90,7 +90,7 @@ class LiftedGraph(PointClouds):
 
     @property
     def degree(self) -> Tensor:
-        """``[points]`` floating, number of neighbors of each point; smooth ones count by their weights."""
+        """Number of neighbors of each point, ``[points]`` floating. Smooth neighbors count with their weights."""
         window, neighbors = self.relative.log_window, self.neighbors
         if window is None:
             return neighbors.degree.to(self.pos.dtype)
@@ -104,9 +104,9 @@ class LiftedGraph(PointClouds):
 
     @property
     def frames(self) -> Tensor:
-        """Linear parts of the elements, which turn vectors of a frame into space.
+        """Linear parts of the elements, which map components in a frame to vectors of the space.
 
-        ``[fiber, dim, dim]`` for the same frames over all points, else ``[points, fiber, dim, dim]``.
+        They are ``[fiber, dim, dim]`` if all points have the same frames, otherwise ``[points, fiber, dim, dim]``.
         """
         relative = self.relative
         if relative.elements is not None:
@@ -116,7 +116,7 @@ class LiftedGraph(PointClouds):
 
     @property
     def elements(self) -> Tensor:
-        """``[points, fiber, m, m]``, g_ia."""
+        """The elements g_ia ``[points, fiber, m, m]``."""
         if self.relative.elements is not None:
             return self.relative.elements
         section = self.space.section(self.pos)[:, None]
@@ -126,11 +126,11 @@ class LiftedGraph(PointClouds):
         return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
 
     def frame_positions(self) -> Tensor:
-        """Coordinates in each frame, relative to the mean of the cloud and over the length: ``[points, fiber, dim]``.
+        """Return coordinates in each frame, relative to the mean of the cloud and divided by the length.
 
-        Differences of the coordinates of two points of a cloud are :attr:`RelativeElements.positions` where all points
-        have the same frames. Where clouds repeat, those of images follow, ``[images, fiber, dim]``, in the frames of
-        their points: see :attr:`Neighbors.images`.
+        They are ``[points, fiber, dim]``. If all points have the same frames, their differences are
+        :attr:`RelativeElements.positions`. For periodic clouds, the result is ``[images, fiber, dim]``, which includes
+        periodic images in the frames of their points: see :attr:`Neighbors.images`.
         """
         places, images = self.pos[:, : self.space.group.dim], self.neighbors.images
         centered = self.neighbors.at_images(places - self.mean(places)[self.batch]) / self.length
@@ -142,9 +142,9 @@ class LiftedGraph(PointClouds):
         return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
 
     def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
-        """Components of vectors ``[n, count, dim]`` in orthogonal frames, A_iaᵀ v: ``[n, fiber, count, dim]``.
+        """Return the components A_iaᵀ v ``[n, fiber, count, dim]`` of vectors ``[n, count, dim]`` in orthogonal frames.
 
-        The frames of row i stand over the point ``points[i]``, or i if absent.
+        The frames of row i are those of the point ``points[i]``, or of point i by default.
         """
         check_tensor("vectors", vectors, "a floating tensor [n, count, dim]")
         if points is not None:
@@ -157,37 +157,37 @@ class LiftedGraph(PointClouds):
             frames = self.frames if points is None else self.frames[points]
             return torch.einsum("paji,pkj->paki", frames, vectors)
         if pose is not None:
-            # Turning into the pose of the cloud first leaves the same few matrices for all rows.
+            # After rotation to the pose of the cloud, the matrices are the same for all rows.
             vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
         return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Repeat features of points on all scales: ``[points, *]`` to ``[nodes, *]``."""
+        """Repeat features of points on all scales, ``[points, *]`` to ``[nodes, *]``."""
         return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
 
     def by_level(self, x: Tensor) -> Tensor:
-        """Fields scale by scale: ``[nodes, *]`` to ``[points, levels, *]``."""
+        """Separate the scales of a field, ``[nodes, *]`` to ``[points, levels, *]``."""
         check_is("x", x, Tensor)
         return x.unflatten(0, (-1, self.levels))
 
     @property
     def scales(self) -> PointClouds:
-        """The nodes with each scale of a cloud as a cloud of its own, with the index cloud · levels + k."""
+        """The nodes, with each scale k of a cloud as a separate cloud of index cloud · levels + k."""
         if self.levels == 1:
             return self
         batch = self.batch * self.levels + torch.arange(self.num_points, device=self.device) % self.levels
         return PointClouds(pos=self.pos, batch=batch, num_clouds=self.num_clouds * self.levels)
 
     def at(self, pos: Tensor, deformation: Tensor | None = None) -> LiftedGraph:
-        """The same lists and frames with the points elsewhere, see :meth:`RelativeElements.at`."""
+        """Return the graph with the same lists and frames for new positions, see :meth:`RelativeElements.at`."""
         return replace(self, pos=pos, relative=self.relative.at(pos, deformation))
 
     def with_relative(self, relative: RelativeElements) -> LiftedGraph:
-        """The same clouds with other relative elements."""
+        """Return the graph of the same clouds with other relative elements."""
         return replace(self, relative=relative)
 
     def select_edges(self, kept: Tensor) -> LiftedGraph:
-        """The same points with some of the edges, given by their indices ``[kept]`` in ascending order."""
+        """Return the graph with some of the edges, given by their indices ``[kept]`` in ascending order."""
         check_indices("kept", kept, dim=1, device=self.device, below=self.neighbors.num_edges)
         relative, given = self.relative, self.relative.given
         if given is not None:
@@ -197,9 +197,10 @@ class LiftedGraph(PointClouds):
         return replace(self, relative=selected, log_measure=log_measure)
 
     def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
-        """The points ``kept`` (int64 indices, for example of :func:`farthest_points`) with the elements over them.
+        """Return the graph of the points ``kept`` with their elements, for example those of :func:`farthest_points`.
 
-        They get neighbor lists of their own, from ``neighborhood``, and keep the length.
+        ``kept`` are int64 indices. Neighbors are found again by ``neighborhood``, and the length is unchanged.
+        ValueError is raised for graphs with several scales.
         """
         check_indices("kept", kept, dim=1, device=self.device, below=self.num_points)
         if self.levels > 1:
@@ -214,10 +215,10 @@ class LiftedGraph(PointClouds):
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
-        """Disjoint union of graphs of one space with the same kind of frames, in their order.
+        """Return the disjoint union of graphs of one space with the same kind of frames, in their order.
 
-        ValueError is raised if there are no graphs, or they differ in space, group, fiber, length, chart, cutoff or
-        levels, in dtype, device, or in having a raster.
+        ValueError is raised if there are no graphs, or if they differ in space, group, fiber, length, chart, cutoff,
+        levels, dtype or device, or in the presence of a raster or a cell.
         """
         check_arguments(LiftedGraph.collate, locals())
         clouds = collate_clouds(
@@ -241,7 +242,7 @@ class LiftedGraph(PointClouds):
 class ScaleFrames:
     r"""The elements of a finite group on several scales: :math:`h_a s_k` with :math:`s_k = first \cdot base^k`.
 
-    The scales are finitely many elements of the group of dilations by powers of ``base``. The lifted graph has one node
+    The scales are a finite part of the group of dilations by powers of ``base``. The lifted graph has one node
     for each point and scale, with the index i · levels + k, and the frames h_a over each node. The element
     (x_i, h_a, s_k) attends to all (x_j, h_b, s_l) with \|l - k\| ≤ ``reach`` for which x_j is in the neighborhood of
     x_i, which is scaled by s_k. The coordinates of g⁻¹ g' are (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
@@ -249,26 +250,26 @@ class ScaleFrames:
     **Measure.** The Haar measure is dx dh ds / s^(d + 1). A point that represents the volume ω therefore has the
     measure ω / s^d, which contains the factor 1/\|h\| of Eqs. 20 and 21 of GSA-Nets. If volumes are given, as the
     ``weights`` of :func:`lift`, the source (j, l) has the measure ω_j / s_l^d, which does not change if the cloud and
-    its volumes are dilated. Otherwise it has the measure (s_l / s_k)^-d, which depends on the relative element alone
-    and gives the same softmax; with ``reach=0``, which is lifting (Eq. 20), this is 1.
+    its volumes are dilated. Otherwise it has the measure (s_l / s_k)^-d, which depends only on the relative element and
+    gives the same softmax. With ``reach=0``, which is lifting (Eq. 20), it is 1.
 
-    **Equivariance.** To R^d ⋊ H exactly. Dilating a cloud by ``base`` shifts a field by one scale: the output of the
+    **Equivariance.** Exact for R^d ⋊ H. Dilating a cloud by ``base`` shifts a field by one scale: the output of the
     larger cloud on scale k + 1 is that of the smaller cloud on scale k, unless it depends on scales beyond the first or
-    last one. Lifting layers depend on no other scale, and each further layer on ``reach`` more of them. After lifting
-    and n layers the equation is thus exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends some
-    keys are missing; docs/exactness.md has measured errors. For dilations by other factors, errors are as large as for
-    rotations between the elements of H.
+    last one. Lifting layers do not mix scales, and each further layer reaches ``reach`` scales more. After lifting
+    and n layers, the equation is therefore exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends,
+    some keys are missing; docs/exactness.md has measured errors. For dilations by other factors, errors are as large as
+    for rotations between the elements of H.
 
     Parameters
     ----------
     group
-        The group H, which must be orthogonal; ``trivial(dim)`` for dilations alone.
+        The group H, which must be orthogonal; use ``trivial(dim)`` for dilations alone.
     base, levels, first
         The ratio of adjacent scales, above 1; the number of scales; and the smallest scale, s_0.
     reach
-        Largest difference l - k between the scales of two elements of which one attends to the other.
+        Largest difference \|l - k\| between the scales of a query and a key.
 
-    The neighborhood given to :func:`lift` is that on the scale 1.
+    The neighborhood passed to :func:`lift` is the one on scale 1.
     """
 
     group: FiniteGroup
@@ -291,7 +292,7 @@ class ScaleFrames:
 
     @property
     def factors(self) -> list[float]:
-        """s_k of each level."""
+        """The scale s_k of each level."""
         return [float(self.first) * float(self.base) ** k for k in range(self.levels)]
 
     def __call__(
@@ -302,7 +303,7 @@ class ScaleFrames:
         length: float,
         volumes: Tensor | None = None,
     ) -> LiftedGraph:
-        """Graph of the nodes; neighborhood and length are those on the scale 1, ``volumes`` ``[points]`` positive."""
+        """Return the graph of the nodes, for neighborhood and length on scale 1, and positive ``volumes`` [points]."""
         check_is("clouds", clouds, PointClouds)
         dim, levels = clouds.pos.shape[1], self.levels
         if self.group.dim != dim:
@@ -359,40 +360,41 @@ def lift(
     generator: torch.Generator | None = None,
     vectors: Tensor | None = None,
 ) -> LiftedGraph:
-    """Lift point clouds to a group: over each point x stand the elements s(x) h with the frames h.
+    """Lift point clouds to a group: the elements over each point x are s(x) h, where h are the frames.
 
-    **Equivariance.** Moving points and frames by g in G multiplies all elements by g from the left and leaves neighbor
-    lists and relative elements alone. Whether frames move with the points is up to their choice: the elements of a
-    finite group H stay, and moving the points by (t, h) in R^d ⋊ H permutes the fiber.
+    **Equivariance.** If g in G moves points and frames, all elements are multiplied by g from the left, and neighbor
+    lists and relative elements do not change. Whether frames move with the points depends on the choice of frames. The
+    elements of a finite group H do not move; instead, moving the points by (t, h) in R^d ⋊ H permutes the fiber.
 
-    TypeError or ValueError is raised for what :func:`point_clouds` refuses, if coordinates are beyond 1e15, a point is
-    not in the space (such as 0 under rotations), frames are not in the stabilizer, or the group does not preserve the
-    distances on which the neighborhood is based.
+    TypeError or ValueError is raised by :func:`point_clouds`, and if coordinates exceed 1e15, a point is not in the
+    space (such as 0 under rotations), frames are not in the stabilizer, or the group does not preserve the distances on
+    which the neighborhood is based.
 
     Parameters
     ----------
     points, batch, ptr, mask
-        Point clouds in any of the forms that :func:`point_clouds` takes, which also reads rasters and periodic cells;
-        points of the space, so for positions with directions 6 numbers each.
+        Point clouds in any form that :func:`point_clouds` accepts, rasters and periodic cells included. Points belong
+        to the space; for example, positions with directions have 6 components.
     frames
-        ``FiniteFrames``, ``PrincipalFrames``, ``SampledFrames``, ``GivenFrames`` or ``ScaleFrames``; a finite group is
-        short for ``FiniteFrames(group)``. None where the stabilizer is trivial, and only there.
+        ``FiniteFrames``, ``PrincipalFrames``, ``SampledFrames``, ``GivenFrames`` or ``ScaleFrames``. A finite group
+        stands for ``FiniteFrames(group)``. It must be None if, and only if, the stabilizer is trivial.
     neighborhood
-        For example ``Radius(1.5)`` or ``AllPairs()``; of the positions, where points have directions too.
+        For example ``Radius(1.5)`` or ``AllPairs()``. If points have directions, it applies to their positions.
     space
-        X with its group, for example ``Euclidean(SE(3))``, ``Orbits(SO(3))`` or ``Sphere()``. If absent, R^d under
-        the motions that the frames belong to: R^d ⋊ H for a finite group, SE(d) otherwise (E(d) for improper frames),
-        the translations for None.
+        X with its group, for example ``Euclidean(SE(3))``, ``Orbits(SO(3))`` or ``Sphere()``. The default is
+        :func:`natural_space`: R^d under R^d ⋊ H for a finite group, translations for None, and SE(d) otherwise (E(d)
+        for improper frames).
     length
-        Length by which translations of relative elements are divided; the neighborhood's own if absent, or 1.
+        Length by which translations of relative elements are divided. The default is the length of the neighborhood, or
+        1 if it has none.
     coordinates
-        ``"smooth"`` or ``"log"``, see :class:`RelativeElements`. Logarithms jump where an angle is π.
+        ``"smooth"`` or ``"log"``, see :class:`RelativeElements`. Logarithms are discontinuous at angles of π.
     weights
-        ``[points]`` nonnegative: masses, for frames that average over points; volumes, for fibers of scales.
+        ``[points]`` nonnegative: masses for frames that average over points, or volumes for :class:`ScaleFrames`.
     generator
-        Where random frames are drawn from; their own seed if absent.
+        Generator of random frames. By default, they are drawn from their own seed.
     vectors
-        ``[points, count, dim]``, input vectors that turn with the points: :class:`PrincipalFrames` take axes from them
+        ``[points, count, dim]``, input vectors that rotate with the points. :class:`PrincipalFrames` use them for axes
         that the points do not determine.
 
     Examples
@@ -432,7 +434,7 @@ def lift(
         expected = f"[points={clouds.num_points}, count, {space.group.dim}]"
         raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
-    # Geometry keeps its precision under autocast.
+    # Geometry needs full precision, also under autocast.
     with without_autocast(clouds.device):
         chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
@@ -442,7 +444,11 @@ def lift(
 
 
 def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -> HomogeneousSpace:
-    """R^d under the motions that frames belong to; d is that of their matrices, or 3, where ``dim`` is absent."""
+    """Return R^d under the motions that frames belong to, the default space of :func:`lift`.
+
+    If ``dim`` is absent, d is the dimension of the frames' matrices, or 3 if they have none. ValueError is raised if
+    frames act on another dimension, or if R^d has no default group, since SE(d) and E(d) are defined for d = 2 and 3.
+    """
     if dim is not None:
         check_count("dim", dim)
     else:
@@ -470,7 +476,7 @@ def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -
 
 
 def _chosen(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
-    """Frames of the clouds; None where there are none to choose."""
+    """Return the frames of the clouds, or None if the space has none."""
     space = sites.space
     if frames is not None:
         return frames(sites)
@@ -482,7 +488,7 @@ def _chosen(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
 def _laid_out(
     chosen: Tensor | GroupFrames | None, clouds: PointClouds, space: HomogeneousSpace
 ) -> tuple[FiniteGroup | None, Tensor | None, Tensor | None]:
-    """Group, pose and elements of relative elements; elements only where points of a cloud have frames of their own."""
+    """Return group, pose and elements. Elements are None if group and pose determine them."""
     if not isinstance(chosen, GroupFrames):
         return None, None, space.lift(clouds.pos, chosen)
     if isinstance(space, Euclidean):

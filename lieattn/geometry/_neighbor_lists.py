@@ -1,4 +1,4 @@
-"""The value that all sparse layers read: which points each point attends to."""
+"""Neighbor lists, which define the points that each point attends to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from lieattn._checks import check_tensor, may_look
 from lieattn.geometry._clouds import Movable, Padding, check_indices, first_true, padding
 from lieattn.geometry._search import sort_keys
 
-# Clouds are filled up to the largest where that leaves at most so many times the pairs: beyond it, lists are cheaper.
+# Clouds are padded to the largest one if the number of pairs grows at most by this factor. Otherwise lists are cheaper.
 _MOST_FILLED = 4
 T = TypeVar("T")
 
 
 class _OnFirstUse(cached_property[T]):
-    """A cached property of lists, which is kept for training and inference, but not where torch compiles or exports."""
+    """A cached property that is computed on first use, but is not kept while torch compiles or exports."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -32,16 +32,16 @@ class _OnFirstUse(cached_property[T]):
 
 @dataclass(frozen=True, eq=False)
 class Images(Movable):
-    """The points, and the periodic images of points that occur in neighbor lists, numbered as points of their own.
+    """All points, and the periodic images of points that occur in neighbor lists, numbered like further points.
 
     Attributes
     ----------
     point
-        int64 ``[images]``, the point that each is an image of: first all points themselves, then the others.
+        int64 ``[images]``, the point of each image: first all points themselves, then their periodic images.
     edge
-        int64 ``[images - points]``, an edge with the shift of each of the others.
+        int64 ``[images - points]``, for each periodic image, an edge that has its shift.
     neighbors
-        The same edges, in their order, between points and images. Images have no neighbors of their own.
+        The same edges in the same order, with images as sources. Periodic images have no neighbors.
     """
 
     point: Tensor
@@ -53,8 +53,9 @@ class Images(Movable):
 class Neighbors(Movable):
     """Neighbor lists in CSR form, sorted by target, then by source.
 
-    A value: its tensors must not be written to. The constructor takes them as they are and raises TypeError or
-    ValueError for wrong shapes, dtypes and devices only; :meth:`from_edge_index` sorts and checks edges in any order.
+    The lists are an immutable value, whose tensors must not be modified. The constructor raises TypeError or ValueError
+    for wrong shapes, dtypes and devices, and does not check the entries; :meth:`from_edge_index` sorts and checks edges
+    in any order.
 
     Attributes
     ----------
@@ -63,12 +64,12 @@ class Neighbors(Movable):
     source, target
         Key and query point of each edge, int64 ``[edges]``.
     whole_clouds
-        Layout of the clouds filled up to the largest, where every point is known to attend to all points of its cloud,
-        itself included; None where it is not, or filling up would waste too much.
+        Padded layout of the clouds if every point is known to attend to all points of its cloud, itself included. None
+        if this is not known, or if padding would need too much memory.
     shift
-        Where clouds repeat periodically, the lattice vector by which each edge's source is moved to the image that
-        is meant: floating ``[edges, dim]``, see :meth:`displacements`. Several images of one point, and images of the
-        target itself, are edges of their own. None where all sources are meant as they are.
+        For periodic clouds, the lattice vector that moves the source of each edge to its image: floating
+        ``[edges, dim]``, see :meth:`displacements`. Several images of one point, and images of the target itself, are
+        separate edges. None if no source is shifted.
 
     Examples
     --------
@@ -125,12 +126,12 @@ class Neighbors(Movable):
 
     @property
     def edge_index(self) -> Tensor:
-        """Edges as PyTorch Geometric has them, int64 ``[2, edges]``: sources, then targets."""
+        """Edges in the format of PyTorch Geometric, int64 ``[2, edges]``: sources, then targets."""
         return torch.stack([self.source, self.target])
 
     @property
     def is_loop(self) -> Tensor:
-        """Whether an edge leads from a point to itself, and not to its image in a periodic box: bool ``[edges]``."""
+        """Whether an edge connects a point with itself, and not with its periodic image: bool ``[edges]``."""
         same = self.source == self.target
         return same if self.shift is None else same & (self.shift == 0).all(dim=1)
 
@@ -149,7 +150,7 @@ class Neighbors(Movable):
 
     @_OnFirstUse
     def images(self) -> Images | None:
-        """The images that the edges mean, as points of their own; None where all sources are meant as they are."""
+        """Points and periodic images that are sources of edges, or None if no source is shifted."""
         if self.shift is None:
             return None
         moved = (self.shift.detach() != 0).any(dim=1).nonzero()[:, 0]
@@ -166,7 +167,7 @@ class Neighbors(Movable):
         return Images(torch.cat([points, self.source[edge]]), edge, Neighbors(row_ptr, source, self.target))
 
     def at_images(self, pos: Tensor) -> Tensor:
-        """Places ``[images, dim]`` of the points at ``[points, dim]`` and of their :attr:`images`."""
+        """Return the positions ``[images, dim]`` of all :attr:`images` of points at ``pos`` ``[points, dim]``."""
         check_tensor("pos", pos, "a floating tensor [points, dim]")
         if self.images is None or self.shift is None:
             return pos
@@ -176,7 +177,10 @@ class Neighbors(Movable):
         return torch.cat([pos, moved])
 
     def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
-        """The same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud of each point, ``[points]``."""
+        """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point.
+
+        TypeError or ValueError is raised if dtypes, shapes or devices do not fit, or a cloud is out of range.
+        """
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
         check_indices("batch", batch, dim=1, device=self.device)
         if may_look(batch):
@@ -190,23 +194,23 @@ class Neighbors(Movable):
             raise ValueError(f"deformation: expected [clouds, {dim}, {dim}], got {tuple(deformation.shape)}")
         shift = (self.shift[:, None] @ deformation.index_select(0, batch[self.target]))[:, 0]
         changed = replace(self, shift=shift)
-        vars(changed)["images"] = self.images  # found among the shifts as they were
+        vars(changed)["images"] = self.images  # the deformation does not change which shifts are equal
         return changed
 
     def displacements(self, pos: Tensor) -> Tensor:
-        """``pos[source] + shift - pos[target]`` of each edge: ``[points, dim]`` to ``[edges, dim]``."""
-        pos = pos.contiguous()  # what is not is gathered many times slower
+        """Return ``pos[source] + shift - pos[target]`` ``[edges, dim]`` for positions ``[points, dim]``."""
+        pos = pos.contiguous()  # gathering from other layouts is many times slower
         difference = pos.index_select(0, self.source) - pos.index_select(0, self.target)
         return difference if self.shift is None else difference + self.shift.to(difference.dtype)
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
-        """Sum of the messages ``[edges, *]`` at their targets: ``[points, *]``."""
+        """Sum messages ``[edges, *]`` at their targets, to ``[points, *]``."""
         total = messages.new_zeros(self.num_points, *messages.shape[1:])
         return total.index_add(0, self.target, messages)
 
     def is_symmetric(self) -> bool:
-        """Whether for every edge its reverse is an edge too, whatever the shifts."""
-        # By source, the edges are the reversed edges in the order of the lists, if the two sets are equal.
+        """Return whether the reverse of every edge is also an edge. Shifts are ignored."""
+        # Sorted by source, the reversed edges are in the order of the lists if the two sets are equal.
         source, target = self.source[self.col_edge], self.target[self.col_edge]
         return torch.equal(source, self.target) and torch.equal(target, self.source)
 
@@ -218,10 +222,10 @@ class Neighbors(Movable):
 
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_points: int) -> Self:
-        """Make neighbor lists of edges in any order, int64 ``[2, edges]``: sources, then targets, no edge twice.
+        """Build neighbor lists from edges in any order, int64 ``[2, edges]``: sources, then targets.
 
-        TypeError or ValueError is raised for other shapes and dtypes, a point that does not exist, or an edge that
-        occurs twice.
+        TypeError or ValueError is raised for other shapes and dtypes, for a point that does not exist, and for an edge
+        that occurs twice.
         """
         check_edge_index(edge_index)
         outside = ((edge_index < 0) | (edge_index >= num_points)).any(dim=0)
@@ -238,7 +242,7 @@ class Neighbors(Movable):
 
     @classmethod
     def from_keys(cls, keys: Tensor, num_points: int) -> Self:
-        """Make neighbor lists of sorted edge numbers, ``target * num_points + source``, unchecked."""
+        """Build neighbor lists from sorted edge numbers, ``target * num_points + source``, without checks."""
         target = keys // max(num_points, 1)
         return cls(_pointers(target, num_points), keys - target * num_points, target)
 
@@ -246,8 +250,8 @@ class Neighbors(Movable):
     def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
         """Return the disjoint union: the points of the first list, then those of the second, and so on.
 
-        Shifts are zero for the lists without. ValueError is raised if there are no lists, or they are on different
-        devices.
+        Lists without shifts get zero shifts if others have shifts. ValueError is raised if there are no lists, or if
+        they are on different devices.
         """
         if not lists:
             raise ValueError("lists: expected at least one Neighbors, got none")
@@ -270,7 +274,7 @@ class Neighbors(Movable):
 
 
 class _AllOfClouds(Neighbors):
-    """All pairs of points of each cloud. The lists are made on first use: attention over whole clouds needs none."""
+    """All pairs of points of each cloud. The lists are built on first use, since attention over clouds needs none."""
 
     _num_edges: int
 
@@ -288,7 +292,7 @@ class _AllOfClouds(Neighbors):
         members = layout.pad(torch.arange(self.num_points, device=self.device))
         if layout.mask is None:
             return members[layout.cloud].flatten()
-        # Not by the mask: how many points it selects is not known where torch exports.
+        # The mask is not used, because the number of points that it selects is unknown when torch exports.
         place = torch.arange(self.num_edges, device=self.device) - self.row_ptr[self.target]
         return members[layout.cloud[self.target], place]
 
@@ -298,7 +302,7 @@ class _AllOfClouds(Neighbors):
 
 
 def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:
-    """All pairs of points of each cloud, given as ``[points]``; None where filling up clouds would waste too much."""
+    """Return all pairs of points of each cloud ``[points]``, or None if padding would need too much memory."""
     number, cloud = torch.unique(cloud, return_inverse=True)
     degree = torch.bincount(cloud, minlength=len(number))[cloud]
     edges = int(degree.sum())
@@ -323,5 +327,5 @@ def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:
 
 
 def _pointers(ascending: Tensor, number: int) -> Tensor:
-    """Where each of 0 ... number - 1, and the end, begins in an ascending tensor."""
+    """Return the first place of each of 0 ... number - 1 in an ascending tensor, and the end."""
     return torch.searchsorted(ascending, torch.arange(number + 1, device=ascending.device))

@@ -1,7 +1,7 @@
-"""Neighborhoods: small values that say which points are neighbors, and find them in any clouds.
+"""Neighborhoods: small values that define which points are neighbors, and find them in any clouds.
 
-All of them search in float64, on any device, never across clouds, without a cap on the number of neighbors,
-and without gradient. Points at the same place are distinct points.
+They search in float64, on any device, without a limit on the number of neighbors and without gradient. Points of
+different clouds are never neighbors. Points at the same place are distinct points.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, f
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
 
-OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounded
+OFF_LATTICE = 1e-2  # tolerance in units of the spacing, for the rounding of coordinates far from the origin
 
 
 class Neighborhood(Protocol):
-    """A definition of neighborhoods: a value that finds them for any clouds.
+    """Interface of neighborhoods: a value that finds the neighbors in any clouds.
 
-    It may have a ``cutoff``, a distance at which neighbors count nothing (see :func:`smooth_cutoff`), and a method
-    ``scaled(factor)``, which makes the definition for points that are further apart (see :func:`scaled`).
+    It may have a ``cutoff``, the distance at which the weight of neighbors vanishes (see :func:`smooth_cutoff`), and a
+    method ``scaled(factor)``, which returns the neighborhood for points that are further apart (see :func:`scaled`).
     """
 
     @property
     def length(self) -> float | None:
-        """Length that makes displacements dimensionless, if the definition has one."""
+        """Length that makes displacements dimensionless, or None."""
 
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
-        """Neighbor lists of the points ``[points, dim]``."""
+        """Return the neighbor lists of points ``[points, dim]``."""
 
 
 class _Neighborhood(abc.ABC):
-    """What the definitions share: they check the clouds, then search."""
+    """Base class of neighborhoods, which checks the clouds before it searches."""
 
     @property
     def length(self) -> float | None:
-        """Length that makes displacements dimensionless; None where the definition has none."""
+        """Length that makes displacements dimensionless, or None if the neighborhood has none."""
         return None
 
     @property
     def cutoff(self) -> float | None:
-        """Distance at which neighbors count nothing; None where all count alike."""
+        """Distance at which the weight of neighbors vanishes, or None if all have the same weight."""
         return None
 
     def scaled(self, factor: float) -> Self:
-        """The same neighborhood of points that are further apart by a factor."""
+        """Return the same neighborhood for points that are further apart by a factor."""
         return self
 
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
-        """Neighbor lists on the device of ``pos``, coordinates ``[points, dim]`` of any floating dtype.
+        """Return neighbor lists of coordinates ``pos`` ``[points, dim]`` of any floating dtype, on their device.
 
-        For ``batch`` and ``ptr`` see :func:`point_clouds`. TypeError or ValueError is raised for wrong shapes, dtypes
+        For ``batch`` and ``ptr``, see :func:`point_clouds`. TypeError or ValueError is raised for wrong shapes, dtypes
         or devices, coordinates that are not finite, or invalid clouds.
         """
         return self._find(pos, batch, ptr)
 
     @outside_of_transforms
     def _find(self, pos: Tensor, batch: Tensor | None, ptr: Tensor | None, method: Method | None = None) -> Neighbors:
-        """Neighbors by a given method, or the best one on the device."""
+        """Find neighbors by a given method, or by the fastest one on the device."""
         pos = as_coordinates(pos)
         cloud, num_clouds = cloud_index(pos, batch, ptr)
         if num_clouds > len(pos):
-            # The search keeps tables of clouds.
+            # Renumber the clouds without empty ones, because the search uses tables with a row for each cloud.
             cloud = torch.unique(cloud, return_inverse=True)[1]
         return self._search(pos, cloud, method)
 
@@ -80,22 +80,22 @@ class _Neighborhood(abc.ABC):
 
 @dataclass(frozen=True)
 class Radius(_Neighborhood):
-    """All points of the cloud in the closed ball around each point; symmetric.
+    """All points of the cloud in the closed ball around each point. The neighborhood is symmetric.
 
-    Distances up to a relative 1e-5 above the radius count as within, so that points at exactly the radius,
-    as grids have them, do not come and go under the round-off of a rotation.
+    The tolerance is a relative 1e-5 of the radius. Neighbors at exactly the radius, as on grids, are therefore not lost
+    to the rounding of a rotation.
 
-    In clouds that repeat, all images within the ball are neighbors, several of one point and of the point itself
-    included if the radius exceeds half the cell: ``radius(pos, batch, cell=cell, pbc=pbc)`` gives lists with a
-    ``shift``. A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is
-    raised if ``radius`` is not a positive finite number, ``include_self`` not a bool, or ``smooth`` neither that nor
-    None.
+    In periodic clouds, all images in the ball are neighbors. If the radius exceeds half the cell, this includes several
+    images of one point, and images of the point itself. ``radius(pos, batch, cell=cell, pbc=pbc)`` returns lists with a
+    ``shift``. A point is its own neighbor if ``include_self``; its periodic images are neighbors in any case.
+    TypeError or ValueError is raised if ``radius`` is not a positive finite number, ``include_self`` is not a bool, or
+    ``smooth`` is neither a bool nor None.
 
-    ``smooth`` neighbors fade: in sums over a neighborhood, and in what a softmax is divided by, each counts with the
-    weight exp(-x² / (1 - x²)), x = r / radius, so that outputs and all their derivatives do not jump where points come
-    and go, as energies need it. A point must then be its own neighbor, so that something is left to divide by. None
-    leaves it open: all neighbors count alike, as with False, unless the network learns energies
-    (:class:`lieattn.models.EnergyForces`), which makes its open radii smooth.
+    ``smooth`` neighbors fade with the distance r: in sums over a neighborhood, and in the denominator of a softmax,
+    each has the weight exp(-x² / (1 - x²)), x = r / radius. Outputs and all their derivatives are then continuous when
+    points enter or leave the ball, as energies require. A point must be its own neighbor in this case, so that the
+    denominator does not vanish. With False, all neighbors have the same weight. None means False, except for networks
+    that learn energies (:class:`lieattn.models.EnergyForces`), which make these neighborhoods smooth.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class Radius(_Neighborhood):
 
     @property
     def cutoff(self) -> float | None:
-        """The radius of smooth neighborhoods."""
+        """The radius if the neighborhood is smooth, otherwise None."""
         return float(self.radius) if self.smooth else None
 
     def scaled(self, factor: float) -> Radius:
@@ -140,9 +140,9 @@ class Radius(_Neighborhood):
         cell: Tensor | None = None,
         pbc: Tensor | None = None,
     ) -> Neighbors:
-        """Neighbor lists on the device of ``pos``; where clouds repeat, with shifts in its dtype.
+        """Return neighbor lists on the device of ``pos``, with shifts in its dtype if clouds are periodic.
 
-        For the arguments see :func:`point_clouds`. The shifts are differentiable functions of the ``cell``.
+        For the arguments and errors, see :func:`point_clouds`. The shifts are differentiable functions of the ``cell``.
         """
         checked = as_coordinates(pos)
         cloud, num_clouds = cloud_index(checked, batch, ptr)
@@ -152,13 +152,13 @@ class Radius(_Neighborhood):
         return self._with_images(pos, cloud, cell, pbc)
 
     def _with_images(self, pos: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor) -> Neighbors:
-        """Neighbor lists of checked clouds that repeat."""
+        """Return the neighbor lists of checked periodic clouds."""
         used, cloud = torch.unique(cloud, return_inverse=True)
         cell, pbc, points = cell[used], pbc[used], pos.detach().double()
         keys, images = images_within(points, cloud, float(self.radius), self.include_self, cell.detach().double(), pbc)
         neighbors = Neighbors.from_keys(keys, len(pos))
         lattice = torch.where(pbc[..., None], cell, 0.0)[cloud[neighbors.target]]
-        # In the dtype of the cell or of the points, whichever is finer: shifts are long.
+        # Shifts are long, so compute them in the more precise dtype of cell and points.
         shift = (images.to(torch.promote_types(cell.dtype, pos.dtype))[:, None] @ lattice)[:, 0]
         return replace(neighbors, shift=shift.to(pos.dtype))
 
@@ -169,16 +169,16 @@ class Radius(_Neighborhood):
 
 @dataclass(frozen=True)
 class Nearest(_Neighborhood):
-    """The k nearest *other* points of the cloud, and self if included; in general not symmetric.
+    """The k nearest *other* points of the cloud, and the point itself if included. In general not symmetric.
 
-    A cloud with k points or fewer gives all of them. Distances within a relative 1e-5 of the k-th smallest
-    are tied with it. No choice among tied points is independent of their order. ``ties="index"`` takes the
-    lowest indices: each point has exactly k others, but reordering a cloud with ties, such as a grid, can
-    change its neighbors. ``ties="all"`` takes all of them: a point may have more than k others, and neighbors
-    depend on the geometry alone, whatever the order of the points. Where n points are at one place, as zero padding
-    puts them, these are n² edges.
+    In a cloud of at most k points, all points are neighbors. Distances within a relative 1e-5 of the k-th smallest are
+    tied with it. With ``ties="index"``, the tied points with the lowest indices are chosen: each point has exactly k
+    other neighbors, but they depend on the order of the points in clouds with ties, such as grids. With
+    ``ties="all"``, all tied points are neighbors: a point may have more than k other neighbors, and they depend only on
+    the geometry. If n points are at one place, as with zero padding, these are n² edges.
 
-    TypeError or ValueError is raised unless ``k`` is a positive integer, ``include_self`` a bool and ``ties`` known.
+    TypeError or ValueError is raised unless ``k`` is a positive integer, ``include_self`` is a bool, and ``ties`` is
+    one of these.
 
     Examples
     --------
@@ -205,16 +205,17 @@ class Nearest(_Neighborhood):
 
 @dataclass(frozen=True)
 class PixelSquare(_Neighborhood):
-    """The points of the axis-aligned square (in 3D, cube) around each point; symmetric.
+    """The points in the axis-aligned square (in 3D, cube) around each point. The neighborhood is symmetric.
 
-    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, up to a relative 1e-5, with P =
-    ``size`` odd and ``spacing`` the distance of adjacent pixels. On the pixels of an image that is the P x P window,
-    without what lies outside the image; P = 1 leaves the point itself (and points at the same place). **It turns with
-    the image only under rotations and reflections that map the square to itself** (those of p4 and p4m); for
-    any others use :class:`Radius`.
+    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, up to a relative 1e-5, where P =
+    ``size`` is odd and ``spacing`` is the distance of adjacent pixels. For the pixels of an image, this is the part of
+    the P x P window inside the image. P = 1 gives the point itself (and points at the same place). **The square is
+    preserved only by the rotations and reflections that map it to itself** (those of p4 and p4m). For others, use
+    :class:`Radius`.
 
-    With a ``dilation`` D the neighbors are as many, but D pixels apart, up to a hundredth of the spacing, and the
-    square is D times as wide: with powers of 2 these are dyadic neighborhoods.
+    With a ``dilation`` D, the square is D times as wide, and the same number of neighbors are D pixels apart, up to a
+    hundredth of the spacing. Powers of 2 give dyadic neighborhoods. ValueError is raised if ``size`` is even, or if
+    ``size``, ``spacing`` or ``dilation`` is not positive.
     """
 
     size: int
@@ -231,7 +232,7 @@ class PixelSquare(_Neighborhood):
 
     @property
     def length(self) -> float:
-        """(P - 1)/2 steps of dilation · spacing; for P = 1, where that is zero, one."""
+        """(P - 1)/2 · dilation · spacing, or dilation · spacing if P = 1."""
         return (max(int(self.size), 3) - 1) / 2 * float(self.spacing) * int(self.dilation)
 
     def scaled(self, factor: float) -> PixelSquare:
@@ -251,7 +252,7 @@ class PixelSquare(_Neighborhood):
 
 @dataclass(frozen=True)
 class AllPairs(_Neighborhood):
-    """All points of the cloud; symmetric. Memory grows with the square of the size of the clouds."""
+    """All points of the cloud. The neighborhood is symmetric. Memory is quadratic in the size of the clouds."""
 
     include_self: bool = True
 
@@ -265,17 +266,17 @@ class AllPairs(_Neighborhood):
 
 @dataclass(frozen=True, eq=False)
 class Given(_Neighborhood):
-    """Edges from outside, such as bonds or a mesh: a tensor, or the ``edge_index`` that the data have.
+    """Given edges, such as bonds or a mesh: a tensor, or the ``edge_index`` of the data.
 
-    ``edge_index`` is int64 ``[2, edges]``: source points j, then target points i, which attend to their sources, in any
-    order, no edge twice, as PyTorch Geometric has them; symmetric or not as given. It may be on another device than the
-    points. ``Given("edge_index")`` takes it from a ``Data`` or ``Batch``, whose offsets are PyTorch Geometric's.
+    ``edge_index`` is int64 ``[2, edges]`` in the format of PyTorch Geometric: source points j, then target points i,
+    which attend to their sources. Edges can be in any order, directed or not, and on another device than the points.
+    ``Given("edge_index")`` reads them from a ``Data`` or ``Batch``, for which PyTorch Geometric adds the offsets.
 
-    ``include_self`` adds the edges from each point to itself that are missing, or leaves out those that are there. If
-    None, data get them as from all other definitions, and a tensor stays as it is.
+    ``include_self`` adds missing edges from each point to itself, or removes existing ones. If None, they are added to
+    edges of the data, as by all other neighborhoods, and a tensor is unchanged.
 
-    Finding neighbors raises ValueError if an edge has points that do not exist, joins two clouds or comes twice, or if
-    the data have no edges.
+    ValueError is raised when neighbors are found, if an edge has a point that does not exist, connects two clouds or
+    occurs twice, or if the data have no edges.
 
     Examples
     --------
@@ -298,11 +299,14 @@ class Given(_Neighborhood):
             check_flag(include_self=self.include_self)
 
     def scaled(self, factor: float) -> Given:
-        """Raise ValueError: edges that are given stay as they are."""
+        """Raise ValueError, because given edges cannot be scaled."""
         raise ValueError(f"neighborhood: {self} cannot be scaled by {factor:g}; use a Radius, PixelSquare or Nearest")
 
     def of(self, clouds: PointClouds) -> Given:
-        """The edges as a tensor, read from clouds that were made of data."""
+        """Return this neighborhood with its edges as a tensor, read from clouds if they are those of the data.
+
+        ValueError is raised if the clouds have no edges.
+        """
         if not isinstance(self.edge_index, str):
             return self
         if clouds.edge_index is None:
@@ -329,7 +333,7 @@ class Given(_Neighborhood):
 
 
 def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
-    """Neighbor lists of clouds; ValueError if they repeat and the neighborhood does not find images."""
+    """Return the neighbor lists of clouds. ValueError is raised for periodic clouds unless it is a :class:`Radius`."""
     check_is("clouds", clouds, PointClouds)
     check_neighborhood(neighborhood)
     if clouds.cell is None or clouds.pbc is None:
@@ -341,13 +345,16 @@ def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors
 
 
 def smooth_cutoff(neighborhood: Neighborhood) -> float | None:
-    """Distance at which neighbors count nothing; None where all count alike, or the definition has no ``cutoff``."""
+    """Return the ``cutoff``, at which the weight of neighbors vanishes; None if there is none."""
     cutoff: float | None = getattr(neighborhood, "cutoff", None)
     return cutoff
 
 
 def scaled(neighborhood: Neighborhood, factor: float) -> Neighborhood:
-    """The same neighborhood of points further apart by a factor; ValueError if it does not say what that is."""
+    """Return the same neighborhood for points that are further apart by a factor.
+
+    ValueError is raised if the neighborhood does not implement ``scaled``.
+    """
     grown: Callable[[float], Neighborhood] | None = getattr(neighborhood, "scaled", None)
     if grown is None:
         raise ValueError(f"neighborhood: {neighborhood} does not define how it is scaled; implement scaled(factor)")

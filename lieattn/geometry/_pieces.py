@@ -1,4 +1,4 @@
-"""Large clouds cut into pieces: own points, and the points of other pieces that they read, their halo."""
+"""Cutting large clouds into pieces. A piece has its own points and a halo, the points of other pieces that it reads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from lieattn.geometry._relative import RelativeElements
 
 @dataclass(frozen=True, eq=False)
 class Piece(Movable):
-    """Some points of a graph with all that a layer needs to evaluate them.
+    """Some points of a graph, with the data that a layer needs to evaluate them.
 
     Attributes
     ----------
     points
-        ``[n]`` int64, points of the whole graph, ascending: those of the piece, and their neighbors outside, the halo.
+        ``[n]`` int64, ascending indices in the whole graph: the own points of the piece, and its halo, which consists
+        of their neighbors outside.
     own
-        Places of those of the piece among ``points``, int64. Every point of the graph is the own point of one piece.
+        Places of the own points in ``points``, int64. Every point of the graph is an own point of exactly one piece.
     graph
-        On ``points``, with the edges of the whole graph that end at own points; what a layer gives elsewhere is void.
+        Graph on ``points`` with the edges of the whole graph that end at own points. Outputs of a layer at the halo are
+        meaningless.
     """
 
     points: Tensor
@@ -37,7 +39,7 @@ class Piece(Movable):
 
     @staticmethod
     def rows(x: Tensor, found: Sequence[Piece]) -> tuple[Tensor, ...]:
-        """Rows of ``x`` ``[points, *]`` for the points of each piece; gradients of all are added up in one tensor."""
+        """Return the rows of ``x`` ``[points, *]`` for each piece. Their gradients are summed in a single tensor."""
         check_arguments(Piece.rows, locals())
         check_tensor("x", x, "a tensor [points, *]")
         if not x.requires_grad or not may_recompute():
@@ -46,21 +48,21 @@ class Piece(Movable):
 
 
 def pieces(graph: LiftedGraph, parts: int | Tensor) -> list[Piece]:
-    """Cut a graph into pieces, which are evaluated one after the other, or each on a machine of its own.
+    """Cut a graph into pieces, which can be evaluated one after the other, or on different machines.
 
-    For a layer whose output at a point depends on that point and its neighbors alone, such as attention with a layer
-    normalization, ``layer(x[piece.points], piece.graph)[piece.own]`` are the rows of ``layer(x, graph)`` at the
-    piece's own points. Between two layers the halos are to be read anew. Nothing is evaluated here: the relative
-    elements of a piece are computed when a layer asks for them.
+    If the output of a layer at a point depends only on that point and its neighbors, as for attention with layer
+    normalization, ``layer(x[piece.points], piece.graph)[piece.own]`` are the rows of ``layer(x, graph)`` at the own
+    points of the piece. The features of the halos must be updated between two layers. Relative elements of a piece are
+    not computed here, but when a layer uses them.
 
     Parameters
     ----------
     graph
-        Of any frames, on one scale; ValueError is raised for a fiber of several.
+        Graph with any frames on one scale. ValueError is raised if it has several scales.
     parts
-        How many points a piece has at most: clouds are then cut in halves, across their longest side, until they are
-        small enough; or the number of the part that each point belongs to, int64 ``[points]`` from 0, where parts may
-        be empty.
+        Largest number of points of a piece; clouds are then cut in halves across their longest side until they are
+        small enough. Or the index of the part of each point, int64 ``[points]`` from 0; parts may be empty. TypeError
+        or ValueError is raised for other values.
 
     Examples
     --------
@@ -103,7 +105,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _halves(points: Tensor, clouds: PointClouds, size: int) -> Iterator[Tensor]:
-    """Points in boxes of at most ``size``, each ascending; clouds are kept apart as long as there are several."""
+    """Yield ascending points in boxes of at most ``size`` points. Different clouds are separated first."""
     if len(points) <= size:
         yield points.sort().values
         return
@@ -112,7 +114,7 @@ def _halves(points: Tensor, clouds: PointClouds, size: int) -> Iterator[Tensor]:
     axis = 0 if extent[0] > 0 else int(extent.argmax())
     order = points[places[:, axis].argsort(stable=True)]
     del places
-    half = -(-len(points) // size) // 2 * size  # so that few pieces are smaller than they may be
+    half = -(-len(points) // size) // 2 * size  # most pieces then have exactly this size
     yield from _halves(order[:half], clouds, size)
     yield from _halves(order[half:], clouds, size)
 
@@ -121,7 +123,7 @@ def _piece(graph: LiftedGraph, own: Tensor) -> Piece:
     whole = graph.neighbors
     target, edges = ranges(whole.row_ptr[own], whole.row_ptr[own + 1] - whole.row_ptr[own])
     source = whole.source[edges]
-    # In ascending order, so that lists stay sorted and sums are taken in the order of the whole graph.
+    # Ascending order keeps the lists sorted, and sums have the same order as in the whole graph.
     mask = torch.zeros(graph.num_points, dtype=torch.bool, device=graph.device)
     mask[own] = mask[source] = True
     points = mask.nonzero()[:, 0]

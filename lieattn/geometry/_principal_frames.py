@@ -1,4 +1,4 @@
-"""Frames that turn with the data: principal axes of the cloud, or of the neighborhood of each point."""
+"""Frames that rotate with the data: principal axes of the cloud, or of the neighborhood of each point."""
 
 from __future__ import annotations
 
@@ -22,54 +22,55 @@ from lieattn.spaces import HomogeneousSpace
 
 
 class DegenerateFramesWarning(UserWarning):
-    """Some principal axes are not determined by the second moments, and a fallback was taken."""
+    """Warning that some principal axes are not determined by the second moments, and were replaced."""
 
 
 @dataclass(frozen=True)
 class PrincipalFrames:
-    r"""Principal axes as frames, with all choices of their signs as the fiber: exact for rigid motions.
+    r"""Principal axes as frames, with all choices of their signs as the fiber. They are exact for rigid motions.
 
-    The frames over a point are :math:`V \operatorname{diag}(\pm 1, ..., \pm 1)` with the columns of V the eigenvectors,
-    by descending eigenvalue, of the moments :math:`M = \sum_j w_j (x_j - c)(x_j - c)^T / \sum_j w_j`. With
-    ``of="cloud"`` the sum is over the cloud, and c is its weighted mean; with ``of="neighborhood"`` it is over the
-    neighbors of a point, and c is the point itself. The fiber consists of 2^(d-1) proper frames (4 in space, 2 in the
-    plane), or of all 2^d frames if reflections belong to the group. If the stabilizer contains dilations, as for
-    ``Sim(d)``, frames are multiplied by the root mean square radius :math:`\sqrt{\operatorname{tr} M}`. Over points
-    of a sphere or an orbit, frames are orthogonal to the direction of the point: M is projected accordingly, and for
-    the cloud c is the origin.
+    The frames over a point are :math:`V \operatorname{diag}(\pm 1, ..., \pm 1)`. The columns of V are the eigenvectors
+    of the moments :math:`M = \sum_j w_j (x_j - c)(x_j - c)^T / \sum_j w_j`, by descending eigenvalue. With
+    ``of="cloud"``, the sum runs over the cloud, and c is its weighted mean. With ``of="neighborhood"``, it runs over
+    the neighbors of a point, and c is the point itself. The fiber consists of 2^(d-1) proper frames (4 in space, 2 in
+    the plane), or of all 2^d frames if the group contains reflections. If the stabilizer contains dilations, as for
+    ``Sim(d)``, frames are multiplied by the root mean square radius :math:`\sqrt{\operatorname{tr} M}`. At points
+    of a sphere or an orbit, frames are orthogonal to the direction of the point: M is projected accordingly, and c is
+    the origin if ``of="cloud"``.
 
     **Equivariance.** Exact: rotating and shifting a cloud rotates and shifts the set of its frames. The order of the
-    frames in the fiber may change, with ``of="neighborhood"`` differently at each point. What follows must not depend
-    on this order; attention in the joint pattern and sums over the fiber do not. The error is rounding divided by the
-    ``gap``.
+    frames in the fiber may change, and with ``of="neighborhood"`` differently at each point. Later layers must not
+    depend on this order; attention in the joint pattern and sums over the fiber do not. The error is of the size of
+    rounding divided by the ``gap``.
 
-    **Degenerate moments.** Eigenvectors are not determined where eigenvalues coincide, and jump where they cross. Two
+    **Degenerate moments.** Eigenvectors are not determined if eigenvalues coincide, and jump where they cross. Two
     adjacent eigenvalues λ ≥ μ count as equal if λ - μ < ``gap`` sqrt(λ₁ λ), where λ₁ is the largest. A
     :class:`DegenerateFramesWarning` is then issued, and the undetermined axes are replaced one after the other. Each
-    new axis points to the point that is farthest from the center, measured across the axes found so far; of several
-    equally far points the first is taken. These are points of the neighborhood; if all of them lie on the axes found,
-    points of the cloud; if these do too (points on a line, or at one place), the longest of the ``vectors`` given to
-    :func:`lift`. If these lie on the axes as well, the new axis is arbitrary, but a function of the others.
+    new axis points to the point that is farthest from the center, measured perpendicular to the axes found so far. Of
+    several equally far points, the first one is chosen. With ``of="neighborhood"``, the points are the neighbors first.
+    If all of them lie on the axes found, the points of the cloud are used, and if these do too (points on a line, or at
+    one place), the longest of the ``vectors`` passed to :func:`lift`. If these lie on the axes as well, the new axis is
+    arbitrary, but a function of the others.
 
-    Networks stay exact for rigid motions then too. An arbitrary axis is orthogonal to the displacements of all points,
-    so none has a component along it, and it cancels out of vector outputs, since the fiber contains it with both signs.
-    Only components of higher tensors along it are undetermined. Outputs may depend on the order of the points, however:
-    for clouds, if several points are equally far and no symmetry in the group exchanges them; for neighborhoods,
-    whenever several points are equally far. Frames also jump where a difference of eigenvalues reaches the gap, and
-    where another point becomes the farthest. Points that are closer together than the rounding of their coordinates
-    count as one point.
+    Networks remain exact for rigid motions in this case. An arbitrary axis is orthogonal to the displacements of all
+    points, so none has a component along it, and it cancels out of vector outputs, since the fiber contains it with
+    both signs. Only components of higher tensors along it are undetermined. Outputs may depend on the order of the
+    points, however: for clouds, if several points are equally far and no symmetry in the group exchanges them; for
+    neighborhoods, whenever several points are equally far. Frames are also discontinuous where a difference of
+    eigenvalues reaches the gap, and where another point becomes the farthest. Points that are closer together than the
+    rounding of their coordinates count as one point.
 
-    **Derivatives.** Correct wherever frames are continuous: to all orders where no moments are degenerate, and to first
-    order elsewhere.
+    **Derivatives.** They are correct wherever frames are continuous: to all orders where no moments are degenerate, and
+    to first order elsewhere.
 
-    When points are lifted, ValueError is raised if some frames do not belong to the stabilizer, or if clouds that
-    repeat periodically should have one set of frames.
+    :func:`lift` raises ValueError if some frames do not belong to the stabilizer, or if clouds are periodic and
+    ``of="cloud"``.
 
     Parameters
     ----------
     of
-        ``"cloud"``: all points of a cloud have the same frames; ``"neighborhood"``: the frames of each point are made
-        from its neighbors.
+        ``"cloud"`` if all points of a cloud have the same frames, or ``"neighborhood"`` if the frames of each point are
+        computed from its neighbors.
     improper
         Whether to include improper frames. If None, they are included if the stabilizer contains reflections.
     gap
@@ -94,7 +95,7 @@ class PrincipalFrames:
                 raise ValueError("cutoff: expected None, since these are frames of clouds, not of neighborhoods")
 
     def __call__(self, sites: Sites) -> Tensor | GroupFrames:
-        """Signs and axes of each cloud, or frames ``[points, fiber, k, k]`` of each point."""
+        """Return signs and axes of each cloud, or frames ``[points, fiber, k, k]`` of each point."""
         check_is("sites", sites, Sites)
         clouds, group = sites.clouds, sites.stabilizer
         signs = _signs(group, self.improper)
@@ -118,7 +119,7 @@ class PrincipalFrames:
             return (axes[:, None] @ signs.matrices(axes)).to(clouds.pos.dtype)
 
     def check_pose(self, group: FiniteGroup) -> None:
-        """Raise ValueError, naming the argument, unless principal axes of clouds can turn the elements of a group."""
+        """Raise ValueError unless these axes can be the pose of :class:`FiniteFrames` of a group."""
         check_group("group", group)
         proper = group.is_proper
         if self.of != "cloud" or self.improper not in (None, not proper):
@@ -130,7 +131,7 @@ class PrincipalFrames:
             raise ValueError(f"pose: principal axes are determined up to signs, but {missing}")
 
     def degenerate(self, sites: Sites) -> Tensor:
-        """Over which points second moments do not determine the axes, bool ``[points]``; without a warning."""
+        """Return the mask ``[points]`` bool of points whose axes second moments do not determine, without a warning."""
         check_is("sites", sites, Sites)
         data = self._data(sites)
         vague = ~principal_axes(data.moments.detach(), self.gap)[1].all(-1)
@@ -144,7 +145,7 @@ class PrincipalFrames:
         weights = ones if sites.weights is None else point_weights(sites.weights, clouds.pos)
         pos = clouds.pos[:, : group.dim].double()
         basis = _local_basis(sites.space, sites.stabilizer, clouds.pos)
-        # By how much coordinates may be off by rounding, of each cloud.
+        # Rounding error of the coordinates of each cloud.
         noise = _rounding(clouds.pos.dtype, clouds.pos, clouds.batch, clouds.num_clouds)
         if self.of == "cloud":
             if clouds.cell is not None:
@@ -165,7 +166,7 @@ class PrincipalFrames:
         if basis is not None:
             seen = (basis.mT[target] @ seen[..., None])[..., 0]
         moments = _mean(seen[:, :, None] * seen[:, None, :], weights, target, clouds.num_points)
-        # Of what is cut off, axes must not be made either.
+        # Points beyond the cutoff must not determine axes either.
         own = noise[clouds.batch]
         candidates = [_grouped(seen[weights > 0], target[weights > 0], own)]
         if clouds.cell is None:
@@ -176,7 +177,7 @@ class PrincipalFrames:
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """What axes are made of: float64 moments ``[rows, k, k]``, and candidates for axes that these do not determine."""
+    """Float64 moments ``[rows, k, k]`` for the axes, and candidates for axes that these do not determine."""
 
     moments: Tensor
     candidates: list[Candidates]
@@ -184,19 +185,19 @@ class _Data:
 
 
 def _rounding(dtype: torch.dtype, numbers: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Rounding error ``[rows]`` of numbers ``[n, *]`` of a dtype, each of which belongs to a row."""
+    """Return the rounding error ``[rows]`` of numbers ``[n, *]`` of a dtype, each of which belongs to a row."""
     largest = _largest(numbers.detach().double().abs().flatten(1).amax(1), row, rows)
     return 2 * torch.finfo(dtype).eps * largest
 
 
 def _above(noise: Tensor, moments: Tensor) -> Tensor:
-    """Moments ``[rows, k, k]``, replaced by 0 where they are no larger than rounding explains."""
+    """Return moments ``[rows, k, k]``, replaced by 0 if they can be explained by rounding."""
     size = moments.detach().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
     return torch.where((size > _NOISE * noise)[:, None, None], moments, 0.0)
 
 
 def _grouped(vectors: Tensor, row: Tensor, noise: Tensor) -> Candidates:
-    """Candidates for axes, made of vectors each of which belongs to one row."""
+    """Return candidates for axes from vectors, each of which belongs to one row."""
 
     def candidates(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         place = torch.full((len(noise),), -1, dtype=torch.int64, device=rows.device)
@@ -215,7 +216,7 @@ def _of_clouds(
     basis: Tensor | None,
     center: Tensor | None = None,
 ) -> Candidates:
-    """Candidates for axes of points: all vectors of their clouds, minus the ``center`` ``[points, dim]`` of each."""
+    """Return candidates for axes of points: all vectors of their clouds, minus the ``center`` ``[points, dim]``."""
     order, first, size = members(cloud, clouds.num_clouds)
 
     def candidates(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,7 +233,7 @@ def _of_clouds(
 
 
 def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> list[Candidates]:
-    """Candidates for axes of clouds, or of points, made of the input vectors; none if there are no vectors."""
+    """Return candidates for axes of clouds or points from the input vectors, or an empty list if there are none."""
     given, clouds = sites.vectors, sites.clouds
     if given is None or given.numel() == 0:
         return []
@@ -244,7 +245,7 @@ def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> li
 
 
 def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Weighted means of numbers ``[n, *]`` that belong to one row each: ``[rows, *]``, 0 where there are none."""
+    """Return weighted means ``[rows, *]`` of numbers ``[n, *]`` that belong to one row each; 0 for empty rows."""
     weighted = numbers * weights.reshape(-1, *[1] * (numbers.ndim - 1))
     total = weights.new_zeros(rows).index_add(0, row, weights)
     summed = numbers.new_zeros(rows, *numbers.shape[1:]).index_add(0, row, weighted)
@@ -252,7 +253,7 @@ def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
 
 
 def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tensor | None:
-    """Columns ``[points, dim, k]`` on which frames act, where these are fewer than the space has; None if all."""
+    """Return the columns ``[points, dim, k]`` of the section on which frames act, or None if they act on all."""
     dim, k = space.group.dim, group.dim
     turn = _generic_rotation(k)
     found = space.group.linear(space.embed(turn))
@@ -264,10 +265,10 @@ def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tenso
 
 
 def _signs(group: Group, improper: bool | None) -> FiniteGroup:
-    """Sign matrices that frames are multiplied with."""
+    """Return the sign matrices by which axes are multiplied."""
     if isinstance(group, FiniteGroup):
         return sign_group(group.dim, improper=not group.is_proper)
-    # By their class: a group of one's own need not say what belongs to it.
+    # Test the class, since a user-defined group need not define which elements belong to it.
     if not isinstance(group, SO | O | RotationDilations):
         groups = "SO(d), O(d) or R+xSO(d)"
         raise ValueError(f"frames: principal axes are elements of {groups}, not of {group.name}; use GivenFrames")
@@ -279,7 +280,10 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 @cache
 @outside_of_transforms
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
-    """Diagonal matrices of signs, of determinant 1 or, with improper ones, all: what principal axes leave open."""
+    """Return the group of diagonal sign matrices with determinant 1, or of all of them if ``improper``.
+
+    Principal axes are determined up to multiplication by this group.
+    """
     check_count("dim", dim)
     check_flag(improper=improper)
     if not improper and dim in (2, 3):
@@ -297,7 +301,7 @@ def _generic_rotation(k: int) -> Tensor:
 
 
 def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
-    """Issue the warning, unless all these moments vanish: where there is one place, nothing is lost."""
+    """Issue the warning, unless all these moments vanish, since points at one place need no axes."""
     if bool((moments.detach() != 0).any()):
         what = f"some eigenvalues of the second moments are closer together than gap={frames.gap:g}, so axes point to "
         what += "the farthest points; they may jump, and may depend on the order of points"
@@ -306,25 +310,25 @@ def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
 
 # Points are equally far if their distances differ by less, relative to the largest.
 _TIE = 1e-5
-# Distances below so many times the rounding of coordinates say nothing.
+# Distances below this multiple of the rounding error of coordinates count as zero.
 _NOISE = 16
-# Points of a neighborhood that lie so near to the axes found, relative to the farthest, do not determine another one.
+# Points of a neighborhood closer to the axes found, relative to the farthest point, do not determine another axis.
 _ON_AXIS = 1e-3
 
-# A function of row numbers ``[rows]`` that gives candidates for axes of these rows: vectors ``[candidates, k]`` in the
-# order of points, for each of them the place of its row in the argument, and for each row the rounding of its vectors.
+# A function of row numbers ``[rows]`` that returns candidates for axes of these rows: vectors ``[candidates, k]`` in
+# the order of points, the place of the row of each vector in the argument, and the rounding error of each row.
 Candidates = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
-    """Eigenvectors by descending eigenvalue, and which of them are determined.
+    """Return eigenvectors by descending eigenvalue, and the mask of those that are determined.
 
-    Eigenvalues λ ≥ μ next to each other count as equal unless λ - μ > gap sqrt(λ₁ λ), with λ₁ the largest of the
-    matrix: rounding ε of coordinates turns the eigenvectors by about ε sqrt(λ₁ λ) / (λ - μ).
+    Adjacent eigenvalues λ ≥ μ count as equal unless λ - μ > gap sqrt(λ₁ λ), where λ₁ is the largest of the matrix: a
+    rounding error ε of coordinates rotates the eigenvectors by about ε sqrt(λ₁ λ) / (λ - μ).
 
-    ``moments`` ``[rows, k, k]`` are positive semidefinite and float64. Returns the eigenvectors as columns ``[rows, k,
-    k]``, and bool ``[rows, k]``, whether the eigenvalue equals neither neighbor. Axes are differentiable to all orders
-    in rows with distinct eigenvalues, elsewhere to first order where they are determined.
+    ``moments`` ``[rows, k, k]`` are positive semidefinite and float64. The eigenvectors are columns ``[rows, k, k]``.
+    The mask ``[rows, k]`` is true if an eigenvalue differs from both neighbors. Axes are differentiable to all orders
+    in rows with distinct eigenvalues. In other rows, determined axes are differentiable to first order.
     """
     values, axes = _descending(moments.detach())
     values = values.clamp(min=0)
@@ -334,7 +338,7 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
     if moments.shape[-1] == 1:
         isolated = values > 0
     if moments.requires_grad or transformed():
-        # Both add zero: they only carry derivatives.
+        # Both replace axes by equal values that have derivatives.
         good = isolated.all(-1).nonzero()[:, 0]
         exact = _descending(moments[good])[1]
         exact = exact * torch.where((exact * axes[good]).detach().sum(-2, keepdim=True) < 0, -1.0, 1.0)
@@ -344,9 +348,9 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
 
 
 def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Sequence[Candidates]) -> Tensor:
-    """Orthonormal axes ``[rows, k, k]``: those that are isolated first, the others from farthest points.
+    """Return orthonormal axes ``[rows, k, k]``: isolated ones first, then axes to the farthest candidates.
 
-    Each set of candidates is asked, for these ``rows`` ``[rows]``, where the one before does not determine an axis.
+    Each set of candidates is used for those of the ``rows`` ``[rows]`` in which the previous set determines no axis.
     """
     k = axes.shape[-1]
     order = (~isolated).long().argsort(dim=-1, stable=True)
@@ -374,7 +378,7 @@ def _descending(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_order(moments: Tensor, values: Tensor, axes: Tensor) -> Tensor:
-    """The same axes, with their first derivatives: dv_k = Σ_j v_j (v_jᵀ dM v_k) / (λ_k - λ_j) over λ_j ≠ λ_k."""
+    """Return the axes with their first derivatives: dv_k = Σ_j v_j (v_jᵀ dM v_k) / (λ_k - λ_j) over λ_j ≠ λ_k."""
     change = axes.mT @ (moments - moments.detach()) @ axes
     difference = values[:, None, :] - values[:, :, None]
     distinct = difference.abs() > 1e-12 * values[:, :1, None].clamp(min=1e-300)
@@ -382,7 +386,7 @@ def _first_order(moments: Tensor, values: Tensor, axes: Tensor) -> Tensor:
 
 
 def _farthest(vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Unit vectors ``[rows, k]`` across the axes found, towards the farthest candidates; and where there is one."""
+    """Return unit vectors ``[rows, k]`` to the farthest candidates, perpendicular to the axes found, and their mask."""
     rows, k = found.shape[:2]
     across = _across(vectors, found[row])
     length = torch.linalg.vector_norm(across.detach(), dim=-1)
@@ -394,14 +398,14 @@ def _farthest(vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least:
     first.scatter_reduce_(0, row[tied], place[tied], "amin")
     known = farthest > torch.maximum(least * extent, _NOISE * noise)
     chosen = vectors.new_zeros(rows, k).index_put((known.nonzero()[:, 0],), across[first[known]])
-    # A second pass takes off what rounding has left of the axes found.
+    # A second pass removes the components along the axes that rounding has left.
     chosen = _across(chosen, found)
     norm = torch.linalg.vector_norm(torch.where(known[:, None], chosen, 1.0), dim=-1, keepdim=True)
     return chosen / norm, known
 
 
 def _any_across(found: Tensor) -> Tensor:
-    """Unit vectors ``[rows, k]`` across the axes found, functions of the lines they span: not of their signs."""
+    """Return unit vectors ``[rows, k]`` perpendicular to the axes found, which do not depend on the axes' signs."""
     k = found.shape[1]
     unit = torch.eye(k, dtype=found.dtype, device=found.device).expand(len(found), k, k)
     across = _across(unit, found[:, None])
@@ -413,11 +417,11 @@ def _any_across(found: Tensor) -> Tensor:
 
 
 def _across(vectors: Tensor, found: Tensor) -> Tensor:
-    """Vectors ``[*, k]`` less their parts along orthonormal columns ``[*, k, m]``."""
+    """Return the parts of vectors ``[*, k]`` that are perpendicular to orthonormal columns ``[*, k, m]``."""
     along = (vectors[..., None, :] @ found)[..., 0, :]
     return vectors - (found @ along[..., None])[..., 0]
 
 
 def _largest(numbers: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Largest of the numbers ``[n]`` of each row, ``[rows]``; 0 if all are negative or there are none."""
+    """Return the largest number ``[rows]`` of each row of numbers ``[n]``; 0 if all are negative or there are none."""
     return numbers.new_zeros(rows).scatter_reduce(0, row, numbers, "amax")

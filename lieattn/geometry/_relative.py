@@ -1,4 +1,4 @@
-"""Relative elements g_ia⁻¹ g_jb of the edges of a lifted graph: all that a layer ever sees of the geometry."""
+"""Relative elements g_ia⁻¹ g_jb of the edges of a lifted graph. Layers depend on the geometry only through them."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 Chart = Literal["smooth", "log"]
 
 _ROUNDING_STEPS = 16
-_NOTHING = 1e-12  # of the squared cutoff: nearer to it weights, exp(-1e12), have long become 0
+_NOTHING = 1e-12  # least 1 - x², where weights exp(-1e12) are 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class RelativeElements(Movable):
-    r"""The elements :math:`g_{ia}^{-1} g_{jb}` for every edge from j to i, in the forms that layers ask for.
+    r"""The elements :math:`g_{ia}^{-1} g_{jb}` of every edge from j to i, in the forms that layers use.
 
     Properties are computed on first use and then kept. Displacements that repeat, as on grids, are evaluated once: the
-    properties have a *row* for each distinct displacement, and :attr:`row` says which one an edge reads.
+    properties have a *row* for each distinct displacement, and :attr:`row` is the row of each edge.
 
-    **Equivariance.** Moving all elements by one g in G leaves every property alone.
+    **Equivariance.** No property changes if all elements are multiplied from the left by one g in G.
 
     Attributes
     ----------
     space, neighbors, length
         X with its group G, the edges, and the length by which translations are divided.
     pos, batch
-        ``[points, *]``, points of X, and ``[points]`` int64, the cloud of each.
+        ``[points, *]``, points of X, and ``[points]`` int64, the cloud of each point.
     group, pose
-        Finite group H whose elements stand over the points, and ``[points, dim, dim]``, by which they are multiplied
-        from the left, the same for all points of a cloud; None for other frames, and for none.
+        Finite group H whose elements are the frames, and the matrices ``[points, dim, dim]`` by which they are
+        multiplied from the left, the same for all points of a cloud. They are None for other frames, and ``pose`` also
+        for the elements of H themselves.
     elements
-        ``[points, fiber, m, m]``, g_ia, where they are not made of ``group`` and ``pose``.
+        ``[points, fiber, m, m]``, the elements g_ia, or None if ``group`` and ``pose`` determine them.
     chart
-        Coordinates of elements: ``"smooth"`` ones, or ``"log"`` for those of the Lie algebra.
+        ``"smooth"`` coordinates of elements, or ``"log"`` for those of the Lie algebra.
     dilation, levels_up
-        Of fibers of scales: ``[points]``, by which what an element sees is divided, and ``[edges]`` int64, the steps
-        from the scale of the target to that of the source.
+        For :class:`ScaleFrames`, the scale of each node ``[points]``, by which displacements are divided, and the
+        number of steps from the scale of the target to that of the source, ``[edges]`` int64.
     given
-        ``[rows, fiber, fiber, k]`` coordinates from outside, in place of those of the chart.
+        ``[rows, fiber, fiber, k]``, coordinates that replace those of the chart.
     cutoff
-        Distance at which neighbors count nothing, of smooth neighborhoods; None where all count alike.
+        Distance at which the weight of smooth neighbors vanishes, or None if all have the same weight.
     """
 
     space: HomogeneousSpace
@@ -70,7 +71,7 @@ class RelativeElements(Movable):
     levels_up: Tensor | None = None
     given: Tensor | None = None
     cutoff: float | None = None
-    # Which property each checkpointed part was the first to use, and the function that identifies the part.
+    # Pairs of a property and the function that identifies the checkpointed part in which it was used first.
     _first_uses: tuple[tuple[str, object], ...] = field(default=(), init=False, repr=False)
     _rows_known: bool = field(default=False, init=False, repr=False)
     _row: Tensor | None = field(default=None, init=False, repr=False)
@@ -80,9 +81,9 @@ class RelativeElements(Movable):
     _log_window: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_choice("coordinates", self.chart, Chart)  # the name that the argument has in lift
+        check_choice("coordinates", self.chart, Chart)  # the argument's name in lift
 
-    # --- what there is --------------------------------------------------------------------------------------------
+    # --- sizes ----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(fiber={self.fiber}, edges={self.neighbors.num_edges}, space={self.space.name})"
@@ -115,8 +116,8 @@ class RelativeElements(Movable):
 
     @property
     def row(self) -> Tensor | None:
-        """``[edges]`` int64, the row that each edge reads; None where every edge has its own."""
-        # How many displacements are distinct depends on the data, which a trace does not know.
+        """``[edges]`` int64, the row of each edge, or None if every edge has its own row."""
+        # The number of distinct displacements depends on the data, which are unknown in a trace.
         if not (self._rows_known or torch.compiler.is_compiling() or transformed()):
             self._share_rows()
         return self._row
@@ -125,17 +126,18 @@ class RelativeElements(Movable):
 
     @property
     def positions(self) -> Tensor:
-        r"""``[rows, fiber, dim]``, the source as each frame of the target sees it: :math:`g_{ia}^{-1} x_j`.
+        r"""``[rows, fiber, dim]``, the position of the source as seen from each frame of the target.
 
-        For affine groups this is :math:`A_{ia}^{-1} (x_j - x_i)`, A the linear part of the element, over the length.
+        It is :math:`g_{ia}^{-1} x_j`. For affine groups, this is :math:`A_{ia}^{-1} (x_j - x_i)` divided by the length,
+        where A is the linear part of the element.
         """
         return self._kept("_positions", self._seen)
 
     @property
     def pair_index(self) -> Tensor:
-        """``[fiber, fiber]`` int64, the index in ``group`` of h_a⁻¹ h_b, which is the same for all edges.
+        """``[fiber, fiber]`` int64, the index of h_a⁻¹ h_b in ``group``, which is the same for all edges.
 
-        ValueError is raised unless the frames over all points are elements of one finite group.
+        ValueError is raised unless the frames of all points of a cloud are the elements of one finite group.
         """
         if not self.tied or self.group is None:
             what = f"frames over different points of {self.space.name} are not related by a table of a finite group"
@@ -144,11 +146,11 @@ class RelativeElements(Movable):
 
     @property
     def coordinates(self) -> Tensor:
-        """``[rows, fiber, fiber, k]``, coordinates of the relative elements.
+        """``[rows, fiber, fiber, k]``, the coordinates of the relative elements.
 
-        Smooth ones are the position, the coordinates of the linear part (entries of its matrix; none for
-        translations), and for fibers of scales the steps between the levels; logarithms are those of the Lie algebra.
-        Invariants of the orbits of both points follow, if the group is not transitive.
+        Smooth coordinates are the position, the coordinates of the linear part (the entries of its matrix; none for
+        translations), and, for several scales, the number of steps between the levels. Logarithms are coordinates of
+        the Lie algebra. If the group is not transitive, the invariants of the orbits of both points follow.
         """
         if self.given is not None:
             return self.given
@@ -156,18 +158,18 @@ class RelativeElements(Movable):
 
     @property
     def log_window(self) -> Tensor | None:
-        """``[rows]``, logarithm of the weight of each neighbor, which vanishes at the cutoff; None without one."""
+        """``[rows]``, the logarithm of each neighbor's weight, which vanishes at the cutoff; None without a cutoff."""
         return None if self.cutoff is None else self._kept("_log_window", self._faded)
 
     # --- transforms -----------------------------------------------------------------------------------------------
 
     def at(self, pos: Tensor, deformation: Tensor | None = None) -> RelativeElements:
-        """The same neighbor lists and frames with the points elsewhere, ``[points, dim]``, to which gradients flow.
+        """Return the same neighbor lists and frames for new positions ``[points, dim]``, which can have gradients.
 
-        With a ``deformation`` ``[clouds, dim, dim]`` lattice vectors v of clouds that repeat become v D, from which
-        stresses follow; the positions are given as they are deformed. It is what lifting gives there as long as no
-        further pair has become neighbors. ValueError is raised for another shape, and for frames that are made of the
-        points or given with them.
+        A ``deformation`` D ``[clouds, dim, dim]`` replaces lattice vectors v of periodic clouds by v D; its gradients
+        give stresses. ``pos`` are the deformed positions. The result equals a new lift as long as no further pairs have
+        become neighbors. ValueError is raised for another shape, and for frames or coordinates that depend on the
+        points.
         """
         check_tensor("pos", pos, "a floating tensor [points, dim]")
         if pos.shape != self.pos.shape:
@@ -179,7 +181,10 @@ class RelativeElements(Movable):
         return replace(self, pos=pos, neighbors=self.neighbors.deformed(deformation, self.batch))
 
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
-        """The same relative elements with other coordinates, ``[rows, fiber, fiber, k]``."""
+        """Return the same relative elements with other coordinates ``[rows, fiber, fiber, k]``.
+
+        ValueError is raised for another shape.
+        """
         rows, fiber = self.num_rows, self.fiber
         if coordinates.ndim != 4 or coordinates.shape[:3] != (rows, fiber, fiber):
             raise ValueError(f"coordinates: expected [{rows}, {fiber}, {fiber}, k], got {tuple(coordinates.shape)}")
@@ -189,19 +194,19 @@ class RelativeElements(Movable):
         return changed
 
     def bounded(self, radius: float = 7.0) -> RelativeElements:
-        """Coordinates p become p tanh(ν / radius) / ν with ν = |p| + 1e-6, so that none is longer than ``radius``."""
+        """Replace coordinates p by p tanh(ν / radius) / ν with ν = |p| + 1e-6, whose length is at most ``radius``."""
         pairs = self.coordinates
         length = lengths(pairs, keepdim=True) + 1e-6
         return self.with_coordinates(pairs * (torch.tanh(length / radius) / length))
 
     def joined(self, features: Tensor) -> RelativeElements:
-        """Further coordinates ``[rows, q]`` of each row, such as functions of the distance, behind the others."""
+        """Append further coordinates ``[rows, q]`` of each row, such as functions of the distance."""
         pairs = self.coordinates
         more = features.to(pairs.dtype)[:, None, None].expand(*pairs.shape[:3], -1)
         return self.with_coordinates(join_coordinates([pairs, more]))
 
     def displacements(self) -> Tensor:
-        """``[rows, dim]``, x_j - x_i of each row, in the unit of the points."""
+        """Return x_j - x_i ``[rows, dim]`` of each row, in the unit of the points."""
         places = self.pos[:, : self.space.group.dim]
         displacements = self.neighbors.displacements(places)
         return displacements if self.row is None else displacements[self._rows()]
@@ -209,25 +214,25 @@ class RelativeElements(Movable):
     # --- evaluation -----------------------------------------------------------------------------------------------
 
     def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """The property that is kept as ``name``, computed on first use.
+        """Return the property that is kept as ``name``, computed on first use.
 
-        There are three cases. Within a trace or a transform it is read, and computed where it is not known, but not
-        kept. In a checkpointed part of a forward pass that computed it first and runs for a second time, it is
-        computed again. Everywhere else it is computed once and kept.
+        There are three cases. In a trace or a transform, a known value is used, otherwise it is computed, but not kept.
+        If a checkpointed part of a forward pass computed the property first and runs again, the property is computed
+        again. Everywhere else, it is computed once and kept.
         """
         if torch.compiler.is_compiling() or transformed():
-            # Tensors of a trace or a transform mean nothing outside of it.
+            # Tensors of a trace or a transform are invalid outside of it.
             known: Tensor | None = getattr(self, name)
             return self._evaluated(compute) if known is None else known
         now = region.get()
         if now.again and (name, now.function) in self._first_uses:
-            # In the backward pass torch replaces the tensors that were saved in the first run by those of the second,
-            # one by one. If the second run read what the first has kept, it would save fewer of them.
+            # In the backward pass, torch replaces the tensors saved in the first run by those of the second one by one.
+            # If the second run used the value kept by the first, it would save fewer tensors.
             return now.once((self, name), lambda: self._evaluated(compute))
         known = getattr(self, name)
         if known is None:
             known = self._evaluated(compute)
-            # Computed without gradients (in torch.no_grad), it would cut off the gradients of later uses.
+            # A value computed without gradients (in torch.no_grad) would cut off the gradients of later uses.
             if known.requires_grad or not self._differentiable():
                 object.__setattr__(self, name, known)
                 if not now.again:
@@ -235,7 +240,7 @@ class RelativeElements(Movable):
         return known
 
     def _evaluated(self, compute: Callable[[], Tensor]) -> Tensor:
-        """A property in full precision under autocast, and one that training can use unless the points cannot."""
+        """Compute a property in full precision, and in inference mode only if the points are inference tensors."""
         with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
             return compute()
 
@@ -244,7 +249,7 @@ class RelativeElements(Movable):
         return any(tensor is not None and tensor.requires_grad for tensor in sources)
 
     def _share_rows(self) -> None:
-        """Find displacements that repeat, unless gradients flow: they would reach a representative only."""
+        """Find displacements that repeat, unless they have gradients, which would reach only the representatives."""
         index: Tensor | None = None
         if self.tied and self.dilation is None and self.given is None and not self._differentiable():
             with torch.no_grad(), torch.inference_mode(self.pos.is_inference()):
@@ -256,13 +261,13 @@ class RelativeElements(Movable):
         object.__setattr__(self, "_rows_known", True)
 
     def _rows(self) -> Tensor:
-        """An edge of each row."""
+        """Return one edge of each row."""
         if self._representatives is None or self.row is None:
             return torch.arange(self.neighbors.num_edges, device=self.pos.device)
         return self._representatives
 
     def _extents(self) -> Tensor:
-        """``[edges]``, the largest absolute coordinate of the cloud of each edge and of its shifts."""
+        """Return the largest absolute coordinate of each edge's cloud and of its shifts, ``[edges]``."""
         largest = self.pos.abs().amax(dim=1)
         target = self.neighbors.target
         extents = largest.new_zeros(int(self.batch.max()) + 1).scatter_reduce(0, self.batch, largest, "amax")
@@ -272,9 +277,9 @@ class RelativeElements(Movable):
         return extents[self.batch[target]]
 
     def posed(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
-        """Vectors ``[n, dim]`` as they are seen in the pose of their cloud, by which the elements are multiplied.
+        """Return vectors ``[n, dim]`` as seen from the pose of their cloud.
 
-        Row i belongs to the cloud of the point ``points[i]``, or i if absent.
+        Row i belongs to the cloud of point ``points[i]``, or of point i by default.
         """
         if self.pose is None:
             return vectors
@@ -306,13 +311,13 @@ class RelativeElements(Movable):
         displacements = self.displacements() / cast(float, self.cutoff)
         if self.dilation is not None:
             displacements = displacements / self.dilation[self.neighbors.target, None]
-        # Derivatives of any order of this weight vanish at the cutoff. In a softmax its logarithm outweighs scores of
-        # any size, the larger the earlier: a power of 1 - x² would leave large ones to end within rounding of it.
+        # All derivatives of this weight vanish at the cutoff. Its logarithm diverges fast enough to outweigh scores of
+        # any size; with a power of 1 - x², neighbors with large scores would fade only within rounding of the cutoff.
         square = displacements.square().sum(dim=-1)
         return -square / (1 - square).clamp(min=_NOTHING)
 
     def _linear_pairs(self) -> Tensor:
-        """Linear parts of the relative elements, ``[rows | 1, fiber, fiber, dim, dim]``."""
+        """Return the linear parts of the relative elements, ``[rows | 1, fiber, fiber, dim, dim]``."""
         group, neighbors = self.space.group, self.neighbors
         if self.elements is None:
             return cast(FiniteGroup, self.group).matrices(self.pos)[self.pair_index][None]
@@ -345,7 +350,7 @@ class RelativeElements(Movable):
 
 
 def collated(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
-    """A tensor of several relative elements in one, None where there is none."""
+    """Concatenate a tensor of several relative elements, or return None if all are None."""
     values = [getattr(part, name) for part in parts]
     if any((value is None) != (values[0] is None) for value in values):
         raise ValueError(f"graphs: expected {name} in all graphs or in none")
@@ -353,7 +358,7 @@ def collated(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
 
 
 def join_rows(whole: RelativeElements, parts: Sequence[RelativeElements]) -> None:
-    """Take over the rows that the graphs have found, and their positions where all have been computed."""
+    """Reuse the rows that the graphs have found, and their positions if all of them have been computed."""
     kept, rows = vars(whole), [part.row for part in parts]
     kept["_rows_known"] = True
     if any(row is not None for row in rows):
@@ -368,17 +373,18 @@ def join_rows(whole: RelativeElements, parts: Sequence[RelativeElements]) -> Non
 
 
 def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:
-    """One edge of each distinct displacement, int64 ``[types]``, and the type of each edge, int64 ``[edges]``.
+    """Return one edge of each distinct displacement, int64 ``[types]``, and the type of each edge, int64 ``[edges]``.
 
-    All edges and None if fewer than half of them repeat. A 28 x 28 image with 5 x 5 neighborhoods has 19,000 edges and
-    25 distinct displacements. Two are the same if they fall into one bin of at most 16 rounding steps of the largest
-    coordinate of their cloud, ``extent`` ``[edges]``, so a turned grid is recognized too. Bins are powers of two wide
-    and shared by clouds of the same width only: how finely a cloud is resolved does not depend on the clouds beside it.
+    If fewer than half of the edges repeat, all edges and None are returned. A 28 x 28 image with 5 x 5 neighborhoods
+    has 19,000 edges and 25 distinct displacements. Two displacements are equal if they fall into one bin, whose width
+    is at most 16 rounding steps of the largest coordinate of their cloud, ``extent`` ``[edges]``; rotated grids are
+    therefore recognized as well. Widths are powers of two, and only clouds with the same width share bins, so the
+    resolution of a cloud does not depend on other clouds.
     """
     edges = len(displacements)
     everything = torch.arange(edges, device=displacements.device)
     _, exponent = torch.frexp(_ROUNDING_STEPS / 2 * torch.finfo(displacements.dtype).eps * extent.double())
-    # Half a step off, since grids like to sit on multiples of it.
+    # Shift by half a bin, since displacements on grids are often multiples of its width.
     bins = torch.floor(torch.ldexp(displacements.detach().double(), -exponent[:, None]) + 0.5).to(torch.int64)
     key = torch.zeros_like(everything)
     types = 1
@@ -396,7 +402,7 @@ def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | N
 
 
 def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:
-    """How many numbers :attr:`RelativeElements.coordinates` has in a space, invariants of both points included."""
+    """Return the number of :attr:`RelativeElements.coordinates` in a space, invariants of both points included."""
     check_is("space", space, HomogeneousSpace)
     check_choice("chart", chart, Chart)
     group = space.group
@@ -404,27 +410,27 @@ def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:
 
 
 def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
-    """Join coordinates ``[rows, fiber, fiber, k]`` of pairs along the last axis, which lies outermost in memory.
+    """Concatenate coordinates ``[rows, fiber, fiber, k]`` of pairs along the last axis, which is outermost in memory.
 
-    Networks of the coordinates run over vectors of pairs, and most parts are the same for many pairs in a row.
+    With this layout, networks of the coordinates process vectors of pairs.
     """
     return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 
 
 def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
-    """h_a⁻¹ v for each frame: ``[vectors, dim]`` to ``[vectors, fiber, dim]``, in their dtype, under autocast too."""
+    """Return h_a⁻¹ v ``[vectors, fiber, dim]`` for vectors ``[vectors, dim]``, in their dtype, also under autocast."""
     inverse = group.elements[group.inverse_index].to(vectors.device)
-    # The product is taken in float64 so that a coordinate which should vanish does, as nearly as it can.
+    # The product is computed in float64, so that coordinates that should vanish are as small as possible.
     return torch.einsum("aij,pj->pai", inverse, vectors.to(torch.float64)).to(vectors.dtype)
 
 
 def _taken(field: Tensor, points: Tensor) -> Tensor:
-    """Rows of a field ``[points, *]``; torch takes those of matrices several times as fast."""
+    """Return rows of a field ``[points, *]``. Flattened to a matrix first, this is several times as fast in torch."""
     return field.flatten(1).index_select(0, points).unflatten(1, field.shape[1:])
 
 
 def _inverse(group: Group, linear: Tensor) -> Tensor:
-    """Inverses ``[*, dim, dim]`` of linear parts."""
+    """Return the inverses ``[*, dim, dim]`` of linear parts."""
     if isinstance(group, SemidirectProduct) and not isinstance(group.stabilizer, FiniteGroup):
         return group.stabilizer.inverse(linear)
     if isinstance(group, Translations):

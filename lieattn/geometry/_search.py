@@ -1,13 +1,12 @@
-"""The search behind the neighborhoods: pairs of points of one cloud that are close to each other.
+"""The search for neighbors: pairs of points of one cloud that are close to each other.
 
-Points come as float64 coordinates ``pos`` ``[points, dim]`` and the cloud of each, ``cloud``
-int64 ``[points]``, ids from 0 and not much larger than the number of points. Pairs are returned as sorted
-int64 keys ``target * points + source``.
+The arguments are float64 coordinates ``pos`` ``[points, dim]`` and the cloud of each point, ``cloud`` int64
+``[points]``, with ids from 0 that are not much larger than the number of points. Pairs are returned as sorted int64
+keys ``target * points + source``.
 
-There are two ways to search: SciPy's k-d tree (``"tree"``) on the CPU, a cell list in torch (``"cells"``) on any
-device. Both only propose candidates, generously; the same float64 arithmetic decides, so they give the same pairs. In
-clouds that repeat, images of the points are searched with the cell list, or on the CPU with the package vesin where it
-is installed.
+There are two methods: SciPy's k-d tree (``"tree"``) on the CPU, and a cell list in torch (``"cells"``) on any device.
+Both only propose candidates, which the same float64 arithmetic then tests, so they return the same pairs. In periodic
+clouds, images of the points are found with the cell list, or on the CPU with the package vesin if it is installed.
 """
 
 import itertools
@@ -30,19 +29,19 @@ Method = Literal["tree", "cells"]
 Norm = Literal["euclidean", "chebyshev"]
 Ties = Literal["index", "all"]
 
-# Relative. Without it, points at exactly the radius, as grids have them, would come and go under the
-# round-off of a rotation in float32.
+# Relative tolerance of distances. Without it, rounding of a rotation in float32 would remove some points at exactly the
+# radius, which are common on grids.
 TIE_TOLERANCE = 1e-5
-# Keeps every pair among the candidates, whatever float64 round-off does to their search.
+# Enlarges searches, so that rounding in float64 cannot lose candidates.
 _MARGIN = 1 + 1e-9
-# What the cell list holds at a time; they bound its memory.
+# Chunk sizes that bound the memory of the cell list.
 _CHUNK_POINTS = 2**16
 _CHUNK_PAIRS = 2**22
-# Cells along an axis: few enough that the round-off of a cell coordinate stays below the margin.
+# Largest number of cells along an axis, at which rounding of a cell coordinate is below the margin.
 _MAX_CELLS = 2**20
 
-# (points, row, source, reach): the candidates of points[row] are source, among them every point nearer than
-# reach[row]; row is ascending.
+# (points, row, source, reach): source contains candidates of points[row], and all points closer than reach[row].
+# Rows are ascending.
 _Proposal = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -74,7 +73,7 @@ def pairs_nearest(
     """Return the pairs of each point with the ``k`` nearest other points, or all others if they are fewer."""
     if ties == "all" or not _is_crowded(pos, k):
         return sort_keys(torch.cat([_self_keys(pos, include_self), *_nearest(pos, cloud, k, ties, method)]))
-    # Of the points at one place, only the first k others are ever taken: the search needs no more than k + 1 of them.
+    # Of the points at one place, only the first k others can be neighbors, so the search needs only k + 1 of them.
     n, places = len(pos), torch.unique(torch.cat([cloud[:, None].to(pos), pos], dim=1), dim=0, return_inverse=True)[1]
     order, first, _ = members(places, 0)
     late = ranks(places, 0) > k
@@ -88,8 +87,8 @@ def pairs_nearest(
 
 
 def _is_crowded(pos: Tensor, k: int) -> bool:
-    """Whether more than k + 1 points may lie at one place."""
-    # One number for each point, the same wherever the coordinates are, and hardly ever elsewhere.
+    """Return whether more than k + 1 points may lie at one place."""
+    # A number for each point, which is equal for equal coordinates, and rarely for different ones.
     mixed = pos.new_zeros(len(pos))
     for axis, coordinate in enumerate(pos.unbind(1)):
         mixed = mixed + coordinate * math.sqrt(axis + 2)
@@ -98,7 +97,7 @@ def _is_crowded(pos: Tensor, k: int) -> bool:
 
 
 def _nearest(pos: Tensor, cloud: Tensor, k: int, ties: Ties, method: Method | None) -> list[Tensor]:
-    """Keys, unsorted, of each point and the ``k`` nearest others."""
+    """Return the unsorted keys of each point and the ``k`` nearest others."""
     keys: list[Tensor] = []
     others = torch.bincount(cloud)[cloud] - 1
     remaining = others.nonzero().squeeze(1)
@@ -144,7 +143,7 @@ def _self_keys(pos: Tensor, include_self: bool) -> Tensor:
 
 
 def _squared_distance(pos: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    # One rounded operation at a time: the same bits on every device, and for (i, j) as for (j, i).
+    # Separate operations give the same bits on every device, and for (i, j) and (j, i).
     total = torch.zeros(len(i), dtype=pos.dtype, device=pos.device)
     for coordinate in pos.unbind(1):
         difference = coordinate[j] - coordinate[i]
@@ -162,9 +161,10 @@ def _is_within(pos: Tensor, cloud: Tensor, i: Tensor, j: Tensor, radius: float, 
 
 
 def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties) -> tuple[Tensor, Tensor]:
-    """Keys of the k nearest candidates of points for which they are final, and which of the points these are.
+    """Return the keys of the k nearest candidates of points whose search is complete, and the mask of these points.
 
-    They are final where the candidates reach beyond all points tied with the k-th, or are all there are.
+    The search of a point is complete if its candidates reach beyond all points tied with the k-th, or if they are all
+    points of the cloud.
     """
     points, row, source, reach = proposal
     n, rows = len(pos), len(points)
@@ -176,7 +176,7 @@ def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties
     enough = count >= k
     kth[enough] = distance2[order[(count.cumsum(0) - count)[enough] + k - 1]]
     limit = kth * (1 + TIE_TOLERANCE) ** 2
-    # Strictly: candidates may hold only some of the points at their reach (many at one place: at distance 0).
+    # The inequality is strict, because candidates may contain only some of the points at exactly their reach.
     done = (limit < reach * reach) | (count == others[points])
     keep = done[row] & (distance2 <= limit[row])
     row, source, distance2 = row[keep], source[keep], distance2[keep]
@@ -196,7 +196,7 @@ def _tree(pos: Tensor, cloud: Tensor, gap: float) -> "cKDTree":
 
     if cloud.any():
         pos = torch.cat([pos, cloud[:, None].to(pos.dtype) * (gap or 1.0)], dim=1)
-    # Splitting in the middle: medians of coordinates with many ties, as grids have them, make slow trees.
+    # Split cells in the middle, because medians give slow trees if many coordinates are equal, as on grids.
     return cKDTree(pos.numpy(), balanced_tree=False)
 
 
@@ -206,7 +206,7 @@ def _tree_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int]
     tree = _tree(pos, cloud, 2 * diameter)
 
     def propose(points: Tensor, effort: int) -> Iterator[_Proposal]:
-        # Self, k others and some more, to see where the ties with the k-th end.
+        # The point itself, k others, and some more to find the end of the ties with the k-th.
         number = min((k + 5) << effort, n + 1)
         for part in points.split(_CHUNK_PAIRS // number + 1):
             distance, index = (torch.from_numpy(found) for found in tree.query(tree.data[part.numpy()], number))
@@ -231,7 +231,7 @@ def _cell_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int]
 
 
 def _typical_reach(pos: Tensor, cloud: Tensor, k: int) -> float:
-    """Radius that holds k neighbors of a sample where points are dense: too large a start costs most."""
+    """Return a radius that contains k neighbors where points are dense, since large initial radii are expensive."""
     n = len(pos)
     sample = torch.arange(0, n, max(1, n * n // _CHUNK_PAIRS), device=pos.device)
     distance = torch.cdist(pos[sample], pos, compute_mode="donot_use_mm_for_euclid_dist")
@@ -245,13 +245,13 @@ def _typical_reach(pos: Tensor, cloud: Tensor, k: int) -> float:
 def candidates_within(
     pos: Tensor, cloud: Tensor, radius: float, points: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield parts of ``points`` with all points in the 3^dim cells around each: (part, row, source).
+    """Yield parts of ``points`` with all points in the 3^dim cells around each of them: (part, row, source).
 
-    Candidates of ``part[row]`` are ``source``; row is ascending.
+    The candidates of ``part[row]`` are ``source``. Rows are ascending.
     """
-    key, steps = _cell_keys(pos[:, :3], cloud, radius)  # near in all coordinates is near in the first three
+    key, steps = _cell_keys(pos[:, :3], cloud, radius)  # close points are also close in the first three coordinates
     sorted_key, order = key.sort()
-    # Cells that differ along the last axis have consecutive keys: one range covers all three.
+    # Adjacent cells along the last axis have consecutive keys, so one range covers all three.
     around = torch.tensor([sum(s) for s in itertools.product(*([-step, 0, step] for step in steps))], device=key.device)
     for block in points.split(_CHUNK_POINTS):
         center = key[block][:, None] + around
@@ -267,8 +267,8 @@ def candidates_within(
 def _cell_keys(pos: Tensor, cloud: Tensor, radius: float) -> tuple[Tensor, list[int]]:
     """Return the key of each point's cell, and the step of the key along each axis but the last.
 
-    Cells are at least ``radius`` wide. Keys order by cloud, then by cell; an empty cell at either end of
-    every axis keeps the neighbors of a border cell from wrapping around into another row or cloud.
+    Cells are at least ``radius`` wide. Keys are ordered by cloud, then by cell. An empty cell at both ends of every
+    axis separates the cells at the border from the next row or cloud.
     """
     shape, index = (int(cloud.max()) + 1, pos.shape[1]), cloud[:, None].expand_as(pos)
     low = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amin", include_self=False)
@@ -296,11 +296,12 @@ def images_within(
     pbc: Tensor,
     method: Literal["vesin", "cells"] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Find all pairs of a point and an image of another, or of itself, no farther apart than ``radius``.
+    """Find all pairs of a point and an image of another point, or of itself, no farther apart than ``radius``.
 
-    However many images that are: the radius may exceed the cell. Points ``[points, dim]``, inside the cell or not, and
-    cells are float64; the tolerance is that of :func:`pairs_within`. Returns sorted keys, int64 ``[edges]``, and how
-    often each lattice vector is added to the source, int64 ``[edges, dim]``, ascending for equal keys.
+    The radius may exceed the cell, so that several images of a point are found. Points ``[points, dim]``, inside or
+    outside of the cell, and cells are float64. The tolerance is that of :func:`pairs_within`. The result is sorted
+    keys, int64 ``[edges]``, and the number of times that each lattice vector is added to the source, int64
+    ``[edges, dim]``, ascending for equal keys.
     """
     n = len(pos)
     if n == 0:
@@ -320,9 +321,9 @@ def images_within(
 
 
 def complete_cells(cell: Tensor, pbc: Tensor) -> Tensor:
-    """Cells ``[clouds, dim, dim]`` whose unused vectors are replaced by unit vectors across the used ones."""
+    """Return cells ``[clouds, dim, dim]`` whose unused vectors are unit vectors perpendicular to the used ones."""
     used = torch.where(pbc[..., None], cell, 0.0)
-    # Right singular vectors of vanishing singular values come last and span what the used vectors leave.
+    # Right singular vectors of vanishing singular values come last and span the complement of the used vectors.
     across = torch.linalg.svd(used).Vh
     rank = (~pbc).long().cumsum(1) - 1 + pbc.sum(1, keepdim=True)
     filled = across.gather(1, rank.clamp(min=0)[..., None].expand_as(across))
@@ -332,8 +333,8 @@ def complete_cells(cell: Tensor, pbc: Tensor) -> Tensor:
 def _images_of_cells(
     pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Targets, sources and steps of pairs, all those within the radius among them, from a list of cells."""
-    # Fractional coordinates, in [0, 1) along periodic vectors, and the steps that are taken off.
+    """Yield targets, sources and steps of candidate pairs from the cell list, which include all within the radius."""
+    # Fractional coordinates in [0, 1) along periodic vectors, and the integer steps that are subtracted.
     fractional = (pos[:, None] @ torch.linalg.inv(cell)[cloud])[:, 0]
     home = torch.where(pbc[cloud], fractional.floor(), 0.0)
     fractional, home = fractional - home, home.long()
@@ -343,14 +344,14 @@ def _images_of_cells(
     for target, row, ghost in candidates_within(places[:, 0], cloud[owner], radius, everything):
         i, j = target[row], owner[ghost]
         same = cloud[i] == cloud[j]
-        # Relative to the points as given, which may lie outside their cell.
+        # Steps are relative to the given points, which may lie outside their cell.
         yield i[same], j[same], (image[ghost] + home[i] - home[j])[same]
 
 
 def _images_of_vesin(
     pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The same pairs from the package vesin, cloud by cloud, and each point with itself."""
+    """Yield the same pairs from the package vesin, cloud by cloud, and the pairs of each point with itself."""
     from vesin import NeighborList
 
     search = NeighborList(cutoff=radius, full_list=True, n_threads=torch.get_num_threads())
@@ -372,8 +373,8 @@ def _uses_vesin(pos: Tensor, method: Literal["vesin", "cells"] | None) -> bool:
 
 
 def _ghosts(fractional: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Points, and then images, that reach within the radius of the cells: the point of each, its steps ``[*, dim]``."""
-    reach = radius * torch.linalg.vector_norm(torch.linalg.inv(cell), dim=1)  # in fractions of each height
+    """Return the points and images within the radius of the cells: the point of each, and its steps ``[*, dim]``."""
+    reach = radius * torch.linalg.vector_norm(torch.linalg.inv(cell), dim=1)  # as a fraction of each height
     most = torch.where(pbc, reach.floor() + 1, 0.0).amax(0).long().tolist()
     around = sorted(itertools.product(*(range(-m, m + 1) for m in most)), key=any)  # no step first
     steps = torch.tensor(around, device=cell.device)[:, None]
@@ -385,6 +386,6 @@ def _ghosts(fractional: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor, radius
 
 
 def _squared_distance_to_images(pos: Tensor, i: Tensor, j: Tensor, steps: Tensor, cell: Tensor) -> Tensor:
-    # Every operation changes sign exactly when i and j are exchanged, so the lists are symmetric to the last bit.
+    # Exchanging i and j changes the sign of every result exactly, so the lists are exactly symmetric.
     shift = (steps.to(pos.dtype)[..., None] * torch.where((steps != 0)[..., None], cell, 0.0)).unbind(1)
     return (pos[j] - pos[i] + sum(shift[1:], start=shift[0])).square().sum(1)

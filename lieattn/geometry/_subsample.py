@@ -1,4 +1,4 @@
-"""Subsampling: points of a cloud that are far from each other."""
+"""Farthest-point subsampling of clouds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, check_indices, first_true, members, point_clouds
 from lieattn.geometry._search import TIE_TOLERANCE
 
-# How far away padding counts: behind every point that is there.
+# Distance of padding, which is smaller than that of any point.
 _PADDING = -100.0
 
 
@@ -27,25 +27,29 @@ def farthest_points(
     start: Literal["outermost", "first"] | Tensor = "outermost",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Farthest-point subsampling of each cloud: again and again the point farthest from those chosen already.
+    """Subsample each cloud by repeatedly choosing the point that is farthest from all points chosen before.
 
-    Returns indices ``[points kept]`` int64, cloud by cloud in the order in which they were chosen. Of points equally
-    far, up to a relative 1e-5, the first one is taken.
+    The result is indices ``[points kept]`` int64, cloud by cloud, in the order in which points were chosen. Of several
+    equally far points, up to a relative 1e-5, the first one is chosen.
 
-    **Equivariance.** Depends on distances alone, so it commutes with rotations, reflections and translations; with
-    the outermost point as start, also with permutations of points, unless points are equally far.
+    **Equivariance.** The choice depends only on distances, so it commutes with rotations, reflections and translations.
+    With the outermost point as start, it also commutes with permutations of points, unless points are equally far.
+
+    TypeError or ValueError is raised if arguments do not fit, or unless exactly one of ``count`` and ``fraction`` is
+    given.
 
     Parameters
     ----------
     points, batch, ptr
-        Point clouds in any of the forms that :func:`point_clouds` takes; clouds that repeat are taken as they are.
+        Point clouds in any form that :func:`point_clouds` accepts. Periodic images are ignored.
     count, fraction
-        Points to keep of each cloud, all of a smaller one; or their share, rounded, at least one point.
+        Number of points to keep of each cloud (all points of smaller clouds), or their fraction, rounded, but at least
+        one point.
     start
-        First point of each cloud: the one farthest from their mean, the first one, or indices ``[clouds]`` int64
-        (any number for an empty cloud).
+        First point of each cloud: the point farthest from the mean, the first point, or indices ``[clouds]`` int64. The
+        index of an empty cloud is ignored.
     generator
-        Draws the first points instead.
+        Generator that draws the first points, unless ``start`` contains indices.
 
     Examples
     --------
@@ -64,7 +68,7 @@ def farthest_points(
             chosen[:, step] = current
             centers = pos[current.clamp(min=0)][clouds.batch]
             nearest = torch.minimum(nearest, (pos - centers).square().sum(-1))
-            # Below all others, so that no point is chosen twice where points coincide.
+            # A value below all others, so that no point is chosen twice if points coincide.
             nearest[current[current >= 0]] = -1.0
             current = _first_farthest(nearest, clouds)
     place = torch.arange(most, device=clouds.device)
@@ -72,12 +76,13 @@ def farthest_points(
 
 
 def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Farthest-point subsampling of padded clouds from given distances, of group elements for example.
+    """Subsample padded clouds by given distances, for example distances of group elements.
 
-    ``distance`` is ``[clouds, N, N]``, ``start`` ``[clouds]`` int64 the first point of each cloud, and ``mask``
-    ``[clouds, N]`` bool says which points exist. Returns ``[clouds, count]`` int64, in the order in which points were
-    chosen; of points equally far the first. Padding counts as -100 away: a cloud of fewer than ``count`` points has its
-    first one chosen again.
+    ``distance`` is ``[clouds, N, N]``, ``start`` ``[clouds]`` int64 is the first point of each cloud, and ``mask``
+    ``[clouds, N]`` bool is false for padding. The result is ``[clouds, count]`` int64, in the order in which points
+    were chosen. Of several equally far points, the first one is chosen. Padding has the distance -100, so if a cloud
+    has fewer than ``count`` points, its first one is chosen again. TypeError or ValueError is raised if arguments do
+    not fit, or if ``count`` exceeds N.
     """
     check_tensor("distance", distance, "a floating tensor [clouds, N, N]")
     if distance.ndim != 3 or distance.shape[1] != distance.shape[2]:
@@ -117,7 +122,7 @@ def _wanted(size: Tensor, count: int | None, fraction: float | None) -> Tensor:
 def _starts(
     clouds: PointClouds, pos: Tensor, start: Literal["outermost", "first"] | Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """First point of each cloud, -1 where there is none."""
+    """Return the first point of each cloud, or -1 for empty clouds."""
     order, first, size = members(clouds.batch, clouds.num_clouds)
     if isinstance(start, Tensor):
         _check_starts(start, clouds.num_clouds, torch.where(size > 0, clouds.num_points, -1), clouds.device)
@@ -142,7 +147,7 @@ def _starts(
 
 
 def _check_starts(start: Tensor, clouds: int, limit: Tensor, device: torch.device) -> None:
-    """Refuse starts beyond the limit of their cloud; one below 0 allows any."""
+    """Raise an error for starts that are not below the limit of their cloud. Negative limits allow any start."""
     check_indices("start", start, dim=1, device=device)
     if len(start) != clouds:
         raise ValueError(f"start: expected one point for each of {clouds} clouds, got {len(start)}")
@@ -154,7 +159,7 @@ def _check_starts(start: Tensor, clouds: int, limit: Tensor, device: torch.devic
 
 
 def _first_farthest(squared: Tensor, clouds: PointClouds) -> Tensor:
-    """First of the points with the largest squared distance in each cloud ``[clouds]``, -1 where there is none."""
+    """Return the first point with the largest squared distance in each cloud ``[clouds]``, or -1 for empty clouds."""
     largest = squared.new_full((clouds.num_clouds,), -torch.inf).scatter_reduce(0, clouds.batch, squared, "amax")
     limit = torch.where(largest > 0, largest * (1 - TIE_TOLERANCE) ** 2, largest)
     tied = (squared >= limit[clouds.batch]).nonzero()[:, 0]

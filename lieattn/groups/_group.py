@@ -289,7 +289,7 @@ def matvec(a: Tensor, v: Tensor) -> Tensor:
 
 
 def determinant(matrices: Tensor) -> Tensor:
-    """Return determinants ``[*]``. For half precision they are float32, since torch has no others and they underflow."""
+    """Return determinants ``[*]``, in float32 for half precision, which torch does not support and which underflows."""
     return torch.linalg.det(_wide(matrices))
 
 

@@ -101,9 +101,9 @@ class HomogeneousSpace:
     def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:
         """Return the elements ``section(x) h`` ``[*, fiber, m, m]`` over points x ``[*, dim]``.
 
-        The elements h of the stabilizer are ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. Without
-        h, the result is the section, with a fiber of one element. TypeError or ValueError is raised if ``x`` or ``h``
-        does not fit.
+        The elements h of the stabilizer are ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. If
+        ``h`` is None, the result is the section, with a fiber of one element. TypeError or ValueError is raised if
+        ``x`` or ``h`` does not fit.
         """
         self.check("x", x)
         section = self.section(x)[..., None, :, :]

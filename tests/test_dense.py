@@ -62,6 +62,15 @@ def test_single_precision(pattern):
     assert_same(*(results(signals, neighbors, name, pattern=pattern) for name in ("dense", "plain")), 1e-5)
 
 
+def test_the_output_has_the_widest_dtype():
+    """As with the other backends: float64 if queries and keys are, unless values are of half precision."""
+    (query, key, value), neighbors = problem(CLOUDS["ragged"])
+    for dtype, expected in ((torch.float32, torch.float64), (torch.float16, torch.float16)):
+        for name in ("dense", "plain"):
+            with backend(name):
+                assert group_attention(query, key, value.to(dtype), neighbors)[0].dtype == expected
+
+
 @pytest.mark.parametrize("clouds", ["equal", "ragged, mixed up"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_differentiable_twice(pattern, clouds):

@@ -55,7 +55,7 @@ def _attend(problem: Problem, padding: Padding) -> Tensor:
         out = _scaled_dot_product(to_rows(query), to_rows(key), to_rows(value), mask, problem.dropout)
     places = out.transpose(1, 2)
     places = places.unflatten(1, (-1, fiber)) if joint else places.unflatten(2, (fiber, heads))
-    return padding.unpad(places).to(value.dtype)
+    return padding.unpad(places)
 
 
 def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attentive group convolution on grids: a group convolution whose responses are gated before they are summed."""
+"""Attentive group convolution on grids: a group convolution whose responses are weighted before they are summed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops.kernels._calls import expect_gradients
 
 _CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
-_AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
+_AT_ONCE = 2**24  # number of responses that plain maths stores at a time, and recomputes in the backward pass
 
 
 class Window(NamedTuple):
-    """How the kernel is laid on padded planes, and the spatial kernel on the responses."""
+    """Sizes, dilations and stride of the kernel on padded planes, and of the spatial kernel on the responses."""
 
     size: int
     dilation: int = 1
@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The operands of the gated sum; ``outs`` counts the pairs of an output channel and an output pose."""
+    """The operands of the gated sum. ``outs`` is the number of pairs of an output channel and an output pose."""
 
     x: Tensor  # padded, [samples, fiber, in, *sides]
     kernel: Tensor  # [outs, fiber, in, size^dim]
@@ -57,14 +57,17 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """Attention of a layer: its factors ``channel`` and ``spatial``, at least one; what passes is 1 - their product."""
+    """The attention maps of a layer, with at least one of the factors ``channel`` and ``spatial``.
+
+    Responses are multiplied by 1 minus the product of the factors. Shapes are those of :func:`attentive_convolution`.
+    """
 
     channel: Tensor | None = None
     spatial: Tensor | None = None
 
     @property
     def removed(self) -> Tensor:
-        """The residual attention α⁻, the product of both."""
+        """The residual attention α⁻, the product of the factors. ValueError is raised if both are None."""
         given = [factor for factor in (self.channel, self.spatial) if factor is not None]
         if not given:
             raise ValueError("attention maps: expected channel or spatial attention, got neither")
@@ -72,7 +75,7 @@ class AttentionMaps:
 
     @property
     def passed(self) -> Tensor:
-        """α⁺ = 1 - α⁻, by which responses are multiplied."""
+        """The factors α⁺ = 1 - α⁻ by which responses are multiplied."""
         return 1 - self.removed
 
 
@@ -89,9 +92,9 @@ def attentive_convolution(
     spatial_dilation: int = 1,
     return_maps: bool = False,
 ) -> tuple[Tensor, AttentionMaps | None]:
-    r"""Convolve, attend to the responses, and sum what attention leaves.
+    r"""Convolve, compute attention from the responses, and sum the weighted responses.
 
-    With the responses t_{oc}(y, h, h̃) = Σ_p f_c(h̃, y + p) ψ_{o c}(h, h̃, p),
+    With the responses t_{oc}(y, h, h̃) = Σ_p f_c(h̃, y + p) ψ_{o c}(h, h̃, p), it computes
 
     .. math::
         \alpha_C &= \sigma\big( W_2 \operatorname{relu}(W_1 \operatorname{mean}_y t)
@@ -99,39 +102,42 @@ def attentive_convolution(
         \alpha_X &= \sigma\big( \psi_X * (\operatorname{mean}_c \alpha_C t, \max_c \alpha_C t) \big), \\
         f'_o(h, y) &= \mu \sum_c \sum_{\tilde h} (1 - \alpha_X \alpha_C) t_{oc}
 
-    for every output channel o and pair of poses (h, h̃) by itself (Romero et al. 2020, Eqs. 14-20 as implemented).
+    separately for every output channel o and pair of poses (h, h̃) (Romero et al. 2020, Eqs. 14-20 as implemented).
 
-    The sum is evaluated as Σ_h̃ (Σ_c t - α_X Σ_c α_C t): only the two maxima need every response, and these are made
-    one pair of poses at a time and again for the backward pass. One of several equal maxima takes its gradient, as in
-    torch.
+    **Equivariance.** If the group moves ``kernels``, ``channel`` and ``spatial`` to the output poses, as in the layers
+    of this library, the output at stride 1 is equivariant to the group and, away from the border, to translations.
+
+    The sum is evaluated as Σ_h̃ (Σ_c t - α_X Σ_c α_C t). Only the two maxima require all responses, which are computed
+    for one pair of poses at a time, and recomputed in the backward pass. If several maxima are equal, one of them gets
+    the gradient, as in torch.
 
     Parameters
     ----------
     x
-        ``[batch, in, fiber, *sides]``, with 2 sides (rows, columns) or 3 (layers, rows, columns); planes have a fiber
-        of 1.
+        ``[batch, in, fiber, *sides]``, with 2 sides (rows, columns) or 3 (layers, rows, columns). The fiber of images
+        is 1.
     kernels
-        ``[out, order, in, fiber, *sizes]``, as many equal sizes as sides, moved to all output poses.
+        ``[out, order, in, fiber, *sizes]``, with as many equal sizes as sides, moved to all output poses.
     channel
-        W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]``; None for α_C = 1.
+        W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]``, or None for α_C = 1.
     spatial
-        ψ_X ``[out, order, fiber, 2, *sizes]`` with odd sizes; None for α_X = 1.
+        ψ_X ``[out, order, fiber, 2, *sizes]`` with equal odd sizes, or None for α_X = 1.
     measure
-        μ.
+        The factor μ.
     stride, pad, dilation
         As for :func:`torch.nn.functional.conv2d`.
     spatial_dilation
-        Dilation of ψ_X, whose border keeps the size.
+        Dilation of ψ_X, which is padded so that the size does not change.
     return_maps
-        Whether to return the attention too.
+        Whether to return the attention as well.
 
     Returns
     -------
     out
         ``[batch, out, order, *sides']``.
     maps
-        None, or channel attention ``[batch, out, order, in, fiber, 1, 1]``, with another 1 in space, and spatial
-        attention ``[batch, out, order, 1, fiber, *sides']``.
+        None, or channel attention ``[batch, out, order, in, fiber, 1, 1]`` (with a further 1 if there are three sides),
+        and spatial attention ``[batch, out, order, 1, fiber, *sides']``.
 
     Raises
     ------
@@ -180,7 +186,7 @@ def attentive_convolution(
 
 
 def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
-    """The result of :func:`residual_sums` by a fused kernel, imported here because the other may not be installed."""
+    """Compute :func:`residual_sums` by a fused kernel, imported here because the other one may not be installed."""
     if name == "triton":
         from lieattn.ops.kernels.triton import _attentive as triton_kernels
 
@@ -191,9 +197,10 @@ def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
 
 
 def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:
-    """Sum of what attention leaves, μ Σ_c Σ_h̃ (1 - α⁻) t: ``[batch, out, order, in, fiber, *, *]`` to a field.
+    """Sum the weighted responses, μ Σ_c Σ_h̃ (1 - α⁻) t.
 
-    Raises TypeError or ValueError, naming the argument, where these are not maps of these responses.
+    The responses t are ``[batch, out, order, in, fiber, *sides']``, and the result is ``[batch, out, order, *sides']``.
+    TypeError or ValueError, naming the argument, is raised if ``maps`` do not fit the responses.
     """
     check_tensor("responses", responses, "a floating tensor")
     check_is("maps", maps, AttentionMaps)
@@ -204,10 +211,10 @@ def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0
 
 
 def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: int = 0, dilation: int = 1) -> Tensor:
-    """Responses of a group convolution before any sum, ``[batch, out, order, in, fiber, *sides']``.
+    """Return the responses of a group convolution before any sum, ``[batch, out, order, in, fiber, *sides']``.
 
-    Parameters are those of :func:`attentive_convolution`; the result has a plane for every pair of channels and
-    poses.
+    Parameters and errors are those of :func:`attentive_convolution`. The result has a plane for every pair of channels
+    and poses.
     """
     _check(x, kernels, None, None, stride=stride, pad=pad, dilation=dilation)
     check_features(x, kernels, beside="the kernels")
@@ -271,7 +278,7 @@ def _check_types(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | No
 
 
 def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
-    """Responses t before any sum: ``[samples, fiber, in, *sides]`` to ``[samples, outs, fiber, in, *sides']``."""
+    """Return responses t ``[samples, outs, fiber, in, *sides']`` of x ``[samples, fiber, in, *sides]``, unsummed."""
     outs, fiber, channels = kernel.shape[:3]
     size, groups = (window.size,) * (x.ndim - 3), fiber * channels
     filters = kernel.reshape(outs, groups, *size).transpose(0, 1).reshape(-1, 1, *size)
@@ -281,13 +288,13 @@ def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
 
 
 def channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """W2 relu(W1 mean) + W2 relu(W1 max), matrices ``[outs, fiber, hidden, in]`` and ``[outs, fiber, in, hidden]``."""
+    """Return W2 relu(W1 mean) + W2 relu(W1 max), of ``[outs, fiber, hidden, in]`` and ``[outs, fiber, in, hidden]``."""
     hidden = sum(torch.relu(torch.einsum("ofnc,...ofc->...ofn", first, part)) for part in (mean, top))
     return torch.einsum("ofcn,...ofn->...ofc", second, hidden)
 
 
 def spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -> Tensor:
-    """Spatial attention before the sigmoid, from mean and maximum over channels, ``[samples, outs, fiber, *sides]``."""
+    """Return spatial attention before the sigmoid, from mean and maximum ``[samples, outs, fiber, *sides]``."""
     outs, fiber = mean.shape[1:3]
     dim = mean.ndim - 3
     planes = torch.stack([mean, top], dim=3).flatten(1, 3)
@@ -299,12 +306,12 @@ def spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -
 
 
 def _over_positions(x: Tensor, dim: int) -> Tensor:
-    """A number for all positions, with axes of size 1 for these."""
+    """Append axes of size 1 for the positions."""
     return x[(..., *[None] * dim)]
 
 
 def _attend(operands: Operands, window: Window) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sums Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *sides]``, and the channel attention."""
+    """Return Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *sides]``, and the channel attention."""
     x, kernel, first, second, spatial = operands
     t = _responses(x, kernel, window)
     scores = None
@@ -318,7 +325,7 @@ def _attend(operands: Operands, window: Window) -> tuple[Tensor, Tensor | None, 
 
 
 def gate(kept: Tensor, levels: Tensor | None) -> Tensor:
-    """Sum over the fiber of Σ_c α_C t times the spatial attention."""
+    """Multiply Σ_c α_C t by the spatial attention, and sum over the fiber."""
     return (kept if levels is None else torch.sigmoid(levels) * kept).sum(dim=2)
 
 
@@ -327,21 +334,22 @@ def _gated(operands: Operands, window: Window) -> Tensor:
 
 
 def residual_sums(operands: Operands, window: Window) -> Tensor:
-    """What attention leaves, Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, *sides]``, by plain maths."""
+    """Return the weighted sum Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, *sides]``, by plain maths."""
     return _convolve(operands, window) - gated_sums(operands, window)
 
 
 def _convolve(operands: Operands, window: Window) -> Tensor:
-    """The sum of all responses, Σ_h̃ Σ_c t ``[samples, outs, *sides]``."""
+    """Return the sum of all responses, Σ_h̃ Σ_c t ``[samples, outs, *sides]``."""
     x, kernel = operands.x, operands.kernel
     filters = kernel.flatten(1, 2).unflatten(-1, [window.size] * (x.ndim - 3))
     return _CONVOLUTIONS[x.ndim - 3](x.flatten(1, 2), filters, stride=window.stride, dilation=window.dilation)
 
 
 def gated_sums(operands: Operands, window: Window) -> Tensor:
-    """What attention takes away, Σ_h̃ α_X Σ_c α_C t ``[samples, outs, *sides]``; in parts where responses are many.
+    """Return the part removed by attention, Σ_h̃ α_X Σ_c α_C t ``[samples, outs, *sides]``.
 
-    Plain maths: differentiable as often as one likes, on any device.
+    It is computed by plain maths, in parts if there are many responses. It can be differentiated any number of times,
+    on any device.
     """
     x, fiber, channels = operands.x, *operands.kernel.shape[1:3]
     pixels = math.prod([(side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[3:]])
@@ -351,7 +359,7 @@ def gated_sums(operands: Operands, window: Window) -> Tensor:
 def in_parts(
     evaluate: Callable[[Operands, Window], Tensor], operands: Operands, window: Window, entries: int
 ) -> Tensor:
-    """Gated sums, evaluated for as many outputs at a time as memory allows; each output takes ``entries`` numbers."""
+    """Evaluate gated sums for as many outputs at a time as memory allows, if each output takes ``entries`` numbers."""
     x, kernel, *tables = operands
     outs, at_once = len(kernel), max(1, _AT_ONCE // max(1, entries))
     if at_once >= outs:

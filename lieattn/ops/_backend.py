@@ -1,4 +1,4 @@
-"""Which backend evaluates the operator, and the reasons in words."""
+"""The choice of the backend that evaluates the operator, with its reasons in words."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, c
 
 Backend = Literal["auto", "plain", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
-# Triton decides once whether its kernels are interpreted, on the CPU, rather than compiled for a GPU.
+# Triton reads this variable only once, when it decides whether kernels are interpreted on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _PACKAGES = {"numba": "numba", "triton": "triton (3.7 or newer)"}
-_ENOUGH_KEYS = 96  # elements of a cloud from which matrix products beat the fused kernel where scores have a bias
+_ENOUGH_KEYS = 96  # elements of a cloud from which matrix products are faster than the fused kernel with a bias
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The ``backend`` that evaluates the operator, and by name, in words, the ``obstacles`` of each faster one."""
+    """The ``backend`` that evaluates the operator, and the ``obstacles`` of faster ones, as a text for each name."""
 
     backend: str
     obstacles: dict[str, str]
@@ -47,18 +47,18 @@ def _checked(name: str, source: str) -> Backend:
 
 
 class _State:
-    """The backend asked for, in all threads: gradients are computed in threads of their own."""
+    """The requested backend. It is shared by all threads, because gradients are computed in other threads."""
 
     default: ClassVar[Backend] = _checked(os.environ.get(_VARIABLE, "auto"), f"environment variable {_VARIABLE}")
     asked: ClassVar[Backend] = default
-    counting: ClassVar[int] = 0  # blocks of :func:`plain_layers` that are open
-    requests: ClassVar[dict[object, Backend]] = {}  # of the ``with`` blocks that are open, in their order
+    counting: ClassVar[int] = 0  # number of open blocks of :func:`plain_layers`
+    requests: ClassVar[dict[object, Backend]] = {}  # requests of the open ``with`` blocks, in their order
     lock: ClassVar[Lock] = Lock()
 
 
 @contextmanager
 def backend(name: Backend) -> Iterator[None]:
-    """Ask for a backend of the operator in a ``with`` block, in all threads of the process.
+    """Request a backend of the operator in a ``with`` block, for all threads of the process.
 
     If blocks of several threads overlap, the one entered last determines the backend until it is left. The environment
     variable ``LIEATTN_BACKEND``, read when the library is imported, sets the backend for the whole process.
@@ -66,16 +66,16 @@ def backend(name: Backend) -> Iterator[None]:
     Parameters
     ----------
     name
-        ``"plain"``: the plain evaluation; ``"numba"``: the fused kernel for CPUs where it has the case, else the plain
-        evaluation; ``"triton"``: the same with the fused kernel for CUDA, which Triton's interpreter also runs on CPUs,
-        slowly, if the environment variable ``TRITON_INTERPRET`` was 1 from the start; ``"dense"``: torch's scaled dot
-        product attention where points attend to their whole clouds, else the plain evaluation; ``"auto"``, the
-        default: the fastest that has the case.
+        ``"plain"`` is the plain evaluation. ``"numba"`` is the fused kernel for CPUs. ``"triton"`` is the fused kernel
+        for CUDA; Triton's interpreter also runs it on CPUs, slowly, if the environment variable ``TRITON_INTERPRET``
+        was 1 from the start. ``"dense"`` is torch's scaled dot product attention for points that attend to their whole
+        clouds. Cases that these do not support are evaluated plainly. ``"auto"``, the default, is the fastest backend
+        that supports the case.
 
     Raises
     ------
     ValueError
-        If there is no such backend, or it is not installed.
+        If the name is unknown, or the backend is not installed.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def backend(name: Backend) -> Iterator[None]:
 
 
 def _recent_triton() -> bool:
-    """Whether Triton is installed and takes the kernels; it does from 3.7 on."""
+    """Return whether Triton is installed in version 3.7 or later, which the kernels require."""
     try:
         major, minor = version("triton").split(".")[:2]
     except PackageNotFoundError:
@@ -106,14 +106,14 @@ def _recent_triton() -> bool:
     return (int(major), int(minor)) >= (3, 7)
 
 
-# Constants, which torch.compile can look at.
+# Constants, since torch.compile cannot trace these calls.
 _INSTALLED = {"numba": find_spec("numba") is not None, "triton": _recent_triton()}
 
 
 def cpu_kernels() -> dict[str, str]:
-    """What the kernels for CPUs are compiled for (``"instruction set"``) and how their ``"threads"`` work, in words.
+    """Describe the ``"instruction set"`` of the kernels for CPUs and the work of their ``"threads"`` in words.
 
-    Empty where Numba is not installed.
+    The result is empty if Numba is not installed.
     """
     if not _INSTALLED["numba"]:
         return {}
@@ -125,7 +125,7 @@ def cpu_kernels() -> dict[str, str]:
 
 @contextmanager
 def plain_layers() -> Iterator[None]:
-    """Within the block, replace kernels that torch does not see as operators by plain maths, in all threads."""
+    """Replace kernels that are not operators of torch by plain maths in a ``with`` block, in all threads."""
     with _State.lock:
         _State.counting += 1
     try:
@@ -136,7 +136,7 @@ def plain_layers() -> Iterator[None]:
 
 
 def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
-    """Name of the fused kernels that run on a device, are installed and may be used; None for plain maths."""
+    """Return the name of the fused kernels that can be used on a device, or None for plain maths."""
     check_is("device", device, torch.device)
     name = fused_backend(device)
     runs = device.type == "cpu" or name == "triton"
@@ -145,12 +145,12 @@ def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
 
 
 def is_recorded() -> bool:
-    """Whether torch compiles, exports or traces this: then only kernels that are operators of torch can be called."""
+    """Return whether torch compiles, exports or traces, so that kernels must be operators of torch."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
-    """The fused kernel that a device would use."""
+    """Return the fused kernel for a device."""
     if device.type == "cuda" or (_INTERPRETED and _State.asked == "triton"):
         return "triton"
     return "numba"
@@ -168,15 +168,15 @@ def explain(
     dropout: float = 0.0,
     return_weights: bool = False,
 ) -> Choice:
-    """Say which backend :func:`lieattn.ops.group_attention` takes for these arguments, and why no faster one.
+    """Return the backend of :func:`lieattn.ops.group_attention` for these arguments, and why no faster one is used.
 
-    Without ``neighbors`` these are taken to be parts of clouds.
+    If ``neighbors`` is None, neighborhoods are assumed to be parts of clouds.
 
     Raises
     ------
     TypeError, ValueError
-        If the operator does not take these arguments; the message names the argument. Without ``neighbors`` only types
-        are looked at.
+        If the operator does not accept these arguments. The message names the argument. Without ``neighbors``, only
+        types are checked.
 
     Examples
     --------
@@ -195,9 +195,9 @@ def explain(
 
 
 def choose(problem: Problem, *, return_weights: bool, parts_of_clouds: bool = False) -> Choice:
-    """The evaluator of the operator, for :func:`group_attention` and :func:`explain`.
+    """Return the evaluator of the operator, for :func:`group_attention` and :func:`explain`.
 
-    ``parts_of_clouds`` says that the neighbors are not whole clouds, so that their lists are not looked at.
+    If ``parts_of_clouds``, neighborhoods are known not to be whole clouds, and their lists are not read.
     """
     obstacles = {}
     if transformed():
@@ -216,7 +216,7 @@ def choose(problem: Problem, *, return_weights: bool, parts_of_clouds: bool = Fa
 
 
 def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
-    """Reason why matrix products over whole clouds do not evaluate these arguments; None if they do."""
+    """Return the reason why matrix products over whole clouds do not evaluate these arguments, or None if they do."""
     p, asked = problem, _State.asked
     if asked not in ("auto", "dense"):
         return f"backend {asked!r} was asked for"
@@ -228,7 +228,7 @@ def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
         return "there are no queries"
     other = next((name for name in p.terms.tables() if name != "displacement_bias"), None)
     patterns = ("joint",) if biased else ("joint", "framewise")
-    drops = p.pattern == "framewise" and p.value.device.type == "cpu"  # by plain maths of torch, faster than the kernel
+    drops = p.pattern == "framewise" and p.value.device.type == "cpu"  # by plain maths, faster than the kernel
     obstacles = (
         (p.neighbors.num_points == 0, "there are no points"),
         (
@@ -247,7 +247,7 @@ def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
 
 
 def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
-    """Why the fused kernel is better than matrix products if each pair of elements has a bias; None if it is not."""
+    """Return why the fused kernel is faster than matrix products if pairs have a bias, or None if it is not."""
     value = problem.value
     if value.device.type == "cuda":
         return "the fused kernel does not store scores of all pairs"
@@ -256,9 +256,9 @@ def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
 
 
 def _faster_without_bias(problem: Problem, clouds: Padding) -> str | None:
-    """Why the fused kernel is better without a bias, as measured on CPUs; None if it is not.
+    """Return why the fused kernel is faster without a bias, as measured on CPUs, or None if it is not.
 
-    Matrix products of up to 8 channels are too narrow for torch's kernels.
+    Torch's kernels are slow for matrix products of up to 8 channels.
     """
     value, query = problem.value, cast(Tensor, problem.query)
     if value.device.type != "cpu" or not _INSTALLED["numba"] or value.dtype not in (torch.float32, torch.float64):
@@ -272,7 +272,7 @@ def _faster_without_bias(problem: Problem, clouds: Padding) -> str | None:
 
 
 def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | None:
-    """Reason why the fused kernel of the device does not evaluate these arguments; None if it does."""
+    """Return the reason why the fused kernel of the device does not evaluate these arguments, or None if it does."""
     p = problem
     if _State.asked not in ("auto", name):
         return f"backend {_State.asked!r} was asked for"
@@ -291,7 +291,7 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
 
 
 def _missing_pooled_case(problem: Problem) -> str | None:
-    """Why no fused kernel takes pooled frames, or keys with a factor for each edge; None if one does."""
+    """Return why no fused kernel supports pooled frames or keys with factors, or None if one does."""
     terms, made = problem.terms, f"pattern {problem.pattern!r}{' with terms.key_psi' * (problem.pattern == 'joint')}"
     matrix = next((psi for psi in ("psi", "key_psi") if maps_channels(psi, getattr(terms, psi))), None)
     obstacles = (

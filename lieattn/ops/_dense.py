@@ -1,10 +1,10 @@
 """Attention over whole clouds by matrix products.
 
 Clouds are padded to the size of the largest one, and the padding is masked. Without a bias, torch chooses one of its
-own kernels of scaled dot product attention. None of them can be differentiated twice: for second derivatives the
-gradient is taken through plain maths. Small clouds on CPUs, such as molecules, are evaluated in plain maths from the
-start, which is faster there. With few channels per head, as networks with many frames have, a fused kernel is faster
-than both. A bias for each pair of elements is added to the scores, which are then stored and are as large as the bias.
+kernels of scaled dot product attention. None of them can be differentiated twice, so second derivatives use plain
+maths. Small clouds on CPUs, such as molecules, are always evaluated by plain maths, which is faster. With few channels
+per head, as in networks with many frames, a fused kernel is faster than both. A bias for each pair of elements is added
+to the scores, which are then stored and are as large as the bias.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lieattn.ops._gradients import gradients_of, need_plain_maths, plain_gradien
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._calls import expect_gradients
 
-_FEW, _FEWEST = 8, 4  # channels up to which the fused kernel took less time on a CPU: in large clouds, and in all
-_SHORT = 32  # rows up to which plain maths took less time than torch's kernel on a CPU, forward and backward
+_FEW, _FEWEST = 8, 4  # channels up to which the fused kernel was faster on a CPU: for large clouds, and for all clouds
+_SHORT = 32  # rows up to which plain maths was faster than torch's kernel on a CPU, forward and backward
 
 
 def attend(problem: Problem) -> Tensor:
-    """Evaluate the operator on checked operands, every point attending to all of its cloud."""
+    """Evaluate the operator on checked operands, where every point attends to its whole cloud."""
     clouds = cast(Padding, problem.neighbors.whole_clouds)
     if problem.terms.displacement_bias is None:
         return _attend(problem, clouds)
@@ -38,7 +38,7 @@ def attend(problem: Problem) -> Tensor:
 
 
 def _attend(problem: Problem, padding: Padding) -> Tensor:
-    """Attend to all points of the cloud, over all frames or, framewise, within each of them."""
+    """Attend to all points of the cloud, over all frames or framewise."""
     query, key, value = cast(Tensor, problem.query), cast(Tensor, problem.key), problem.value
     (fiber, heads), joint = value.shape[1:3], problem.pattern == "joint"
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
@@ -50,7 +50,7 @@ def _attend(problem: Problem, padding: Padding) -> Tensor:
     mask = padding.mask
     if mask is not None:
         mask = (mask.repeat_interleave(fiber, dim=1) if joint else mask)[:, None, None]
-    # Autocast would round positions that are worked into queries and keys.
+    # Autocast would round positions, which can be part of queries and keys.
     with without_autocast(value.device):
         out = _scaled_dot_product(to_rows(query), to_rows(key), to_rows(value), mask, problem.dropout)
     places = out.transpose(1, 2)
@@ -59,10 +59,10 @@ def _attend(problem: Problem, padding: Padding) -> Tensor:
 
 
 def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Torch's scaled dot product attention without its scale, differentiable as often as one likes.
+    """Compute scaled dot product attention without the scale, differentiable any number of times.
 
-    Signals are ``[clouds, heads, rows, dim]``; ``mask`` ``[clouds, 1, 1, rows]`` says which keys there are. With
-    dropout torch takes plain maths on CPUs, and on GPUs a kernel that can be differentiated once.
+    Signals are ``[clouds, heads, rows, dim]``, and ``mask`` ``[clouds, 1, 1, rows]`` is false for padded keys. With
+    dropout, torch uses plain maths on CPUs, and on GPUs a kernel that can be differentiated once.
     """
     compiled = torch.compiler.is_compiling()
     if _kernel_takes(query, key, value, dropout):
@@ -84,7 +84,7 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
 
 
 def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether the kernel for few channels takes these signals: on CPUs, where only autograd records what it does."""
+    """Return whether the kernel for few channels supports these signals: on CPUs, outside of traces and compilers."""
     sizes = query.shape[-1], value.shape[-1]
     few = 0 < min(sizes) and max(sizes) <= (_FEW if key.shape[2] > _SHORT else _FEWEST)
     if is_recorded() or dropout > 0 or not few or query.device.type != "cpu":
@@ -94,7 +94,7 @@ def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> 
 
 
 class _FewChannels(torch.autograd.Function):
-    """The fused kernel, whose gradient is a kernel too, or that of plain maths where it has a gradient."""
+    """The fused kernel. Its gradient is a kernel as well, or that of plain maths if it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, counts: Tensor, mask: Tensor | None) -> Tensor:
@@ -121,7 +121,7 @@ def _launcher() -> ModuleType:
 
 
 class _Attention(torch.autograd.Function):
-    """The kernel's own gradient, or that of plain maths where the gradient has a gradient."""
+    """Torch's kernel with its own gradient, or that of plain maths if the gradient is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -145,13 +145,13 @@ class _Attention(torch.autograd.Function):
 def _plain_maths(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     score = query @ key.mT
     if mask is not None:
-        # Finite, so that clouds without points keep finite derivatives.
+        # A finite number, so that derivatives of clouds without points are finite.
         score += score.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(score.dtype).min / 2)
     return score.softmax(-1) @ value
 
 
 def _attend_with_bias(problem: Problem, padding: Padding) -> Tensor:
-    """Attend over all frames, with a bias for each pair of elements; operands have one dtype."""
+    """Attend over all frames, with a bias for each pair of elements, on operands of one dtype."""
     query, key, value, normalize = problem.query, problem.key, problem.value, problem.normalize
     fiber, heads = value.shape[1:3]
 
@@ -181,10 +181,10 @@ def _attend_with_bias(problem: Problem, padding: Padding) -> Tensor:
 
 
 def _squares(bias: Tensor, neighbors: Neighbors, padding: Padding) -> Tensor:
-    """Scores of edges as ``[clouds * heads, places * fiber, places * fiber]``, zero where no edge is."""
+    """Return scores of edges as ``[clouds * heads, places * fiber, places * fiber]``, zero for padding."""
     clouds, places = padding.shape
     if padding.place is None:
-        # Edges are sorted by target, then source, so they are the squares already.
+        # Edges are sorted by target, then by source, so they already have the order of the squares.
         square = bias.unflatten(0, (clouds, places, places))
     else:
         target, source = padding.place[neighbors.target], padding.place[neighbors.source]

@@ -1,4 +1,4 @@
-"""Networks of edges and frames, and messages along edges whose kernels are linear in what these networks give."""
+"""Networks of edges and frames, and messages along edges whose kernels are linear in the outputs of these networks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import need_plain_maths, plain_gradients
 from lieattn.ops.kernels._calls import expect_gradients
 
-_OPERANDS = 6  # of a network, without its maps
-_KERNEL_ROWS = 64  # edges times frames below which calling a kernel costs more than it saves
+_OPERANDS = 6  # number of operands of a network, without its maps
+_KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its call
 
 
 def edge_units(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: tuple[Tensor, Tensor]) -> Tensor:
-    r"""Units :math:`w_e\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` of edges e and frames a, σ the swish.
+    r"""Compute :math:`w_e\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` for edges e and frames a, where σ is the swish.
 
-    A fused kernel computes them once more in the backward pass, so memory is that of the result. They can be
-    differentiated as often as one likes.
+    A fused kernel recomputes the hidden units in the backward pass, so only the result is stored. The function can be
+    differentiated any number of times.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def edge_units(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, seco
     Raises
     ------
     TypeError, ValueError
-        If something is no floating tensor, or shapes do not fit; the message names the argument.
+        If an argument is not a floating tensor, or shapes do not fit. The message names the argument.
     """
     return _network(_checked(seen, shared, weight, first, second), ())[0]
 
@@ -55,9 +55,9 @@ def edge_kernels(
     second: tuple[Tensor, Tensor],
     maps: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """What linear maps ``[channels, hidden]`` make of :func:`edge_units`, ``[edges, fiber, channels]`` each.
+    """Apply linear maps ``[channels, hidden]`` to :func:`edge_units`, and return ``[edges, fiber, channels]`` for each.
 
-    The fused kernel does not store the units themselves. TypeError or ValueError is raised as there.
+    The fused kernel does not store the units. The other parameters and the errors are those of :func:`edge_units`.
     """
     operands = _checked(seen, shared, weight, first, second)
     if not isinstance(maps, list | tuple) or not maps:
@@ -70,9 +70,9 @@ def edge_kernels(
 
 
 def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
-    r"""Sums :math:`\sum_j (C z_{ija}) \odot f(x_j, a)` over the edges from j to i, with products of their own.
+    r"""Compute :math:`\sum_j (C z_{ija}) \odot f(x_j, a)` over the edges from j to i.
 
-    A fused kernel stores no kernels C z. It can be differentiated as often as one likes.
+    A fused kernel does not store the products C z. The function can be differentiated any number of times.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors
     Raises
     ------
     TypeError, ValueError
-        If something is no floating tensor, or shapes do not fit; the message names the argument.
+        If an argument is not a floating tensor, or shapes do not fit. The message names the argument.
     """
     check_is("neighbors", neighbors, Neighbors)
     for argument, tensor, size in (("units", units, 3), ("weight", weight, 2), ("x", x, 3)):
@@ -110,7 +110,7 @@ def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors
 
 
 def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
-    """Whether the kernel evaluates these operands: on CPUs, where only autograd records what it does."""
+    """Return whether the kernel supports these operands: on CPUs, outside of traces and compilers."""
     dtype, device = operands[0].dtype, operands[0].device
     if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
         return False
@@ -127,7 +127,7 @@ def _launcher() -> ModuleType:
 def _checked(
     seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, ...]:
-    """The operands of a network, whose shapes fit each other."""
+    """Return the operands of a network, or raise an error unless their shapes fit."""
     if not isinstance(second, tuple | list) or len(second) != 2:
         raise TypeError(f"second: expected two tensors, [hidden, hidden] and [hidden], got {kind(second)}")
     named = {"seen": seen, "shared": shared, "weight": weight, "first": first, "second[0]": second[0]}
@@ -181,7 +181,7 @@ def _plain_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbo
 
 
 class _EdgeNetwork(torch.autograd.Function):
-    """:func:`_plain_network` by the kernel."""
+    """The function :func:`_plain_network`, evaluated by the kernel."""
 
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
@@ -198,7 +198,7 @@ class _EdgeNetwork(torch.autograd.Function):
 
 
 class _EdgeMessages(torch.autograd.Function):
-    """:func:`_plain_messages` by the kernel."""
+    """The function :func:`_plain_messages`, evaluated by the kernel."""
 
     @staticmethod
     def forward(ctx: Any, units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients of the operands that need one, with None in the places of the others."""
+"""Gradients of operands, with None for those that do not need one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _functorch = torch._C._functorch  # there are no public functions for these ques
 
 
 def need_plain_maths(grads: Sequence[Tensor | None]) -> bool:
-    """Whether a backward pass must use plain maths: its gradients are to be differentiated, or come in batches."""
+    """Return whether a backward pass must use plain maths: its result is differentiated, or gradients are batched."""
     if torch.is_grad_enabled() or transformed():
         return True
-    # torch.autograd.grad(..., is_grads_batched=True) has tensors of its own; compilers know none.
+    # torch.autograd.grad(..., is_grads_batched=True) passes special tensors, which do not occur in compiled code.
     if torch.compiler.is_compiling():
         return False
     return any(grad is not None and _functorch.is_legacy_batchedtensor(grad) for grad in grads)
@@ -28,13 +28,13 @@ def plain_gradients(
     wanted: Sequence[bool],
     grads: Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of ``evaluate(*operands)``, as those of :func:`gradients_of`, in a backward pass."""
+    """Return the gradients of ``evaluate(*operands)`` in a backward pass, in the format of :func:`gradients_of`."""
     again = torch.is_grad_enabled()
 
-    @outside_of_transforms  # in which nothing may be asked to require a gradient
+    @outside_of_transforms  # requires_grad_ is not allowed in transforms
     def graph() -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
         leaves = operands
-        if not again:  # a graph of its own
+        if not again:  # a separate graph
             needed = [*wanted, *[False] * (len(operands) - len(wanted))]
             pairs = zip(operands, needed, strict=True)
             leaves = [None if operand is None else operand.detach().requires_grad_(need) for operand, need in pairs]
@@ -55,7 +55,10 @@ def gradients_of(
     create_graph: bool = True,
     retain_graph: bool | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the first operands, one for each entry of ``wanted``; None where not wanted, absent or unused."""
+    """Return gradients of the first operands, one for each entry of ``wanted``.
+
+    The gradient of an operand is None if it is not wanted, absent or unused.
+    """
     through = [operand for operand, want in zip(operands, wanted, strict=False) if want and operand is not None]
     if not through or not outputs:
         return (None,) * len(wanted)

@@ -1,12 +1,12 @@
 """The operator of the library: sparse attention on R^d ⋊ H.
 
-Every layer of the four papers is
+Every layer of the four papers computes
 
     out(g) = Σ_{g' in N(g)} w(g, g') · V(g⁻¹ g') f(g'),    w = normalize over N(g) of score(f(g), f(g'), g⁻¹ g')
 
-over elements g = (x_i, h_a) that lie above the points x_i. ``_reference.py`` is this formula. This file
-checks the operands and hands them to the evaluator that ``_backend.py`` chooses: plain maths (``_plain.py``,
-``_pooled.py``), matrix products over whole clouds (``_dense.py``), or a fused kernel of ``kernels/``.
+for elements g = (x_i, h_a) over the points x_i. ``_reference.py`` implements this formula literally. This file checks
+the operands and passes them to the evaluator chosen by ``_backend.py``: plain maths (``_plain.py``, ``_pooled.py``),
+matrix products over whole clouds (``_dense.py``), or a fused kernel in ``kernels/``.
 """
 
 from __future__ import annotations
@@ -55,32 +55,33 @@ def group_attention(
     dropout: float = 0.0,
     return_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Attend from every element above a point to the elements above its neighbors.
+    r"""Attend from every element over a point to the elements over its neighbors.
 
-    Writing s for ``scale``, i for a query point, j for one of its neighbors, the score is
+    If s is the ``scale``, i a query point and j one of its neighbors, the score is
 
     .. math::
         s \langle q(i, g), k(j, m) + \rho_{h}(x_j - x_i) + \rho(g, m) \rangle + b_{h m}(x_j - x_i) + b(g, m)
 
-    and the value :math:`\psi(u) v(j, m) + \beta(u)`. The patterns tie the fiber indices:
+    and the value is :math:`\psi(u) v(j, m) + \beta(u)`. The pattern relates the frames g of queries, m of keys and h of
+    outputs:
 
-    * ``"joint"``: keys range over all (j, m), the output frame is the query frame, h = g.
-    * ``"framewise"``: every frame attends alone, h = g = m.
+    * ``"joint"``: keys run over all (j, m), and the output frame is the query frame, h = g.
+    * ``"framewise"``: every frame attends only to itself, h = g = m.
     * ``"query_sum"``: out(h) = Σ_g (attention from query frame g), each normalized over (j, m), with the
-      displacement seen from the output frame h (GSA Eq. 16). Fibers of queries and keys may have size 1: then
-      this is lifting, with the output fiber brought in by the terms.
+      displacement seen from the output frame h (GSA-Nets, Eq. 16). If the fibers of queries and keys have size 1,
+      this is lifting, and the terms provide the output fiber.
     * ``"pooled"``: one weight for a query (i, h) and a neighbor j, whose frames m are summed first; see below.
 
-    For the softmax, the sum over the key fiber is done first, for every edge and query frame, and the terms of
-    the displacement enter afterwards: with c the part of the score without displacement, L = logsumexp_m c
-    and U = Σ_m softmax_m(c) v,
+    With the softmax, the sum over the key fiber is computed first, for every edge and query frame, and the terms of
+    the displacement are added afterwards. If c is the part of the score without displacement, p the part with it,
+    L = logsumexp_m c and U = Σ_m softmax_m(c) v, then
 
     .. math::  out(h) = \sum_g \sum_j \operatorname{softmax}_j(p_h + L_g) U_g
 
-    exactly, so that the query sum costs |H|² an edge and not |H|³.
+    holds exactly, so the query sum costs |H|² per edge instead of |H|³.
 
-    For ``"pooled"`` (Affine Self Convolution, Eqs. 17-20) keys and values are affine functions of a neighbor's
-    whole fiber, to which the tables add once,
+    With ``"pooled"`` (Affine Self Convolution, Eqs. 17-20), keys and values are affine functions of a neighbor's
+    whole fiber, to which the tables are added once,
 
     .. math::
         K(i, h; j) = \sum_m \psi^K_{h m}(x_j - x_i) k(j, m) + \rho_h(x_j - x_i), \qquad
@@ -90,40 +91,41 @@ def group_attention(
         out(i, h) = \sum_j \operatorname{softmax}_j \big( s \langle q(i, h), K(i, h; j) \rangle +
         b_h(x_j - x_i) \big) V(i, h; j)
 
-    with products of vectors entry by entry, or of matrices with them, and a query of one frame serving every h.
-    ``"joint"`` and ``"framewise"`` take :math:`\psi^K` too.
+    where products of vectors are entrywise, and ψ can also be matrices. If the query has one frame, it is used for
+    every h. ``"joint"`` and ``"framewise"`` also support :math:`\psi^K`.
 
-    **Equivariance.** For affine groups: if the terms are functions of the relative element u, moving the
+    **Equivariance.** If the terms are functions of the relative element u, and the group is affine, then moving the
     points by (t, h) and translating query, key and value by h translates the output by h.
 
     Parameters
     ----------
     query, key
-        ``[points, fiber, heads, dim]``; both None for scores made of ``terms`` alone.
+        ``[points, fiber, heads, dim]``, or both None if ``terms`` alone define the scores.
     value
         ``[points, fiber, heads, value_dim]``.
     neighbors
-        Neighbor lists; a point without neighbors gets zero.
+        Neighbor lists. The output at a point without neighbors is zero.
     pattern
-        How fibers are tied, see above.
+        Relation of the frames of queries, keys and outputs, see above.
     normalize
-        ``"softmax"`` over all keys; ``"mean"`` divides scores by the number of keys, for ``"pooled"`` of neighbors;
-        ``"exp-mean"`` divides exp(score) by it; ``"none"`` uses the scores as weights, 1 where there are no scores
-        (convolution).
+        ``"softmax"`` over all keys; ``"mean"`` divides scores by the number of keys, or of neighbors for ``"pooled"``;
+        ``"exp-mean"`` divides exp(score) by this number; ``"none"`` uses the scores as weights, or 1 if there are no
+        scores (convolution).
     terms
         Terms of the relative element.
     scale
-        Factor s of the products with the query; 1/sqrt(dim) if absent.
+        Factor s of the products with the query, by default 1/sqrt(dim).
     dropout
-        Probability of dropping a weight, in [0, 1); what is kept grows by 1/(1 - dropout). For the query sum a key
-        point is dropped with its whole fiber.
+        Probability of dropping a weight, in [0, 1). The other weights are divided by 1 - dropout. With the query sum, a
+        key point is dropped with its whole fiber.
     return_weights
-        Whether to return the weights too.
+        Whether to return the weights as well.
 
     Returns
     -------
     out
-        ``[points, out, heads, value_dim]``.
+        ``[points, out, heads, value_dim]``. Operands can have different floating dtypes: sums are computed in the
+        widest one, but at least in float32. The output has this dtype, or that of ``value`` if it is half precision.
     weights
         None, or (before dropout) ``[edges, fiber, fiber, heads]`` for ``"joint"``, ``[edges, fiber, heads]`` for
         ``"framewise"``, ``[edges, out, heads]`` for ``"pooled"``, ``[edges, out, query, key, heads]`` for
@@ -132,9 +134,8 @@ def group_attention(
     Raises
     ------
     TypeError, ValueError
-        If types, shapes, devices or options do not fit, or lists name points or rows that there are not (on CPUs); the
-        message names the argument. Operands may be of several floating dtypes: sums are taken in the widest one, in
-        float32 at least, and the output has the dtype of ``value`` where that is of half precision.
+        If types, shapes, devices or options do not fit, or (on CPUs) if lists contain points or rows that do not exist.
+        The message names the argument.
     """
     terms = RelativeTerms() if terms is None else terms
     problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
@@ -146,7 +147,7 @@ def group_attention(
         value = turn_pairs(value, phases) if turns_back else value
         problem = replace(problem, query=query, key=key, value=value)
     problem = replace(problem, query=_scaled(query, scale))
-    # Without normalization it is a convolution.
+    # Without normalization it is a convolution, whose weights are not shown.
     watched = normalize != "none" and is_watched()
     name, weights = choose(problem, return_weights=return_weights or watched).backend, None
     if value.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -166,7 +167,7 @@ def group_attention(
         out = out.to(value.dtype)
     keys = value.shape[1]
     frames = keys if pattern in ("joint", "framewise") else out.shape[1]
-    if out.shape[1] != frames:  # frames that no operand tells apart are evaluated once
+    if out.shape[1] != frames:  # frames that no operand distinguishes are evaluated once
         out = out.expand(-1, frames, -1, -1)
     if phases is not None and turns_back:
         out = turn_pairs(out, opposite(phases))

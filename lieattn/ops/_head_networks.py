@@ -1,4 +1,4 @@
-"""A small network for every head, evaluated without keeping its hidden units."""
+"""A small network for every head, evaluated without storing its hidden units."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lieattn.ops.kernels._calls import expect_gradients
 
 Activation = Literal["silu", "relu", "gelu", "elu", "leaky_relu", "softplus", "tanh", "none"]
 
-# Entries of one layer's hidden units that plain maths computes at a time: they should fit into a core's cache.
+# Number of hidden units of one layer that plain maths computes at a time. They should fit into the cache of a core.
 _BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
-_KERNEL_ROWS = 64  # below it, calling the kernel costs more than it saves
-_WIDEST = 64  # inputs and hidden units whose weights fit the registers of a program on a GPU
+_KERNEL_ROWS = 64  # rows below which the kernel is not worth its call
+_WIDEST = 64  # largest number of inputs and of hidden units whose weights fit into the registers of a GPU program
 
 
 _aten = torch.ops.aten
@@ -30,19 +30,20 @@ _aten = torch.ops.aten
 def _pull_silu(grad: Tensor, u: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return _aten.silu_backward(grad, u)
-    # Torch's own is one pass over memory, but has no derivative.
+    # Torch's silu_backward, used above, reads memory only once, but cannot be differentiated.
     share = torch.sigmoid(u)
     return grad * (share * (1 + u * (1 - share)))
 
 
-# An activation f(u), and the product of its derivative with a gradient, (gradient, u); both are differentiable.
+# For each name, the activation f(u), and a function of (gradient, u) that multiplies the gradient by f'(u). Both are
+# differentiable.
 _SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "silu": (F.silu, _pull_silu),
     "relu": (F.relu, lambda grad, u: _aten.threshold_backward(grad, u, 0)),
     "gelu": (F.gelu, lambda grad, u: _aten.gelu_backward(grad, u)),
     "elu": (F.elu, lambda grad, u: grad * torch.where(u > 0, 1.0, u.clamp(max=0).exp())),
     "leaky_relu": (F.leaky_relu, lambda grad, u: torch.where(u > 0, grad, 0.01 * grad)),
-    # Torch's softplus is that of large numbers up to 2e-9 only.
+    # Torch's softplus has an error of 2e-9 for large numbers.
     "softplus": (lambda u: -F.logsigmoid(-u), lambda grad, u: grad * torch.sigmoid(u)),
     "tanh": (torch.tanh, lambda grad, u: grad * (1 - torch.tanh(u).square())),
     "none": (lambda u: u, lambda grad, u: grad),
@@ -50,7 +51,7 @@ _SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
 
 
 def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
-    """Function of an activation's name; raises ValueError, naming the argument, for an unknown one."""
+    """Return the activation function of a name, or raise ValueError, naming the argument, if it is unknown."""
     check_choice(argument, name, Activation)
     return _SLOPES[name][0]
 
@@ -58,16 +59,16 @@ def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
 def head_networks(
     rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation = "silu"
 ) -> Tensor:
-    """Outputs of a network for every head: three linear maps, each followed by the activation.
+    """Evaluate a network for every head: three linear maps, each followed by the activation.
 
-    Hidden units are computed in blocks that fit into the cache, and once more in the backward pass, so memory is that
-    of the result. It can be differentiated as often as one likes. A fused kernel evaluates the swish (on a GPU, for
-    networks with one output).
+    Hidden units are computed in blocks that fit into the cache, and recomputed in the backward pass, so only the result
+    is stored. The function can be differentiated any number of times. A fused kernel evaluates networks with the swish
+    (on a GPU, only those with one output).
 
     Parameters
     ----------
     rows
-        ``[rows, inputs]``, what all networks see.
+        ``[rows, inputs]``, the inputs of all networks.
     weights
         ``[heads, inputs, hidden]``, ``[heads, hidden, hidden]``, ``[heads, hidden, outputs]``.
     biases
@@ -79,12 +80,12 @@ def head_networks(
     Returns
     -------
     Tensor
-        ``[rows, heads * outputs]``, those of a head side by side.
+        ``[rows, heads * outputs]``, where the outputs of a head are contiguous.
 
     Raises
     ------
     TypeError, ValueError
-        If dtypes differ, shapes do not fit, or there is no such activation; the message names the argument.
+        If dtypes differ, shapes do not fit, or the activation is unknown. The message names the argument.
     """
     check_choice("activation", activation, Activation)
     for argument, given in (("rows", (rows,)), ("weights", weights), ("biases", biases)):
@@ -114,7 +115,7 @@ def head_networks(
 
 
 class _HeadNetworks(torch.autograd.Function):
-    """The maps on ``[rows, inputs]`` to ``[heads outputs, rows]``."""
+    """The networks as a function from ``[rows, inputs]`` to ``[heads * outputs, rows]``."""
 
     @staticmethod
     def forward(ctx: Any, name: str, rows: Tensor, *parameters: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ class _HeadNetworks(torch.autograd.Function):
 
 
 def _plain_forward(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Rows ``[rows, inputs]`` to ``[heads outputs, rows]`` at once."""
+    """Evaluate all rows ``[rows, inputs]`` at once, to ``[heads * outputs, rows]``."""
     act, _ = _SLOPES[name]
     x = rows.expand(len(parameters[0]), *rows.shape)
     for weight, bias in _layers(parameters):
@@ -150,7 +151,7 @@ def _plain_forward(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> Ten
 def _plain_backward(
     name: str, grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool
 ) -> list[Tensor | None]:
-    """Gradients of rows, if wanted, and parameters, differentiable themselves."""
+    """Return the gradients of rows, if wanted, and of parameters. They are differentiable."""
     value, pull = _SLOPES[name]
     layers = _layers(parameters)
     heads, _, hidden = parameters[0].shape
@@ -162,7 +163,7 @@ def _plain_backward(
             sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight))
             if len(sums) < len(layers):
                 inputs.append(value(sums[-1]))
-        # Gradients in batches have no rule for unflatten, nor for a slice of all.
+        # Batched gradients support neither unflatten nor a full slice.
         change = grad.narrow(1, begin, len(block)).reshape(heads, -1, len(block)).mT
         for number in reversed(range(len(layers))):
             change = pull(change.contiguous(), sums[number])
@@ -182,13 +183,13 @@ def _layers(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _blocks(rows: Tensor, width: int) -> list[tuple[int, Tensor]]:
-    """First row and rows of each block."""
+    """Return the first row and the rows of each block."""
     size = max(64, _BLOCK.get(rows.device.type, 1 << 20) // width)
     return [(begin, rows[begin : begin + size]) for begin in range(0, len(rows), size)]
 
 
 def _kernel_takes(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Whether the kernel of the device evaluates these rows."""
+    """Return whether the kernel of the device supports these rows."""
     kernel = fused_kernel(rows.device) if name == "silu" and len(rows) >= _KERNEL_ROWS else None
     if kernel == "triton":
         return parameters[-1].shape[1] == 1 and max(parameters[0].shape[1:]) <= _WIDEST
@@ -196,7 +197,7 @@ def _kernel_takes(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> bool
 
 
 def _launcher(device: torch.device) -> ModuleType:
-    """The kernels for a device; those for another one may not be installed."""
+    """Import the kernels for a device. Kernels for other devices may not be installed."""
     if fused_backend(device) == "triton":
         from lieattn.ops.kernels.triton import _head_networks
 

@@ -1,4 +1,4 @@
-"""How much arithmetic a computation is: multiply-adds, counted as it runs, also those of the fused kernels."""
+"""The number of multiply-adds of a computation, counted while it runs, including those of the fused kernels."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ON_CPU = (
 
 
 def count_operations(work: Callable[[], Any]) -> int:
-    """Multiply-adds that a function computes, its backward passes included; it is called once.
+    """Count the multiply-adds of a function, including its backward passes. The function is called once.
 
-    Counted are matrix products, convolutions, torch's scaled dot product attention, and products of two tensors entry
-    by entry. The fused kernel of :func:`group_attention` counts as the plain maths that it stands for, without what it
-    computes again for the gradient; other kernels of this library are replaced by plain maths meanwhile. What packages
-    compute outside of torch's operators is not seen.
+    Matrix products, convolutions, torch's scaled dot product attention, and entrywise products of two tensors are
+    counted. The fused kernel of :func:`group_attention` counts like the equivalent plain maths, without recomputations
+    for the gradient. Other kernels of this library are replaced by plain maths during the call. Computations of
+    packages outside of torch's operators are not counted.
 
     Parameters
     ----------
     work
-        Such as ``lambda: network(batch).sum().backward()``.
+        Function without arguments, such as ``lambda: network(batch).sum().backward()``.
 
     Examples
     --------
@@ -52,12 +52,12 @@ def count_operations(work: Callable[[], Any]) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """Sees every operator of torch, those of backward passes too."""
+    """Counter that is called for every operator of torch, also in backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
-        self.kernels: list[Callable[[], int]] = []  # what is counted afterwards, since nothing has derivatives in here
+        self.kernels: list[Callable[[], int]] = []  # called afterwards, since autograd is off in here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,7 +77,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _scaled_dot_product(signals: Sequence[Tensor], backward: bool) -> int:
-    """Of torch's kernel for CPUs, which its registry lacks; signals are ``[clouds, heads, rows, dim]``."""
+    """Count torch's kernel for CPUs, which its registry lacks, for signals ``[clouds, heads, rows, dim]``."""
     query, key, value = signals
     pairs = query.shape[:3].numel() * key.shape[2]
     return (1 + backward) * pairs * (query.shape[3] + value.shape[3])
@@ -88,7 +88,7 @@ def _without_storage(value: Any) -> Any:
 
 
 def _attention(inputs: list[Any], *, backward: bool) -> int:
-    """Of the operator, or of its gradient, in plain maths on tensors without storage."""
+    """Count the operator, or its gradient, by plain maths on tensors without storage."""
     problem = problem_of([*inputs[:-1], 0.0])  # dropped weights are computed too
     if problem.pattern == "pooled":
         return (1 + backward) * _pooled(problem)
@@ -106,7 +106,7 @@ def _attention(inputs: list[Any], *, backward: bool) -> int:
 
 
 def _pooled(problem: Problem) -> int:
-    """Of one weight for a query and a neighbor, whose frames are summed first, edge by edge."""
+    """Count the pattern ``"pooled"``, edge by edge."""
     signals = (problem.terms.key_psi, problem.key), (problem.terms.psi, problem.value)
     each = problem.neighbors.num_edges * problem.outs * problem.value.shape[2]
     widths = [

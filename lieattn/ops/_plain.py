@@ -1,7 +1,7 @@
-"""The operator in plain maths: for what no faster evaluator has, and for derivatives of any order.
+"""The operator in plain maths, for cases that no faster evaluator supports, and for derivatives of any order.
 
-Gathers, small matrix products and the scatter and softmax of PyTorch Geometric: differentiable as often as one
-likes, on any device. It stores tensors of the size edges x fiber x fiber.
+It consists of gathers, small matrix products, and the scatter and softmax of PyTorch Geometric, and can be
+differentiated any number of times on any device. It stores tensors of size edges x fiber x fiber.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _Rows = Callable[[Tensor], Tensor]
 def attend(
     problem: Problem, drop: Callable[[Tensor], Tensor] | None = None, return_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Evaluate the operator on checked operands of one dtype, but for the pattern ``"pooled"``.
+    """Evaluate the operator on checked operands of one dtype, for all patterns except ``"pooled"``.
 
-    ``drop`` is applied to the weights, ``[edges, heads, out, query]`` for the softmax of a query sum and
+    ``drop`` is applied to the weights, which are ``[edges, heads, out, query]`` for the softmax of a query sum, and
     ``[edges, heads, out, query, key]`` otherwise.
     """
     from torch_geometric.utils import scatter
 
     query, neighbors, terms = problem.query, problem.neighbors, problem.terms
     summed = problem.pattern == "query_sum"
-    # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
-    # Displacement tables at the edges, their frame axis put on the out or on the query axis.
+    # Axes from here on: [edges, heads, out, query, key]; out is 1 if it is the query frame.
+    # Displacement tables at the edges, whose frame axis becomes the out or the query axis.
     rows = partial(_to_edges, terms.row, 3 if summed else 2)
     content = _content_score(problem, rows)
     position = _position_score(problem, rows)
@@ -41,11 +41,11 @@ def attend(
         inner, outer = _softmax_factors(content, position, neighbors, biased=biased)
     else:
         if query is None and terms.displacement_bias is None and terms.fiber_bias is None:
-            content = content + 1  # no scores: a convolution, every weight is 1
+            content = content + 1  # without scores, this is a convolution, and every weight is 1
         inner, outer = _plain_weights(content, position, neighbors, problem.normalize), None
     weights = _public_weights(inner, outer, problem.pattern) if return_weights else None
     if drop is not None:
-        # The query sum drops a key point as a whole, so that its weights stay a product of two factors.
+        # The query sum drops a key point with its whole fiber, so that weights are still a product of two factors.
         if summed and outer is not None:
             outer = drop(outer)
         else:
@@ -57,12 +57,12 @@ def attend(
 
 
 def _to_edges(index: Tensor | None, axis: int, table: Tensor) -> Tensor:
-    """``[types, out, *, heads, **]`` with heads moved to axis 1 already: ``[edges, heads, out, query, *]``."""
+    """Convert a table with heads on axis 1, ``[types, heads, out, *]``, to ``[edges, heads, out, query, *]``."""
     return (table if index is None else table.index_select(0, index)).unsqueeze(axis)
 
 
 def _content_score(problem: Problem, rows: _Rows) -> Tensor:
-    """Scores that tell key frames apart: [edges, heads, out | 1, query, key], key 1 if frames are tied."""
+    """Return the scores that depend on key frames, [edges, heads, out | 1, query, key]; key is 1 if frames are tied."""
     query, key, value, terms = problem.query, problem.key, problem.value, problem.terms
     neighbors, tied = problem.neighbors, problem.pattern == "framewise"
     keys = 1 if tied else value.shape[1]
@@ -91,7 +91,7 @@ def _content_score(problem: Problem, rows: _Rows) -> Tensor:
 
 
 def _fiber_score(query: Tensor, fiber_key: Tensor, tied: bool) -> Tensor:
-    """⟨q, ρ(g, m)⟩ for every point, [points, heads, out | 1, query, key]: it does not depend on the edge."""
+    """Return ⟨q, ρ(g, m)⟩, which does not depend on the edge, [points, heads, out | 1, query, key]."""
     table = fiber_key if fiber_key.ndim == 5 else fiber_key[None]
     if tied:
         table = table.expand(-1, query.shape[1], query.shape[1], -1, -1)
@@ -101,14 +101,14 @@ def _fiber_score(query: Tensor, fiber_key: Tensor, tied: bool) -> Tensor:
 
 
 def _position_score(problem: Problem, rows: _Rows) -> Tensor | None:
-    """Scores of the displacement, the same for all key frames: [edges, heads, out | 1, query | 1]."""
+    """Return the scores of the displacement that are equal for all key frames, [edges, heads, out | 1, query | 1]."""
     query, neighbors, terms, score = problem.query, problem.neighbors, problem.terms, None
     if terms.positional_key is not None and query is not None:
         at_target = _by_head(query, neighbors.target)
         rho = rows(terms.positional_key.transpose(1, 2)).expand(*(-1,) * 4, query.shape[-1])
         if problem.pattern != "query_sum":
             score = (rho * at_target[:, :, None]).sum(-1)
-        elif rho.shape[1] == 1:  # shared by the heads: one matrix product an edge
+        elif rho.shape[1] == 1:  # shared by the heads, so that one matrix product per edge is enough
             product = rho[:, 0, :, 0] @ at_target.flatten(1, 2).mT
             score = product.unflatten(-1, at_target.shape[1:3]).transpose(1, 2)
         else:
@@ -122,14 +122,14 @@ def _position_score(problem: Problem, rows: _Rows) -> Tensor | None:
 def _softmax_factors(
     content: Tensor, position: Tensor | None, neighbors: Neighbors, *, biased: bool
 ) -> tuple[Tensor, Tensor]:
-    """Softmax over (neighbor, key frame) as a product: over the key fiber, then over the neighbors."""
+    """Return the softmax over (neighbor, key frame) as two factors: over the key fiber, and over the neighbors."""
     from torch_geometric.utils import softmax
 
     if biased:
-        # Scores may all be minus infinity, which has no derivative: a finite number stands for it.
+        # Scores may all be minus infinity, which has no derivative, so it is replaced by a finite number.
         content = content.clamp(min=torch.finfo(content.dtype).min / 2)
     level = torch.logsumexp(content, dim=-1)
-    inner = content.softmax(dim=-1)  # not exp(content - level), whose sum is off by the rounding of a large level
+    inner = content.softmax(dim=-1)  # the sum of exp(content - level) would have the rounding error of a large level
     if biased:
         level = level.masked_fill(level < torch.finfo(level.dtype).min / 4, -torch.inf)
     total = level if position is None else level + position
@@ -137,7 +137,7 @@ def _softmax_factors(
 
 
 def _plain_weights(content: Tensor, position: Tensor | None, neighbors: Neighbors, normalize: Normalization) -> Tensor:
-    """Weights that do not depend on the other keys: [edges, heads, out | 1, query, key]."""
+    """Return weights without softmax, which do not depend on other keys, [edges, heads, out | 1, query, key]."""
     score = content if position is None else content + position[..., None]
     if normalize == "exp-mean":
         score = score.exp()
@@ -148,7 +148,7 @@ def _plain_weights(content: Tensor, position: Tensor | None, neighbors: Neighbor
 
 
 def _of_pairs(psi: Tensor, signal: Tensor, problem: Problem, rows: _Rows) -> Tensor:
-    """ψ times a signal for pairs of frames: [edges, heads, out | 1, query | 1, key, dim]."""
+    """Multiply a signal by ψ for pairs of frames, [edges, heads, out | 1, query | 1, key, dim]."""
     source, row = problem.neighbors.source, problem.terms.row
     if psi.ndim == 5:
         return rows(psi.permute(0, 3, 1, 2, 4)) * _by_head(signal, source)[:, :, None, None]
@@ -158,13 +158,13 @@ def _of_pairs(psi: Tensor, signal: Tensor, problem: Problem, rows: _Rows) -> Ten
 
 
 def _weighted_values(inner: Tensor, problem: Problem, rows: _Rows) -> Tensor:
-    """Σ over key frames of weight times ψ v + β: [edges, heads, out, query, value_dim]."""
+    """Sum weight times ψ v + β over key frames, [edges, heads, out, query, value_dim]."""
     value, psi, beta = problem.value, problem.terms.psi, problem.terms.beta
     at_source = _by_head(value, problem.neighbors.source)
     if problem.pattern == "framewise":
         mixed = inner * at_source[:, :, None]
     elif psi is not None and (psi.shape[2] > 1 or psi.ndim == 6):
-        # ψ tells key frames apart or mixes channels, so it cannot wait until their sum is taken.
+        # ψ depends on key frames or mixes channels, so it must be applied before the sum.
         mixed, psi = (inner[..., None, :] @ _of_pairs(psi, value, problem, rows))[..., 0, :], None
     else:
         mixed = (inner.flatten(2, 3) @ at_source).unflatten(2, inner.shape[2:4])
@@ -178,7 +178,7 @@ def _weighted_values(inner: Tensor, problem: Problem, rows: _Rows) -> Tensor:
 
 
 def _close_fiber(message: Tensor, outer: Tensor | None, summed: bool) -> Tensor:
-    """Second factor of the weights, and the sum over query frames or none: [edges, heads, fiber, value_dim]."""
+    """Apply the second factor of the weights, and sum over query frames if ``summed``, [edges, heads, fiber, dim]."""
     if not summed:
         message = message[:, :, 0]
         return message if outer is None else outer[:, :, 0, :, None] * message
@@ -198,5 +198,5 @@ def _public_weights(inner: Tensor, outer: Tensor | None, pattern: Pattern) -> Te
 
 
 def _by_head(signal: Tensor, index: Tensor) -> Tensor:
-    """[points, fiber, heads, dim] to [edges, heads, fiber, dim], contiguous for the matrix products."""
+    """Convert [points, fiber, heads, dim] to [edges, heads, fiber, dim], contiguous for matrix products."""
     return signal.transpose(1, 2).contiguous().index_select(0, index)

@@ -1,8 +1,8 @@
 """The pattern ``"pooled"`` in plain maths: one weight for a query and a neighbor, whose frames are summed first.
 
-Keys and values are affine functions of the whole fiber of a neighbor. The sum over the key fiber comes first, where
-displacements repeat in one product for all points and types, so that nothing of the size edges x fiber x fiber x dim
-is stored. Targets are taken in portions, and what a portion computes is computed again for the gradient.
+Keys and values are affine functions of the whole fiber of a neighbor. The sum over the key fiber is computed first. If
+displacements repeat, it is one product for all points and types, so that no tensor of size edges x fiber x fiber x dim
+is stored. Targets are processed in portions, which are recomputed for the gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lieattn._recompute import may_recompute
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Problem
 
-# Entries of the largest tensor of a portion: small enough for a cache, large enough to be worth the calls.
+# Number of entries of the largest tensor of a portion, which should fit into the cache.
 _PORTION = {"cpu": 2**19, "cuda": 2**25}
 
 
@@ -45,7 +45,7 @@ def attend(
 
 
 class _Portion(NamedTuple):
-    """Edges of consecutive targets: ``target`` counts from the first one, ``source`` through all points."""
+    """Edges of consecutive targets. ``target`` is relative to the first one, ``source`` an index of all points."""
 
     targets: slice
     source: Tensor
@@ -56,7 +56,7 @@ class _Portion(NamedTuple):
 
 
 def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[_Portion]:
-    """Cut the targets where their edges exceed what a portion may store, ``entries`` an edge."""
+    """Divide the targets into portions of limited size, if an edge needs ``entries`` numbers."""
     limit = max(1, _PORTION.get(neighbors.device.type, _PORTION["cuda"]) // max(1, entries))
     points, edges, degree = neighbors.num_points, neighbors.num_edges, neighbors.degree
     bounds, starts = [0, points], [0, edges]
@@ -75,10 +75,10 @@ def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[
 
 
 def _entries(problem: Problem) -> int:
-    """Entries that an edge takes in the largest tensor."""
+    """Return the number of entries of an edge in the largest tensor."""
     query, key, value, terms = problem.query, problem.key, problem.value, problem.terms
     outs = [1 if t is None else t.shape[1] for t in (terms.positional_key, terms.beta, query, terms.key_psi, terms.psi)]
-    # Where an edge has tables of its own: their frames, and the columns of their matrices.
+    # If each edge has its own tables: their key frames, times the columns of their matrices.
     psis = [] if terms.row is not None else [t for t in (terms.key_psi, terms.psi) if t is not None]
     pairs = [t.shape[2] * (t.shape[5] if t.ndim == 6 else 1) for t in psis]
     width = value.shape[-1] if key is None else max(value.shape[-1], key.shape[-1])
@@ -86,7 +86,7 @@ def _entries(problem: Problem) -> int:
 
 
 def _attend(problem: Problem, drop: Callable[[Tensor], Tensor] | None, part: _Portion) -> tuple[Tensor, Tensor]:
-    """Output ``[targets, out, heads, value_dim]`` and weights ``[edges, out, heads]`` of a portion."""
+    """Return output ``[targets, out, heads, value_dim]`` and weights ``[edges, out, heads]`` of a portion."""
     from torch_geometric.utils import scatter
 
     terms = problem.terms
@@ -99,7 +99,7 @@ def _attend(problem: Problem, drop: Callable[[Tensor], Tensor] | None, part: _Po
 
 
 def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
-    """Weights, given the sums over the frames of the values, which may be those of the keys too."""
+    """Return the weights. The sums over the frames of the values are reused if they are also those of the keys."""
     from torch_geometric.utils import softmax
 
     terms, normalize, score = problem.terms, problem.normalize, None
@@ -127,7 +127,7 @@ def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
 
 
 def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
-    """Σ over key frames of psi times the signal: ``[edges, out | 1, heads, dim]``."""
+    """Sum psi times the signal over key frames, ``[edges, out | 1, heads, dim]``."""
     if psi is not None and (psi.shape[2] > 1 or psi.ndim == 6):
         return contract(psi, signal, part.source, part.row, repeats=part.repeats)
     seen = signal.sum(dim=1).index_select(0, part.source)[:, None]
@@ -135,9 +135,10 @@ def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
 
 
 def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeats: bool, keys: bool = False) -> Tensor:
-    """Psi times the signal at every edge, ``[edges, out, heads, dim]``: the sum over key frames, or one axis for them.
+    """Multiply the signal by psi at every edge, and sum over key frames, ``[edges, out, heads, dim]``.
 
-    ``repeats`` says that edges may share rows of psi.
+    With ``keys``, the sum is not computed, and there is an axis for key frames after ``out``. If ``repeats``, edges may
+    share rows of psi.
     """
     factors, entries, made = "ambc", "mbc", "ambc" if keys else "abc"
     if psi.ndim == 6:
@@ -153,7 +154,7 @@ def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeat
 
 
 def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
-    """The points that are sources, and the place of each source among them; all points where they are not counted."""
+    """Return the points that are sources, and the place of each source among them; all points in traces."""
     if not may_look(source):
         return torch.arange(num_points, device=source.device), source
     here = torch.zeros(num_points, dtype=torch.bool, device=source.device)

@@ -12,9 +12,10 @@ from lieattn._lengths import lengths
 
 
 def bessel_functions(x: Tensor, count: int) -> Tensor:
-    """Spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
+    """Return spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
 
-    ``x`` ``[*]`` are distances as fractions of the cutoff; gives ``[*, count]``, smooth at 0 too.
+    ``x`` ``[*]`` are distances as fractions of the cutoff. The result is ``[*, count]`` for n = 1..count, and smooth at
+    0. TypeError or ValueError is raised if ``x`` is not a floating tensor, or ``count`` is not positive.
     """
     check_tensor("x", x, "a floating tensor")
     check_count("count", count)
@@ -27,9 +28,10 @@ def bessel_functions(x: Tensor, count: int) -> Tensor:
 
 
 def smooth_window(x: Tensor, power: int = 4) -> Tensor:
-    """Window ``[*]`` of ``x`` ``[*]``: 1 at 0, and 0 from 1 on, with ``power`` - 1 continuous derivatives.
+    """Return a window ``[*]`` of ``x`` ``[*]``: 1 at 0 and 0 for x >= 1, with ``power`` - 1 continuous derivatives.
 
-    (1 - x²)⁴ by default: the window of DimeNet, Eq. 8, with exponent 4 and without its pole.
+    It is (1 - x²)^power, by default with power 4, and has the purpose of the window in DimeNet, Eq. 8.
+    TypeError or ValueError is raised if ``x`` is not a floating tensor, or ``power`` is not positive.
     """
     check_tensor("x", x, "a floating tensor")
     check_count("power", power)
@@ -38,6 +40,6 @@ def smooth_window(x: Tensor, power: int = 4) -> Tensor:
 
 
 def smooth_lengths(vectors: Tensor) -> Tensor:
-    """Lengths ``[*]`` of vectors ``[*, dim]``, with derivatives 0 where a vector is 0."""
+    """Return the lengths ``[*]`` of vectors ``[*, dim]``, whose derivatives are 0 for vectors that are 0."""
     check_tensor("vectors", vectors, "a floating tensor [*, dim]")
     return lengths(vectors)

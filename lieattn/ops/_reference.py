@@ -1,4 +1,4 @@
-"""The definition of the operator, as literal as its formula. Every evaluator is tested against it."""
+"""The definition of the operator, written like its formula. Every evaluator is tested against it."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def reference_attention(
 ) -> Tensor:
     """Evaluate :func:`group_attention` literally, for reading and for tests.
 
-    Slow, and it stores a score and a value for every edge and every output, query and key frame. The parameters and
-    the output ``[points, out, heads, value_dim]`` are those of :func:`group_attention`.
+    The evaluation is slow, and stores a score and a value for every edge and every output, query and key frame. The
+    parameters, the output ``[points, out, heads, value_dim]`` and the errors are those of :func:`group_attention`.
     """
     check_arguments(reference_attention, locals())
     terms = RelativeTerms() if terms is None else terms
     check_operands(Problem(query, key, value, neighbors, terms, pattern, normalize))
     i, j, row = neighbors.target, neighbors.source, terms.row
-    # Axes: [edges, output frame, query frame, key frame, heads, channels]; scores are without channels. Only the query
-    # sum has query frames beside the output frames; elsewhere they are the output frames, and their axis has size 1.
+    # Axes: [edges, output frame, query frame, key frame, heads, channels]; scores have no channels. Only the query sum
+    # has separate query frames. In other patterns they are the output frames, and the query axis has size 1.
     alone = 1 if pattern == "query_sum" else 2
 
     def term(name: str, absent: float) -> Tensor | float:

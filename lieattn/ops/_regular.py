@@ -10,20 +10,21 @@ from torch import Tensor
 
 from lieattn._checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
 
-# A product with the small Fourier matrix runs at about a quarter of the speed of a large matrix product.
+# A product with the small Fourier matrix has about a quarter of the speed of a large matrix product.
 _TRANSFORM_COST = 4
-# What its many small steps take beside their operations, for every point: as long as so many of a large product.
+# Overhead of its small steps for every point, in multiply-adds of a large product.
 _OVERHEAD = 24_000
 
 
 def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
-    """Write a kernel on H as the matrix W[g, :, h, :] = kernel[g⁻¹ h] that commutes with H.
+    """Expand a kernel on H to the matrix W[g, :, h, :] = kernel[g⁻¹ h], which commutes with H.
 
-    A linear map between signals on H commutes with the left regular representation if and only if it has
-    this form; it has |H| times fewer parameters than a dense map. ``kernel`` is ``[order, out_channels, in_channels]``,
-    ``relative`` the index ``[order, order]`` of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`); gives
-    ``[order, out_channels, order, in_channels]``. Raises TypeError or ValueError, naming the argument, where types,
-    shapes or entries do not fit.
+    **Equivariance.** A linear map between signals on H commutes with the left regular representation if and only if it
+    has this form. It has |H| times fewer parameters than a dense map.
+
+    ``kernel`` is ``[order, out_channels, in_channels]``, and ``relative`` ``[order, order]`` is the index of g⁻¹ h
+    (:attr:`lieattn.groups.FiniteGroup.relative_index`). The result is ``[order, out_channels, order, in_channels]``.
+    TypeError or ValueError, naming the argument, is raised if types, shapes or entries do not fit.
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)
@@ -35,11 +36,13 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
 
 
 def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
-    """f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
+    """Compute f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
 
-    ``x`` ``[*, order, in_channels]``, ``kernel`` and ``relative`` as in :func:`expand_kernel`; gives
-    ``[*, order, out_channels]`` and commutes with the left regular representation. Raises TypeError or ValueError,
-    naming the argument, where types or shapes do not fit; entries of ``relative`` are not looked at.
+    **Equivariance.** The map commutes with the left regular representation.
+
+    ``x`` is ``[*, order, in_channels]``, ``kernel`` and ``relative`` are those of :func:`expand_kernel`, and the result
+    is ``[*, order, out_channels]``. TypeError or ValueError, naming the argument, is raised if types or shapes do not
+    fit. Entries of ``relative`` are not checked.
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)
@@ -52,16 +55,18 @@ def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
 def fourier_linear(
     x: Tensor, kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copies: Sequence[int]
 ) -> Tensor:
-    r"""Evaluate :func:`tied_linear` in the Fourier basis of H, where it falls into blocks.
+    r"""Evaluate :func:`tied_linear` in the Fourier basis of H, in which it is block diagonal.
 
-    On the copies of an irreducible representation ρ in the regular one the map acts by
-    :math:`\sum_k \rho(k) \otimes W(k)`: Σ degree² copies products a pair of channels instead of |H|² (for the
-    rotations of the cube 64 instead of 576), at the price of two products with the orthogonal Fourier matrix.
+    On the copies of an irreducible representation ρ in the regular one, the map acts by
+    :math:`\sum_k \rho(k) \otimes W(k)`. For each pair of channels, this requires Σ degree² copies products instead of
+    |H|² (for the rotations of the cube, 64 instead of 576), and in addition two products with the orthogonal Fourier
+    matrix.
 
-    ``fourier`` ``[order, order]`` has the bases of all irreps one below the other, copy by copy
-    (:class:`lieattn.groups.RealIrrep`); ``irreps`` are the matrices ``[order, degree, degree]`` of each irrep, in the
-    dtype of ``x``, and ``copies`` how often the regular representation contains it. Raises TypeError or ValueError,
-    naming the argument, where types or shapes do not fit.
+    ``x`` ``[*, order, in_channels]``, ``kernel`` and the result are those of :func:`tied_linear`. ``fourier``
+    ``[order, order]`` contains the bases of all irreps as rows, copy by copy (:class:`lieattn.groups.RealIrrep`).
+    ``irreps`` are the matrices ``[order, degree, degree]`` of each irrep, in the dtype of ``x``, and ``copies`` are
+    their multiplicities in the regular representation. TypeError or ValueError, naming the argument, is raised if types
+    or shapes do not fit.
     """
     _check_kernel(kernel)
     order, out_channels, in_channels = kernel.shape
@@ -82,9 +87,9 @@ def fourier_linear(
 
 
 def fourier_pays(order: int, degrees: Sequence[int], in_channels: int, out_channels: int) -> bool:
-    """Whether :func:`fourier_linear` takes less time than :func:`tied_linear`, as far as their operations tell.
+    """Estimate from numbers of operations whether :func:`fourier_linear` is faster than :func:`tied_linear`.
 
-    ``degrees`` lists the degree of every copy of every irrep.
+    ``degrees`` contains the degree of every copy of every irrep of the group of this ``order``.
     """
     check_arguments(fourier_pays, locals())
     blocks = sum(degree**2 for degree in degrees) * in_channels * out_channels
@@ -93,14 +98,14 @@ def fourier_pays(order: int, degrees: Sequence[int], in_channels: int, out_chann
 
 
 def _check_kernel(kernel: Tensor) -> None:
-    """Raise an error unless this is a kernel."""
+    """Raise an error unless ``kernel`` is a kernel."""
     check_tensor("kernel", kernel, "a floating tensor [order, out_channels, in_channels]")
     if kernel.ndim != 3 or kernel.numel() == 0:
         raise ValueError(f"kernel: expected [order, out_channels, in_channels], got {tuple(kernel.shape)}")
 
 
 def _check_relative(relative: Tensor, kernel: Tensor) -> None:
-    """Raise an error unless this can be the index of the kernel's group."""
+    """Raise an error unless dtype, shape and device of the index fit the kernel."""
     order = len(kernel)
     check_tensor("relative", relative, f"a tensor [{order}, {order}] of int64", torch.int64)
     if relative.shape != (order, order):
@@ -113,7 +118,7 @@ def _check_field(x: Tensor, kernel: Tensor) -> None:
     """Raise an error unless the kernel maps these features."""
     order, _, in_channels = kernel.shape
     if isinstance(x, Tensor) and x.shape[-2:] == (order, in_channels) and x.dtype == kernel.dtype:
-        if x.device == kernel.device:  # the common case, at a fraction of the time
+        if x.device == kernel.device:  # a faster test for the common case
             return
     check_features(x, kernel, beside="the kernel")
     if x.shape[-2:] != (order, in_channels):
@@ -121,7 +126,7 @@ def _check_field(x: Tensor, kernel: Tensor) -> None:
 
 
 def _check_basis(kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copies: Sequence[int]) -> None:
-    """Raise an error unless the irreps fill the Fourier matrix, which is of the kernel's group."""
+    """Raise an error unless Fourier matrix and irreps fit the kernel."""
     order = len(kernel)
     check_features(fourier, kernel, argument="fourier", beside="the kernel")
     if fourier.shape != (order, order):

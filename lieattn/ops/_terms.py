@@ -1,4 +1,4 @@
-"""What the operator takes besides queries, keys and values, and the checks of its arguments."""
+"""The terms of the relative element, which the operator takes besides queries, keys and values, and its checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lieattn.geometry import Neighbors
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
 Normalization = Literal["softmax", "mean", "exp-mean", "none"]
 _PATTERNS, _NORMALIZATIONS = get_args(Pattern), get_args(Normalization)
-# The terms with their names in the kernels, and those of them that have a row for each type of displacement.
+# The terms with their names in the kernels, and the terms that have a row for each type of displacement.
 _TABLES = {
     "positional_key": "rho",
     "displacement_bias": "bias",
@@ -26,38 +26,41 @@ ROW_TABLES = ("positional_key", "displacement_bias", "psi", "beta", "key_psi")
 
 @dataclass(frozen=True, eq=False)
 class RelativeTerms:
-    """What the scores and values take from the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
+    """Terms of scores and values that depend on the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
-    Tables that depend on the displacement have a row per *type* of displacement; ``row`` says which one an edge
-    reads. ``out`` is the fiber of the output, ``query`` and ``key`` those of queries and keys; an axis of size 1
-    stands for all its values. Absent terms are None.
+    Tables that depend on the displacement have a row for each *type* of displacement, and ``row`` contains the row of
+    each edge. ``out`` is the fiber of the output, and ``query`` and ``key`` are those of queries and keys. An axis of
+    size 1 stands for all values. Absent terms are None.
 
     Attributes
     ----------
     positional_key
-        ``[types, out, heads, dim]``: adds ⟨q, ρ⟩ to the score, a key made of the displacement (GSA Eq. 14).
+        ``[types, out, heads, dim]``: a key ρ computed from the displacement, which adds ⟨q, ρ⟩ to the score (GSA-Nets,
+        Eq. 14).
     displacement_bias
-        ``[types, out, key, heads]``: adds to the score (location kernels of LieTransformer).
+        ``[types, out, key, heads]``: added to the score (location kernels of LieTransformer).
     fiber_key
-        ``[query, key, heads, dim]`` or ``[out, query, key, heads, dim]``: adds ⟨q, ρ⟩ for a pair of frames.
+        ``[query, key, heads, dim]`` or ``[out, query, key, heads, dim]``: a key ρ of a pair of frames, which adds
+        ⟨q, ρ⟩ to the score.
     fiber_bias
-        ``[query, key, heads]``: adds to the score of a pair of frames.
+        ``[query, key, heads]``: added to the score of a pair of frames.
     psi
-        ``[types, out, key, heads, value_dim]``: multiplies the values (Affine Self Convolution). With a last axis more,
-        of size heads * value_dim, it is a matrix that maps the channels of all heads; not with pattern ``"framewise"``.
+        ``[types, out, key, heads, value_dim]``: multiplies the values (Affine Self Convolution). With a further last
+        axis of size heads * value_dim, it is a matrix that maps the channels of all heads. Such matrices are not
+        supported with pattern ``"framewise"``.
     beta
-        ``[types, out, key, heads, value_dim]``: is added to the values; with pattern ``"pooled"`` once for each
-        neighbor, so that its key axis is 1.
+        ``[types, out, key, heads, value_dim]``: added to the values. With pattern ``"pooled"`` it is added once for
+        each neighbor, so its key axis has size 1.
     key_psi
-        ``[types, out, key, heads, dim]``: multiplies the keys, but not with pattern ``"query_sum"`` (Affine Self
-        Convolution, where ``positional_key`` is what is added to the keys); or matrices, as for the values.
+        ``[types, out, key, heads, dim]``: multiplies the keys (Affine Self Convolution, where ``positional_key`` is
+        added to the keys), or matrices as for ``psi``. It is not supported with pattern ``"query_sum"``.
     row
-        ``[edges]`` int64, the row of the displacement tables that each edge reads; None: row e belongs to edge e.
+        ``[edges]`` int64, the row of each edge in the displacement tables. If None, row e belongs to edge e.
     rotary
         ``[points, fiber, heads, dim / 2, 2]``, cosines and sines of the angles by which channel pairs of queries and
-        keys are turned.
+        keys are rotated.
     rotary_values
-        Whether values are turned too, and what is attended is turned back by the angles of the target.
+        Whether values are rotated as well, and the output is rotated back by the angles of the target.
     """
 
     positional_key: Tensor | None = None
@@ -72,7 +75,7 @@ class RelativeTerms:
     rotary_values: bool = False
 
     def tables(self) -> dict[str, Tensor]:
-        """The terms that are given, by their names."""
+        """Return the terms that are not None, by their names."""
         return {name: table for name in _TABLES if (table := getattr(self, name)) is not None}
 
     @property
@@ -81,10 +84,10 @@ class RelativeTerms:
         return any(name in ROW_TABLES for name in self.tables())
 
     def plus(self, other: RelativeTerms) -> RelativeTerms:
-        """Both sets of terms together.
+        """Return the union of two sets of terms.
 
-        Raises ValueError where both give the same term, and where both have tables with a row for each type of
-        displacement but not the same ``row``.
+        ValueError is raised if both contain the same term, or if both have displacement tables, but not the same
+        ``row``.
         """
         check_is("other", other, RelativeTerms)
         mine, theirs = self.tables(), other.tables()
@@ -102,7 +105,7 @@ class RelativeTerms:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A call of the operator: its operands, the query scaled, and its options; see :func:`group_attention`."""
+    """A call of the operator: operands with the scaled query, and options; see :func:`group_attention`."""
 
     query: Tensor | None
     key: Tensor | None
@@ -115,40 +118,40 @@ class Problem:
 
     @property
     def queries(self) -> int:
-        """Query frames."""
+        """Number of query frames."""
         if self.query is not None:
             return self.query.shape[1]
         if self.pattern == "framewise":
             return self.value.shape[1]
-        # Without queries, frames are told apart by the tables alone.
+        # Without queries, only the tables distinguish frames.
         frames = 1 if self.terms.fiber_bias is None else self.terms.fiber_bias.shape[0]
         return frames if self.pattern == "query_sum" else max(frames, self._table_frames)
 
     @property
     def outs(self) -> int:
-        """Output frames."""
+        """Number of output frames."""
         return self._table_frames if self.pattern == "query_sum" else max(self.queries, self._table_frames)
 
     @property
     def _table_frames(self) -> int:
-        # Not max(..., default=1), which torch.compile cannot trace.
+        # torch.compile cannot trace max(..., default=1).
         return max([1, *(table.shape[1] for name, table in self.terms.tables().items() if name in ROW_TABLES)])
 
     def operands(self) -> dict[str, Tensor | None]:
-        """Signals and tables, by the names that kernels have for them."""
+        """Return signals and tables by their names in the kernels."""
         tables = {short: getattr(self.terms, name) for name, short in _TABLES.items()}
         return {"query": self.query, "key": self.key, "value": self.value, **tables}
 
     @property
     def common_dtype(self) -> torch.dtype:
-        """Widest dtype of the operands, float32 at least: half precision would round scores and their statistics."""
+        """Widest dtype of the operands, but at least float32, because half precision would round scores too much."""
         dtype = torch.float32
         for tensor in self.operands().values():
             dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
         return dtype
 
     def to(self, dtype: torch.dtype) -> Problem:
-        """The same problem with all operands in a dtype."""
+        """Return the same problem with all operands in a dtype."""
         query, key = (None if signal is None else signal.to(dtype) for signal in (self.query, self.key))
         tables: Any = {name: table.to(dtype) for name, table in self.terms.tables().items()}
         terms = replace(self.terms, **tables)
@@ -156,7 +159,7 @@ class Problem:
 
 
 def check_operands(problem: Problem) -> None:
-    """Raise ValueError, naming the argument, if the operator cannot take these operands together."""
+    """Raise TypeError or ValueError, naming the argument, unless the operator accepts these operands."""
     p = problem
     check_choice("pattern", p.pattern, _PATTERNS)
     check_choice("normalize", p.normalize, _NORMALIZATIONS)
@@ -182,7 +185,7 @@ def check_operands(problem: Problem) -> None:
 
 
 def _check_types(problem: Problem) -> None:
-    """Raise TypeError unless operands are floating tensors, and ValueError where they are on several devices."""
+    """Raise TypeError unless operands are floating tensors, and ValueError if they are on different devices."""
     p, terms = problem, problem.terms
     for argument, value, allowed in (("neighbors", p.neighbors, Neighbors), ("terms", terms, RelativeTerms)):
         if not isinstance(value, allowed):
@@ -253,7 +256,7 @@ def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> 
     dim = -1 if query is None else query.shape[-1]
     rows = problem.neighbors.num_edges if terms.row is None else -1
     out = -1 if pattern in ("query_sum", "pooled") else keys
-    # An entry -1 stands for any size; an axis may always be 1 where one entry serves all.
+    # -1 stands for any size. Axes other than the rows may also be 1.
     expected: dict[str, tuple[int, ...]] = {
         "positional_key": (rows, out, heads, dim),
         "displacement_bias": (rows, out, keys, heads),
@@ -288,7 +291,7 @@ def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> 
 
 
 def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
-    """Why a pattern does not take a term of the right shape, in words; None if it does."""
+    """Return the reason why a pattern does not support a term of the right shape, or None if it does."""
     if pattern == "framewise" and name in ("displacement_bias", "psi", "beta", "key_psi") and table.shape[2] > 1:
         return f"with pattern 'framewise' the key axis must be 1, got {table.shape[2]}"
     if pattern == "pooled" and name in ("displacement_bias", "beta") and table.shape[2] > 1:
@@ -303,7 +306,7 @@ def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
 
 
 def maps_channels(name: str, table: Tensor | None) -> bool:
-    """Whether a term is a matrix of the channels of all heads, in place of a factor for each."""
+    """Return whether a term is a matrix of the channels of all heads, instead of a factor for each channel."""
     return name in ("psi", "key_psi") and table is not None and table.ndim == 6
 
 
@@ -320,17 +323,17 @@ def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:
 
 
 def turn_pairs(signal: Tensor, phases: Tensor) -> Tensor:
-    """Turn the channel pairs (2c, 2c + 1) of a signal ``[*, channels]`` by their phases ``[*, channels / 2, 2]``."""
+    """Rotate the channel pairs (2c, 2c + 1) of a signal ``[*, channels]`` by phases ``[*, channels / 2, 2]``."""
     pairs, phases = signal.unflatten(-1, (-1, 2)), phases.to(signal.dtype)
     if signal.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
         turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phases))
-    else:  # no complex numbers of half precision, and none that torch.compile writes kernels for
+    else:  # complex numbers are not supported in half precision and by torch.compile
         (first, second), (cosine, sine) = pairs.unbind(-1), phases.unbind(-1)
         turned = torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
     return turned.flatten(-2)
 
 
 def opposite(phases: Tensor) -> Tensor:
-    """Phases that turn back."""
+    """Return the phases of the opposite rotations."""
     cosine, sine = phases.unbind(-1)
     return torch.stack([cosine, -sine], dim=-1)

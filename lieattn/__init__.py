@@ -1,9 +1,9 @@
 """Group-equivariant transformers for point clouds and homogeneous spaces.
 
-The subpackages, lowest first, are ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn`` and ``models``:
-import names from these. The tools around a model (``train``, ``certify``, ``viz``, ``ase``, ``transforms``, ``bench``,
-``compare``) need heavier packages. Each is imported when it is first used. :func:`lieattn.save` writes a network to a
-file, and :func:`lieattn.load` reads it.
+The subpackages are, from the lowest layer to the highest, ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``,
+``nn`` and ``models``. Import names from them. The tools around a model (``train``, ``certify``, ``viz``, ``ase``,
+``transforms``, ``bench``, ``compare``) need heavier packages. Each subpackage is imported on first use.
+:func:`lieattn.save` writes a network to a file, and :func:`lieattn.load` reads it.
 """
 
 import importlib

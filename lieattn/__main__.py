@@ -1,4 +1,4 @@
-"""``python -m lieattn``: the same as the command ``lieattn``."""
+"""``python -m lieattn`` is the same as the command ``lieattn``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Whether autocast is enabled on a device, and how to switch it off for a block."""
+"""Functions that test whether autocast is enabled on a device, and disable it in a block."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 def has_autocast(device: torch.device) -> bool:
-    """Whether torch has autocast for a device: not for ``meta``, for example."""
-    # The first half is for torch.compile, which in torch 2.10 cannot evaluate the second.
+    """Return whether torch has autocast for a device; it does not for ``meta``, for example."""
+    # torch.compile in torch 2.10 cannot evaluate the second condition, but it does not need it on these devices.
     return device.type in ("cpu", "cuda") or torch.amp.is_autocast_available(device.type)
 
 
 def in_autocast(device: torch.device) -> bool:
-    """Whether autocast is enabled on a device."""
+    """Return whether autocast is enabled on a device."""
     return has_autocast(device) and torch.is_autocast_enabled(device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which autocast is off on a device, so that products are computed in the dtype of their operands."""
+    """Return a context without autocast on a device, so that products are computed in the dtype of their operands."""
     return torch.autocast(device.type, enabled=False) if has_autocast(device) else nullcontext()

@@ -1,4 +1,4 @@
-"""Checks of arguments that all parts share. Each message names the argument, what is allowed, and what was given."""
+"""Checks of arguments. Each message contains the argument, the allowed values, and the value given."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from lieattn._functional import is_batched, transformed
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
 
-_LARGEST = 1e15  # squares stay finite in float32, and there is room for sums and weights
-_SHORT = 60  # characters of a value in a message
+_LARGEST = 1e15  # squares are finite in float32, with a margin for sums and weights
+_SHORT = 60  # largest number of characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
 
 def axes_of(dim: int) -> str:
-    """Names of the axes of images (2) and voxels (3), for messages."""
+    """Return the names of the axes of images (2) and voxels (3), for messages."""
     return "rows, columns" if dim == 2 else "layers, rows, columns"
 
 
 def kind(value: object) -> str:
-    """What a value is, in words."""
+    """Return the type of a value in words, and the dtype of a tensor."""
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -89,7 +89,7 @@ def check_drawing(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> None:
-    """Raise an error unless random numbers can be drawn so: in this shape, with this generator, dtype and device."""
+    """Raise an error unless random numbers can be drawn in this shape, with this generator, dtype and device."""
     for size in shape:
         check_count("shape", size, 0)
     if generator is not None:
@@ -136,14 +136,14 @@ def check_number(argument: str, number: float) -> None:
 
 
 def check_choice(argument: str, value: object, allowed: Any) -> None:
-    """Raise ValueError unless a value is one of those allowed, given as a tuple or a ``Literal`` type."""
+    """Raise ValueError unless a value is one of the allowed ones, which are a tuple or a ``Literal`` type."""
     options = get_args(allowed) or allowed
     if not isinstance(value, str | int) or value not in options:
         raise ValueError(f"{argument}: expected one of {options}, got {value!r}")
 
 
 def check_index(argument: str, index: int | None, count: int) -> None:
-    """Raise ValueError unless an index is from 0 and below ``count``, or None."""
+    """Raise ValueError unless an index is from 0 to ``count - 1``, or None."""
     if index is not None and not 0 <= index < count:
         raise ValueError(f"{argument}: expected one of 0..{count - 1}, got {index}")
 
@@ -156,14 +156,13 @@ def check_length(argument: str, length: float) -> None:
         raise ValueError(f"{argument}: expected a positive finite length (1e-100 to 1e100), got {length}")
 
 
-_LOOKED_AT = ("cpu",)  # types of devices whose tensors are read during a step
+_LOOKED_AT = ("cpu",)  # types of devices whose tensors checks may read during a step
 
 
 def may_look(numbers: Tensor) -> bool:
-    """Whether a check may read the values of a tensor during a step.
+    """Return whether a check may read the values of a tensor during a step.
 
-    Not on a GPU, where reading waits until all work that is queued is done, and not while torch compiles or maps over
-    the tensor.
+    It may not on a GPU, where reading waits for all queued work, and not while torch compiles or maps over the tensor.
     """
     if transformed() and is_batched(numbers):
         return False
@@ -173,7 +172,7 @@ def may_look(numbers: Tensor) -> bool:
 def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
     """Raise ValueError if numbers, or numbers / unit, are so large that sums of their products overflow float32.
 
-    The limit is that of float32 for all dtypes, since the kernels compute scores in float32.
+    The limit is the same for all dtypes, because kernels compute scores in float32.
     """
     if torch.compiler.is_compiling() or numbers.numel() == 0 or (transformed() and is_batched(numbers)):
         return
@@ -198,13 +197,13 @@ def check_floating(argument: str, dtype: torch.dtype) -> None:
 
 
 def check_neighborhood(neighborhood: object) -> None:
-    """Raise TypeError unless a value is a neighborhood such as ``Radius(1.0)``; the class ``Radius`` is not one."""
+    """Raise TypeError unless a value is a neighborhood such as ``Radius(1.0)``, and not the class ``Radius``."""
     if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "length"):
         raise TypeError(f"neighborhood: expected a neighborhood such as Radius(1.5), got {neighborhood!r}")
 
 
 def check_none(argument: str, where: Tensor, fault: str) -> None:
-    """Raise ValueError if ``where`` ``[*]`` holds anywhere, and say where first."""
+    """Raise ValueError, with the first index, if the mask ``where`` ``[*]`` is true anywhere."""
     check_has_numbers(argument, where)
     if where.any():
         first = where.nonzero()[0].tolist() if where.ndim else []
@@ -213,14 +212,14 @@ def check_none(argument: str, where: Tensor, fault: str) -> None:
 
 
 def check_is(argument: str, value: object, allowed: type) -> None:
-    """Raise TypeError unless a value is of a class."""
+    """Raise TypeError unless a value is an instance of a class."""
     if not isinstance(value, allowed):
         words = "tensor" if allowed is Tensor else allowed.__name__
         raise TypeError(f"{argument}: expected a {words}, got {kind(value)}")
 
 
 def check_graph(graph: Any, allowed: type, beside: Tensor, other: str = "x") -> None:
-    """Raise an error unless a graph is of a class, and where another tensor is, such as features or weights."""
+    """Raise an error unless a graph has a class, and the device of another tensor, such as features or weights."""
     check_is("graph", graph, allowed)
     check_is(other, beside, Tensor)
     if graph.pos.device != beside.device:
@@ -230,9 +229,9 @@ def check_graph(graph: Any, allowed: type, beside: Tensor, other: str = "x") -> 
 def check_features(
     x: Tensor, weight: Tensor, channels: int | None = None, argument: str = "x", beside: str = "the weights"
 ) -> None:
-    """Raise an error unless features have the dtype and device of the weights; autocast converts dtypes.
+    """Raise an error unless features have the dtype and device of the weights, and ``channels`` if that is given.
 
-    They must have the channels too, if these are given.
+    Under autocast, any floating dtype is allowed.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{argument}: expected a tensor, got {type(x).__name__}")
@@ -245,11 +244,11 @@ def check_features(
 
 
 def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError unless arguments have the types that a function or dataclass is annotated with.
+    """Raise TypeError or ValueError unless arguments have the annotated types of a function or dataclass.
 
     Call it first in the function, ``check_arguments(function, locals())``, but not in code that torch compiles or
-    traces. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. What annotations do
-    not say, such as bounds, is checked afterwards.
+    traces. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. Conditions that are
+    not part of annotations, such as bounds, must be checked separately.
     """
     for argument, kinds in _annotated(of):
         if argument not in given:
@@ -263,13 +262,13 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 
 def shown(value: object) -> str:
-    """How messages show a value: its ``repr`` if that is short, else its type."""
+    """Return the text of a value in messages: its ``repr`` if that is short, otherwise its type."""
     text = "" if isinstance(value, Tensor) else repr(value)
     return text if 0 < len(text) < _SHORT else kind(value)
 
 
 class _Kind(NamedTuple):
-    """Values that an annotation allows, in ``words``; others raise ValueError if ``by_value``, and TypeError if not."""
+    """Values that an annotation allows, in ``words``. Others raise ValueError if ``by_value``, otherwise TypeError."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -287,7 +286,7 @@ _SIMPLE: dict[Any, _Kind] = {
     Tensor: _Kind(lambda value: isinstance(value, Tensor), "a tensor"),
 }
 
-_WORDS = {  # what messages say in place of the name of a class: plainer words, or how such an object is made
+_WORDS = {  # replacements of class names in messages: plainer words, or an example
     "Callable": "a function",
     "FiniteGroup": "a FiniteGroup such as lieattn.groups.cyclic(4)",
     "Frames": "frames such as PrincipalFrames()",
@@ -299,7 +298,7 @@ _WORDS = {  # what messages say in place of the name of a class: plainer words, 
 
 @cache
 def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], ...]:
-    """What each argument may be."""
+    """Return the allowed kinds of each argument."""
     module = sys.modules.get(of.__module__)
     hints = get_type_hints(of, localns=_Unknown({} if module is None else vars(module)))
     parameters = inspect.signature(of).parameters.values()
@@ -308,7 +307,7 @@ def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], .
 
 
 class _Unknown(dict[str, Any]):
-    """Scope in which a name that a module imports for type checkers only counts as ``Any``."""
+    """Scope in which names that a module imports only for type checkers are ``Any``."""
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -317,7 +316,7 @@ class _Unknown(dict[str, Any]):
 
 
 def _kinds(hint: Any) -> Iterator[_Kind]:
-    """What an annotation allows; anything, if the annotation is of a form that the library does not use."""
+    """Yield the kinds that an annotation allows. Forms that the library does not use allow anything."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         for part in arguments:
@@ -331,7 +330,7 @@ def _kinds(hint: Any) -> Iterator[_Kind]:
 
 
 def _object(cls: Any) -> _Kind:
-    """Objects of a class; for a protocol or ``Callable``, all objects that can be called, except classes."""
+    """Return the kind of instances of a class; for protocols and ``Callable``, callable objects except classes."""
     if is_typeddict(cls):
         cls = dict
     if not isinstance(cls, type):
@@ -343,7 +342,7 @@ def _object(cls: Any) -> _Kind:
 
 
 def _sequence(cls: type, entries: tuple[Any, ...]) -> _Kind:
-    """Sequences of one kind of entries, or tuples with a kind for each."""
+    """Return the kind of sequences with one kind of entries, or of tuples with a kind for each entry."""
     parts = [tuple(_kinds(entry)) for entry in entries if entry is not Ellipsis] or [(_SIMPLE[Any],)]
     if cls is tuple and Ellipsis not in entries:
         words = f"({', '.join(_words(part) for part in parts)})"
@@ -361,6 +360,6 @@ def _fits(value: object, kinds: tuple[_Kind, ...]) -> bool:
 
 
 def _is_sequence(value: object, length: int | None = None) -> bool:
-    """Whether a value is a sequence, of this length if it is given; strings are none."""
+    """Return whether a value is a sequence other than a string, and has this length if it is given."""
     found = isinstance(value, abc.Sequence) and not isinstance(value, str | bytes)
     return found and (length is None or len(value) == length)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Digests of the entries of a checkpoint, which do not depend on how a file stores them."""
+"""Digests of the entries of a checkpoint, which do not depend on the format of the file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.
 def add_digests(checkpoint: dict[str, Any]) -> None:
     """Write the digests of all entries into the entry ``KEY``.
 
-    They cover the keys too: a file stores equal strings once, so a damaged one changes keys and values alike.
+    They include the keys: a file stores equal strings once, so damage to a string changes keys and values alike.
     """
     checkpoint[KEY][DIGESTS] = {key: digest([key, value]) for key, value in _entries(checkpoint).items()}
 
 
 def damaged_entries(checkpoint: dict[str, Any], apart: Container[str] = ()) -> list[str]:
-    """Names of the entries that are missing, or changed since they were saved; all of them if there are no digests.
+    """Return the names of entries that are missing or have changed since they were saved.
 
-    Entries named in ``apart`` are not checked.
+    If there are no digests, these are all entries. Entries named in ``apart`` are not checked.
     """
     known, entries = checkpoint[KEY].get(DIGESTS), _entries(checkpoint)
     if not isinstance(known, dict) or KEY not in known:
@@ -36,9 +36,10 @@ def damaged_entries(checkpoint: dict[str, Any], apart: Container[str] = ()) -> l
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of nested mappings, sequences, tensors and plain values; of any other object only the type counts.
+    """Return the SHA-256 of nested mappings, sequences, tensors and plain values.
 
-    Of a tensor whose elements share memory only dtype and shape count, unless it was made by ``expand``.
+    Of any other object, only the type is included. Of a tensor whose elements share memory, only dtype and shape are
+    included, unless it was created by ``expand``.
     """
     found = hashlib.sha256()
     for part in _parts(value):
@@ -47,7 +48,7 @@ def digest(value: Any) -> str:
 
 
 def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Entries as they were saved: while it loads, Lightning writes its own version over that of the checkpoint."""
+    """Return the entries as they were saved. Lightning overwrites its version in the checkpoint while it loads."""
     legacy = f"legacy_{_VERSION}"
     entries = {key: value for key, value in checkpoint.items() if key != legacy}
     if legacy in checkpoint:
@@ -56,10 +57,10 @@ def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Bytes that differ between any two different values: each part begins with its kind and its length."""
+    """Yield bytes that differ for different values, because each part begins with its kind and its length."""
     if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         yield f"{value.dtype} {list(value.shape)}:".encode()
-        for axis, stride in enumerate(value.stride()):  # one number may stand for billions
+        for axis, stride in enumerate(value.stride()):  # an expanded axis may have billions of equal entries
             value = value.narrow(axis, 0, min(1, value.shape[axis])) if stride == 0 else value
         if value.nbytes <= value.untyped_storage().nbytes():
             plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -1,4 +1,4 @@
-"""Constants of modules that keep their precision where the module is cast."""
+"""Constants of modules that keep their precision when the module is cast."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 
 class ExactConstants(nn.Module):
-    """A module with float64 buffers that keep their dtype when the module is cast, and move to its device.
+    """A module with float64 buffers that move with the module between devices, but keep their dtype when it is cast.
 
-    Otherwise ``module.float().double()`` would leave them rounded to float32.
+    Otherwise, ``module.float().double()`` would round them to float32.
     """
 
     def register_constant(self, name: str, value: Tensor) -> None:
-        """Add a buffer that is not part of the state dict."""
+        """Register a float64 buffer that is not part of the state dict."""
         self.register_buffer(name, value.double(), persistent=False)
         vars(self).setdefault("_constants", set()).add(name)
 

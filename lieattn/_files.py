@@ -1,4 +1,4 @@
-"""How every part of the library writes files: whole or not at all."""
+"""Functions that write files either completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A file to write to, which replaces ``path`` when the block ends without an error.
+    """Yield the path of a temporary file, which replaces ``path`` if the block ends without an error.
 
-    It is in the folder of ``path``, which is made if it is missing. There the replacement is a single step, so a
-    process that is killed leaves either the old or the new file. The unfinished file that it may leave too always has
-    the same name, and the next call replaces it. OSError names ``path``.
+    The temporary file is in the folder of ``path``, which is created if it is missing. In the same folder, replacement
+    is a single step, so a process that is killed leaves either the old or the new file. It may also leave the temporary
+    file, which always has the same name and is replaced by the next call. OSError names ``path``.
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.part")
@@ -31,6 +31,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """Write a text file by :func:`replacing`."""
+    """Write a text file with :func:`replacing`."""
     with replacing(path) as part:
         part.write_text(text)

@@ -1,4 +1,4 @@
-"""Transforms of ``torch.func`` and forward-mode derivatives, which cannot see into searches and kernels."""
+"""Support of ``torch.func`` and forward-mode derivatives, which cannot differentiate searches and kernels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 def transformed() -> bool:
-    """Whether this runs within a transform of ``torch.func`` or a level of ``torch.autograd.forward_ad``.
+    """Return whether a transform of ``torch.func`` or a level of ``torch.autograd.forward_ad`` is active.
 
-    False while torch compiles.
+    The result is False while torch compiles.
     """
     if torch.compiler.is_compiling():
         return False
@@ -26,7 +26,7 @@ def transformed() -> bool:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether ``torch.func.vmap`` maps over a tensor."""
+    """Return whether ``torch.func.vmap`` maps over a tensor."""
     while _functorch.is_functorch_wrapped_tensor(x):
         if _functorch.is_batchedtensor(x):
             return True
@@ -35,9 +35,9 @@ def is_batched(x: Tensor) -> bool:
 
 
 def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
-    """Make a search get plain tensors, whose values it can read, also where its caller is transformed.
+    """Decorate a search so that it gets plain tensors with readable values, even if its caller is transformed.
 
-    RuntimeError is raised if ``torch.func.vmap`` maps over an argument of the search: results would differ in size.
+    RuntimeError is raised if ``torch.func.vmap`` maps over an argument, because results would differ in size.
     """
 
     @functools.wraps(search)
@@ -55,7 +55,7 @@ def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_not_batched(argument: str, x: Tensor) -> None:
-    """Raise RuntimeError for positions that ``torch.func.vmap`` maps over."""
+    """Raise RuntimeError if ``torch.func.vmap`` maps over positions."""
     if transformed() and is_batched(x):
         reason = "torch.func.vmap cannot map over positions, since the numbers of their neighbors differ"
         advice = "use one Batch of clouds, or map over features or weights with geometry = network.geometry(data)"
@@ -63,7 +63,7 @@ def check_not_batched(argument: str, x: Tensor) -> None:
 
 
 def _unwrapped(x: Any) -> Any:
-    """The tensor that a transform has wrapped; other arguments as they are."""
+    """Return the tensor that a transform has wrapped, or any other argument unchanged."""
     if isinstance(x, Tensor):
         check_not_batched("pos", x)
     while isinstance(x, Tensor) and _functorch.is_functorch_wrapped_tensor(x):

@@ -1,4 +1,4 @@
-"""HTML of this library: what notebooks show of an object, and pages that need no other file."""
+"""HTML for notebooks, and for pages that need no other file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLE = """
 
 
 def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
-    """HTML of a title and rows of cells, whose text is escaped."""
+    """Return the HTML of a title and rows of cells, whose text is escaped."""
     cells = [f"<th>{escape(head)}</th>" for head in heads]
     lines = [f"<tr>{''.join(cells)}</tr>"] if cells else []
     lines += [f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows]
@@ -29,7 +29,7 @@ def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[s
 
 
 def page(title: str, body: str) -> str:
-    """A whole document with our style; ``title`` is escaped, ``body`` is HTML."""
+    """Return a complete HTML document. ``title`` is escaped, and ``body`` is HTML."""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n"

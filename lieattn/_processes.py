@@ -1,4 +1,4 @@
-"""Training in several processes: how many there are, and sums over all of them."""
+"""Training in several processes: their number, and sums over them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 def processes() -> int:
-    """Number of the processes of this training, by torch.distributed; 1 without it."""
+    """Return the number of processes of this training according to torch.distributed, or 1 if it is not initialized."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def summed(values: Tensor) -> Tensor:
-    """Sum of the values of all processes, each of which must call this function.
+    """Return the sum of the values of all processes, each of which must call this function.
 
-    Gradients flow back from the sum in every process to the values of every process. Summed over the processes, the
-    gradients of their losses are then those of the sum of the losses.
+    Gradients flow from the sum in every process to the values of every process. The gradients of the losses, summed
+    over the processes, are therefore those of the sum of the losses.
     """
     return _Sum.apply(values) if processes() > 1 else values
 

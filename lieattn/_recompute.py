@@ -1,4 +1,4 @@
-"""Activation checkpointing: activations are computed again in the backward pass instead of being kept."""
+"""Activation checkpointing: activations are recomputed in the backward pass instead of stored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The checkpointed part of a forward pass that is computed at present.
+    """The checkpointed part of a forward pass that is being computed.
 
     Attributes
     ----------
     function
-        An object that identifies the part: the same when it is computed again.
+        An object that identifies the part, and is the same when the part is computed again.
     again
-        Whether it is computed for a second time, so that running statistics have already been updated.
+        Whether the part is computed for a second time, so that running statistics have already been updated.
     found
-        Values computed within this evaluation, for further uses within it.
+        Values computed in this evaluation, which it can use again.
     """
 
     function: object
@@ -35,7 +35,7 @@ class Region:
     found: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns, called once for each key within this evaluation."""
+        """Return the value of ``compute``, which is called once for each key in this evaluation."""
         if key not in self.found:
             self.found[key] = compute()
         return cast(T, self.found[key])
@@ -44,18 +44,18 @@ class Region:
 _NOWHERE = Region(None, again=False)  # outside of all checkpointed parts
 
 region: ContextVar[Region] = ContextVar("region", default=_NOWHERE)
-"""The checkpointed part that is computed at present."""
+"""The checkpointed part that is being computed."""
 
 
 def may_recompute() -> bool:
-    """Whether activations can be computed again: gradients are enabled, and not those of ``torch.func``."""
+    """Return whether activations can be recomputed: gradients are enabled, and are not those of ``torch.func``."""
     return torch.is_grad_enabled() and not transformed()
 
 
 def recomputed(function: Callable[..., T], *inputs: Any) -> T:
-    """``function(*inputs)``, keeping only the inputs for the backward pass, which calls the function again.
+    """Return ``function(*inputs)``, and store only the inputs for the backward pass, which calls the function again.
 
-    It is an ordinary call where activations cannot be computed again, see :func:`may_recompute`.
+    If activations cannot be recomputed (see :func:`may_recompute`), this is an ordinary call.
     """
     if not may_recompute():
         return function(*inputs)
@@ -68,7 +68,7 @@ def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[No
 
 
 class _Within(AbstractContextManager[None]):
-    """Context in which a part is computed; for second derivatives torch enters the same context several times."""
+    """Context in which a part is computed. For second derivatives, torch enters the same context several times."""
 
     def __init__(self, function: object, *, again: bool) -> None:
         self._function, self._again = function, again

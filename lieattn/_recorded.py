@@ -1,4 +1,4 @@
-"""Objects as data: modules record the arguments of their constructors, from which they can be made again."""
+"""Objects as data: modules record the arguments of their constructors, so that they can be constructed again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NOTED = "_made_with"
 
 
 class Recorded:
-    """A module that records the arguments of its constructor, so that files can say how to make it again."""
+    """A module that records the arguments of its constructor, so that files can describe how to construct it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            setattr(cls, "__init__", _noting(cls.__init__))  # noqa: B010 - which type checkers forbid to assign
+            setattr(cls, "__init__", _noting(cls.__init__))  # noqa: B010 - type checkers forbid a plain assignment
 
 
 def _noting(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that records its arguments, unless a subclass that calls it has recorded its own."""
+    """Return a constructor that records its arguments, unless a subclass that calls it has recorded its own."""
 
     @functools.wraps(init)
     def noting(self: Any, *args: Any, **options: Any) -> None:
@@ -36,11 +36,11 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def describe(value: Any, without: Sequence[str] = ()) -> Any:
-    """A value as nested lists and mappings of plain values and tensors, from which :func:`make` makes it again.
+    """Describe a value by nested lists and mappings of plain values and tensors, from which :func:`make` rebuilds it.
 
-    An object becomes its ``class_path`` and ``init_args``: the recorded arguments of a module, or the attributes of
-    another object that have the names of its arguments. Arguments of the outermost object named in ``without`` are left
-    out. ValueError says what cannot be described.
+    An object is described by its ``class_path`` and ``init_args``. These are the recorded arguments of a module, or the
+    attributes of another object that have the names of its arguments. Arguments of the outermost object that are named
+    in ``without`` are omitted. ValueError is raised, with the reason, if a value cannot be described.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -63,9 +63,9 @@ def describe(value: Any, without: Sequence[str] = ()) -> Any:
 
 
 def make(described: Any) -> Any:
-    """Make the value that :func:`describe` was given. ValueError is raised if a class is missing.
+    """Rebuild a value from the result of :func:`describe`. ValueError is raised if a class is missing.
 
-    Classes are imported and called, so check before whether they can be trusted (:mod:`lieattn._trust`).
+    Classes are imported and called, so first check whether they can be trusted (:mod:`lieattn._trust`).
     """
     if isinstance(described, list):
         return [make(entry) for entry in described]
@@ -85,7 +85,7 @@ def make(described: Any) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-    """Arguments of the constructor by name."""
+    """Return the arguments of the constructor by name."""
     signature, noted = inspect.signature(type(value)), vars(value).get(_NOTED)
     if noted is not None:
         found = signature.bind(*noted[0], **noted[1]).arguments
@@ -108,7 +108,7 @@ def _arguments(value: Any) -> dict[str, Any]:
 
 
 def _import_path(thing: Any) -> str:
-    """Shortest path that leads to a class or function through the package that it is defined in."""
+    """Return the shortest import path of a class or function in the package that defines it."""
     parts = (getattr(thing, "__module__", None) or "").split(".")
     for count in range(1, len(parts) + 1):
         home = sys.modules.get(".".join(parts[:count]))

@@ -1,4 +1,4 @@
-"""Networks as files that make them again: weights, how the network was made, and what the weights are for."""
+"""Networks as files: weights, the arguments of the network, and the group and geometry that the weights belong to."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from lieattn._tied import TiedWeights
 from lieattn._trust import untrusted_names
 
 _KEY, _FORMAT = "lieattn", 1
-_ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # names of tensors that are arguments, and what refers to them
+_ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
 _TRAINED = Path(__file__).parent / "trained"
 
 
 def save(network: nn.Module, path: str | Path) -> None:
-    """Write a network to a file from which :func:`load` makes it again: weights, arguments, group and geometry.
+    """Write a network to a file, with weights, arguments, group and geometry. :func:`load` reads it.
 
-    The file is one of safetensors, so weights can be read by any program that knows these. It is written whole or not
-    at all. ValueError is raised if weights are not finite, if a part of the network does not record its arguments (all
-    of ``lieattn.models``, the heads of ``lieattn.nn`` and networks of your own that derive from
-    :class:`lieattn.models.Network` do), or if the network was changed after its construction. Whether it is in training
-    mode, and what was frozen, is not kept.
+    The file has the safetensors format, so other programs can read the weights. It is written completely or not at all.
+    ValueError is raised if weights are not finite, if a part of the network does not record its arguments, or if the
+    network was changed after its construction. Arguments are recorded by all networks of ``lieattn.models``, the heads
+    of ``lieattn.nn``, and your own networks that derive from :class:`lieattn.models.Network`. The training mode and
+    frozen parameters are not saved.
 
     Parameters
     ----------
     network
-        A network on any device, in any dtype, however it was trained; ``task.model`` of a task of ``lieattn.train``.
+        A network on any device and in any dtype. For a task of ``lieattn.train``, it is ``task.model``.
     path
-        The file, by custom ``NAME.safetensors``.
+        The file, usually ``NAME.safetensors``.
     """
     check_arguments(save, locals())
     from safetensors.torch import save_file
 
-    network = getattr(network, "_orig_mod", network)  # of a compiled one
+    network = getattr(network, "_orig_mod", network)  # the original of a compiled network
     try:
         described = describe(network)
     except ValueError as error:
@@ -68,21 +68,22 @@ def save(network: nn.Module, path: str | Path) -> None:
 
 
 def trained_cards() -> dict[str, dict[str, Any]]:
-    """The cards of the trained networks that come with the library, by name: what :func:`load` gives for a name."""
+    """Return the cards of the trained networks of the library by their names, which :func:`load` accepts."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(_TRAINED.glob("*.json"))}
 
 
 def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
-    """Make the network of a file of :func:`save` again, with its weights and their dtype, in eval mode on the CPU.
+    """Load a network from a file of :func:`save`, with its weights and their dtype, in eval mode on the CPU.
 
-    A name without a folder and an ending, such as ``"qm9-homo"``, is that of a trained network of this library, unless
-    there is such a file: ``lieattn models --trained`` lists them. FileNotFoundError lists the names, too, if there is
-    neither.
+    A name without folder and extension, such as ``"qm9-homo"``, refers to a trained network of this library, unless a
+    file has this name. ``lieattn models --trained`` lists these names, and so does FileNotFoundError, which is raised
+    if there is neither a network nor a file.
 
-    No code of the file is run. It names classes, which are imported if they are of lieattn, torch.nn or of a package
-    in ``trust``, such as ``["mypackage"]`` for networks of your own. ValueError is raised if it names others, is
-    damaged, of a newer format, or not such a file, if its weights are not finite, or if this version of the library
-    makes a network of another geometry from its arguments; OSError if it cannot be read.
+    The file contains no code. It names classes, which are imported if they belong to lieattn, torch.nn or a package in
+    ``trust``, such as ``["mypackage"]`` for your own networks. ValueError is raised if the file names other classes, is
+    damaged, has a newer format, or was not written by :func:`save`, if its weights are not finite, or if this version
+    of the library constructs a network with another geometry from its arguments. OSError is raised if the file cannot
+    be read.
     """
     check_arguments(load, locals())
     path = _located(Path(path))
@@ -95,7 +96,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
             f"trust=[{package!r}]"
         )
     weights = OrderedDict((name, value) for name, value in tensors.items() if not name.startswith(_ARGUMENT))
-    setattr(weights, "_metadata", header["modules"])  # noqa: B010 - where load_state_dict looks for it
+    setattr(weights, "_metadata", header["modules"])  # noqa: B010 - load_state_dict reads this attribute
     _check_finite(str(path), weights)
     try:
         network = _made(described)
@@ -116,7 +117,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
 
 
 def _located(path: Path) -> Path:
-    """The file itself, or that of a trained network of this library, whose name it is."""
+    """Return the path itself, or the file of a trained network of this library if the path is its name."""
     if path.exists() or len(path.parts) != 1 or path.suffix:
         return path
     if not (trained := _TRAINED / f"{path}.safetensors").is_file():
@@ -126,10 +127,10 @@ def _located(path: Path) -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a file, checked."""
+    """Return the checked header and tensors of a file."""
     from safetensors import SafetensorError, safe_open
 
-    path.open("rb").close()  # so that an error of the system says which file
+    path.open("rb").close()  # an error of the system then names the file
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))
@@ -148,7 +149,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _made(described: Any) -> Any:
-    """The network of a description; the random numbers of the process stay as they are."""
+    """Construct the network of a description, without an effect on the random numbers of the process."""
     with torch.random.fork_rng(devices=[]):
         return make(described)
 
@@ -160,9 +161,9 @@ def _check_finite(what: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def _structure(network: nn.Module) -> tuple[Any, ...]:
-    """Modules, names and shapes of weights, and the geometry of each module; nothing of dtypes and devices."""
-    lists = (nn.ParameterList, nn.ParameterDict)  # which print those of their parameters
-    classes = ((name, module, type(module)) for name, module in network.named_modules())  # e3nn makes some as it goes
+    """Return modules, names and shapes of weights, and the geometry of each module, without dtypes and devices."""
+    lists = (nn.ParameterList, nn.ParameterDict)  # their extra_repr contains dtypes and devices
+    classes = ((name, module, type(module)) for name, module in network.named_modules())  # e3nn generates some of them
     modules = [
         (name, f"{cls.__module__}.{cls.__qualname__}", "" if isinstance(module, lists) else module.extra_repr())
         for name, module, cls in classes
@@ -172,12 +173,12 @@ def _structure(network: nn.Module) -> tuple[Any, ...]:
 
 
 def _metadata(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Versions of the modules and what their weights are tied to, see :class:`lieattn.models.EquivariantModule`."""
+    """Return the versions of the modules and the geometry of their weights, see :class:`TiedWeights`."""
     return dict(getattr(state, "_metadata", {}))
 
 
 def _apart(described: Any, tensors: dict[str, Tensor]) -> Any:
-    """A description whose tensors are names of entries that are added to ``tensors``."""
+    """Return a description whose tensors are replaced by names of entries that are added to ``tensors``."""
     if isinstance(described, Tensor):
         name = f"{_ARGUMENT}{sum(name.startswith(_ARGUMENT) for name in tensors)}"
         tensors[name] = described.contiguous().clone()
@@ -188,7 +189,7 @@ def _apart(described: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _together(described: Any, tensors: dict[str, Tensor]) -> Any:
-    """What :func:`_apart` was given."""
+    """Return the description that :func:`_apart` was called with."""
     if isinstance(described, dict):
         if _ENTRY in described:
             return tensors[described[_ENTRY]].clone()

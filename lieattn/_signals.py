@@ -1,4 +1,4 @@
-"""Signals to a process and its children. Windows has neither sessions nor masks of signals, and skips these steps."""
+"""Signals to a process and its children. These functions have no effect on Windows, which lacks sessions and masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SESSIONS, _MASKS = hasattr(os, "setsid"), hasattr(signal, "pthread_sigmask")
 
 
 def leave_session() -> None:
-    """Begin a session of its own, so that a terminal sends this process no signals."""
+    """Start a new session, so that a terminal sends no signals to this process."""
     if _SESSIONS:
         os.setsid()
 
@@ -19,7 +19,7 @@ def leave_session() -> None:
 def pass_signal(pid: int, signum: int) -> None:
     """Pass a signal on to a process that has left the session.
 
-    Where there are no sessions the terminal has sent it to that process already, and sending another would kill it.
+    On systems without sessions, the terminal has already sent the signal, and a second one would kill the process.
     """
     if _SESSIONS:
         os.kill(pid, signum)
@@ -27,7 +27,7 @@ def pass_signal(pid: int, signum: int) -> None:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back, here and in the processes that start within, until they :func:`release_interrupts`."""
+    """Block SIGINT in this process, and in new processes until they call :func:`release_interrupts`."""
     if not _MASKS:
         yield
         return
@@ -39,6 +39,6 @@ def interrupts_held() -> Iterator[None]:
 
 
 def release_interrupts() -> None:
-    """Receive SIGINT from now on, and one that was held back."""
+    """Unblock SIGINT. A signal that was blocked is received now."""
     if _MASKS:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

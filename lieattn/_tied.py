@@ -1,4 +1,4 @@
-"""Weights that belong to one group and one geometry, and do not load into a module with another."""
+"""Weights that belong to one group and geometry, and cannot be loaded into a module with another one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import nn
 
 
 class TiedWeights(nn.Module):
-    """A module whose state dicts say, in their metadata, which group and geometry the weights belong to.
+    """A module whose state dicts contain, as metadata, the group and geometry that the weights belong to.
 
-    ``load_state_dict`` raises RuntimeError, naming what differs, if the module has another one. To load weights all the
-    same, pass ``dict(state_dict)``, which has no metadata.
+    If the module has another group or geometry, ``load_state_dict`` raises RuntimeError with the difference. To skip
+    this check, pass ``dict(state_dict)``, which has no metadata.
     """
 
     def tied_to(self) -> dict[str, str]:
-        """What the weights belong to besides their shapes, as texts by name: here the finite group."""
+        """Return the properties that the weights depend on besides their shapes, as texts by name: the finite group."""
         return tied_to_group(getattr(self, "group", None))
 
     def _decide(self, tied_to: Mapping[str, str]) -> None:
-        """Adopt from weights a choice that was left open when the module was made; here there is none."""
+        """Take over from weights a choice that was left open at construction. This base class has none."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -39,21 +39,21 @@ class TiedWeights(nn.Module):
         self._decide(saved)
         for name, own in self.tied_to().items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
-            # A network reports the difference first; its layers do not repeat it.
+            # The network has already reported this difference, so its layers do not repeat it.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
                 advice = f"build the module with the {name} of the weights, or load dict(state_dict) to skip this check"
                 error_msgs.append(f"{prefix}{fault}; {advice}.")
 
 
 def settle(module: nn.Module) -> None:
-    """Fix the choices that were left open in a module and its parts to what they do now."""
+    """Fix all choices that a module and its parts have left open to their current values."""
     for part in module.modules():
         if isinstance(part, TiedWeights):
             part._decide(part.tied_to())
 
 
 def tied_to_group(group: Any) -> dict[str, str]:
-    """Digests of the table and of the matrices of a finite group; nothing for other groups, and where there is none."""
+    """Return digests of the table and the matrices of a finite group; an empty dictionary for anything else."""
     if not hasattr(group, "cayley"):
         return {}
     table = zlib.crc32(group.cayley.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Which classes and functions a file may name: those of this library, of torch, and of packages that users trust."""
+"""The classes and functions that a file may name: those of this library, of torch, and of packages that users trust."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ _TRUSTED = (
     "lieattn_datasets",
     "torch.nn",
     "torch.optim",
-    "torch._C._nn",  # where some functions of torch.nn are defined
+    "torch._C._nn",  # defines some functions of torch.nn
     "torch_geometric.transforms",
 )
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def untrusted_names(config: Any, packages: Iterable[str] = ()) -> Iterator[str]:
-    """Import paths in a configuration that lead to objects of packages that are not trusted.
+    """Yield the import paths in a configuration that lead to objects of packages that are not trusted.
 
-    Trusted are this library, parts of torch and PyTorch Geometric, and the ``packages`` given. Every string is tested
-    that could be the import path of a class or function. What counts is where the object is defined, not how its path
-    begins: ``lieattn.train.os.system`` is not of this library. Packages that are not trusted are not imported.
+    Trusted packages are this library, parts of torch and PyTorch Geometric, and the ``packages``. All strings that can
+    be the import path of a class or function are tested. An object belongs to the package that defines it, whatever its
+    path is: ``lieattn.train.os.system`` does not belong to this library. Packages that are not trusted are not
+    imported.
     """
     trusted = (*_TRUSTED, *packages)
     for name in _texts(config):
@@ -56,7 +57,7 @@ def _is_within(name: str, packages: tuple[str, ...]) -> bool:
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
-        return True  # there is nothing to call: making the object raises an error
+        return True  # there is nothing to call, and constructing the object raises an error
     return _starts(getattr(found, "__module__", None) or "", packages)
 
 

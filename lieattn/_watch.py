@@ -1,4 +1,4 @@
-"""Attention weights, handed to a tool that watches a network while it is evaluated."""
+"""Attention weights, passed to a tool that watches a network while it is evaluated."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 @contextmanager
 def watching_weights(watcher: Watcher) -> Iterator[None]:
-    """Call ``watcher`` with the weights of every attention that this thread evaluates within the block.
+    """Call ``watcher`` with the weights of every attention that this thread evaluates in the block.
 
-    It does not see convolutions (``normalize="none"``), whose weights do not depend on features, and compiled networks.
+    It is not called for convolutions (``normalize="none"``), whose weights do not depend on features, and in compiled
+    networks.
     """
     token = _WATCHER.set(watcher)
     try:
@@ -38,12 +39,12 @@ def watching_weights(watcher: Watcher) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Whether there is a watcher; never while a network is compiled."""
+    """Return whether there is a watcher; always False while a network is compiled."""
     return not torch.compiler.is_compiling() and _WATCHER.get() is not None
 
 
 def show(seen: SeenWeights) -> None:
-    """Hand weights to the watcher, if there is one."""
+    """Pass weights to the watcher, if there is one."""
     watcher = _WATCHER.get() if is_watched() else None
     if watcher is not None:
         watcher(seen)

@@ -1,12 +1,12 @@
-"""Neighbors as PyTorch Geometric has them: functions that give ``edge_index``, and transforms of its data.
+"""Neighbors in the format of PyTorch Geometric: functions that return ``edge_index``, and transforms of its data.
 
-They need no compiled extension, keep all neighbors, and give the same edges for the same points on every device and in
-every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn`` and
+They need no compiled extension, keep all neighbors, and return the same edges for the same points on every device and
+in every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn`` and
 ``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers`` and ``cosine``.
 
-``flow`` says which row of ``edge_index`` is the center i and which its neighbor j: ``"source_to_target"`` gives rows
-``(j, i)``, in which a ``MessagePassing`` layer sums what j sends over the neighbors of i; ``"target_to_source"`` gives
-``(i, j)``. Edges are sorted by center, then by neighbor.
+``flow`` is the order of the rows of ``edge_index``. If i is the center and j its neighbor, ``"source_to_target"`` gives
+rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all neighbors j at i.
+``"target_to_source"`` gives rows ``(i, j)``. Edges are sorted by center, then by neighbor.
 """
 
 from __future__ import annotations
@@ -47,20 +47,23 @@ Ties = Literal["index", "all"]
 def radius_graph(
     pos: Tensor, r: float, batch: Tensor | None = None, loop: bool = False, flow: Flow = "source_to_target"
 ) -> Tensor:
-    """All pairs of points of one cloud that are at most ``r`` apart, int64 ``[2, edges]``; see :class:`Radius`.
+    """Return all pairs of points of one cloud that are at most ``r`` apart, int64 ``[2, edges]``.
+
+    See :class:`lieattn.geometry.Radius`. TypeError or ValueError is raised for wrong types, shapes, dtypes or devices,
+    coordinates that are not finite, or invalid clouds.
 
     Parameters
     ----------
     pos
-        Floating ``[points, dim]``; all distances are in float64.
+        Floating ``[points, dim]``. Distances are computed in float64.
     r
-        The distance, a positive number; up to a relative 1e-5 above it counts as within.
+        The distance, a positive number, with a relative tolerance of 1e-5.
     batch
         Cloud of each point, int64 ``[points]``, in any order.
     loop
         Whether a point is its own neighbor.
     flow
-        Which row of the result is the center, see the module.
+        Order of the rows of the result, see the module.
 
     Examples
     --------
@@ -80,12 +83,13 @@ def periodic_radius_graph(
     loop: bool = False,
     flow: Flow = "source_to_target",
 ) -> tuple[Tensor, Tensor]:
-    """The same for clouds that repeat: ``edge_index`` int64 ``[2, edges]`` and ``shift`` ``[edges, dim]``.
+    """Return the pairs of :func:`radius_graph` in periodic clouds: ``edge_index`` int64 ``[2, edges]`` and ``shift``.
 
-    The neighbor of an edge is at ``pos[j] + shift``. All images within ``r`` are neighbors, several of one point and of
-    the center itself among them; ``loop`` adds the center in its own place. ``cell`` is ``[clouds, dim, dim]`` or, of
-    one cloud, ``[dim, dim]``, ``pbc`` bool ``[clouds, dim]`` or ``[dim]``, all true if absent. On the CPU images are
-    searched by the package vesin where it is installed, and the same arithmetic decides: the edges are the same.
+    The neighbor of an edge is at ``pos[j] + shift``, where ``shift`` is ``[edges, dim]``. All images within ``r`` are
+    neighbors, including several images of one point and images of the center itself. ``loop`` adds the center at its
+    own place. ``cell`` is ``[clouds, dim, dim]``, or ``[dim, dim]`` for all clouds, and ``pbc`` is bool
+    ``[clouds, dim]`` or ``[dim]``, by default all true. On the CPU, the package vesin searches the images if it is
+    installed. The edges are the same as without it. Errors are those of :func:`lieattn.geometry.point_clouds`.
 
     Examples
     --------
@@ -110,11 +114,12 @@ def knn_graph(
     *,
     ties: Ties = "index",
 ) -> Tensor:
-    """Pairs of each point and its ``k`` nearest in its cloud, int64 ``[2, edges]``; all in a cloud of fewer points.
+    """Return the pairs of each point and its ``k`` nearest neighbors in its cloud, int64 ``[2, edges]``.
 
-    With ``loop`` a point itself is one of its ``k``, as in PyTorch Geometric. Of points equally far, up to a relative
-    1e-5, those with the lowest indices are taken, or all with ``ties="all"``: then the edges do not depend on the order
-    of the points. See :class:`lieattn.geometry.Nearest`.
+    In a cloud of fewer points, all are neighbors. With ``loop``, the point itself is one of its ``k`` neighbors, as in
+    PyTorch Geometric. Of several equally far points, up to a relative 1e-5, those with the lowest indices are chosen.
+    With ``ties="all"``, all of them are chosen, and the edges do not depend on the order of the points. See
+    :class:`lieattn.geometry.Nearest`. The other parameters and the errors are those of :func:`radius_graph`.
 
     Examples
     --------
@@ -131,9 +136,11 @@ def knn_graph(
 
 
 def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_y: Tensor | None = None) -> Tensor:
-    """For each point of ``y`` all points of ``x`` that are at most ``r`` away, in the same cloud: int64 ``[2, edges]``.
+    """Return the pairs of points of ``y`` and of ``x`` in the same cloud at most ``r`` apart, int64 ``[2, edges]``.
 
-    Row 0 has indices of ``y``, row 1 those of ``x``, as in PyTorch Geometric. Edges are sorted by both.
+    Row 0 contains indices of ``y``, and row 1 indices of ``x``, as in PyTorch Geometric. Edges are sorted by row 0,
+    then by row 1. ``x`` and ``y`` are ``[points, dim]``, ``batch_x`` and ``batch_y`` their clouds, int64 ``[points]``.
+    TypeError or ValueError is raised if types, shapes or devices do not fit, or if only one of these is given.
 
     Examples
     --------
@@ -160,11 +167,12 @@ def fps(
     start: Literal["outermost", "first"] | Tensor = "outermost",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Farthest-point sampling: indices int64 of a share of the points of each cloud, rounded up, cloud by cloud.
+    """Choose a fraction ``ratio`` of the points of each cloud, rounded up, by farthest-point sampling.
 
-    Where PyTorch Geometric starts at random, this starts at the point farthest from the mean, so that it gives the same
-    points at every call and for every order of the points; ``generator`` draws the first ones instead, and
-    ``start="first"`` is ``random_start=False``. See :func:`lieattn.geometry.farthest_points`.
+    The result is int64 indices, cloud by cloud. PyTorch Geometric starts at a random point. This function starts at the
+    point farthest from the mean, so it returns the same points at every call and for every order of the points.
+    ``generator`` draws the first points instead, and ``start="first"`` corresponds to ``random_start=False``. See
+    :func:`lieattn.geometry.farthest_points`. ValueError is raised unless 0 < ``ratio`` <= 1.
 
     Examples
     --------
@@ -176,7 +184,7 @@ def fps(
     clouds = point_clouds(pos, batch=batch)
     if len(pos) == 0:
         return torch.zeros(0, dtype=torch.int64, device=pos.device)
-    # Rounding aside, so that a share such as 0.1 of 30 points is 3.
+    # The small number compensates for rounding, so that 0.1 of 30 points is 3.
     wanted = (ratio * clouds.counts.double() - 1e-9).ceil().long()
     chosen = farthest_points(pos, batch=batch, count=int(wanted.max()), start=start, generator=generator)
     kept = clouds.counts.clamp(max=int(wanted.max()))
@@ -185,11 +193,12 @@ def fps(
 
 
 class RadiusGraph(BaseTransform):
-    """Sets ``edge_index`` to all pairs of points at most ``r`` apart, and removes ``edge_attr``.
+    """Transform that sets ``edge_index`` to all pairs of points at most ``r`` apart, and removes ``edge_attr``.
 
-    For data with a ``cell`` (and ``pbc``), ``edge_shift`` ``[edges, dim]`` is set too: the neighbor is at
-    ``pos[j] + edge_shift``, see :func:`periodic_radius_graph`. With ``displacements``, ``edge_vec`` is the vector from
-    the center to the neighbor, ``[edges, dim]``, a differentiable function of the positions.
+    For data with a ``cell`` (and ``pbc``), it also sets ``edge_shift`` ``[edges, dim]``: the neighbor is at
+    ``pos[j] + edge_shift``, see :func:`periodic_radius_graph`. With ``displacements``, it sets ``edge_vec``
+    ``[edges, dim]``, the vector from the center to the neighbor, a differentiable function of the positions. The other
+    parameters are those of :func:`radius_graph`.
     """
 
     def __init__(
@@ -200,7 +209,7 @@ class RadiusGraph(BaseTransform):
         self.r, self.loop, self.flow, self.displacements = r, loop, flow, displacements
 
     def forward(self, data: Data) -> Data:
-        """The data, a copy if the transform is called, with edges."""
+        """Add edges to the data and return it. Calling the transform changes a copy."""
         found = find_neighbors(point_clouds(data), Radius(self.r, include_self=self.loop))
         return _with_edges(data, found, self.flow, self.displacements)
 
@@ -209,10 +218,10 @@ class RadiusGraph(BaseTransform):
 
 
 class KNNGraph(BaseTransform):
-    """Sets ``edge_index`` to the pairs of each point and its ``k`` nearest, and removes ``edge_attr``.
+    """Transform that sets ``edge_index`` to pairs of each point and its ``k`` nearest, and removes ``edge_attr``.
 
-    ``force_undirected`` adds the edges back that are missing. For ``displacements`` see :class:`RadiusGraph`, for the
-    rest :func:`knn_graph`. ValueError is raised for data with a ``cell``, whose images are not searched.
+    ``force_undirected`` adds the missing reverse edges. For ``displacements``, see :class:`RadiusGraph`; for the other
+    parameters, :func:`knn_graph`. ValueError is raised for data with a ``cell``, since periodic images are not found.
     """
 
     def __init__(
@@ -231,7 +240,7 @@ class KNNGraph(BaseTransform):
         self.ties, self.displacements = ties, displacements
 
     def forward(self, data: Data) -> Data:
-        """The data, a copy if the transform is called, with edges."""
+        """Add edges to the data and return it. Calling the transform changes a copy."""
         clouds = point_clouds(data)
         if clouds.cell is not None:
             raise ValueError("data.cell: KNNGraph does not see periodic images; use RadiusGraph, or remove the cell")
@@ -246,9 +255,10 @@ class KNNGraph(BaseTransform):
 
 
 class FarthestPoints(BaseTransform):
-    """Keeps a share of the points of each cloud that are far from each other, in the order in which they are chosen.
+    """Transform that keeps a fraction ``ratio`` of the points of each cloud, chosen by :func:`fps`.
 
-    What belongs to points is chosen along. ValueError is raised for data with edges, which would lose their ends.
+    Points are kept in the order in which they are chosen, with all attributes of points. ValueError is raised for data
+    with edges or faces, which could lose their points.
     """
 
     def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
@@ -257,7 +267,7 @@ class FarthestPoints(BaseTransform):
         self.ratio, self.start = ratio, start
 
     def forward(self, data: Data) -> Data:
-        """The data, a copy if the transform is called, with fewer points."""
+        """Select the points of the data and return it. Calling the transform changes a copy."""
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; select points before making edges")
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
@@ -289,7 +299,7 @@ def _directed(edges: Tensor, flow: Flow) -> Tensor:
 
 def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -> Data:
     data.edge_index, data.edge_attr = _directed(found.edge_index, flow), None
-    # What earlier edges had goes with them.
+    # Attributes of earlier edges are removed.
     data.edge_shift = found.shift
     data.edge_vec = found.displacements(data.pos) if displacements else None
     if isinstance(data, Batch):
@@ -302,11 +312,11 @@ def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -
 
 
 def _note_parts(batch: Batch, counts: Tensor, names: Sequence[str], instead_of: Sequence[str] = ()) -> None:
-    """Note how many entries of each cloud attributes of a batch have, as ``to_data_list`` wants to know."""
+    """Record how many entries of batch attributes belong to each cloud, which ``to_data_list`` needs."""
     parts, offsets = getattr(batch, "_slice_dict", None), getattr(batch, "_inc_dict", None)
-    if parts is None or offsets is None:  # it was not made of single clouds
+    if parts is None or offsets is None:  # the batch was not built from single clouds
         return
-    # Copies, since the batch shares them with the one that was transformed.
+    # Copy them, since they are shared with the batch that was transformed.
     parts, offsets = ({k: v for k, v in kept.items() if k not in instead_of} for kept in (parts, offsets))
     ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
     batch._slice_dict = parts | dict.fromkeys(names, ends)

@@ -362,9 +362,9 @@ def test_bad_arguments():
 
 def test_frames_outside_of_the_space_are_refused():
     pos, neighborhood = torch.rand(3, 2), Radius(1.0)
-    with pytest.raises(ValueError, match="frames: .* is not an element of SO\\(2\\)"):
+    with pytest.raises(ValueError, match=r"frames: .* is not an element of SO\(2\)"):
         lift(pos, ScaleFrames(dihedral(4)), neighborhood, Euclidean(SE(2)))
-    with pytest.raises(ValueError, match="frames: .* is not an element of trivial2"):
+    with pytest.raises(ValueError, match=r"frames: .* is not an element of trivial2"):
         lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(Translations(2)))
     with pytest.raises(ValueError, match="space: expected a Euclidean space"):
         lift(pos, ScaleFrames(cyclic(4)), neighborhood, Orbits(SO(2)))

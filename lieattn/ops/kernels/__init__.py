@@ -1,1 +1,1 @@
-"""Fast twins of the operator: the same signature, tested equal to the plain evaluation."""
+"""Fast kernels of the operator, which are tested to give the same results as the plain evaluation."""

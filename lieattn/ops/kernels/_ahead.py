@@ -1,7 +1,7 @@
-"""Compiling on several cores: what will be needed next is compiled by other processes, beside the first call.
+"""Compilation on several cores: other processes compile the kernels that are needed next, during the first call.
 
-Numba compiles one function at a time in a process. The others leave what they compile where this one looks for it. This
-one compiles by itself whatever it does not find there, for whatever reason.
+Numba compiles one function at a time in a process. The other processes store compiled kernels in the cache of this one,
+which compiles all kernels that it does not find there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-_LONGEST = 300.0  # seconds to wait for another process: many times what it takes
-# The packages above are given to the processes without what they import: torch takes longer than to compile a kernel.
+_LONGEST = 300.0  # longest time in seconds to wait for another process, many times the usual one
+# The processes get these packages without their imports, because importing torch takes longer than compiling a kernel.
 _ABOVE = ("lieattn", "lieattn.ops")
 _SCRIPT = """
 import pickle, sys, types
@@ -29,14 +29,14 @@ for name, folders in above.items():
 from lieattn.ops.kernels._ahead import compile_all
 compile_all(pickle.load(sys.stdin.buffer))
 """
-Call = tuple[Any, tuple[Any, ...]]  # a kernel and arguments of the types it will have
-_compiling: dict[str, subprocess.Popen[bytes]] = {}  # by what will be found when they are done
+Call = tuple[Any, tuple[Any, ...]]  # a kernel, and arguments with the types of its call
+_compiling: dict[str, subprocess.Popen[bytes]] = {}  # processes by the places of the kernels that they compile
 
 
 def start(calls: Sequence[Call], processes: int) -> None:
-    """Have up to so many processes, with this one, compile kernels that are neither in memory nor on disk.
+    """Compile kernels that are neither in memory nor on disk on several processes, including this one.
 
-    They come in the order in which they are needed, and this process takes the first.
+    The calls are in the order in which their kernels are needed. This process compiles the first ones.
     """
     missing: dict[str, tuple[str, str, tuple[Any, ...], str]] = {}
     for kernel, arguments in calls:
@@ -53,17 +53,17 @@ def start(calls: Sequence[Call], processes: int) -> None:
 
 
 def _is_python() -> bool:
-    """Whether the interpreter can be started again: in programs with Python inside, that would be the program."""
+    """Return whether the interpreter can be started again, which is not possible in programs that embed Python."""
     return Path(sys.executable or "").name.lower().startswith("python") and not getattr(sys, "frozen", False)
 
 
 def _start(todo: list[tuple[str, str, tuple[Any, ...], str]]) -> None:
     above = {name: list(sys.modules[name].__path__) for name in _ABOVE}
     told = pickle.dumps((sys.path, above)) + pickle.dumps(todo)
-    # Not multiprocessing, which imports the script of the user. Without -P, files beside it would hide modules.
+    # multiprocessing would import the user's script. Without -P, files in the same folder would hide modules.
     command = [sys.executable, "-P", "-c", _SCRIPT]
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with suppress(OSError):  # no more processes, or this one has ended already
+    with suppress(OSError):  # no process can be started, or it has already ended
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, **quiet, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0)
         )
@@ -73,7 +73,7 @@ def _start(todo: list[tuple[str, str, tuple[Any, ...], str]]) -> None:
 
 
 def compile_all(todo: list[tuple[str, str, tuple[Any, ...], str]]) -> None:
-    """What another process does: compile and keep, unless it would be kept elsewhere or from other sources."""
+    """Compile and store kernels in another process, unless their place or their sources differ there."""
     for module, name, arguments, place in todo:
         kernel = getattr(import_module(module), name)
         if kernel._cache.missing(kernel, arguments) == place:
@@ -81,7 +81,7 @@ def compile_all(todo: list[tuple[str, str, tuple[Any, ...], str]]) -> None:
 
 
 def finish(place: str) -> bool:
-    """Wait for the process that compiles this; False if there is none."""
+    """Wait for the process that compiles the kernel of a place, or return False if there is none."""
     process = _compiling.get(place)
     if process is None:
         return False
@@ -102,6 +102,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @atexit.register
 def stop() -> None:
-    """End the processes that are not needed any more."""
+    """End all processes that are still compiling."""
     while _compiling:
         _end(_compiling.popitem()[1])

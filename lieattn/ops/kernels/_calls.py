@@ -1,8 +1,8 @@
-"""What the kernels for CPUs have in common: how their work is cut into parts, and their scratch memory.
+"""Common functions of the kernels for CPUs: division of the work into parts, and scratch memory.
 
-The targets are cut into as many parts as there are threads, with about as many edges each. A part writes to memory
-of its own, and what several parts contribute to is added up in their order: the result depends on the number of
-threads (in its last bits), never on their timing.
+The targets are divided into as many parts as there are threads, with about equal numbers of edges. Each part writes to
+its own memory, and contributions of several parts are added in the order of the parts. The last bits of the result
+therefore depend on the number of threads, but not on their timing.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels import _ahead
 
 NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
-_LINE = 64  # bytes of a line of the cache
+_LINE = 64  # bytes of a cache line
 _MOST_KEPT = 2**28
 _MOST_WINDOWS = 8
-# The largest block that is not in use; a thread that finds none makes its own.
+# The largest block that is not in use. A thread that finds none allocates its own.
 _free: list[np.ndarray] = []
-_prepared: set[tuple[Any, ...]] = set()  # kinds of calls whose kernels have been asked for
+_prepared: set[tuple[Any, ...]] = set()  # kinds of calls whose kernels have been requested
 Ranges = list[tuple[int, int]]
 
 
 class _Expected(threading.local):
-    """Whether gradients of what a kernel computes will be asked for: within an operator of torch this is unknown."""
+    """Whether gradients of a kernel's output will be needed, which is unknown inside an operator of torch."""
 
     gradients = False
 
@@ -43,7 +43,7 @@ _expected = _Expected()
 
 
 def expect_gradients(operands: Iterable[Tensor | None]) -> None:
-    """Note, before torch calls an operator with these, whether its backward pass will follow."""
+    """Record, before torch calls an operator with these operands, whether its backward pass will follow."""
     if not torch.compiler.is_compiling():
         asked = any(operand is not None and operand.requires_grad for operand in operands)
         _expected.gradients = torch.is_grad_enabled() and asked
@@ -52,9 +52,9 @@ def expect_gradients(operands: Iterable[Tensor | None]) -> None:
 def compile_together(
     *kind: object, forward: Callable[[], list[_ahead.Call]], backward: Callable[[], list[_ahead.Call]]
 ) -> None:
-    """Compile the kernels of the first call of a kind, and of the backward pass if one will follow, on several cores.
+    """Compile the kernels of the first call of a kind on several cores, with those of an expected backward pass.
 
-    There are as many processes as torch may have threads.
+    The number of processes is that of torch's threads.
     """
     kind = (*kind, _expected.gradients)
     if kind in _prepared:
@@ -67,7 +67,7 @@ def compile_together(
 
 
 def record(numbers: Mapping[str, int]) -> Any:
-    """Integers as a structure with these names, which compiled functions pass on by its address.
+    """Return integers as a structure with these names, which compiled functions pass by its address.
 
     Named tuples are passed by value, entry by entry, and take several times as long to compile.
     """
@@ -80,7 +80,7 @@ def _record_type(names: tuple[str, ...]) -> np.dtype[np.void]:
 
 
 def scratch_addresses(parts: Mapping[str, int], memory: Tensor, lanes: int) -> list[Any]:
-    """Addresses of the parts of scratch memory, given as numbers of vectors, in each row of ``memory``."""
+    """Return the addresses of the parts of scratch memory in each row of ``memory``. Sizes are in vectors."""
     starts, size = list(itertools.accumulate(parts.values(), initial=0)), memory.element_size() * lanes
     return [
         record({name: row.data_ptr() + size * at for name, at in zip(parts, starts, strict=False)}) for row in memory
@@ -88,7 +88,7 @@ def scratch_addresses(parts: Mapping[str, int], memory: Tensor, lanes: int) -> l
 
 
 def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Tensor | None]) -> None:
-    """Raise ValueError where a kernel, which does not check, would read memory that is not its own.
+    """Raise ValueError if a kernel, which has no bounds checks, would read invalid memory.
 
     ``tables`` have a row for each type of displacement.
     """
@@ -106,21 +106,21 @@ def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Ten
 
 
 def check_all_lists(problem: Problem) -> None:
-    """Raise ValueError where plain maths would stumble over lists, or see other targets than ``row_ptr`` has."""
+    """Raise ValueError if lists contain invalid numbers, or if their targets disagree with ``row_ptr``."""
     neighbors, terms = problem.neighbors, problem.terms
     check_lists(neighbors, terms.row, (table for name, table in terms.tables().items() if name in ROW_TABLES))
     check_targets(neighbors)
 
 
 def check_targets(neighbors: Neighbors) -> None:
-    """Raise ValueError where edges name other targets than those whose edges they are by ``row_ptr``."""
+    """Raise ValueError if the targets of edges disagree with ``row_ptr``."""
     targets = torch.repeat_interleave(neighbors.degree, output_size=neighbors.num_edges)
     if not torch.equal(targets, neighbors.target):
         raise ValueError("neighbors: target must hold, for each edge, the point to which row_ptr assigns it")
 
 
 def cut_targets(row_ptr: Tensor, number: int) -> Ranges:
-    """Cut the targets into ranges of about as many edges each; empty ones are left out."""
+    """Divide the targets into ranges with about equal numbers of edges, and omit empty ranges."""
     edges = int(row_ptr[-1])
     cuts = torch.searchsorted(row_ptr, torch.arange(1, number) * edges // max(number, 1)).tolist()
     bounds = [0, *cuts, len(row_ptr) - 1]
@@ -128,10 +128,10 @@ def cut_targets(row_ptr: Tensor, number: int) -> Ranges:
 
 
 def cut_with_windows(row_ptr: Tensor, source: Tensor, number: int) -> tuple[Ranges, Ranges]:
-    """Parts and the range of source points that each one sees.
+    """Return parts of the targets, and the range of source points of each part.
 
-    Where clouds follow one another the ranges hardly overlap. In a large cloud in random order each is the whole
-    cloud: then there are fewer parts, since every one holds gradients of its range.
+    If the clouds are sorted, the ranges hardly overlap. In a large cloud in random order, each range is the whole
+    cloud. The number of parts is then reduced, because every part stores gradients of its range.
     """
     points = len(row_ptr) - 1
     while True:
@@ -146,10 +146,11 @@ def cut_with_windows(row_ptr: Tensor, source: Tensor, number: int) -> tuple[Rang
 
 
 class PartGradients:
-    """Gradients that the parts of a call add to: packed operands ``[blocks, rows, ...]``.
+    """Gradients of packed operands ``[blocks, rows, ...]``, to which the parts of a call add.
 
-    The first part has all of them. The others have keys and values for their windows of the points only, and share
-    with the first what no two of them write to: queries and, where edges have rows of their own, the tables.
+    The first part has complete gradients. The others have gradients of keys and values only for their windows of the
+    points. They share with the first part all gradients that no two parts write to: those of queries, and those of the
+    tables if every edge has its own row.
     """
 
     def __init__(self, packed: dict[str, Tensor], zeros: Callable[..., Tensor], windows: Ranges, indexed: bool) -> None:
@@ -166,7 +167,7 @@ class PartGradients:
             self.of_parts.append(self.of_parts[0] | own)
 
     def total(self) -> dict[str, Tensor]:
-        """Sums over the parts, in their order."""
+        """Return the sums over the parts, in their order."""
         totals = self.of_parts[0]
         for (low, high), own in zip(self.windows[1:], self.of_parts[1:], strict=True):
             for name in self.windowed:
@@ -177,31 +178,31 @@ class PartGradients:
 
 
 class Workspace:
-    """Memory for the ``with`` block of one call; its tensors must not be used behind it.
+    """Memory for the ``with`` block of one call. Its tensors must not be used after the block.
 
-    New memory costs more than the copies of signals that are made in it, since the system clears every page at its
-    first touch. So up to 256 MB are kept for the next call.
+    Allocation takes longer than copying signals into the memory, since the system clears every page on first access.
+    Up to 256 MB are therefore kept for the next call.
     """
 
     def __enter__(self) -> Self:
         try:
             self.block = _free.pop()
-        except IndexError:  # gradients are computed in threads of their own
+        except IndexError:  # first call, or another thread uses the block
             self.block = np.empty(0, np.uint8)
         self.start, self.needed = 0, 0
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not None:  # a thread that an interrupt left behind might still write here
+        if kind is not None:  # after an interrupt, a thread might still write here
             return
         if len(self.block) < self.needed <= _MOST_KEPT:
-            self.block = np.empty(self.needed, np.uint8)  # takes no memory before it is used
+            self.block = np.empty(self.needed, np.uint8)  # needs no memory before it is used
         kept = _free[:1]
         if not kept or len(kept[0]) < len(self.block):
             _free[:] = [self.block]
 
     def empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Memory that is not set, from the start of a cache line on: a vector that crosses lines takes two loads."""
+        """Return uninitialized memory, aligned to cache lines, since a vector across two lines needs two loads."""
         size = math.prod(shape) * dtype.itemsize
         self.needed += size + 2 * _LINE
         if self.start + size + _LINE > len(self.block):
@@ -211,19 +212,19 @@ class Workspace:
         return torch.from_numpy(memory.view(NUMPY_TYPES[dtype])).view(shape)
 
     def zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Memory set to zero."""
+        """Return memory filled with zeros."""
         return self.empty(dtype, *shape).zero_()
 
 
 def release_memory() -> None:
-    """Give back what the kernels for CPUs keep from one call to the next, at most 256 MB."""
+    """Release the memory that the kernels for CPUs keep from one call to the next, at most 256 MB."""
     _free.clear()
 
 
 def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Memory that outlives the call, not set.
+    """Return uninitialized memory that outlives the call.
 
-    NumPy asks for large pages, which torch does not: the first touch of 10 MB takes 0.3 ms rather than 4.
+    NumPy requests large pages, unlike torch: the first access to 10 MB takes 0.3 ms instead of 4.
     """
     size = math.prod(shape) * dtype.itemsize
     memory, _ = _cut(np.empty(size + _LINE, np.uint8), 0, size)
@@ -231,6 +232,6 @@ def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def _cut(block: np.ndarray, start: int, size: int) -> tuple[np.ndarray, int]:
-    """So many bytes of a block, from the next cache line on, and where they end."""
+    """Return ``size`` bytes of a block from the next cache line on, and their end."""
     first = start + -(block.ctypes.data + start) % _LINE
     return block[first : first + size], first + size

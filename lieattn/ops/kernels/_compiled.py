@@ -1,4 +1,4 @@
-"""The compiler of the kernels for CPUs, and the files in which it keeps what it has compiled."""
+"""The compiler of the kernels for CPUs, and the files that store compiled kernels."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def compiled(kernel: Callable[..., Any]) -> Any:
-    """Compile at the first call, without the interpreter's lock; kept on disk wherever a folder can be written."""
+    """Compile a kernel at its first call, and store it on disk. It runs without the interpreter's lock."""
     options = _OPTIONS | {"nogil": True}
     dispatcher: Any = CPUDispatcher(kernel, targetoptions=options, pipeline_class=_KernelCompiler)
     try:
         dispatcher._cache = _Cache(kernel)
-    except RuntimeError as error:  # neither the package nor the user's cache folder can be written
+    except RuntimeError as error:  # neither the package nor the user's cache folder is writable
         _cannot_be_kept(str(Path(__file__).parent), error)
     return dispatcher
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """A function that kernels call, and Python cannot: it is compiled with each kernel that calls it."""
+    """Mark a function that only kernels can call, and that is compiled with each of them."""
     options = _OPTIONS | {"no_cpython_wrapper": True}
     return _Part(function, targetoptions=options, pipeline_class=_PartCompiler)
 
 
 class _Part(CPUDispatcher):
-    """Numba's dispatcher without the way from Python to machine code, of which a part has none of its own.
+    """Numba's dispatcher without machine code and without calls from Python.
 
-    Numba by itself optimizes a function together with all that it calls and makes machine code of that, and does so
-    again for its callers, up to the kernel: most of the time to compile goes to what nobody runs.
+    By default, Numba optimizes a function together with all functions that it calls, generates machine code, and
+    repeats this for each caller up to the kernel. Most of the compilation time is then spent on code that never runs.
     """
 
     def __call__(self, *arguments: Any) -> Any:
         raise TypeError(f"{self.py_func.__qualname__} can be called by other kernels only")
 
     def add_overload(self, result: Any) -> None:
-        """Let kernels and other parts call what has been compiled."""
-        key = object()  # what Numba finds it by, where others have their entry from Python
+        """Register a compiled version, so that kernels and other parts can call it."""
+        key = object()  # the key by which Numba finds it, in place of an entry point for Python
         self.targetctx.insert_user_function(key, result.fndesc, [result.library])
         self.overloads[tuple(result.signature.args)] = result._replace(entry_point=key)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Numba would compile a function once more for every constant, and for switches that are not integers."""
+        """Return a template without literal types, for which Numba would compile separate versions."""
         plain = (types.unliteral(argument) for argument in args)
         return super().get_call_template(tuple(types.int64 if t == types.boolean else t for t in plain), kws)
 
 
 class _PartLibrary(JITCodeLibrary):
-    """The code of a part, and which other code it calls; neither optimized nor linked."""
+    """The code of a part and its references to other code, neither optimized nor linked."""
 
     def finalize(self) -> None:
         self._finalized = True
 
 
 class _KernelLibrary(JITCodeLibrary):
-    """The code of a kernel, which is linked with that of all its parts and then optimized, once."""
+    """The code of a kernel, which is linked with the code of all its parts and then optimized once."""
 
     def finalize(self) -> None:
         found = dict.fromkeys(self._linking_libraries)
@@ -104,15 +104,15 @@ class _PartCompiler(Compiler):
 
 
 class _Cache(FunctionCache):
-    """Numba's cache of a function; where its folder cannot be used, the function is compiled in every process."""
+    """Numba's cache of a function. If its folder cannot be used, the function is compiled in every process."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
+        # Numba checks only the file of the function itself, and would not notice changes of functions that it calls.
         self._cache_file: _Files = _Files(self.cache_path, self._impl.filename_base, _source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What has been compiled before; None, and a word about the time to come, where it has not."""
+        """Return the stored version, or None, with a message about the compilation, if there is none."""
         found = super().load_overload(sig, target_context)
         if found is None:
             _announce()
@@ -121,7 +121,7 @@ class _Cache(FunctionCache):
         return found
 
     def missing(self, kernel: Any, arguments: tuple[Any, ...]) -> str | None:
-        """Where a kernel will be kept for arguments of these types, and from what; None if that is so already."""
+        """Return the place of a kernel for arguments of these types, or None if it has already been compiled."""
         signature = self.signature(arguments)
         key = self._index_key(signature, kernel.targetctx.codegen())
         ready = signature in kernel.overloads or self._cache_file.has(key)
@@ -132,7 +132,7 @@ class _Cache(FunctionCache):
 
     @staticmethod
     def signature(arguments: tuple[Any, ...]) -> tuple[types.Type, ...]:
-        """The signature with which a kernel is compiled for a call."""
+        """Return the signature with which a kernel is compiled for a call."""
         return tuple(numba.typeof(argument) for argument in arguments)
 
     @contextmanager
@@ -144,13 +144,13 @@ class _Cache(FunctionCache):
 
 
 class _Files(IndexDataCacheFile):
-    """A file for each kernel and types, with a digest at its end: what is damaged is not read, but written again.
+    """A file for each kernel and types, with a digest at its end. Damaged files are not read, but written again.
 
-    Numba numbers its files, in an index: two processes that write at once would give two kernels one number.
+    Numba's own files are numbered by an index, in which two processes could give two kernels the same number.
     """
 
     def load(self, key: Any) -> Any:
-        """What has been saved under a key; None where nothing has, or by other versions of Numba or of the kernels."""
+        """Return the data stored for a key, or None if there are none of these versions of Numba and the kernels."""
         path = self.path(key)
         try:
             content = path.read_bytes()
@@ -162,18 +162,18 @@ class _Files(IndexDataCacheFile):
         return pickle.loads(content[_DIGEST:-_DIGEST]) if content[:_DIGEST] == self._origin(key) else None
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep what has been compiled; there is a whole file or none."""
+        """Store compiled data. The file is written completely or not at all."""
         content = self._origin(key) + self._dump(data)
         with self._open_for_write(str(self.path(key))) as file:
             file.write(content + hashlib.sha256(content).digest())
 
     def path(self, key: Any) -> Path:
-        """Where something is kept."""
+        """Return the path of the file for a key."""
         name = hashlib.sha256(repr(key).encode()).hexdigest()
         return Path(self._data_path(f"{Path(self._index_name).stem}.{name[:16]}.nbc"))
 
     def has(self, key: Any) -> bool:
-        """Whether there is a file, of these versions."""
+        """Return whether there is a file for a key, of the current versions."""
         try:
             with self.path(key).open("rb") as file:
                 return file.read(_DIGEST) == self._origin(key)
@@ -181,17 +181,17 @@ class _Files(IndexDataCacheFile):
             return False
 
     def place(self, key: Any) -> str:
-        """A file and what it must be from, in words: processes that agree on it keep the same."""
+        """Return the path and versions of the file for a key, which are equal in processes that share it."""
         return f"{self.path(key)} {self._origin(key).hex()}"
 
     def _origin(self, key: Any) -> bytes:
-        """Digest of the versions that a file must be from."""
+        """Return the digest of the versions that a file must have."""
         return hashlib.sha256(repr((self._version, self._source_stamp, key)).encode()).digest()
 
 
 @cache
 def _announce() -> None:
-    """Say why the first call takes its time; the cache of this function makes it once in a process."""
+    """Log why the first call is slow. The cache of this function limits it to one message per process."""
     logging.getLogger("lieattn").warning(
         "compiling kernels for this processor (once, about ten seconds); `lieattn warm-up` does it in advance"
     )
@@ -199,7 +199,7 @@ def _announce() -> None:
 
 @cache
 def instruction_set() -> str:
-    """The widest vector instructions that Numba compiles for, and the processor: ``"AVX-512 (znver4)"``."""
+    """Return the widest vector instructions that Numba uses, and the processor: ``"AVX-512 (znver4)"``."""
     config: Any = numba.config
     processor = config.CPU_NAME or binding.get_host_cpu_name()
     features = binding.get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
@@ -209,7 +209,7 @@ def instruction_set() -> str:
 
 @cache
 def _source_stamp() -> tuple[tuple[int, int], ...]:
-    """Time and size of the files that kernels may be compiled from."""
+    """Return times and sizes of the source files of kernels."""
     paths = sorted(Path(__file__).parent.glob("*/*.py"))
     found = (path.stat() for path in paths if path.parent.name != "triton" and path.name not in _NOT_COMPILED)
     return tuple((file.st_mtime_ns, file.st_size) for file in found)
@@ -219,7 +219,7 @@ _told: set[str] = set()
 
 
 def _say_once(about: str, what: str) -> None:
-    """Warn about a folder or a file in it, the first time."""
+    """Warn once about a folder or the files in it."""
     if about not in _told:
         _told.add(about)
         warnings.warn(what, stacklevel=2)

@@ -1,7 +1,7 @@
-"""The threads of the kernels for CPUs: those that torch has for its own operators, and how they wait for work.
+"""The threads of the kernels for CPUs, which are those of torch's operators, and their way to wait for work.
 
-With a pool beside torch's every change between the two costs time: threads of OpenMP spin for milliseconds after an
-operator of torch, on the core that a thread of the kernel wants.
+A second pool of threads would be slow: after an operator of torch, OpenMP's threads spin for milliseconds on the cores
+that threads of the kernel need.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from lieattn._memory import keep_freed_memory
 
 _ADAPTS = os.path.exists("/proc/self/schedstat")  # Linux, where torch comes with libgomp
 _REGION = ctypes.CFUNCTYPE(None)
-_PERIOD, _CALM = 0.25, 3.0  # seconds between looks at the machine, and until it counts as idle again
-_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # which libgomp reads when torch is imported
-_LOST = 0.25  # seconds a second: up to 0.1 alone or beside a loader process, 0.4 and more beside one busy process
+_PERIOD, _CALM = 0.25, 3.0  # seconds between two measurements of the load, and until the machine counts as idle again
+_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # variables that libgomp reads when torch is imported
+_LOST = 0.25  # lost seconds per second of a busy machine; up to 0.1 were measured on an idle one, and 0.4 on a busy one
 
 
 def adapt_waiting() -> None:
-    """Let the threads of torch spin for work or sleep, by the load of the machine; to be called now and then."""
+    """Let the threads of torch spin or sleep while they wait, depending on the load. Call this function regularly."""
     if _ADAPTS and waiting_setting() is None and _several_threads():
         _waiting().adapt(torch.get_num_threads())
 
 
 def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Call a kernel with each of these arguments, on the threads that torch may use.
+    """Call a kernel with each of these arguments, on the threads of torch.
 
-    A thread takes the next call when it is done with one, so nobody waits for a thread that has no core yet.
+    A thread that has finished a call takes the next one, so no work waits for a thread that has no core yet.
     """
     keep_freed_memory()
     adapt_waiting()
@@ -54,8 +54,8 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    # Nothing can be raised through OpenMP, but Python raises interrupts wherever a function begins. So every thread
-    # continues an iterator that is in its `try` already, and what leads there is not written in Python.
+    # Exceptions cannot pass through OpenMP, but Python raises interrupts at the start of any function. Every thread
+    # therefore continues an iterator that is already in its `try`, and the calls on the way there are not Python code.
     iterators = [work() for _ in range(threads)]
     for iterator in iterators:
         next(iterator)
@@ -66,23 +66,23 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
 
 @cache
 def _parallel() -> Any:
-    """What compilers call for a parallel region, in torch's OpenMP library; None where it has none (Windows)."""
+    """Return the function of torch's OpenMP library that starts a parallel region, or None (on Windows)."""
     return getattr(ctypes.CDLL(torch._C.__file__), "GOMP_parallel", None)
 
 
 def _several_threads() -> bool:
-    """Whether there are threads to share. They do not survive a fork, after which OpenMP would wait for them."""
+    """Return whether several threads can be used. They do not survive a fork, and OpenMP would wait for them."""
     return torch.get_num_threads() > 1 and _parallel() is not None and _first_process() == os.getpid()
 
 
 @cache
 def waiting_setting() -> str | None:
-    """What the environment says about how threads wait, such as ``"GOMP_SPINCOUNT=0"``; None where it says nothing."""
+    """Return the environment variable that controls waiting, such as ``"GOMP_SPINCOUNT=0"``, or None."""
     return next((f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ), None)
 
 
 def threads_report() -> str:
-    """How many threads kernels run on and how they wait for work, and what to set instead."""
+    """Describe the number of threads of kernels, their way to wait for work, and how to change it."""
     threads, setting = torch.get_num_threads(), waiting_setting()
     if _parallel() is None:
         return "1, since torch's threads are not available to kernels on this system"
@@ -100,24 +100,25 @@ def threads_report() -> str:
 
 @cache
 def _first_process() -> int:
-    """The process that has, or will have, the threads: a fork sees the number of its parent."""
+    """Return the id of the process that owns the threads. In a fork, it is the id of the parent."""
     return os.getpid()
 
 
 class _Waiting:
-    """Lets threads of OpenMP spin on an idle machine alone.
+    """Control that lets threads of OpenMP spin only on an idle machine.
 
-    There spinning saves the time to wake them. On a busy one it takes the cores from those that are waited for: a step
-    of many small operators takes up to 40 times as long. libgomp reads how long to spin when it is loaded, but hardly
-    spins at all where it has more threads than there are cores: so a few that do nothing stop all others from it.
+    On an idle machine, spinning saves the time to wake threads up. On a busy one, it takes the cores from threads that
+    have work: a step of many small operators takes up to 40 times as long. libgomp reads the spin time only when it is
+    loaded, but hardly spins if it has more threads than cores. A few idle threads therefore stop all others from
+    spinning.
     """
 
     def __init__(self) -> None:
         self.checked, self.busy, self.lost = time.monotonic(), -math.inf, _lost()
-        self.idle: Any = None  # a lock that keeps the threads that do nothing
+        self.idle: Any = None  # a lock that keeps the idle threads alive
 
     def adapt(self, threads: int) -> None:
-        """Look whether the machine is busy, now and then: whether other processes take the cores of this one."""
+        """Check periodically whether the machine is busy, i.e. whether other processes use the cores of this one."""
         now = time.monotonic()
         passed = now - self.checked
         if passed < _PERIOD:
@@ -137,15 +138,15 @@ class _Waiting:
 
 
 def _keep(lock: Any, threads: int) -> None:
-    """Have a team of so many threads, at least two, until the lock is released."""
+    """Keep a team of at least two threads until the lock is released."""
     _parallel()(_REGION(_thread.get_ident), None, max(threads, 2), 0)
     lock.acquire()
 
 
 def _lost() -> float:
-    """Seconds that the threads of this process have waited for a core so far, each counted by itself."""
+    """Return the seconds that the threads of this process have waited for a core so far, summed over threads."""
     nanoseconds = 0
-    with suppress(OSError):  # a process may have no file left to open
+    with suppress(OSError):  # too many files may be open
         for thread in os.listdir("/proc/self/task"):
             with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:  # it may have ended
                 nanoseconds += int(file.read().split()[1])

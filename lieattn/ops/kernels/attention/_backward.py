@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs
-"""Backward pass: one walk over targets that computes the weights again and spreads their gradients.
+"""Backward pass: one loop over targets that recomputes the weights and distributes their gradients.
 
-With W[h, g] the outer weights, inner[g, m] as in the forward pass, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h] and
-b[h] = β · grad_out[h], an edge has
+Let W[h, g] be the outer weights, inner[g, m] those of the forward pass, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h] and
+b[h] = β · grad_out[h]. An edge has
 
     x[h, g] = ⟨y[h], U[g]⟩ + b[h],                      gradient of W,
     s[h, g] = W (x - Σ_edges W x),                      gradient of the outer score,
     u[g] = Σ_h W y,                                     gradient of U,
     c[g, m] = inner (⟨u[g], v[m]⟩ - ⟨u[g], U[g]⟩ + Σ_h s),   gradient of the inner score,
 
-and everything else is a product of these with q, k, v and the tables. Gradients of keys and values are summed in a
-window of source points that belongs to one call alone, those of the tables in arrays that do: no two threads
-write to one place, and sums are taken in one order.
+and all other gradients are products of these with q, k, v and the tables. Each call has its own window of source points
+for the gradients of keys and values, and its own arrays for the gradients of tables. No two threads write to the same
+place, and the order of sums is fixed.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
@@ -60,10 +60,10 @@ from lieattn.ops.kernels.vectors._vectors import (
 
 @compiled
 def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch, lanes):
-    """Gradients of what the targets ``first`` to ``last`` computed.
+    """Compute the gradients of the outputs at the targets ``first`` to ``last``.
 
-    ``norm`` is what the forward pass has written. ``grads`` are arrays like the operands,
-    added to; those of key and value begin with the source point ``window``.
+    ``norm`` is the array written by the forward pass. Gradients are added to the arrays ``to``, which have the shapes
+    of the operands; those of key and value begin with the source point ``window``.
     """
     wide = len(lanes)
     grad_at, norm_at = at_address(grad_out, lanes), at_address(norm, lanes)
@@ -79,7 +79,7 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
         set_all(at_address(scratch.slopes, lanes), s.queries * s.columns, 0.0, lanes)
         set_all(at_address(scratch.mean, lanes), s.pairs, 0.0, lanes)
         _begin_weights(s, end - begin, row(norm_at, target, 2 * s.pairs * wide), scratch, lanes)
-        # The mean of x over all edges must be known before any gradient: long lists are walked twice.
+        # The mean of x over all edges is needed before any gradient, so long lists are processed twice.
         if s.normalize == SOFTMAX and end - begin > s.chunk:
             for start in range(begin, end, s.chunk):
                 edges = min(s.chunk, end - start)
@@ -96,7 +96,7 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
 
 @part
 def _of_edge(s, scratch, e, lanes):
-    """Pointers to what is kept for an edge of a chunk: inner and outer weights, x, U, Σ_m inner, keys and values."""
+    """Return pointers to the data of an edge of a chunk: inner and outer weights, x, U, Σ_m inner, keys and values."""
     wide = len(lanes)
     return (
         row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide),
@@ -110,7 +110,7 @@ def _of_edge(s, scratch, e, lanes):
 
 @part
 def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes):
-    """Compute inner and outer weights, U and x of a chunk of edges, and, if ``average``, add up W x."""
+    """Compute inner and outer weights, U and x of a chunk of edges, and sum W x if ``average``."""
     stay_apart()
     wide = len(lanes)
     for e in range(edges):
@@ -141,7 +141,7 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes
 
 @part
 def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, window, scratch, lanes):
-    """Add the gradients of one edge to where they belong."""
+    """Add the gradients of one edge to those of its operands."""
     stay_apart()
     wide = len(lanes)
     source = integer_at(lists.source, edge)
@@ -176,7 +176,7 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
 
 @part
 def _begin_weights(s, degree, norm, scratch, lanes):
-    """Write what the exponents of the outer weights subtract, and what the exponentials are multiplied with."""
+    """Write the numbers that are subtracted from exponents of outer weights, and the factors of the exponentials."""
     stay_apart()
     wide = len(lanes)
     level, part = at_address(scratch.level, lanes), at_address(scratch.part, lanes)
@@ -185,7 +185,7 @@ def _begin_weights(s, degree, norm, scratch, lanes):
         set_all(part, s.pairs, 1.0, lanes)
         return
     copy_row(level, norm, s.pairs * wide, lanes)
-    # Sums are at least one, but zero in idle lanes: what all lanes add up to must be finite there too.
+    # Sums are at least one, but zero in unused lanes, where results must also be finite.
     one, total = fill(norm, 1.0, lanes), offset(norm, s.pairs * wide)
     for at in range(0, s.pairs * wide, wide):
         store(part, at, one / maximum(load(total, at, lanes), one))
@@ -193,7 +193,7 @@ def _begin_weights(s, degree, norm, scratch, lanes):
 
 @part
 def _normalized(s, outer, level, part, mass, lanes):
-    """From outer scores to weights."""
+    """Convert outer scores to weights."""
     stay_apart()
     wide = len(lanes)
     for pair in range(s.pairs):
@@ -204,7 +204,7 @@ def _normalized(s, outer, level, part, mass, lanes):
 
 @part
 def _to_source(p, s, to, source, window, kind, query, inner, scratch, edge, seed, lanes):
-    """Gradients of key and value at the source of an edge."""
+    """Add the gradients of key and value at the source of an edge."""
     stay_apart()
     wide = len(lanes)
     depth, width = s.depth * wide, s.width * wide
@@ -235,7 +235,7 @@ def _to_source(p, s, to, source, window, kind, query, inner, scratch, edge, seed
 
 @part
 def _unmake(p, s, to, source, kind, key, value, to_key, to_value, lanes):
-    """Backward pass of :func:`make_signals`, from the gradients of what it made."""
+    """Compute the backward pass of :func:`make_signals` from the gradients of its results."""
     stay_apart()
     wide = len(lanes)
     at, signal = kind * s.key_psi_type, row(at_address(p.key, lanes), source, s.key_frames * s.depth * wide)
@@ -277,7 +277,7 @@ def _to_query(s, key, slope, grad_query, lanes):
 
 @part
 def _to_frames(p, s, to, query, slopes, grad_query, lanes):
-    """Gradients through the scores that all edges of a point share."""
+    """Add the gradients through the scores that all edges of a point share."""
     stay_apart()
     wide = len(lanes)
     size = s.depth * wide
@@ -318,7 +318,7 @@ def pulled_back(p, s, grad, kind, pulled, shift, lanes):
 
 @part
 def outer_gradients(s, y, shift, values, shares, x, lanes):
-    """x[h, g] = ⟨y[h], U[g]⟩ + b[h] Σ_m inner."""
+    """Compute x[h, g] = ⟨y[h], U[g]⟩ + b[h] Σ_m inner."""
     stay_apart()
     wide = len(lanes)
     frame_products(s.tied_out, y, s.outs, values, s.width * wide, s.queries, s.width, False, x, lanes)
@@ -346,13 +346,13 @@ def frame_gradients(s, value, y, outer, back, slope, lanes):
 
 @part
 def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, edge, seed, lanes):
-    """Turn ⟨u, v⟩ in ``slope`` into c; for weights that are sums, write the gradient of p to ``steep``."""
+    """Replace ⟨u, v⟩ in ``slope`` by c. If weights are sums, also write the gradient of p to ``steep``."""
     stay_apart()
     wide = len(lanes)
     product = s.normalize == SOFTMAX or s.normalize == EXP_MEAN
     for g in range(s.queries):
         moved, lean = _frame_sums(s, g, shift, outer, steep, lanes)
-        if product and s.columns == 1:  # ⟨u, v⟩ is ⟨u, U⟩, and the difference would be rounded
+        if product and s.columns == 1:  # ⟨u, v⟩ = ⟨u, U⟩, whose difference would be a rounding error
             store(slope, g * wide, lean)
             continue
         middle = fill(slope, 0.0, lanes)
@@ -377,7 +377,7 @@ def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, 
 
 @part
 def _frame_sums(s, g, shift, outer, steep, lanes):
-    """Σ_h W b and Σ_h s of a query frame; the first is 0 where it would be added and subtracted again."""
+    """Return Σ_h W b and Σ_h s of a query frame. The first is 0 if it would cancel."""
     wide = len(lanes)
     summed = s.has_beta and (s.split or s.normalize == MEAN or s.normalize == NONE)
     moved, lean = fill(outer, 0.0, lanes), fill(outer, 0.0, lanes)
@@ -391,7 +391,7 @@ def _frame_sums(s, g, shift, outer, steep, lanes):
 
 @part
 def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
-    """Gradients through ⟨q, ρ⟩, to the query and to the table."""
+    """Add the gradients through ⟨q, ρ⟩ to those of the query and the table."""
     stay_apart()
     wide = len(lanes)
     size = s.depth * wide
@@ -423,7 +423,7 @@ def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
 
 @part
 def bias_gradients(s, to, kind, slope, steep, lanes):
-    """Gradient of the bias of the displacement."""
+    """Add the gradient of the bias of the displacement."""
     stay_apart()
     wide, table = len(lanes), at_address(to.bias, lanes)
     if s.bias_key == 0:
@@ -441,7 +441,7 @@ def bias_gradients(s, to, kind, slope, steep, lanes):
 
 @part
 def value_table_gradients(s, to, kind, grad, outer, values, shares, lanes):
-    """Gradients of ψ and β."""
+    """Add the gradients of ψ and β."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide

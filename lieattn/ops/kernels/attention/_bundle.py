@@ -1,8 +1,8 @@
-"""Vectors of heads: how heads are cut into them, and how the heads of clouds that are alike share them.
+"""The distribution of heads to vectors, which clouds with equal neighbor lists can share.
 
-With 9 heads, 7 of 16 lanes idle. Where the neighbor lists of b clouds (images of one size, say) are copies of those of
-the first, b clouds of p points with h heads are one cloud of p points with b h heads: 8 images with 9 heads fill 4
-vectors of 16 and one of 8.
+With 9 heads, 7 of 16 lanes are unused. If the neighbor lists of b clouds are copies of those of the first (for example,
+for images of one size), b clouds of p points with h heads are treated as one cloud of p points with b h heads: 8 images
+with 9 heads fill 4 vectors of 16 lanes and one of 8.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels.vectors._host import widest_lanes
 
-_MOST_HEADS = 256  # of a bundle: more would not fill the vectors better, and every block has scratch memory
-_OVERHEAD = 4  # lanes: a vector of 8 takes 0.6 of the time of one of 16
+_MOST_HEADS = 256  # largest number of heads of a bundle; more would need more memory without filling vectors better
+_OVERHEAD = 4  # time of a vector in addition to its lanes: a vector of 8 takes 0.6 of the time of one of 16
 
 
 def lanes_of(heads: int, dtype: torch.dtype) -> int:
-    """Lanes of a vector: few choices, since each is compiled for itself."""
+    """Return the number of lanes of a vector. There are few choices, because each is compiled separately."""
     if dtype == torch.float64:
         return 4
     return min(4 if heads <= 4 else 8 if heads <= 8 else 16, widest_lanes())
 
 
 def seeded_heads(dtype: torch.dtype) -> int:
-    """Heads that share a seed of the dropout: a head drops the same weights on every machine."""
+    """Return the number of heads that share a seed of the dropout, so that it is the same on every machine."""
     return 4 if dtype == torch.float64 else 16
 
 
 @dataclass(frozen=True)
 class HeadRange:
-    """Heads that follow one another, in vectors of one length; ``first`` is a multiple of the longest."""
+    """Consecutive heads in vectors of one length. ``first`` is a multiple of the longest one."""
 
     first: int
     heads: int
@@ -41,12 +41,12 @@ class HeadRange:
 
     @property
     def blocks(self) -> int:
-        """Vectors that hold them."""
+        """Number of vectors for these heads."""
         return -(-self.heads // self.lanes)
 
 
 def head_ranges(heads: int, dtype: torch.dtype) -> list[HeadRange]:
-    """Cut the heads into those that fill vectors and the last few, for which shorter vectors will do."""
+    """Divide the heads into those that fill vectors, and the last few, which need only shorter vectors."""
     lanes = lanes_of(heads, dtype)
     rest = heads % lanes
     if heads > lanes and rest > 0 and lanes_of(rest, dtype) < lanes:
@@ -55,16 +55,16 @@ def head_ranges(heads: int, dtype: torch.dtype) -> list[HeadRange]:
 
 
 def common_sizes(problem: Problem) -> dict[str, int]:
-    """Sizes and switches that all kernels are told."""
+    """Return the sizes and switches that all kernels get."""
     a, t, outs, queries, keys = problem, problem.terms, problem.outs, problem.queries, problem.value.shape[1]
     tied_out, tied_key = a.pattern != "query_sum", a.pattern in ("framewise", "pooled")
     scoreless = a.query is None and t.displacement_bias is None and t.fiber_bias is None
     return {
         "outs": outs,
         "queries": queries,
-        "keys": keys,  # frames of a value over a point, and of a key but for the pattern "pooled"
-        "pairs": queries if tied_out else outs * queries,  # of output and query frames
-        "columns": 1 if tied_key else keys,  # key frames over a point that one query frame attends to
+        "keys": keys,  # frames of a value over a point, and of a key except for the pattern "pooled"
+        "pairs": queries if tied_out else outs * queries,  # pairs of output and query frames
+        "columns": 1 if tied_key else keys,  # key frames of a point to which one query frame attends
         "depth": 0 if a.query is None else a.query.shape[-1],  # channels of queries and keys
         "width": a.value.shape[-1],  # channels of values
         "tied_out": tied_out,  # the output frame is the query frame
@@ -74,10 +74,11 @@ def common_sizes(problem: Problem) -> dict[str, int]:
 
 
 def norm_shape(problem: Problem) -> tuple[int, ...]:
-    """Shape of what the backward pass needs of the softmax, ``[points, 2 pairs, heads]``.
+    """Return the shape ``[points, 2 pairs, heads]`` of the softmax statistics for the backward pass.
 
-    These are the largest scores of all pairs of frames, then the sums of the exponentials relative to them. One number
-    for both, their logarithm, would round all weights of a point alike, and gradients are differences between these.
+    These are the largest scores of all pairs of frames, followed by the sums of the exponentials relative to them. A
+    single number, the logarithm of the sum of exponentials, would give all weights of a point the same rounding error,
+    which differences of weights in the gradients would amplify.
     """
     if problem.normalize != "softmax":
         return (0,)
@@ -86,19 +87,19 @@ def norm_shape(problem: Problem) -> tuple[int, ...]:
 
 
 def block_seed(seed: int, block: int) -> int:
-    """Seed of a block of :func:`seeded_heads`, 64 bits: blocks drop different weights."""
+    """Return the 64-bit seed of a block of :func:`seeded_heads`, so that blocks drop different weights."""
     return (seed + block * 0xD1B54A32D192ED03) % 2**64
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """How clouds are put side by side: ``groups`` bundles of ``clouds``, 1 where there is nothing to gain."""
+    """The distribution of clouds to ``groups`` bundles of ``clouds`` clouds each, which is 1 if bundles do not help."""
 
     clouds: int
     groups: int
 
     def lists(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Neighbor lists of as many clouds as there are bundles: those of the first clouds."""
+        """Return the neighbor lists of the first clouds, as many as there are bundles."""
         row_ptr, source, index = problem.neighbors.row_ptr, problem.neighbors.source, problem.terms.row
         if self.clouds == 1:
             return row_ptr, source, index
@@ -106,11 +107,11 @@ class Bundle:
         return row_ptr[: points + 1], source[:edges], None if index is None else index[:edges]
 
     def head_ranges(self, problem: Problem) -> list[HeadRange]:
-        """The heads of a bundle by the length of their vectors."""
+        """Return the heads of a bundle by the length of their vectors."""
         return head_ranges(self.clouds * problem.value.shape[2], problem.value.dtype)
 
     def scatter_edges(self, rows: Tensor) -> Tensor:
-        """``[groups edges, b heads, ...]`` to ``[groups b edges, heads, ...]``."""
+        """Convert ``[groups edges, b heads, ...]`` to ``[groups b edges, heads, ...]``."""
         if self.clouds == 1:
             return rows
         clouds = rows.unflatten(1, (self.clouds, -1)).unflatten(0, (self.groups, -1))
@@ -121,7 +122,7 @@ SINGLE = Bundle(1, 1)  # every cloud by itself
 
 
 def bundle(problem: Problem) -> Bundle:
-    """Bundle with the least time a cloud; a single cloud where lists differ or vectors are full already."""
+    """Return the bundle with the least time per cloud, a single cloud if lists differ or vectors are already full."""
     heads, dtype, terms = problem.value.shape[2], problem.value.dtype, problem.terms
     of_edges = terms.row is None and not terms.tables().keys().isdisjoint(ROW_TABLES)
     if heads % lanes_of(_MOST_HEADS, dtype) == 0 or of_edges:
@@ -137,7 +138,7 @@ def bundle(problem: Problem) -> Bundle:
 
 
 def _copies(row_ptr: Tensor, source: Tensor, index: Tensor | None) -> int:
-    """Largest number of clouds of one size whose neighbor lists are those of the first moved on; 1 if they differ."""
+    """Return the largest number of clouds of one size whose neighbor lists are shifted copies; 1 if they differ."""
     points, edges, degree = len(row_ptr) - 1, len(source), row_ptr.diff()
     for first in _ends(row_ptr, source):
         clouds = points // first
@@ -153,7 +154,7 @@ def _copies(row_ptr: Tensor, source: Tensor, index: Tensor | None) -> int:
 
 
 def _ends(row_ptr: Tensor, source: Tensor) -> list[int]:
-    """Numbers of first points that no edge joins to others, of those that divide the number of points, ascending."""
+    """Return the ascending divisors n of the number of points for which no edge connects the first n to others."""
     points, edges = len(row_ptr) - 1, len(source)
     numbers = torch.arange(1, points + 1, device=row_ptr.device)
     alone = points % numbers == 0

@@ -1,12 +1,13 @@
 # mypy: allow-untyped-defs
 """Forward pass: for every target, a softmax over its edges with a running maximum.
 
-The weights of one edge serve the backward pass too. For query frame g and key frame m, c[g, m] is the part of the score
-that does not see the output frame h, and p[h, g] the part that does. The softmax over m is taken first:
+The backward pass uses the same weights of an edge. For query frame g and key frame m, c[g, m] is the part of the score
+that does not depend on the output frame h, and p[h, g] is the part that does. The softmax over m is computed first:
 
     inner[g, m] = softmax_m(c),  level[g] = max_m c,  mass[g] = Σ_m exp(c - level),  outer[h, g] = p + level.
 
-A weight is inner · exp(outer - top) · mass / total, with the largest outer[h, g] of all edges and the sum over them.
+A weight is inner · exp(outer - top) · mass / total, where top is the largest outer[h, g] of all edges, and total is the
+sum of exp(outer - top) · mass over them.
 """
 
 import math
@@ -37,7 +38,7 @@ SOFTMAX, EXP_MEAN, MEAN, NONE = range(4)
 
 @part
 def point_scores(p, s, query, base, lanes):
-    """Scores of pairs of frames that all edges of a point share: ⟨q, ρ(g, m)⟩ + b(g, m), [queries, columns]."""
+    """Compute the scores ⟨q, ρ(g, m)⟩ + b(g, m), [queries, columns], which all edges of a point share."""
     stay_apart()
     wide = len(lanes)
     for g in range(s.queries):
@@ -56,7 +57,7 @@ def point_scores(p, s, query, base, lanes):
 
 @part
 def prefetch_source(p, s, lists, edge, end, lanes):
-    """Ask for key and value of an edge that comes next: in large clouds they are anywhere in memory."""
+    """Prefetch key and value of a later edge, which may be far away in memory in large clouds."""
     if edge < end:
         wide = len(lanes)
         source = integer_at(lists.source, edge)
@@ -66,7 +67,7 @@ def prefetch_source(p, s, lists, edge, end, lanes):
 
 @part
 def positional_keys(p, s, kind, stage, lanes):
-    """Positional keys of a type of displacement, [outs, depth]: where they lie, or in ``stage`` if heads share."""
+    """Return a pointer to the positional keys of a type, [outs, depth]. If heads share them, copy them to ``stage``."""
     wide = len(lanes)
     if not s.rho_shared:
         return offset(at_address(p.rho, lanes), kind * s.rho_type), s.rho_out
@@ -79,7 +80,7 @@ def positional_keys(p, s, kind, stage, lanes):
 
 @part
 def edge_signals(p, s, source, made, lanes):
-    """Pointers to keys and values of an edge: at its source, or, where every query frame has its own, in ``made``."""
+    """Return pointers to keys and values of an edge: at its source, or in ``made`` if query frames have their own."""
     depth, width = s.depth * len(lanes), s.width * len(lanes)
     if s.pooled:
         return made, row(made, s.queries, depth)
@@ -89,7 +90,7 @@ def edge_signals(p, s, source, made, lanes):
 
 @part
 def make_signals(p, s, source, kind, made, lanes):
-    """Make keys and values of an edge in ``made``: for each query frame, sums over the frames of the source."""
+    """Write keys and values of an edge to ``made``: for each query frame, sums over the frames of the source."""
     stay_apart()
     depth, width = s.depth * len(lanes), s.width * len(lanes)
     key, value = row(at_address(p.key, lanes), source, s.key_frames * depth), offset(made, s.queries * depth)
@@ -104,7 +105,7 @@ def make_signals(p, s, source, kind, made, lanes):
 
 @part
 def _mix_frames(s, out, width, signal, frames, has_psi, psi, psi_out, psi_frame, lanes):
-    """Σ_m psi[h, m] signal[m] for every query frame h; without ``psi`` there is one frame m."""
+    """Compute Σ_m psi[h, m] signal[m] for every query frame h. Without ``psi``, there is only one frame m."""
     wide = len(lanes)
     for h in range(s.queries):
         for d in range(0, width * wide, wide):
@@ -119,13 +120,13 @@ def _mix_frames(s, out, width, signal, frames, has_psi, psi, psi_out, psi_frame,
 
 @part
 def edge_weights(p, s, query, key, kind, edge, seed, base, stage, inner, masked, mass, outer, lanes):
-    """Compute ``inner``, ``mass`` and ``outer`` of an edge, and ``masked``, the inner weights behind dropout."""
+    """Compute ``inner``, ``mass`` and ``outer`` of an edge, and ``masked``, the inner weights after dropout."""
     stay_apart()
     wide = len(lanes)
     _outer_scores(p, s, query, kind, stage, outer, lanes)
     _inner_scores(p, s, query, key, kind, base, inner, lanes)
     if s.normalize == MEAN or s.normalize == NONE:
-        # Output and query frame are one here: these weights are sums, not products.
+        # The output frame is the query frame here, and these weights are sums, not products.
         for g in range(s.queries):
             extra = load(outer, g * wide, lanes)
             for m in range(s.columns):
@@ -182,7 +183,7 @@ def _inner_scores(p, s, query, key, kind, base, inner, lanes):
 
 @part
 def _softmax(s, inner, mass, outer, lanes):
-    """Softmax over the key frames of every query frame; its level goes to ``outer``."""
+    """Compute the softmax over the key frames of every query frame, and write its level to ``outer``."""
     stay_apart()
     wide = len(lanes)
     one, least = fill(inner, 1.0, lanes), fill(inner, lowest(inner), lanes)
@@ -196,7 +197,7 @@ def _softmax(s, inner, mass, outer, lanes):
         if s.columns == 1:
             store(inner, start, one)
         else:
-            # Scores may all be minus infinity: then the weights are zero. Otherwise the sum is at least one.
+            # If all scores are minus infinity, the weights are zero. Otherwise the sum is at least one.
             level = maximum(level, least)
             total = fill(inner, 0.0, lanes)
             for at in range(start, end, wide):
@@ -213,7 +214,7 @@ def _softmax(s, inner, mass, outer, lanes):
 
 @part
 def frame_products(tied, x, rows, y, y_row, columns, depth, keep, out, lanes):
-    """⟨x[i], y[j]⟩ for all pairs of frames, or ⟨x[i], y[i]⟩ if they are tied; see :func:`dot_products`."""
+    """Compute ⟨x[i], y[j]⟩ for all pairs of frames, or ⟨x[i], y[i]⟩ if they are tied; see :func:`dot_products`."""
     stay_apart()
     wide = len(lanes)
     size = depth * wide
@@ -229,7 +230,7 @@ def frame_products(tied, x, rows, y, y_row, columns, depth, keep, out, lanes):
 
 @part
 def edge_values(s, value, weights, values, lanes):
-    """Σ_m weights[g, m] v[m]: [queries, width]."""
+    """Compute Σ_m weights[g, m] v[m], [queries, width]."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide
@@ -244,7 +245,7 @@ def edge_values(s, value, weights, values, lanes):
 
 @part
 def row_sums(s, weights, sums, lanes):
-    """Σ_m weights[g, m]: [queries]."""
+    """Compute Σ_m weights[g, m], [queries]."""
     stay_apart()
     wide = len(lanes)
     for g in range(s.queries):
@@ -256,7 +257,7 @@ def row_sums(s, weights, sums, lanes):
 
 @part
 def dropout_factor(s, pointer, seed, counter, lanes):
-    """0 in lanes that are dropped, 1 / (1 - probability) in the others; the counter is hashed by SplitMix64."""
+    """Return 0 in dropped lanes and 1 / (1 - probability) in the others. The counter is hashed by SplitMix64."""
     stay_apart()
     state = numba.uint64(seed) + numba.uint64(counter) * numba.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> numba.uint64(30))) * numba.uint64(0xBF58476D1CE4E5B9)
@@ -269,7 +270,7 @@ def dropout_factor(s, pointer, seed, counter, lanes):
 
 @part
 def outer_dropout(s, outer, edge, seed, lanes):
-    """Multiply the outer weights of an edge by their dropout factors, where these belong to pairs of frames."""
+    """Multiply the outer weights of an edge by their dropout factors, if these belong to pairs of frames."""
     stay_apart()
     wide = len(lanes)
     for pair in range(s.pairs):
@@ -281,8 +282,9 @@ def outer_dropout(s, outer, edge, seed, lanes):
 def forward(p, s, lists, first, last, seed, out, norm, scratch, lanes):
     """Attend from the targets ``first`` to ``last``.
 
-    Writes ``out`` [points, outs, width] and ``norm`` [points, 2 pairs]: for the softmax, the largest score of each pair
-    of frames, then the sums of the exponentials relative to it; leaves the entries of points without edges alone.
+    The kernel writes ``out`` [points, outs, width] and ``norm`` [points, 2 pairs]: for the softmax, the largest scores
+    of all pairs of frames, then the sums of the exponentials relative to them. It writes nothing for points without
+    edges.
     """
     wide = len(lanes)
     sums = at_address(scratch.sums, lanes)
@@ -340,7 +342,7 @@ def _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes):
 
 @part
 def start_level(s, degree, scores):
-    """What is subtracted from the scores at first, and for good where the normalization is the number of keys."""
+    """Return the initial value subtracted from scores, which is final if the normalization is the number of keys."""
     if s.normalize == SOFTMAX:
         return lowest(scores)
     if s.normalize == EXP_MEAN or s.normalize == MEAN:
@@ -350,13 +352,13 @@ def start_level(s, degree, scores):
 
 @part
 def odd(vectors):
-    """Odd row length: with a power of two, the entries of a column would share few cache lines."""
+    """Return an odd row length, since with a power of two, the entries of a column would map to few cache lines."""
     return vectors | 1
 
 
 @part
 def _outer_weights(s, g, start, edges, seed, scratch, top, total, lanes):
-    """Turn the outer scores of query frame g into weights relative to the running maximum; rescale what was summed."""
+    """Convert the outer scores of query frame g to weights relative to the running maximum, and rescale the sums."""
     stay_apart()
     wide = len(lanes)
     step = odd(s.pairs) * wide
@@ -430,7 +432,7 @@ def _add_affine_values(p, s, lists, start, edges, scratch, lanes):
 
 @part
 def _close(s, sums, total, out, lanes):
-    """Normalize, and sum over the query frames where the output frame is another."""
+    """Normalize the sums, and sum over query frames unless the output frame is the query frame."""
     stay_apart()
     wide = len(lanes)
     one = fill(out, 1.0, lanes)

@@ -1,7 +1,7 @@
-"""Between the tensors of the operator and the kernels, where a vector of heads is innermost, and the calls of these.
+"""Calls of the kernels, and conversions between the operator's tensors and those of kernels, with vectors of heads.
 
-A signal ``[rows, fiber, heads, dim]`` becomes ``[blocks, rows, fiber, dim, lanes]``: its heads are cut into blocks of
-as many lanes as a vector has, the last one filled up with zeros. A kernel works on one block.
+A signal ``[rows, fiber, heads, dim]`` becomes ``[blocks, rows, fiber, dim, lanes]``: its heads are divided into blocks
+of one vector, and the last block is filled up with zeros. A kernel processes one block.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from lieattn.ops.kernels.attention._packing import pack, unpack
 
 _NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
 _SCRATCH_BYTES = 2**19
-_REPEATED_BYTES = 2**20  # smaller tables are repeated for each lane
+_REPEATED_BYTES = 2**20  # tables up to this size are repeated for each lane
 _SIGNALS = ("query", "key", "value")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
+    """Return the output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
     bundled, value = _bundled(problem), problem.value
     out = new_empty(value.dtype, len(value), problem.outs, *value.shape[2:])
     norm = new_empty(value.dtype, *norm_shape(problem))
@@ -63,7 +63,7 @@ def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
 def _forward(layout: _Layout, seed: int, result: Tensor, norm: Tensor) -> None:
     row_ptr, sizes, memory, dtype = layout.row_ptr, layout.sizes, layout.memory, result.dtype
     points = len(row_ptr) - 1
-    # The kernel leaves points without edges alone.
+    # The kernel writes nothing for points without edges.
     make = memory.zeros if points == 0 or int(row_ptr.diff().min()) == 0 else memory.empty
     out = make(dtype, layout.blocks, points, sizes["outs"], sizes["width"], layout.lanes)
     sums = make(dtype, layout.blocks, points, 2 * sizes["pairs"], 1, layout.lanes)
@@ -79,7 +79,7 @@ def _forward(layout: _Layout, seed: int, result: Tensor, norm: Tensor) -> None:
 
 
 def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of signals and tables in the order of :meth:`Problem.operands`; empty tensors for those absent."""
+    """Return gradients in the order of :meth:`Problem.operands`, with empty tensors for absent operands."""
     bundled = _bundled(problem)
     grads: dict[str, Tensor] = {}
     with Workspace() as memory:
@@ -111,7 +111,7 @@ def _bundled(problem: Problem) -> Bundle:
 
 
 class _Layout:
-    """How the operands of one call lie in memory, and the way back for their gradients: a range of the heads."""
+    """The memory layout of the operands and gradients of one call, for a range of the heads."""
 
     def __init__(self, problem: Problem, bundle: Bundle, part: HeadRange, memory: Workspace) -> None:
         self.problem, self.bundle, self.part, self.memory = problem, bundle, part, memory
@@ -122,7 +122,7 @@ class _Layout:
         self.sizes = self._sizes()
 
     def pack(self, signal: Tensor) -> Tensor:
-        """A signal ``[points, fiber, heads, dim]`` to ``[blocks, rows, fiber, dim, lanes]``, bundled."""
+        """Convert a signal ``[points, fiber, heads, dim]`` to ``[blocks, rows, fiber, dim, lanes]``, bundled."""
         return pack(signal, self.bundle, self.part, self.memory)
 
     def run(
@@ -133,18 +133,18 @@ class _Layout:
         parts: Ranges,
         results: Callable[[int, int], tuple[Any, ...]],
     ) -> None:
-        """Call a kernel for every block of heads and part of the targets; ``results(block, number)`` is their own."""
+        """Call a kernel for all blocks of heads and parts of targets, with the outputs ``results(block, number)``."""
         dtype = self.problem.value.dtype
         memory = self.memory.empty(dtype, self.blocks * len(parts), sum(scratch.values()), self.lanes)
         addresses = iter(scratch_addresses(scratch, memory, self.lanes))
         kind = 0 if self.index is None else self.index.data_ptr()
         lists = record({"row_ptr": self.row_ptr.data_ptr(), "source": self.source.data_ptr(), "kind": kind})
-        # A tuple whose type tells a kernel the type and number of lanes.
+        # The type of this tuple defines the type and number of lanes.
         vector = (NUMPY_TYPES[dtype](0),) * self.lanes
         together = seeded_heads(dtype)
         calls: list[tuple[Any, ...]] = []
         for block in range(self.blocks):
-            # A head drops the same weights however long its vector is, and wherever in it the head is.
+            # The weights that a head drops do not depend on the length of its vector and its place in it.
             seeded, lane = divmod(self.part.first + block * self.lanes, together)
             told = _addresses(block, self.packed), record(self.sizes | {"seeded_lane": lane}), lists
             start = np.uint64(block_seed(seed, seeded))
@@ -155,7 +155,7 @@ class _Layout:
         run(kernel, calls)
 
     def _prepare(self, call: tuple[Any, ...]) -> None:
-        """Have the kernels of the other ranges and of the backward pass compiled, given a call of the forward pass."""
+        """Compile the kernels of the other ranges and of the backward pass, given a call of the forward pass."""
         dtype, ranges = self.problem.value.dtype, self.bundle.head_ranges(self.problem)
         *given, scratch, _ = call
 
@@ -167,24 +167,24 @@ class _Layout:
             dtype,
             *(part.lanes for part in ranges),
             forward=lambda: calls(forward, *given, scratch),
-            # Gradients are told as operands are.
+            # Gradients have the same types as operands.
             backward=lambda: calls(backward, *given, given[0], 0, record(self.scratch(backward=True))),
         )
 
     @property
     def _heads(self) -> int:
-        """Heads of a bundle, of which this layout has a range."""
+        """Return the number of heads of a bundle."""
         return self.bundle.clouds * self.problem.value.shape[2]
 
     def add_gradient(self, name: str, packed: Tensor, grads: dict[str, Tensor]) -> None:
-        """Add this range's part of the gradient of an operand, from that of its packed form."""
+        """Add this range's part of the gradient of an operand, given the gradient of its packed form."""
         given = self.given[name]
         if given is None:
             return
         if name in _SIGNALS:
             if name not in grads:
                 grads[name] = new_empty(given.dtype, *given.shape)
-            unpack(packed, self.bundle, self.part, grads[name])  # which writes other heads in every range
+            unpack(packed, self.bundle, self.part, grads[name])  # every range writes other heads
             return
         grad = self._table_gradient(name, packed).sum_to_size(given.shape).contiguous()
         grads[name] = grads[name].add_(grad) if name in grads else grad
@@ -199,7 +199,7 @@ class _Layout:
         grad = new_empty(packed.dtype, *shape) if whole else packed.new_zeros(shape)
         own = grad.narrow(2, self.part.first, self.part.heads)
         unpack(packed, SINGLE, HeadRange(0, self.part.heads, self.lanes), own)
-        if self.bundle.clouds > 1:  # they have the tables in common
+        if self.bundle.clouds > 1:  # the clouds share the tables
             grad = grad.unflatten(2, (self.bundle.clouds, -1)).sum(2)
         if name == "fiber_bias":
             return grad[..., 0]
@@ -210,31 +210,31 @@ class _Layout:
         return grad
 
     def _sizes(self) -> dict[str, int]:
-        """Sizes, strides in elements, and switches: all integers, so that Numba compiles each kernel once.
+        """Return sizes, strides in elements, and switches, all as integers, so that Numba compiles each kernel once.
 
-        A stride of 0 stands for an axis of size 1 that serves all entries.
+        An axis of size 1 that is used for all entries has stride 0.
         """
         a, t, sizes = self.problem, self.problem.terms, common_sizes(self.problem)
         pooled = a.pattern == "pooled"
         sizes |= {
             "key_frames": 0 if a.key is None else a.key.shape[1],
-            "pooled": pooled,  # every query frame has a key and a value of its own, which an edge makes
+            "pooled": pooled,  # every query frame has its own key and value, computed for each edge
             "normalize": _NORMALIZATIONS[a.normalize],
-            "indexed": self.index is not None,  # edges name the row of the displacement tables
+            "indexed": self.index is not None,  # edges have an index of rows of the displacement tables
             "has_fiber_key": t.fiber_key is not None,
             "has_fiber_bias": t.fiber_bias is not None,
             "rho_shared": self._shared_rho,  # one entry for all heads, not a vector
             "threshold": int(a.dropout * 2**32),
-            # Dropout falls on pairs of query and key frame.
+            # Dropout applies to pairs of query and key frame.
             "split": a.dropout > 0 and sizes["tied_out"] and not sizes["tied_key"],
         }
         for name in ("rho", "bias", "psi", "beta", "key_psi"):
             sizes |= self._strides(name)
-        # Where an edge makes its values, what it makes them with is not applied to what is attended to.
+        # If values are computed for each edge, their factors are not applied to the output again.
         sizes["mixed_psi"], sizes["has_psi"] = sizes["has_psi"] * pooled, sizes["has_psi"] * (not pooled)
         full = t.displacement_bias is not None and t.displacement_bias.shape[2] > 1
         sizes["bias_key"] = self.lanes if full else 0
-        # Edges that are worked on together: their scratch fits the cache.
+        # Number of edges that are processed together, whose scratch memory fits into the cache.
         edge = sizes["queries"] * (sizes["columns"] + sizes["width"] + 2) + 2 * sizes["pairs"]
         fitting = _SCRATCH_BYTES // (edge * self.lanes * a.value.element_size())
         degree = int(self.row_ptr.diff().max()) if len(self.row_ptr) > 1 else 0
@@ -242,7 +242,7 @@ class _Layout:
         return {name: int(size) for name, size in sizes.items()}
 
     def scratch(self, backward: bool) -> dict[str, int]:
-        """Vectors in the parts of the scratch memory of a call."""
+        """Return the numbers of vectors in the parts of the scratch memory of a call."""
         outs, queries, pairs, columns, depth, width, chunk, pooled = (
             self.sizes[name] for name in ("outs", "queries", "pairs", "columns", "depth", "width", "chunk", "pooled")
         )
@@ -272,16 +272,16 @@ class _Layout:
 
     @property
     def _shared_rho(self) -> bool:
-        """Whether positional keys lie in memory without lanes: one entry serves all heads."""
+        """Whether positional keys have one entry for all heads, and are stored without lanes."""
         return self.packed["rho"].ndim == 4
 
     def _frames(self, name: str) -> int:
-        """Output frames of a table of displacements."""
+        """Return the number of output frames of a table of displacements."""
         table = self.given[name]
         return 1 if table is None else table.shape[1]
 
     def _strides(self, name: str) -> dict[str, int]:
-        """Whether there is a table, and its strides by type, output frame and key frame."""
+        """Return whether there is a table, and its strides by type, output frame and key frame."""
         packed, outs = self.packed[name], self._frames(name)
         if packed.ndim < 3:
             return {f"has_{name}": 0, f"{name}_type": 0, f"{name}_out": 0, f"{name}_frame": 0}
@@ -307,7 +307,7 @@ class _Layout:
         elif name == "fiber_bias":
             table = table[..., None].expand(a.queries, a.value.shape[1], heads, 1)
         elif name == "bias":
-            # Its key frames have vectors of their own, as they lie: no pair of frames is moved.
+            # Its key frames keep their own vectors, so that pairs of frames need not be moved.
             table = table.expand(-1, -1, -1, heads).flatten(1, 2)[..., None]
         else:
             table = table.flatten(1, 2).expand(-1, -1, heads, depth if name == "key_psi" else a.value.shape[-1])
@@ -319,5 +319,5 @@ class _Layout:
 
 
 def _addresses(block: int, tensors: dict[str, Tensor]) -> Any:
-    """Addresses of one block; the same names serve the gradients. Absent operands are never read."""
+    """Return the addresses of one block, or of its gradients. Absent operands are never read."""
     return record({name: tensor[block].data_ptr() for name, tensor in tensors.items()})

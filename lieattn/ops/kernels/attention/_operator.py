@@ -1,7 +1,7 @@
 """The fused kernels as operators of torch, for CPUs and CUDA.
 
-The gradient of a kernel is a kernel, that of the gradient plain maths: so derivatives of any order are exact, and
-torch.compile knows the operators.
+The gradient is computed by a kernel, and the gradient of the gradient by plain maths. Derivatives of any order are
+therefore exact, and torch.compile supports the operators.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _INPUTS = (
 def attend(problem: Problem) -> Tensor:
     """Evaluate the operator on checked operands with a scaled query.
 
-    Computes in the widest dtype of the operands, half precisions in float32. Signals in half precision are left as
-    they are where the kernel widens them itself.
+    Numbers are computed in the widest dtype of the operands, but at least in float32. Signals in half precision are not
+    converted if the kernel does this itself.
     """
     p = _over_elements(problem) if problem.pattern == "joint" and problem.terms.key_psi is not None else problem
     row, dtype = p.terms.row, p.common_dtype
@@ -50,7 +50,7 @@ def attend(problem: Problem) -> Tensor:
         _pool_frames(operands, p.outs)
     given = [None if t is None else t.contiguous() for t in operands.values()]
     lists = p.neighbors.row_ptr.contiguous(), p.neighbors.source.contiguous(), p.neighbors.target
-    # Drawn by torch, so that torch.manual_seed governs the mask and a compiled graph draws a new one each time.
+    # torch draws the seed, so that the mask depends on torch.manual_seed, and compiled graphs draw a new one each time.
     seed = torch.randint(2**62, ()) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
     index = None if row is None else row.contiguous()
     expect_gradients(given)
@@ -59,9 +59,9 @@ def attend(problem: Problem) -> Tensor:
 
 
 def _over_elements(problem: Problem) -> Problem:
-    """A joint problem as a pooled one, whose neighbors are the elements over the points, with one frame each.
+    """Convert a joint problem to a pooled one, whose neighbors are the elements over the points, with one frame each.
 
-    The points come first; further ones, without neighbors, make as many as there are elements.
+    The points come first. Further points without neighbors are added, up to the number of elements.
     """
     p, frames, terms = problem, problem.value.shape[1], problem.terms
     points, edges = p.neighbors.num_points, p.neighbors.num_edges
@@ -71,7 +71,7 @@ def _over_elements(problem: Problem) -> Problem:
         return (index[:, None] * frames + own).flatten()
 
     def of_elements(table: Tensor) -> Tensor:
-        """``[types, out, key, *]`` to ``[types * key, out, *]``."""
+        """Convert ``[types, out, key, *]`` to ``[types * key, out, *]``."""
         return table.expand(-1, -1, frames, *(-1,) * (table.ndim - 3)).transpose(1, 2).flatten(0, 1)
 
     tables: Any = {
@@ -87,7 +87,7 @@ def _over_elements(problem: Problem) -> Problem:
 
 
 def _pool_frames(operands: dict[str, Tensor | None], outs: int) -> None:
-    """Sum the frames of keys and values that no table tells apart, and give every output frame its query."""
+    """Sum the frames of keys and values if no table distinguishes them, and expand queries to all output frames."""
     for name, table in (("key", operands["key_psi"]), ("value", operands["psi"])):
         if table is None or table.shape[2] == 1:
             operands[name] = cast(Tensor, operands[name]).sum(dim=1, keepdim=True)
@@ -95,7 +95,7 @@ def _pool_frames(operands: dict[str, Tensor | None], outs: int) -> None:
 
 
 def _launcher(device: torch.device) -> ModuleType:
-    """The kernels for a device; those for another one may not be installed."""
+    """Import the kernels for a device. Kernels for other devices may not be installed."""
     if fused_backend(device) == "triton":
         from lieattn.ops.kernels.triton import _launch as triton_launch
 
@@ -106,7 +106,7 @@ def _launcher(device: torch.device) -> ModuleType:
 
 
 def problem_of(inputs: Sequence[Any]) -> Problem:
-    """The inputs of the forward kernel as arguments of the operator."""
+    """Convert the inputs of the forward kernel to arguments of the operator."""
     query, key, value, *terms = inputs[:_OPERANDS]
     row_ptr, source, target, index, _, *options = inputs[_OPERANDS:]
     terms.append(index)
@@ -133,7 +133,7 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor grad_out, Tensor norm, {_INPUTS}) -> ({', '.join(['Tensor'] * _OPERANDS)})",
 )
 def _backward(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of the operands, empty tensors for those that are None."""
+    """Return the gradients of the operands, with empty tensors for those that are None."""
     problem, seed = problem_of(inputs), inputs[_TENSORS - 1]
     launch = _launcher(problem.value.device)
     return cast(tuple[Tensor, ...], launch.run_backward(problem, int(seed), grad_out, norm))
@@ -145,7 +145,7 @@ def _(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _plain(*inputs: Any) -> Tensor:
-    """The plain evaluation, with the weights dropped that the kernels drop."""
+    """Evaluate the operator plainly, with the same dropped weights as in the kernels."""
     problem = problem_of(inputs)
     wide = problem.to(torch.promote_types(problem.value.dtype, torch.float32))
 
@@ -159,10 +159,10 @@ def _plain(*inputs: Any) -> Tensor:
 
 
 def dropout_mask(problem: Problem, seed: int, bundle: Bundle = SINGLE) -> Tensor:
-    """Factors of the weights, 0 or 1 / (1 - dropout): the numbers that the kernels draw, for second derivatives.
+    """Return the factors of the weights, 0 or 1 / (1 - dropout), that the kernels draw, for second derivatives.
 
-    ``[edges, heads, out, query, key]``, out 1 where it is the query frame, and key 1 where a key point is dropped
-    with its whole fiber or frames attend alone.
+    They are ``[edges, heads, out, query, key]``. ``out`` is 1 if it is the query frame, and ``key`` is 1 if a key point
+    is dropped with its whole fiber, or with the pattern ``"framewise"``.
     """
     a = problem
     heads, edges = a.value.shape[2] * bundle.clouds, a.neighbors.num_edges // bundle.clouds
@@ -187,7 +187,7 @@ def dropout_mask(problem: Problem, seed: int, bundle: Bundle = SINGLE) -> Tensor
 
 
 def _signed(word: int) -> int:
-    """The 64 bits of an unsigned word as torch's signed ones."""
+    """Return the 64 bits of an unsigned word as a signed integer, as torch requires."""
     return word - 2**64 if word >= 2**63 else word
 
 
@@ -213,11 +213,11 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _differentiate_twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Pull ``grads`` back through the gradients of the operands, to the gradient of the output and the operands."""
+    """Return the gradients of the output's gradient and of the operands, given the gradients of their gradients."""
     tensors, further = list(ctx.saved_tensors), torch.is_grad_enabled()
     wanted = [ctx.needs_input_grad[0], *ctx.needs_input_grad[2 : 2 + _OPERANDS]]
     with torch.enable_grad():
-        if not further:  # nothing is differentiated a third time: a graph of its own
+        if not further:  # there is no third derivative, so a separate graph is enough
             for i, want in enumerate(wanted):
                 tensors[i] = None if tensors[i] is None else tensors[i].detach().requires_grad_(want)
         out = _plain(*tensors[1:], *ctx.options)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""Between signals and vectors of heads, in one pass."""
+"""Conversions between signals and vectors of heads, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lieattn.ops.kernels.vectors._vectors import at_address, gather, load, offse
 
 
 def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> Tensor:
-    """``[groups clouds points, fiber, heads, dim]`` to ``[blocks, groups points, fiber, dim, lanes]``.
+    """Convert ``[groups clouds points, fiber, heads, dim]`` to ``[blocks, groups points, fiber, dim, lanes]``.
 
-    The heads of a bundle of clouds follow one another; lanes beyond the last are zero. The result lies
-    in the workspace, or is the signal itself where that has vectors of heads.
+    The heads of all clouds of a bundle are consecutive, and lanes after the last head are zero. The result is in the
+    workspace, or is the signal itself if it already consists of vectors of heads.
     """
     rows, fiber, heads, dim = signal.shape
     if _is_packed(signal, bundle, part):
@@ -25,9 +25,9 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
     packed = memory.empty(signal.dtype, part.blocks, bundle.groups * points, fiber, dim, part.lanes)
     if packed.numel():
         given = signal.contiguous()
-        # Clouds of a bundle with heads in the range.
+        # Clouds of a bundle that have heads in the range.
         begin, end = part.first // heads, -(-(part.first + part.heads) // heads)
-        # What follows the last head stays zero, for the lanes that are left.
+        # Lanes after the last head remain zero.
         row = memory.zeros(signal.dtype, (end - begin) * heads + part.lanes, dim)
         sizes = bundle.groups, bundle.clouds, points, fiber, heads, dim, part.first, part.heads, begin, end
         vector = (NUMPY_TYPES[signal.dtype](0),) * part.lanes
@@ -36,7 +36,7 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
 
 
 def unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> None:
-    """The inverse of :func:`pack`: write the heads of the range; ``signal`` may be a slice of heads."""
+    """Write the heads of the range to ``signal``, as the inverse of :func:`pack`. It may be a slice of heads."""
     _, rows, fiber, dim, _ = packed.shape
     if _is_packed(signal, bundle, part):
         signal.copy_(packed.view(signal.shape))
@@ -48,13 +48,13 @@ def unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> N
 
 
 def _is_packed(signal: Tensor, bundle: Bundle, part: HeadRange) -> bool:
-    """Whether the numbers of a signal and of its packed form have the same order, and no lane is left."""
+    """Return whether a signal and its packed form have the same order of numbers, and all lanes are used."""
     return bundle.clouds == 1 and signal.shape[2:] == (part.lanes, 1) and part.heads == part.lanes
 
 
 @compiled
 def _pack(signal, packed, bundled, groups, clouds, points, fiber, heads, dim, first, filled, begin, end, lanes):
-    """``bundled`` is memory for one frame of the heads of a bundle: they are read in a row and written in a row."""
+    """Pack a signal. ``bundled`` is memory for one frame of a bundle, so that reads and writes are contiguous."""
     signal_at, packed_at, bundled_at = at_address(signal, lanes), at_address(packed, lanes), at_address(bundled, lanes)
     wide, length = len(lanes), heads * dim
     rows, size = groups * points, fiber * dim * wide

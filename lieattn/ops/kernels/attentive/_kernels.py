@@ -1,18 +1,19 @@
 # mypy: allow-untyped-defs
-"""Kernels of attentive group convolution: responses to one input pose at a time, never all of them.
+"""Kernels of attentive group convolution, which compute the responses to one input pose at a time.
 
-For a sample and an input pose, the responses of the input channels
+For a sample and an input pose, channel and spatial attention of an output depend only on the responses of the input
+channels,
 
-    t_c(y) = Σ_p x_c(y + p) ψ_c(p)
+    t_c(y) = Σ_p x_c(y + p) ψ_c(p).
 
-are all that channel and spatial attention of an output look at. They are made, reduced, and made again in the backward
-pass. Lanes are outputs: channels times poses, in blocks of as many as a vector has. Addresses are those of
-``_launch.py``: operands ``x`` [samples, fiber, channels, source] of numbers, and of vectors ``kernel`` [blocks, fiber,
-channels, whole_taps], ``first`` and ``second`` [blocks, fiber, hidden, channels] and its transpose, ``spatial``
-[blocks, fiber, 2, whole_spatial_taps]; the same names serve the gradients.
+They are computed, reduced, and recomputed in the backward pass. Lanes are outputs (channels times poses), in blocks of
+one vector. Addresses are those of ``_launch.py``: the operand ``x`` [samples, fiber, channels, source] consists of
+numbers, and the others of vectors: ``kernel`` [blocks, fiber, channels, whole_taps], ``first`` and ``second`` [blocks,
+fiber, hidden, channels] and its transpose, and ``spatial`` [blocks, fiber, 2, whole_spatial_taps]. Gradients have the
+same names.
 
-A plane is ``rows`` of ``stride`` vectors, of which the first ``columns`` are pixels and the others 0, with a ``margin``
-of zeros before and behind.
+A plane has ``rows`` of ``stride`` vectors, of which the first ``columns`` are pixels and the others are 0, with a
+``margin`` of zeros at both ends.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
@@ -41,7 +42,7 @@ TAPS_TOGETHER = 9
 
 @part
 def respond(s, tables, x, kernel, t, lanes):
-    """Responses of one channel in the plane ``t``, and their sum, largest, and where the first of the largest is."""
+    """Write the responses of one channel to the plane ``t``; return their sum, their maximum, and its first place."""
     stay_apart()
     wide = len(lanes)
     zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
@@ -74,7 +75,7 @@ def respond(s, tables, x, kernel, t, lanes):
 
 @part
 def _see(t, place, value, here, seen, lanes):
-    """Write a response, and add it to sum, largest and place of the largest."""
+    """Write a response, and update the sum, the maximum and its place."""
     store(t, place * len(lanes), value)
     total, top, where = seen
     return total + value, maximum(top, value), pick_greater(value, top, here, where)
@@ -82,7 +83,7 @@ def _see(t, place, value, here, seen, lanes):
 
 @part
 def channel_scores(s, first, second, mean, top, hidden, score, lanes):
-    """Channel attention of one input pose; ``hidden`` keeps the hidden values before the relu."""
+    """Compute the channel attention of one input pose. ``hidden`` stores the hidden values before the relu."""
     stay_apart()
     wide = len(lanes)
     zero, one = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes)
@@ -105,7 +106,7 @@ def channel_scores(s, first, second, mean, top, hidden, score, lanes):
 
 @part
 def channel_gradients(s, first, second, numbers, grad_first, grad_second, lanes):
-    """Backward pass of :func:`channel_scores`, from the gradient of the scores to those of mean and top."""
+    """Compute the backward pass of :func:`channel_scores`, from the gradient of the scores to those of mean and top."""
     stay_apart()
     wide = len(lanes)
     zero, one = fill(first, 0.0, lanes), fill(first, 1.0, lanes)
@@ -139,7 +140,7 @@ def channel_gradients(s, first, second, numbers, grad_first, grad_second, lanes)
 
 @part
 def _numbers(s, numbers, lanes):
-    """Vectors of every channel: mean, top, score, slope, those of mean and top, place; then hidden values."""
+    """Return pointers to vectors of every channel: mean, top, score, slope, slopes of mean and top, place, hidden."""
     step = s.channels * len(lanes)
     return (
         numbers,
@@ -155,13 +156,13 @@ def _numbers(s, numbers, lanes):
 
 @part
 def _inner(s, address, number, lanes):
-    """The first pixel of a plane at an address."""
+    """Return a pointer to the first pixel of a plane at an address."""
     return offset(at_address(address, lanes), (number * s.plane + s.margin) * len(lanes))
 
 
 @part
 def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
-    """Responses to one input pose, their statistics and channel scores, all left in ``scratch``."""
+    """Write the responses to one input pose, their statistics and channel scores to ``scratch``."""
     stay_apart()
     wide = len(lanes)
     mean, top, score, _, _, _, place, hidden = _numbers(s, at_address(scratch.numbers, lanes), lanes)
@@ -184,7 +185,7 @@ def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
 
 @part
 def gather_channels(s, scratch, lanes):
-    """Sums over the channels of responses and of these times their scores, with mean and maximum of the latter."""
+    """Sum responses, and their products with scores, over the channels; also take mean and maximum of the products."""
     stay_apart()
     wide = len(lanes)
     t, step = _inner(s, scratch.responses, 0, lanes), s.plane * wide
@@ -215,7 +216,7 @@ def gather_channels(s, scratch, lanes):
 
 @part
 def spatial_levels(p, s, tables, pair, scratch, lanes):
-    """Spatial attention before the sigmoid, from mean and maximum."""
+    """Compute the spatial attention before the sigmoid, from mean and maximum."""
     stay_apart()
     wide = len(lanes)
     size = s.whole_spatial_taps * wide
@@ -256,15 +257,15 @@ def spatial_levels(p, s, tables, pair, scratch, lanes):
 
 @part
 def sigmoid(level, one):
-    """1 / (1 + exp(-level)) of vectors; ``one`` is the vector of ones."""
+    """Return 1 / (1 + exp(-level)) of vectors, where ``one`` is the vector of ones."""
     return one / (one + exp(one - one - level))
 
 
 @compiled
 def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
-    """Sums Σ_h̃ Σ_c (1 - α_X α_C) t for the blocks ``begin`` to ``end``, counted sample by sample.
+    """Compute Σ_h̃ Σ_c (1 - α_X α_C) t for the blocks ``begin`` to ``end``, numbered sample by sample.
 
-    The result is ``[samples, blocks, length]`` of vectors.
+    The result consists of vectors ``[samples, blocks, length]``.
     """
     wide = len(lanes)
     sums = at_address(sums_at, lanes)
@@ -291,7 +292,7 @@ def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
 
 @part
 def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
-    """From the gradient of the result to that of Σ_c α_C t, in ``scratch.kept``, and of the spatial levels."""
+    """Compute the gradients of Σ_c α_C t, in ``scratch.kept``, and of spatial levels from that of the result."""
     stay_apart()
     wide = len(lanes)
     kept, level = _inner(s, scratch.kept, 0, lanes), _inner(s, scratch.level, 0, lanes)
@@ -310,10 +311,11 @@ def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
 
 @part
 def back_through_taps(s, tables, slope, weight, x, to, sums, spread, keep, lanes):
-    """Backward pass of a window, from the gradient ``slope`` of its results, for a plane of inputs.
+    """Compute the backward pass of a window for a plane of inputs, from the gradient ``slope`` of its results.
 
-    ``to[i] = Σ_k weight[k] slope[i - offset k]``, added to what is there if ``keep``, and ``sums[k] += Σ_i x[i]
-    slope[i - offset k]``. With ``spread`` inputs are numbers of the image, else vectors of a plane.
+    The gradient of the inputs is ``to[i] = Σ_k weight[k] slope[i - offset k]``, added to the old value if ``keep``, and
+    that of the taps is ``sums[k] += Σ_i x[i] slope[i - offset k]``. With ``spread``, inputs are numbers of the image,
+    otherwise vectors of a plane.
     """
     stay_apart()
     wide = len(lanes)
@@ -377,9 +379,9 @@ def _put_three(table, k, three, wide):
 
 @part
 def score_slopes(p, s, grads, pair, scratch, lanes):
-    """Gradients of the channel attention, from those of Σ_c α_C t and of its mean and maximum over the channels.
+    """Compute gradients of the channel attention, from those of Σ_c α_C t and of its mean and maximum over channels.
 
-    That of the mean is added to ``scratch.kept``.
+    The gradient of the mean is added to ``scratch.kept``.
     """
     stay_apart()
     wide = len(lanes)
@@ -405,7 +407,7 @@ def score_slopes(p, s, grads, pair, scratch, lanes):
 
 @part
 def _slope(s, scratch, at, number, zero, lanes):
-    """Gradient of α_C t of the channel ``number`` at a pixel."""
+    """Return the gradient of α_C t of the channel ``number`` at a pixel."""
     value = load(_inner(s, scratch.kept, 0, lanes), at, lanes)
     if s.has_spatial:
         winner, of_top = _inner(s, scratch.winner, 0, lanes), _inner(s, scratch.slopes, 1, lanes)
@@ -415,7 +417,7 @@ def _slope(s, scratch, at, number, zero, lanes):
 
 @part
 def response_slopes(s, grad, scratch, lanes):
-    """Gradients of the responses, in their place."""
+    """Replace the responses by their gradients."""
     stay_apart()
     wide = len(lanes)
     _, _, score, _, slope_mean, slope_top, place, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
@@ -430,17 +432,17 @@ def response_slopes(s, grad, scratch, lanes):
                 value = _slope(s, scratch, at, number, zero, lanes)
                 store(t, at, multiply_add(factor, value, base + load(grad, at, lanes)))
         if s.has_channel:
-            # One of several equal maxima takes the gradient, as in torch.
+            # One of several equal maxima gets the gradient, as in torch.
             for lane in range(c * wide, (c + 1) * wide):
                 add_to(t, int(place[lane]) * wide + lane - c * wide, slope_top[lane])
 
 
 @compiled
 def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes):
-    """Gradients for the pairs (input pose, sample) ``begin`` to ``end``, counted pose by pose.
+    """Compute gradients for the pairs (input pose, sample) ``begin`` to ``end``, numbered pose by pose.
 
-    ``grad_at`` is the gradient of what :func:`attentive_forward` writes, 0 where there is no pixel. Different pairs
-    write to different parts of ``grads.x``; all add to the other gradients.
+    ``grad_at`` is the gradient of the output of :func:`attentive_forward`, and 0 outside of the pixels. Different pairs
+    write to different parts of ``grads.x``, and add to the same other gradients.
     """
     wide = len(lanes)
     of_x = at_address(scratch.of_x, lanes)

@@ -1,4 +1,4 @@
-"""Attentive group convolution on the CPU: layout of operands and planes, threads, and the operator of torch."""
+"""Attentive group convolution on the CPU: the layout of operands and planes, threads, and the operator of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Tensors = dict[str, Tensor | None]
 
 
 def _lanes(outs: int, dtype: torch.dtype) -> int:
-    """Outputs in a vector: as many as the machine has lanes, or half as many where that takes less."""
+    """Return the number of outputs in a vector: the number of lanes of the machine, or half of it if that is faster."""
     most = widest_lanes() * torch.float32.itemsize // dtype.itemsize
     half = max(1, most // 2)
     # A block of half as many outputs takes about two thirds of the time.
@@ -35,7 +35,7 @@ def _whole(size: int, step: int) -> int:
 
 @lru_cache(maxsize=64)
 def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Sizes in pixels, and tables, of the planes of one image size."""
+    """Return the sizes in pixels and the tables of the planes of one image size."""
     span = window.dilation * (window.size - 1)
     out_rows, out_columns = rows - span, columns - span
     center = window.spatial_dilation * (window.spatial_size // 2)
@@ -45,13 +45,13 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
     sizes = {
         "in_rows": rows,
         "in_columns": columns,
-        "source": rows * columns,  # of a plane of inputs
+        "source": rows * columns,  # size of a plane of inputs
         "rows": out_rows,
         "columns": out_columns,
         "stride": stride,
         "margin": margin,
         "positions": out_rows * out_columns,
-        "length": out_rows * stride,  # of a plane without its margins
+        "length": out_rows * stride,  # length of a plane without its margins
         "plane": out_rows * stride + 2 * margin,
         "taps": window.size**2,
         "spatial_taps": window.spatial_size**2,
@@ -69,7 +69,7 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
 
 
 def _offsets(size: int, dilation: int, stride: int, center: int) -> Tensor:
-    """Where the taps of a square kernel are, in pixels; filled up with 0 to whole groups."""
+    """Return the offsets of the taps of a square kernel in pixels, filled up with 0 to whole groups."""
     steps = dilation * torch.arange(size) - center
     return _filled((steps[:, None] * stride + steps).flatten())
 
@@ -79,7 +79,7 @@ def _filled(taps: Tensor) -> Tensor:
 
 
 class _Call:
-    """Sizes, packed operands and tables of one call; holds the memory whose addresses it gives."""
+    """Sizes, packed operands and tables of one call, whose memory this object owns."""
 
     def __init__(self, operands: Operands, window: Window, wants_input: bool = False) -> None:
         x, kernel, first, second, spatial = operands
@@ -89,13 +89,13 @@ class _Call:
         planes, self.tables = _planes(*x.shape[-2:], window)
         self.sizes = planes | {
             "samples": samples,
-            "blocks": _whole(self.outs, self.lanes) // self.lanes,  # of output channels times poses
+            "blocks": _whole(self.outs, self.lanes) // self.lanes,  # blocks of output channels times poses
             "fiber": fiber,
             "channels": channels,
             "hidden": 0 if first is None else first.shape[-2],
             "has_channel": int(first is not None),
             "has_spatial": int(spatial is not None),
-            "wants_input": int(wants_input),  # whether the gradient with respect to the input is asked for
+            "wants_input": int(wants_input),  # whether the gradient of the input is needed
         }
         self.operands: _Tensors = {
             "x": x.contiguous(),
@@ -106,12 +106,12 @@ class _Call:
         }
 
     def _in_lanes(self, table: Tensor) -> Tensor:
-        """``[outs, ...]`` as ``[blocks, ..., lanes]``, filled up with zeros."""
+        """Convert ``[outs, ...]`` to ``[blocks, ..., lanes]``, filled up with zeros."""
         filled = F.pad(table, (0, 0) * (table.ndim - 1) + (0, -self.outs % self.lanes))
         return filled.unflatten(0, (-1, self.lanes)).movedim(1, -1).contiguous()
 
     def unpacked(self, gradients: _Tensors) -> list[Tensor | None]:
-        """Gradients in the shapes of the operands."""
+        """Return the gradients in the shapes of the operands."""
         found = list[Tensor | None]()
         for (name, grad), shape in zip(gradients.items(), self.shapes, strict=True):
             if grad is not None and shape is not None and name != "x":
@@ -120,24 +120,24 @@ class _Call:
         return found
 
     def planes(self, images: Tensor) -> Tensor:
-        """Images ``[samples, outs, rows, columns]`` as planes without margins, ``[samples, blocks, length, lanes]``."""
+        """Convert images [samples, outs, rows, columns] to planes without margins, [samples, blocks, length, lanes]."""
         right, above = self.sizes["stride"] - self.sizes["columns"], -self.outs % self.lanes
         filled = F.pad(images, (0, right, 0, 0, 0, above)).unflatten(1, (-1, self.lanes))
         return filled.flatten(3).mT.contiguous()
 
     def images(self, planes: Tensor) -> Tensor:
-        """What :meth:`planes` made these of."""
+        """Convert planes to images, as the inverse of :meth:`planes`."""
         columns = planes.mT.unflatten(-1, (self.sizes["rows"], self.sizes["stride"]))[..., : self.sizes["columns"]]
         return columns.flatten(1, 2)[:, : self.outs]
 
     def parts(self, fibers: str) -> Ranges:
-        """Ranges of the samples times the ``fibers`` or blocks, one for each thread; an empty one without samples."""
+        """Return a range of samples times ``fibers`` (or blocks) for each thread; without samples, an empty range."""
         count = self.sizes["samples"] * self.sizes[fibers]
         number = max(1, min(torch.get_num_threads(), count))
         return list(itertools.pairwise(count * part // number for part in range(number + 1)))
 
     def run(self, kernel: Callable[..., None], parts: Ranges, planes: Tensor, grads: list[_Tensors] | None) -> None:
-        """Call a kernel for each part, with planes it reads or writes and, if given, gradients to add to."""
+        """Call a kernel for each part, with planes that it reads or writes, and gradients that it adds to if given."""
         needed = self._scratch(backward=grads is not None)
         memory = torch.zeros(len(parts), sum(needed.values()) * self.lanes, dtype=self.dtype)
         told = _addresses(self.operands), record(self.sizes), _addresses(self.tables)
@@ -154,13 +154,13 @@ class _Call:
                 self.dtype,
                 self.lanes,
                 forward=lambda: [(attentive_forward, calls[0])],
-                # Gradients are told as operands are.
+                # Gradients have the same types as operands.
                 backward=lambda: [(attentive_backward, (*given, given[0], scratch, vector))],
             )
         run(kernel, calls)
 
     def _scratch(self, backward: bool) -> dict[str, int]:
-        """Vectors of what a call writes to and forgets; zero at the start."""
+        """Return the numbers of vectors of scratch memory, which is zero at the start of a call."""
         s, channels, plane = self.sizes, self.sizes["channels"], self.sizes["plane"]
         return {
             "responses": channels * plane,
@@ -170,14 +170,14 @@ class _Call:
             "kept": plane,
             "level": plane,
             "slope_of_map": plane * backward,
-            "slopes": 2 * plane * backward,  # of the statistics
+            "slopes": 2 * plane * backward,  # gradients of the statistics
             "of_x": channels * s["source"] * backward,
             "numbers": 7 * channels + 4 * s["hidden"],  # statistics and hidden values
         }
 
 
 def _addresses(tensors: _Tensors | dict[str, Tensor]) -> Any:
-    """Addresses; absent operands are never read."""
+    """Return the addresses of tensors. Absent operands are never read."""
     return record({name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})
 
 
@@ -198,7 +198,7 @@ def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
 
 
 class Fused(torch.autograd.Function):
-    """Residual sums by the kernels; the gradient of their gradient is that of the plain ``residual_sums``."""
+    """Residual sums computed by the kernels. Second derivatives are those of the plain ``residual_sums``."""
 
     @staticmethod
     def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
 """Softmax attention of few channels over whole clouds, on the CPU.
 
-Lanes are queries: with few channels a product of matrices is over before it has filled a register, and the exponential
-of every score is most of the work. Queries, outputs and their gradients are columns of channels, ``[channels, places]``
-with places for whole vectors; keys and values are rows.
+Lanes are queries. With few channels, matrix products are too short to fill registers, and the exponentials of the
+scores are most of the work. Queries, outputs and their gradients are columns of channels, ``[channels, places]``, where
+places fill whole vectors. Keys and values are rows.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
@@ -26,10 +26,10 @@ from lieattn.ops.kernels.vectors._vectors import (
 
 @compiled
 def forward(query, key, value, counts, first, last, heads, places, channels, values, keys, out, norm, scratch, lanes):
-    """Outputs ``[blocks, values, places]``, and ``norm`` ``[blocks, 2, places]``: largest scores, and one over sums.
+    """Write outputs ``[blocks, values, places]``, and ``norm`` ``[blocks, 2, places]``: largest scores and 1 / sums.
 
-    A block is a head of a cloud, whose ``counts`` say how many of the ``keys`` there are. Keys are ``[blocks, keys,
-    channels]``, values ``[blocks, keys, values]``, queries ``[blocks, channels, places]``.
+    A block is a head of a cloud, and ``counts`` is the number of existing keys of each cloud. Keys are ``[blocks, keys,
+    channels]``, values ``[blocks, keys, values]``, and queries ``[blocks, channels, places]``.
     """
     wide = len(lanes)
     scores = at_address(scratch, lanes)
@@ -64,7 +64,7 @@ def forward(query, key, value, counts, first, last, heads, places, channels, val
 
 @part
 def _score(q, k, j, places, channels, lanes):
-    """Scores of the key j with as many queries as there are lanes."""
+    """Return the scores of the key j with one vector of queries."""
     score = load(q, 0, lanes) * load_one(k, j * channels, lanes)
     for c in range(1, channels):
         score = multiply_add(load(q, c * places, lanes), load_one(k, j * channels + c, lanes), score)
@@ -76,7 +76,7 @@ def backward(
     query, key, value, counts, first, last, heads, places, channels, values, keys, out, norm, grad, to_query, to_key,
     to_value, scratch, lanes,
 ):  # fmt: skip
-    """Gradients of queries, keys and values, as these are; those of keys and values are added to zeros."""
+    """Write the gradients of queries, and add those of keys and values to zeros, in the layouts of the operands."""
     wide = len(lanes)
     of_keys = at_address(scratch, lanes)  # a vector for each channel of each key
     of_values = row(of_keys, keys * channels, wide)
@@ -118,7 +118,7 @@ def backward(
 
 @part
 def _add_lanes(out, x, vectors, lanes):
-    """Write the sums of the lanes of so many vectors."""
+    """Write the sums of the lanes of a number of vectors."""
     single = (lanes[0],)
     for at in range(vectors):
         store(out, at, fill(out, add_up(load(x, at * len(lanes), lanes)), single))

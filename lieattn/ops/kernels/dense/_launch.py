@@ -1,4 +1,4 @@
-"""Run attention of few channels over whole clouds on the threads that torch may use, heads of clouds cut into parts."""
+"""Run attention of few channels over whole clouds on the threads of torch, which divide the heads of clouds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lieattn.ops.kernels.vectors._host import widest_lanes
 
 
 def run_forward(query: Tensor, key: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs ``[clouds, heads, values, places]``, and what the backward pass needs of the sums.
+    """Return outputs ``[clouds, heads, values, places]``, and the sums that the backward pass needs.
 
-    Signals are ``[clouds, heads, rows, channels]``; ``counts`` int64 ``[clouds]`` say how many keys of a cloud count,
-    which come first.
+    Signals are ``[clouds, heads, rows, channels]``. ``counts`` int64 ``[clouds]`` is the number of existing keys of
+    each cloud, which come first.
     """
     with Workspace() as memory:
         job = _Job(query, key, value, counts, memory)
@@ -42,7 +42,7 @@ def run_forward(query: Tensor, key: Tensor, value: Tensor, counts: Tensor) -> tu
 def run_backward(
     grad: Tensor, out: Tensor, norm: Tensor, query: Tensor, key: Tensor, value: Tensor, counts: Tensor
 ) -> list[Tensor]:
-    """Gradients of queries, keys and values for that of the outputs ``[clouds, heads, rows, values]``."""
+    """Return the gradients of queries, keys and values, given that of the outputs ``[clouds, heads, rows, values]``."""
     with Workspace() as memory:
         job = _Job(query, key, value, counts, memory)
         change = job.columns(grad)
@@ -61,7 +61,7 @@ def run_backward(
 
 
 class _Job:
-    """Signals as the kernels read them: queries as columns that fill vectors."""
+    """Signals in the layout of the kernels, with queries as columns that fill vectors."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, counts: Tensor, memory: Workspace) -> None:
         self.memory, self.dtype = memory, query.dtype
@@ -75,7 +75,7 @@ class _Job:
         self.cuts = list(pairwise(self.blocks * number // threads for number in range(threads + 1)))
 
     def columns(self, signal: Tensor) -> Tensor:
-        """``[clouds, heads, rows, channels]`` as ``[clouds, heads, channels, places]``, with zeros behind the rows."""
+        """Convert [clouds, heads, rows, channels] to [clouds, heads, channels, places], filled up with zeros."""
         clouds, heads, rows, channels = signal.shape
         made = self.memory.empty(self.dtype, clouds, heads, channels, self.places)
         made[..., rows:] = 0
@@ -83,7 +83,7 @@ class _Job:
         return made
 
     def given(self, cut: tuple[int, int]) -> tuple[int, ...]:
-        """What both kernels are given for the blocks of a cut."""
+        """Return the arguments of both kernels for a range of blocks."""
         tables = self.query, self.key, self.value, self.counts
         sizes = self.heads, self.places, self.channels, self.values, self.keys
         return *(table.data_ptr() for table in tables), *cut, *sizes

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""Networks of edges, and messages along edges whose kernels are linear in these, on the CPU.
+"""Networks of edges, and messages along edges whose kernels are linear in their outputs, on the CPU.
 
-Lanes are the units of a layer or the channels of a signal, so that all tables are read row by row as torch has them.
-The rows of an edge, one for each frame, are multiplied by a matrix four at a time, which share what is loaded of it.
-Units and channels fill whole vectors: behind the last channel there are zeros.
+Lanes are the units of a layer or the channels of a signal, so all tables are read row by row in the layout of torch.
+The rows of an edge, one for each frame, are multiplied by a matrix four at a time, so that its entries are loaded only
+once for the four. Units and channels fill whole vectors, with zeros after the last channel.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
@@ -110,11 +110,12 @@ def units_forward(
     seen, shared, weight, first, second, bias, last, zero, begin, end, fiber, inputs, hidden, maps, channels, apart,
     out, scratch, lanes,
 ):  # fmt: skip
-    """Units ``[edges, fiber, hidden]`` of the edges from ``begin`` to ``end``, or what so many ``maps`` make of them.
+    """Compute units ``[edges, fiber, hidden]`` of the edges ``begin`` to ``end``, and apply ``maps`` if there are any.
 
-    ``seen`` is ``[edges, fiber, inputs]``, ``shared`` ``[edges, hidden]``, ``weight`` ``[edges]``. ``first`` ``[inputs,
-    hidden]``, ``second`` ``[hidden, hidden]`` and ``last`` have a row for each input; those of ``last`` hold the
-    channels of all maps, and fill vectors. What a map gives is ``[edges, fiber, channels]``, ``apart`` from the next.
+    ``seen`` is ``[edges, fiber, inputs]``, ``shared`` ``[edges, hidden]`` and ``weight`` ``[edges]``. ``first``
+    ``[inputs, hidden]``, ``second`` ``[hidden, hidden]`` and ``last`` have a row for each input. The rows of ``last``
+    contain the channels of all maps, and fill vectors. The outputs of a map are ``[edges, fiber, channels]``, and
+    ``apart`` is the distance between two maps.
     """
     wide, many, length = len(lanes), fiber * hidden, _filled(maps * channels, lanes)
     y, none = at_address(scratch, lanes), at_address(zero, lanes)
@@ -137,7 +138,7 @@ def units_forward(
 
 @part
 def _filled(count, lanes):
-    """So many numbers, and those that they need to fill vectors."""
+    """Return the smallest multiple of the number of lanes that is at least ``count``."""
     return (count + len(lanes) - 1) // len(lanes) * len(lanes)
 
 
@@ -152,10 +153,10 @@ def units_backward(
     seen, shared, weight, first, second, bias, last, zero, begin, end, fiber, inputs, hidden, maps, channels, turned,
     grads, to_seen, wanted, to_shared, to_weight, to_first, to_second, to_bias, to_last, scratch, lanes,
 ):  # fmt: skip
-    """Gradients for those of the units, or of what each map makes of them: ``grads`` are their addresses.
+    """Compute gradients, given the addresses ``grads`` of those of the units or of the outputs of the maps.
 
-    Here ``last`` ``[maps * channels, hidden]`` has a row for each output, as ``turned``, which is ``second``. All
-    gradients are added, that of ``seen`` if wanted.
+    Here ``last`` ``[maps * channels, hidden]`` has a row for each output, and so has ``turned``, the transpose of
+    ``second``. All gradients are added, and that of ``seen`` only if it is wanted.
     """
     wide, many, length = len(lanes), fiber * hidden, maps * channels
     y, none = at_address(scratch, lanes), at_address(zero, lanes)
@@ -193,7 +194,7 @@ def units_backward(
 
 @part
 def _side_by_side(tables, maps, edge, fiber, channels, out, lanes):
-    """The rows of an edge in so many tables ``[edges, fiber, channels]``, as ``[fiber, maps * channels]``."""
+    """Copy the rows of an edge in several tables ``[edges, fiber, channels]`` to ``[fiber, maps * channels]``."""
     for number in range(maps):
         table = row(at_address(integer_at(tables, number), lanes), edge, fiber * channels)
         for k in range(fiber):
@@ -215,10 +216,10 @@ def _add_products(x, rows, y, columns, depth, out, lanes):
 def messages_forward(
     pointers, edges, others, low, high, z, hidden, fiber, weight, channels, x, zero, out, scratch, lanes
 ):
-    """Sums ``[points, fiber, channels]`` of ``(z weight) * x`` over the edges of the points from ``low`` to ``high``.
+    """Sum ``(z weight) * x`` over the edges of the points ``low`` to ``high``, to ``[points, fiber, channels]``.
 
-    Those of point i are ``edges[pointers[i] : pointers[i + 1]]``, or these numbers themselves where ``edges`` is 0, and
-    lead to ``others[edge]``, whose ``x`` counts. ``weight`` is ``[hidden, channels]``; ``out`` begins as zeros.
+    The edges of point i are ``edges[pointers[i] : pointers[i + 1]]``, or the numbers in this range if ``edges`` is 0.
+    They lead to ``others[edge]``, whose ``x`` is used. ``weight`` is ``[hidden, channels]``. ``out`` is zero at first.
     """
     wide, length = len(lanes), fiber * channels
     rows, table, none = at_address(z, lanes), at_address(weight, lanes), at_address(zero, lanes)
@@ -239,9 +240,9 @@ def messages_backward(
     pointers, sources, low, high, z, hidden, fiber, weight, channels, used, x, grad, zero, to_z, to_weight, scratch,
     lanes,
 ):  # fmt: skip
-    """Gradients of the units, written, and of the weights ``[used, hidden]``, added, for those of the sums, ``grad``.
+    """Write the gradients of units, and add those of weights ``[used, hidden]``, given the gradient ``grad`` of sums.
 
-    The edges are those of the targets from ``low`` to ``high``; ``used`` of the ``channels`` are no padding.
+    The edges are those of the targets ``low`` to ``high``. The first ``used`` of the ``channels`` are not padding.
     """
     wide, length = len(lanes), fiber * channels
     table, none, product = at_address(weight, lanes), at_address(zero, lanes), at_address(scratch, lanes)

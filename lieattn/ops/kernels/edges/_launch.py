@@ -1,4 +1,4 @@
-"""Run the networks of edges and their messages on the threads that torch may use, edges or points cut into parts."""
+"""Run the networks of edges and their messages on the threads of torch, which divide the edges or points."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.edges._kernels import messages_backward, messages_forward, units_backward, units_forward
 from lieattn.ops.kernels.vectors._host import widest_lanes
 
-_FEWEST = 4  # float32 in the shortest vector
-# Rows of a part, which has sums and scratch memory of its own: results do not depend on the number of threads, and the
-# sum of such sums is rounded less than one of all terms.
+_FEWEST = 4  # lanes of the shortest vector of float32
+# Rows of a part, which has its own sums and scratch memory. Results therefore do not depend on the number of threads,
+# and the sum of partial sums has a smaller rounding error than one sum of all terms.
 _PART, _MOST_PARTS = 4096, 256
 
 
 def lanes_of(dtype: torch.dtype, hidden: int) -> tuple[Any, ...]:
-    """The longest vectors that so many units fill; none where they do not even fill the shortest."""
+    """Return the longest vector whose lanes divide the number of units, or an empty one if there is none."""
     count, fewest = (4 * floats // dtype.itemsize for floats in (widest_lanes(), _FEWEST))
     while count >= fewest and hidden % count:
         count //= 2
@@ -39,12 +39,12 @@ def lanes_of(dtype: torch.dtype, hidden: int) -> tuple[Any, ...]:
 
 
 def parts_of(rows: int) -> int:
-    """Into how many parts so many rows are cut."""
+    """Return the number of parts for a number of rows."""
     return max(1, min(-(-rows // _PART), _MOST_PARTS))
 
 
 def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor]:
-    """Units ``[edges, fiber, hidden]`` of the operands of :func:`lieattn.ops.edge_units`, or what maps make of them.
+    """Return the units ``[edges, fiber, hidden]`` of :func:`lieattn.ops.edge_units`, or the outputs of maps of them.
 
     Each map is ``[channels, hidden]``.
     """
@@ -78,7 +78,7 @@ def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor
 def run_units_backward(
     grads: Sequence[Tensor], operands: Sequence[Tensor], maps: Sequence[Tensor], wanted: bool
 ) -> list[Tensor]:
-    """Gradients of the operands and the maps, for those of the outputs; that of what is seen is empty if not wanted."""
+    """Return gradients of operands and maps, given those of the outputs. That of ``seen`` is empty if not wanted."""
     with Workspace() as memory:
         job, grads = _Units(operands, maps, memory), [grad.contiguous() for grad in grads]
         parts, turned = len(job.cuts), operands[4].contiguous()
@@ -102,7 +102,7 @@ def run_units_backward(
 
 
 class _Units:
-    """Edges and weights as the kernels read them."""
+    """Edges and weights in the layout of the kernels."""
 
     def __init__(self, operands: Sequence[Tensor], maps: Sequence[Tensor], memory: Workspace) -> None:
         seen, shared, weight, first, second, bias = operands
@@ -115,14 +115,14 @@ class _Units:
         self.cuts = list(pairwise(edges * number // parts for number in range(parts + 1)))
 
     def given(self, last: Tensor, zero: Tensor, cut: tuple[int, int]) -> tuple[int, ...]:
-        """What both kernels are given for the edges of a cut."""
+        """Return the arguments of both kernels for a range of edges."""
         tables = self.seen, self.shared, self.weight, self.first, self.second, self.bias, last, zero
         sizes = self.fiber, self.shape[2], self.hidden, self.maps, self.channels
         return *(table.data_ptr() for table in tables), *cut, *sizes
 
 
 def run_messages(z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
-    """Sums ``[points, fiber, channels]`` at the targets, see :func:`lieattn.ops.edge_messages`."""
+    """Return the sums ``[points, fiber, channels]`` of :func:`lieattn.ops.edge_messages`."""
     with Workspace() as memory:
         check_lists(neighbors, None, ())
         check_targets(neighbors)
@@ -138,7 +138,7 @@ def run_messages(z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> 
 
 
 def run_messages_backward(grad: Tensor, z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> list[Tensor]:
-    """Gradients of units, weights and signals for that of the sums."""
+    """Return the gradients of units, weights and signals, given that of the sums."""
     with Workspace() as memory:
         job = _Messages(z, weight, x, neighbors, memory)
         signal, change, table = job.padded(x), job.padded(grad), weight.contiguous()
@@ -160,7 +160,7 @@ def run_messages_backward(grad: Tensor, z: Tensor, weight: Tensor, x: Tensor, ne
 
 
 class _Messages:
-    """Units, weights and lists as the kernels read them; channels are padded so that they fill vectors."""
+    """Units, weights and lists in the layout of the kernels, with channels padded to fill vectors."""
 
     def __init__(self, z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors, memory: Workspace) -> None:
         self.z, self.dtype, self.memory = z.contiguous(), z.dtype, memory
@@ -173,7 +173,7 @@ class _Messages:
         self.weight[:, : self.used] = weight.T
 
     def padded(self, signal: Tensor) -> Tensor:
-        """A signal ``[points, fiber, channels]`` with zeros behind its channels."""
+        """Return a signal ``[points, fiber, channels]`` with zeros after its channels."""
         if self.used == self.channels:
             return signal.contiguous()
         wider = self.memory.zeros(self.dtype, self.points, self.fiber, self.channels)
@@ -181,11 +181,11 @@ class _Messages:
         return wider
 
     def cut(self, pointers: Tensor) -> Ranges:
-        """Ranges of points that the edges of each part belong to."""
+        """Return the ranges of points of each part."""
         return cut_targets(pointers, parts_of(int(pointers[-1]) * self.fiber))
 
     def sums(self, pointers: Tensor, edges: Tensor | None, others: Tensor, signal: Tensor) -> Tensor:
-        """Sums over the edges that the pointers begin at, of the kernels times the signals at their other ends."""
+        """Sum the products of kernels and signals at the other ends of the edges given by the pointers."""
         cuts = self.cut(pointers)
         out = new_empty(self.dtype, self.points, self.fiber, self.channels).zero_()
         scratch = self.memory.empty(self.dtype, len(cuts), self.length)

@@ -1,9 +1,8 @@
 # mypy: allow-untyped-defs
 """The networks of the heads on the CPU: small matrices, and vectors of rows.
 
-A tile of so many vectors of rows goes through all layers of one head after another while it is in the cache. In the
-backward pass it goes through them again, and what belongs to the weights is added up in vectors whose lanes are summed
-at the very end.
+All layers of a head are applied to a tile of vectors of rows while it is in the cache. The backward pass applies them
+again, and adds the gradients of weights in vectors, whose lanes are summed at the end.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
@@ -22,8 +21,8 @@ from lieattn.ops.kernels.vectors._vectors import (
 )
 
 TILE = 8
-"""Vectors of rows in a tile; even."""
-ZERO, BIAS, KEEP = 0, 1, 2  # what a product is added to
+"""Number of vectors of rows in a tile, which is even."""
+ZERO, BIAS, KEEP = 0, 1, 2  # a product is added to zero, to the bias, or to the old value
 
 
 @part
@@ -76,7 +75,7 @@ def _put(out, at, two, lanes):
 
 @part
 def _begin(start, bias, i, out, out_row, t, lanes):
-    """The two vectors that a row of a product is added to."""
+    """Return the two vectors to which a row of a product is added."""
     if start == KEEP:
         return _two(out, i * out_row + t, lanes)
     value = load_one(bias, i, lanes) if start == BIAS else fill(out, 0.0, lanes)
@@ -99,11 +98,11 @@ def forward(
     x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, outputs, out, out_tail, scratch,
     lanes,
 ):  # fmt: skip
-    """Outputs ``[heads outputs, count]`` of the rows ``first`` to ``last``, which begin and end a tile.
+    """Write outputs ``[heads outputs, count]`` of the rows ``first`` to ``last``, which are at the borders of tiles.
 
-    Rows are ``[inputs, x_row]``, or ``[count, inputs]`` where ``x_row`` is 0. The tile in which they end is read from
-    ``tail`` and written to ``out_tail``. ``weights`` are, for each head, so many ``parameters``: w1 [inputs, hidden],
-    b1, w2 [hidden, hidden], b2, w3 [hidden, outputs], b3 one after another.
+    Rows are ``[inputs, x_row]``, or ``[count, inputs]`` if ``x_row`` is 0. The last, incomplete tile is read from
+    ``tail`` and written to ``out_tail``. ``weights`` are ``parameters`` numbers for each head: w1 [inputs, hidden], b1,
+    w2 [hidden, hidden], b2, w3 [hidden, outputs] and b3, in this order.
     """
     size = TILE * len(lanes)
     h1 = row(at_address(scratch, lanes), inputs, size)
@@ -126,7 +125,7 @@ def forward(
 
 @part
 def _columns(x, x_row, tail, begin, count, inputs, scratch, lanes):
-    """A tile as vectors of rows: a pointer, and how far one input is from the next."""
+    """Return a pointer to a tile as vectors of rows, and the distance of two inputs."""
     wide = len(lanes)
     size = TILE * wide
     if begin + size > count:
@@ -142,7 +141,7 @@ def _columns(x, x_row, tail, begin, count, inputs, scratch, lanes):
 
 @part
 def _place(values, tail, begin, count, lanes):
-    """Where a tile of ``[heads outputs, count]`` is, and how far one output is from the next."""
+    """Return a pointer to a tile of ``[heads outputs, count]``, and the distance of two outputs."""
     size = TILE * len(lanes)
     if begin + size > count:
         return at_address(tail, lanes), size
@@ -154,7 +153,7 @@ def backward(
     x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, outputs, grad, grad_tail,
     to_weights, to_x, to_x_row, wanted, scratch, lanes,
 ):  # fmt: skip
-    """Gradients: added to vectors ``to_weights``, ordered as the weights, and, if wanted, to ``[inputs, to_x_row]``."""
+    """Add gradients to vectors ``to_weights``, in the order of weights, and, if wanted, to ``[inputs, to_x_row]``."""
     wide = len(lanes)
     size, many = TILE * wide, hidden * TILE
     h1 = row(at_address(scratch, lanes), inputs, size)
@@ -194,7 +193,7 @@ def backward(
 
 @part
 def _parts(weights, inputs, hidden, outputs, width):
-    """Pointers to w1, b1, w2, b2, w3, b3."""
+    """Return pointers to w1, b1, w2, b2, w3, b3."""
     b1 = offset(weights, inputs * hidden * width)
     w2 = offset(b1, hidden * width)
     b2 = offset(w2, hidden * hidden * width)

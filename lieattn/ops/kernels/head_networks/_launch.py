@@ -1,4 +1,4 @@
-"""Run the networks of the heads on the threads that torch may use, rows cut into parts."""
+"""Run the networks of the heads on the threads of torch, which divide the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lieattn.ops.kernels.vectors._host import widest_lanes
 
 
 def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Outputs ``[heads outputs, rows]`` of rows ``[rows, inputs]``."""
+    """Return the outputs ``[heads outputs, rows]`` of rows ``[rows, inputs]``."""
     with Workspace() as memory:
         job = _Job(rows, parameters, memory)
         numbers = job.heads * job.outputs
@@ -38,7 +38,7 @@ def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 
 
 def run_backward(grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool) -> list[Tensor]:
-    """Gradients of the rows (empty if not wanted) and of the parameters, for those ``[heads outputs, rows]``."""
+    """Return gradients of rows (empty if not wanted) and parameters, given those of the outputs of run_forward."""
     with Workspace() as memory:
         job, grad, dtype = _Job(rows, parameters, memory), grad.contiguous(), grad.dtype
         parts = len(job.cuts)
@@ -62,7 +62,7 @@ def run_backward(grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wante
 
 
 class _Job:
-    """Rows and weights as the kernels read them."""
+    """Rows and weights in the layout of the kernels."""
 
     def __init__(self, rows: Tensor, parameters: Sequence[Tensor], memory: Workspace) -> None:
         self.by_columns = rows.stride(0) < rows.stride(1)
@@ -75,7 +75,7 @@ class _Job:
         self.tile = TILE * count
         tiles = -(-len(rows) // self.tile)
         self.places = tiles * self.tile
-        # Kernels read whole tiles: the rows behind the last whole one are followed by zeros.
+        # Kernels read whole tiles, so the rows after the last complete tile are filled up with zeros.
         self.whole = len(rows) // self.tile * self.tile
         self.tail = memory.zeros(rows.dtype, self.inputs, self.tile)
         self.tail[:, : len(rows) - self.whole] = rows[self.whole :].T
@@ -85,7 +85,7 @@ class _Job:
         self.cuts = list(pairwise(bounds))
 
     def given(self, cut: tuple[int, int]) -> tuple[int, ...]:
-        """What both kernels are given for the rows of a cut."""
+        """Return the arguments of both kernels for a range of rows."""
         sizes = self.heads, self.inputs, self.hidden, self.outputs
         x_row = len(self.rows) if self.by_columns else 0
         weights = self.weights.data_ptr(), self.weights.shape[1]

@@ -1,9 +1,9 @@
-"""Attentive group convolution in Triton: what needs all responses, which are made in registers and never stored.
+"""Attentive group convolution in Triton: the steps that need all responses, which are computed in registers.
 
 For a sample, an output with its pose and an input pose, the responses t_c(y) = Σ_p x_c(y + p) ψ_c(p) of all input
-channels are needed for two maxima, over positions and over channels, and for Σ_c α_c t_c. The rest is plain maths on
-planes and numbers. Once a maximum over positions is found, plain maths multiplies its window with ψ, and knows the
-gradient. Gradients of the sums and of the maxima over channels are sums in one order, a program each.
+channels are needed for two maxima, over positions and over channels, and for Σ_c α_c t_c. All other steps are plain
+maths. After a kernel has found a maximum over positions, plain maths multiplies its window by ψ, which defines the
+gradient. Gradients of the sums and of the maxima over channels are sums in a fixed order, each by one program.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from lieattn.ops import _attentive as plain
 from lieattn.ops._attentive import Operands, Window
 from lieattn.ops._gradients import gradients_of
 
-_POSITIONS = 256  # of a plane that a program has at a time
-_ENTRIES = 2048  # of windows at these, where it has all of a window
+_POSITIONS = 256  # largest number of positions of a plane that a program processes at a time
+_ENTRIES = 2048  # largest number of entries of windows at these positions, if it stores whole windows
 
-# What a kernel is compiled for. Planes of x are [rows, columns], those of responses [height, width]; P is the number
-# of taps, padded; ``gated`` says whether channels have scores, ``topped`` whether maxima over channels are wanted.
+# Constants of a kernel. Planes of x are [rows, columns], planes of responses are [height, width], and P is the padded
+# number of taps. ``gated`` is whether channels have scores, and ``topped`` whether maxima over channels are needed.
 Sizes = namedtuple("Sizes", "outs fiber channels rows columns height width size dilation gated topped B P dtype")
 
 
 @triton.jit
 def _split(number, outs, fiber):  # type: ignore[no-untyped-def]
-    """Sample, output and pose of a plane of responses."""
+    """Return sample, output and pose of a plane of responses."""
     return number // (outs * fiber), number // fiber % outs, number % fiber
 
 
 @triton.jit
 def _responses(x, kernel, s, sample, out, pose, channel, y, inside):  # type: ignore[no-untyped-def]
-    """Responses of a channel at positions, [B]."""
+    """Return the responses of a channel at positions, [B]."""
     plane = x + ((sample * s.fiber + pose) * s.channels + channel) * (s.rows * s.columns)
     taps = kernel + ((out * s.fiber + pose) * s.channels + channel) * (s.size * s.size)
     at = y // s.width * s.columns + y % s.width
@@ -51,7 +51,7 @@ def _responses(x, kernel, s, sample, out, pose, channel, y, inside):  # type: ig
 
 @triton.jit
 def largest_places(x, kernel, s, places):  # type: ignore[no-untyped-def]
-    """Write where the first of the largest responses is, ``[samples, outs, fiber, channels]``."""
+    """Write the first place of the largest response, ``[samples, outs, fiber, channels]``."""
     number, channel = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sample, out, pose = _split(number, s.outs, s.fiber)
     best = tl.full([s.B], float("-inf"), s.dtype)
@@ -94,7 +94,7 @@ def channel_sums(x, kernel, scores, s, kept, top, winner):  # type: ignore[no-un
 
 @triton.jit
 def _slopes(to_kept, to_top, winner, s, at, channel, inside):  # type: ignore[no-untyped-def]
-    """Gradient of α_c t_c, [B]."""
+    """Return the gradient of α_c t_c, [B]."""
     slope = tl.load(to_kept + at, mask=inside, other=0.0)
     if s.topped:
         ours = tl.load(winner + at, mask=inside, other=-1) == channel
@@ -104,7 +104,7 @@ def _slopes(to_kept, to_top, winner, s, at, channel, inside):  # type: ignore[no
 
 @triton.jit
 def pixel_gradients(kernel, scores, s, to_kept, to_top, winner, grad):  # type: ignore[no-untyped-def]
-    """Write the gradient of x: a program for a block of pixels of one of its planes."""
+    """Write the gradient of x, with a program for each block of pixels of a plane."""
     plane = tl.program_id(0).to(tl.int64)
     sample, pose, channel = _split(plane, s.fiber, s.channels)
     pixel = tl.program_id(1) * s.B + tl.arange(0, s.B)
@@ -148,7 +148,7 @@ def tap_products(x, s, to_kept, to_top, winner, products):  # type: ignore[no-un
 
 
 class Fused(torch.autograd.Function):
-    """Gated sums by the kernels; the gradient of their gradient is that of the plain ``gated_sums``."""
+    """Gated sums computed by the kernels. Second derivatives are those of the plain ``gated_sums``."""
 
     @staticmethod
     def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
@@ -170,7 +170,7 @@ class Fused(torch.autograd.Function):
 
 
 def gated_sums(operands: Operands, window: Window) -> Tensor:
-    """Σ_h̃ α_X Σ_c α_C t ``[samples, outs, height, width]``, differentiable once; in parts where outputs are many."""
+    """Return Σ_h̃ α_X Σ_c α_C t ``[samples, outs, height, width]``, differentiable once, computed in parts."""
     x, kernel = operands.x, operands.kernel
     pixels = (x.shape[-2] - window.dilation * (window.size - 1)) * (x.shape[-1] - window.dilation * (window.size - 1))
     return plain.in_parts(_gated, operands, window, x.shape[0] * x.shape[1] * max(pixels, kernel[0, 0].numel()))
@@ -192,7 +192,7 @@ def _gated(operands: Operands, window: Window) -> Tensor:
 
 
 def _statistics(x: Tensor, kernel: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Mean and largest responses over positions, ``[samples, outs, fiber, channels]``."""
+    """Return mean and largest responses over positions, ``[samples, outs, fiber, channels]``."""
     call = _Call(x, kernel, window)
     means = F.avg_pool2d(x.flatten(1, 2), call.sides, stride=window.dilation).flatten(2).unflatten(1, x.shape[1:3])
     mean = torch.einsum("sfcp,ofcp->sofc", means, kernel)
@@ -208,7 +208,7 @@ def _statistics(x: Tensor, kernel: Tensor, window: Window) -> tuple[Tensor, Tens
 
 
 class _ChannelSums(torch.autograd.Function):
-    """Sum and maximum over the channels of α_c t_c; differentiable once."""
+    """Sum and maximum of α_c t_c over the channels, differentiable once."""
 
     @staticmethod
     def forward(ctx: Any, window: Window, topped: bool, *operands: Any) -> tuple[Tensor, Tensor]:
@@ -244,7 +244,7 @@ class _ChannelSums(torch.autograd.Function):
 
 
 class _Call:
-    """Sizes and grids of the kernels for operands."""
+    """Sizes and grids of the kernels for given operands."""
 
     def __init__(self, x: Tensor, kernel: Tensor, window: Window) -> None:
         self.x, self.kernel, self.window = x, kernel, window
@@ -253,7 +253,7 @@ class _Call:
         self.planes = (len(x) * len(kernel) * x.shape[1],)
 
     def sizes(self, *, gated: bool = False, topped: bool = False, windows: bool = False) -> Sizes:
-        """Sizes of a kernel, which has whole windows at its positions or taps one after another."""
+        """Return the sizes of a kernel, which stores whole windows at its positions or processes taps one by one."""
         padded = triton.next_power_of_2(self.window.size**2)
         double = self.x.dtype == torch.float64
         numbers = {
@@ -267,7 +267,7 @@ class _Call:
         return Sizes(**{name: tl.constexpr(number) for name, number in numbers.items()})
 
     def blocks(self, positions: int) -> int:
-        """Programs for the positions of a plane."""
+        """Return the number of programs for the positions of a plane."""
         return -(-positions // _POSITIONS)
 
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:

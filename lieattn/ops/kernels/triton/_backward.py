@@ -1,6 +1,6 @@
-"""Backward kernels of Triton: each walks over its edges, computes their weights again, and sums in one order.
+"""Backward kernels of Triton, which loop over edges, recompute their weights, and sum gradients in a fixed order.
 
-In the letters of ``attention/_backward.py``: W the outer weights, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h],
+The notation is that of ``attention/_backward.py``: W are the outer weights, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h],
 b[h] = β · grad_out[h],
 
     x[h, g] = ⟨y[h], U[g]⟩ + b[h],                      gradient of W,
@@ -8,8 +8,9 @@ b[h] = β · grad_out[h],
     u[g] = Σ_h W y,                                     gradient of U,
     c[g, m] = inner (⟨u[g], v[m]⟩ - ⟨u[g], U[g]⟩ + Σ_h s),   gradient of the inner score (``slope``).
 
-Gradients of queries are sums over the edges of a target, those of keys and values over the edges of a source, those
-of tables over the edges of a type: three kernels, and no two programs write to one place.
+Three kernels compute gradients: those of queries are sums over the edges of a target, those of keys and values are sums
+over the edges of a source, and those of tables are sums over the edges of a type. No two programs write to the same
+place.
 """
 
 import triton
@@ -55,7 +56,7 @@ def _pulled_back(p, strides, s, grad, kind, head):  # type: ignore[no-untyped-de
 
 @triton.jit
 def _weight_gradients(p, s, y, shift, values, share, edge, head, draw):  # type: ignore[no-untyped-def]
-    """X behind dropout, [P, G]."""
+    """Return x after dropout, [P, G]."""
     if s.tied_out:
         x = tl.sum(y * values, 1)[None, :]
         if p.beta is not None:
@@ -71,7 +72,7 @@ def _weight_gradients(p, s, y, shift, values, share, edge, head, draw):  # type:
 
 @triton.jit
 def _weights_again(p, strides, s, target, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
-    """Return inner and inner behind dropout [G, M], W [P, G], U [G, W] and Σ_m inner [G]."""
+    """Return inner and inner after dropout [G, M], W [P, G], U [G, W] and Σ_m inner [G]."""
     query, base, _, level, _ = target
     inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
     masked = inner
@@ -83,7 +84,7 @@ def _weights_again(p, strides, s, target, source, kind, edge, head, draw):  # ty
 
 @triton.jit
 def _slopes(p, strides, s, target, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
-    """Return slope and inner behind dropout [G, M], steep and W behind dropout [P, G], u and U [G, W], Σ_m inner."""
+    """Return slope and inner after dropout [G, M], steep and W after dropout [P, G], u and U [G, W], Σ_m inner."""
     _, _, grad, _, mean = target
     inner, masked, weight, values, share = _weights_again(p, strides, s, target, source, kind, edge, head, draw)
     y, shift = _pulled_back(p, strides, s, grad, kind, head)
@@ -113,7 +114,7 @@ def _slopes(p, strides, s, target, source, kind, edge, head, draw):  # type: ign
 
 @triton.jit
 def _target(p, strides, lists, s, grad_out, norm, means, point, head):  # type: ignore[no-untyped-def]
-    """What an edge needs of its target: queries, shared scores, gradient, norms and means, if these are known."""
+    """Return the data of a target that its edges need: queries, shared scores, gradient, norms, and means if known."""
     query = query_tile(p, s, point, head)
     base = base_tile(p, strides, s, point, head)
     grad = signal_tile(grad_out, point, head, s.outs, s.heads, s.width, s.O, s.W, s.dtype)
@@ -129,7 +130,7 @@ def _target(p, strides, lists, s, grad_out, norm, means, point, head):  # type: 
 def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, slopes, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``means``, the gradient of queries without the shared scores, and that of the shared scores.
 
-    ``slopes`` is ``[points, heads, queries, columns]``; None where there are no shared scores.
+    ``slopes`` is ``[points, heads, queries, columns]``, or None if there are no shared scores.
     """
     point = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -174,7 +175,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
 
 @triton.jit
 def _to_frames(table, strides, s, grad, kind, head, first, frames, width, W):  # type: ignore[no-untyped-def]
-    """Gradient of a block of frames over a neighbor, [B, W], from that of what they are pooled to, [G, W]."""
+    """Return the gradient [B, W] of a block of frames of a neighbor, given that of the pooled frames, [G, W]."""
     if table is None:
         return tl.zeros([s.B, W], s.dtype) + tl.sum(grad, 0)[None, :]
     else:
@@ -185,9 +186,9 @@ def _to_frames(table, strides, s, grad, kind, head, first, frames, width, W):  #
 def backward_sources(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, column_ptr, column_edge, grad_key, grad_value, seed, threshold
 ):
-    """Write the gradients of keys and values: a program walks over the edges that leave one source point.
+    """Write the gradients of keys and values. A program loops over the edges of one source point.
 
-    It has all frames over the point; where frames are pooled, a block of them.
+    It processes all frames over the point, or a block of them if frames are pooled.
     """
     point = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -220,9 +221,10 @@ def backward_sources(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, frame, draw):  # type: ignore[no-untyped-def]
-    """Gradients of one row of the tables from some of its edges.
+    """Return the gradients of one row of the tables, summed over some of its edges.
 
-    They are those of ρ, of the bias (both forms), of ψ, of β, and of what pools a block of frames from ``frame`` on.
+    They are those of ρ, of the bias (both forms), of ψ, of β, and of the factors that pool a block of frames, which
+    begins with ``frame``.
     """
     of_rho = tl.zeros([s.O, s.D], s.dtype)
     of_bias = tl.zeros([s.O], s.dtype)
@@ -289,9 +291,10 @@ def backward_types(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Write the gradients of the tables of displacements, ``[types, splits, outs, heads, *]``.
 
-    The edges of a type are cut into ``splits`` parts, a program each; their sums are added up afterwards. A program
-    takes ``each`` heads; the gradient of ρ is summed over these, ``[types, splits, outs, heads / each, *]``. Of what
-    pools frames it has a block, ``[types, splits, outs, frames, heads, *]``; the first has the other tables too.
+    The edges of a type are divided into ``splits`` parts, each with its own program, and their sums are added
+    afterwards. A program processes ``each`` heads, and sums the gradient of ρ over them, ``[types, splits, outs,
+    heads / each, *]``. It computes the gradients of the factors that pool a block of frames, ``[types, splits, outs,
+    frames, heads, *]``. The program of the first block also computes those of the other tables.
     """
     row = tl.program_id(0).to(tl.int64)
     kind = row // splits

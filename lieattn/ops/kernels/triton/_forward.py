@@ -1,11 +1,11 @@
-"""Forward kernel of Triton, and what the backward kernels share with it: tiles of numbers, and the weights of one edge.
+"""Forward kernel of Triton, and functions shared with the backward kernels: tiles, and the weights of one edge.
 
-A program works on one target point (or source point, or type of displacement) and one head. Its tiles are padded to
+A program processes one target point (or source point, or type of displacement) and one head. Its tiles are padded to
 powers of two: ``[G, M]`` for pairs of query and key frame, ``[P, G]`` for pairs of output and query frame, where P is
-1 if the output frame is the query frame. Frames that are padding never weigh anything.
+1 if the output frame is the query frame. Padded frames have weight 0.
 
-For query frame g and key frame m, c[g, m] is the part of the score that does not see the output frame h, and
-p[h, g] the part that does:
+For query frame g and key frame m, c[g, m] is the part of the score that does not depend on the output frame h, and
+p[h, g] is the part that does:
 
     inner[g, m] = softmax_m(c),  outer[h, g] = p + logsumexp_m c,  weight = inner · exp(outer - top) / total.
 """
@@ -18,9 +18,9 @@ import triton.language as tl
 
 
 class Operands(NamedTuple):
-    """Pointers; None where there is no such operand.
+    """Pointers to operands, or None if they are absent.
 
-    Signals are contiguous ``[points, fiber, heads, channels]``; tables come with :class:`Strides`.
+    Signals are contiguous ``[points, fiber, heads, channels]``. Tables have :class:`Strides`.
     """
 
     query: Any
@@ -31,12 +31,12 @@ class Operands(NamedTuple):
     bias: Any
     psi: Any
     beta: Any
-    key_psi: Any  # factors of the keys and values over a neighbor before these are summed, where frames are pooled
+    key_psi: Any  # factors of keys and values of a neighbor before their sum, if frames are pooled
     value_psi: Any
 
 
 class Strides(NamedTuple):
-    """Strides in elements; 0 along an axis where one entry serves all."""
+    """Strides in elements, which are 0 along an axis with one entry for all."""
 
     base: Any  # point, head; then [queries, columns] contiguous
     rho: Any  # type, out, head, channel
@@ -48,7 +48,7 @@ class Strides(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Neighbor lists and the type of each edge; ``index`` is None where every edge is its own type."""
+    """Neighbor lists and the type of each edge. ``index`` is None if every edge has its own type."""
 
     row_ptr: Any
     source: Any
@@ -56,7 +56,7 @@ class Lists(NamedTuple):
     index: Any
 
 
-# What a kernel is compiled for: sizes, their padded counterparts in capitals, and switches; see ``_launch.py``.
+# Constants of a kernel: sizes, their padded counterparts in capitals, and switches; see ``_launch.py``.
 Shape = namedtuple(
     "Shape",
     "outs queries keys key_frames columns pairs depth width heads seeded O G M K P D W B pooled tied_out tied_key "
@@ -66,7 +66,7 @@ Shape = namedtuple(
 
 @triton.jit
 def signal_tile(pointer, point, head, frames, heads, width, F, W, dtype):  # type: ignore[no-untyped-def]
-    """Channels of all frames over a point, [F, W]."""
+    """Return the channels of all frames over a point, [F, W]."""
     f = tl.arange(0, F)[:, None]
     d = tl.arange(0, W)[None, :]
     at = ((point * frames + f) * heads + head) * width + d
@@ -75,7 +75,7 @@ def signal_tile(pointer, point, head, frames, heads, width, F, W, dtype):  # typ
 
 @triton.jit
 def put_signal(pointer, tile, point, head, frames, heads, width, F, W, first=0):  # type: ignore[no-untyped-def]
-    """Write a tile of frames from the ``first`` on to where :func:`signal_tile` would read it."""
+    """Write a tile of frames, beginning with ``first``, to the place from which :func:`signal_tile` reads it."""
     f = first + tl.arange(0, F)[:, None]
     d = tl.arange(0, W)[None, :]
     at = ((point * frames + f) * heads + head) * width + d
@@ -84,7 +84,7 @@ def put_signal(pointer, tile, point, head, frames, heads, width, F, W, first=0):
 
 @triton.jit
 def table_tile(pointer, kind, head, strides, frames, width, F, W, dtype):  # type: ignore[no-untyped-def]
-    """Entries of a table for one type of displacement, [F, W]."""
+    """Return the entries of a table for one type of displacement, [F, W]."""
     f = tl.arange(0, F)[:, None]
     d = tl.arange(0, W)[None, :]
     at = kind * strides[0] + f * strides[1] + head * strides[2] + d * strides[3]
@@ -93,7 +93,7 @@ def table_tile(pointer, kind, head, strides, frames, width, F, W, dtype):  # typ
 
 @triton.jit
 def factors(table, strides, s, kind, head, first, frames, width, W):  # type: ignore[no-untyped-def]
-    """Factors of a block of key frames for each query frame, [G, B, W]."""
+    """Return the factors of a block of key frames for each query frame, [G, B, W]."""
     g = tl.arange(0, s.G)[:, None, None]
     m = first + tl.arange(0, s.B)[None, :, None]
     d = tl.arange(0, W)[None, None, :]
@@ -103,7 +103,7 @@ def factors(table, strides, s, kind, head, first, frames, width, W):  # type: ig
 
 @triton.jit
 def frame_rows(pointer, s, point, head, first, frames, width, W):  # type: ignore[no-untyped-def]
-    """Channels of a block of frames over a point, [B, W]."""
+    """Return the channels of a block of frames over a point, [B, W]."""
     m = first + tl.arange(0, s.B)[:, None]
     d = tl.arange(0, W)[None, :]
     at = ((point * frames + m) * s.heads + head) * width + d
@@ -112,7 +112,7 @@ def frame_rows(pointer, s, point, head, first, frames, width, W):  # type: ignor
 
 @triton.jit
 def _pooled(pointer, table, strides, s, point, kind, head, frames, width, W):  # type: ignore[no-untyped-def]
-    """Σ_m factor[g, m] signal[m], [G, W]; without factors there is one frame."""
+    """Return Σ_m factor[g, m] signal[m], [G, W]. Without factors there is one frame."""
     total = tl.zeros([s.G, W], s.dtype)
     for first in range(0, frames, s.B):
         rows = frame_rows(pointer, s, point, head, first, frames, width, W)
@@ -125,7 +125,7 @@ def _pooled(pointer, table, strides, s, point, kind, head, frames, width, W):  #
 
 @triton.jit
 def key_tile(p, strides, s, source, kind, head):  # type: ignore[no-untyped-def]
-    """Keys over a point, [K, D]; those that an edge makes for each query frame, [G, D], where frames are pooled."""
+    """Return the keys over a point, [K, D], or those computed for each query frame, [G, D], if frames are pooled."""
     if s.pooled:
         return _pooled(p.key, p.key_psi, strides.key_psi, s, source, kind, head, s.key_frames, s.depth, s.D)
     else:
@@ -134,7 +134,7 @@ def key_tile(p, strides, s, source, kind, head):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def value_tile(p, strides, s, source, kind, head):  # type: ignore[no-untyped-def]
-    """Values, as :func:`key_tile` has the keys."""
+    """Return the values, as :func:`key_tile` returns the keys."""
     if s.pooled:
         return _pooled(p.value, p.value_psi, strides.value_psi, s, source, kind, head, s.keys, s.width, s.W)
     else:
@@ -143,7 +143,7 @@ def value_tile(p, strides, s, source, kind, head):  # type: ignore[no-untyped-de
 
 @triton.jit
 def dot_products(a, b, matrix, precision, dtype):  # type: ignore[no-untyped-def]
-    """Σ_d a[i, d] b[j, d]."""
+    """Return Σ_d a[i, d] b[j, d]."""
     if matrix:
         return tl.dot(a, tl.trans(b), input_precision=precision, out_dtype=dtype)
     else:
@@ -152,7 +152,7 @@ def dot_products(a, b, matrix, precision, dtype):  # type: ignore[no-untyped-def
 
 @triton.jit
 def combine(weight, b, matrix, precision, dtype):  # type: ignore[no-untyped-def]
-    """Σ_r weight[i, r] b[r, d]."""
+    """Return Σ_r weight[i, r] b[r, d]."""
     if matrix:
         return tl.dot(weight, b, input_precision=precision, out_dtype=dtype)
     else:
@@ -161,7 +161,7 @@ def combine(weight, b, matrix, precision, dtype):  # type: ignore[no-untyped-def
 
 @triton.jit
 def kind_of(lists, edge):  # type: ignore[no-untyped-def]
-    """Row of the tables of displacements for an edge."""
+    """Return the row of an edge in the tables of displacements."""
     if lists.index is None:
         return edge
     else:
@@ -170,7 +170,7 @@ def kind_of(lists, edge):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def query_tile(p, s, point, head):  # type: ignore[no-untyped-def]
-    """Queries of a point, [G, D]; zeros where there are none."""
+    """Return the queries of a point, [G, D], or zeros if there are none."""
     if p.query is None:
         return tl.zeros([s.G, s.D], s.dtype)
     else:
@@ -179,7 +179,7 @@ def query_tile(p, s, point, head):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def base_tile(p, strides, s, point, head):  # type: ignore[no-untyped-def]
-    """Scores that all edges of a point share, [G, M]."""
+    """Return the scores that all edges of a point share, [G, M]."""
     if p.base is None:
         return tl.zeros([s.G, s.M], s.dtype) + s.constant
     else:
@@ -191,9 +191,9 @@ def base_tile(p, strides, s, point, head):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def norm_places(s, point, head):  # type: ignore[no-untyped-def]
-    """Offsets of the largest scores of each pair of frames of a point, [P, G], and which of them exist.
+    """Return the offsets of the largest scores of each pair of frames of a point, [P, G], and the mask of valid pairs.
 
-    The sums of exponentials follow ``pairs * heads`` further on.
+    The offsets of the sums of exponentials are larger by ``pairs * heads``.
     """
     g = tl.arange(0, s.G)[None, :]
     h = tl.arange(0, s.P)[:, None]
@@ -203,7 +203,7 @@ def norm_places(s, point, head):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def kept(s, head, counter, draw):  # type: ignore[no-untyped-def]
-    """0 where a weight is dropped, 1 / (1 - probability) elsewhere: the numbers of the kernel for CPUs."""
+    """Return 0 for dropped weights and 1 / (1 - probability) for others, equal to the numbers of the CPU kernel."""
     seed, threshold = draw
     state = seed.to(tl.uint64) + (head // s.seeded).to(tl.uint64) * 0xD1B54A32D192ED03
     state = state + counter.to(tl.uint64) * 0x9E3779B97F4A7C15
@@ -220,14 +220,14 @@ def kept(s, head, counter, draw):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def kept_keys(s, edge, head, draw):  # type: ignore[no-untyped-def]
-    """Dropout factors of pairs of query and key frame, [G, M]."""
+    """Return the dropout factors of pairs of query and key frame, [G, M]."""
     pair = tl.arange(0, s.G)[:, None] * s.columns + tl.arange(0, s.M)[None, :]
     return kept(s, head, pair + edge * (s.queries * s.columns), draw)
 
 
 @triton.jit
 def kept_pairs(s, edge, head, draw):  # type: ignore[no-untyped-def]
-    """Dropout factors of pairs of output and query frame, [P, G]."""
+    """Return the dropout factors of pairs of output and query frame, [P, G]."""
     pair = tl.arange(0, s.P)[:, None] * s.queries + tl.arange(0, s.G)[None, :]
     return kept(s, head, pair + edge * s.pairs, draw)
 
@@ -278,19 +278,19 @@ def edge_weights(p, strides, s, query, base, source, kind, head):  # type: ignor
     outer = _outer_scores(p, strides, s, query, kind, head)
     if s.product:
         score = tl.where(columns, score, float("-inf"))
-        # Scores may all be minus infinity: then the weights are zero, and so is their sum.
+        # If all scores are minus infinity, the weights and their sum are zero.
         level = tl.maximum(tl.max(score, 1), s.lowest)
         inner = tl.exp(score - level[:, None])
         mass = tl.sum(inner, 1)
         return inner / tl.where(mass == 0, 1.0, mass)[:, None], outer + (level + tl.log(mass))[None, :]
     else:
-        # Output and query frame are one here: these weights are sums, not products.
+        # The output frame is the query frame here, and these weights are sums, not products.
         return tl.where(columns, score + tl.sum(outer, 0)[:, None], 0.0), tl.zeros([s.P, s.G], s.dtype)
 
 
 @triton.jit
 def levels(strides, s, lists, norm, point, head):  # type: ignore[no-untyped-def]
-    """What the exponents of outer weights subtract, infinite in the padding, and a factor of the weights, [P, G]."""
+    """Return the number subtracted from outer exponents, infinite for padding, and the factor of weights, [P, G]."""
     at, exists = norm_places(s, point, head)
     part = tl.full([s.P, s.G], 1.0, s.dtype)
     if s.softmax:
@@ -306,7 +306,7 @@ def levels(strides, s, lists, norm, point, head):  # type: ignore[no-untyped-def
 
 @triton.jit
 def fiber_values(p, strides, s, weights, source, kind, head):  # type: ignore[no-untyped-def]
-    """Σ_m weights[g, m] v[m], [G, W]."""
+    """Return Σ_m weights[g, m] v[m], [G, W]."""
     value = value_tile(p, strides, s, source, kind, head)
     if s.tied_key:
         return weights * value
@@ -316,7 +316,7 @@ def fiber_values(p, strides, s, weights, source, kind, head):  # type: ignore[no
 
 @triton.jit
 def to_outputs(s, weight, rows):  # type: ignore[no-untyped-def]
-    """Σ_g weight[h, g] rows[g], [O, *]."""
+    """Return Σ_g weight[h, g] rows[g], [O, *]."""
     if s.tied_out:
         return tl.sum(weight, 0)[:, None] * rows
     else:
@@ -325,7 +325,7 @@ def to_outputs(s, weight, rows):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def to_queries(s, weight, rows):  # type: ignore[no-untyped-def]
-    """Σ_h weight[h, g] rows[h], [G, *]."""
+    """Return Σ_h weight[h, g] rows[h], [G, *]."""
     if s.tied_out:
         return tl.sum(weight, 0)[:, None] * rows
     else:
@@ -334,7 +334,7 @@ def to_queries(s, weight, rows):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def shares_of_outputs(s, weight, share):  # type: ignore[no-untyped-def]
-    """Σ_g weight[h, g] share[g], [O]."""
+    """Return Σ_g weight[h, g] share[g], [O]."""
     if s.tied_out:
         return tl.sum(weight, 0) * share
     else:
@@ -343,7 +343,7 @@ def shares_of_outputs(s, weight, share):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
-    """What an edge adds to the output, [O, W], with dropout."""
+    """Return the contribution of an edge to the output, [O, W], with dropout."""
     if s.dropout == 1:
         inner = inner * kept_keys(s, edge, head, draw)
     if s.dropout == 2:
@@ -359,7 +359,7 @@ def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # ty
 
 @triton.jit
 def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ignore[no-untyped-def]
-    """Write to ``norm``, and return as :func:`levels`, for each pair of output and query frame, [P, G]."""
+    """Write the statistics of each pair of output and query frame, [P, G], to ``norm``, and return :func:`levels`."""
     top = tl.full([s.P, s.G], s.lowest, s.dtype)
     total = tl.zeros([s.P, s.G], s.dtype)
     begin, end = tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)
@@ -381,9 +381,9 @@ def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ign
 def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``out`` [points, outs, heads, width] and, for the softmax, ``norm``.
 
-    One walk over the edges with a running maximum serves output frames that are query frames. A query sum walks the
-    edges twice: with norms that are known it adds up over the query frames right away, where a running maximum would
-    have to keep a row of values for each pair of output and query frame.
+    If output frames are query frames, one loop over the edges with a running maximum is enough. A query sum loops
+    twice: with known norms, it can sum over the query frames immediately. With a running maximum, it would have to
+    store a row of values for each pair of output and query frame.
     """
     point = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -413,7 +413,7 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
             weight *= part
         result += message(p, strides, s, inner, weight, source, kind, edge, head, (seed, threshold))
     if online:
-        if begin == end:  # zero, and not a number where all keys are masked
+        if begin == end:  # zero if there are no edges, and NaN if all keys are masked
             total += 1.0
         at, exists = norm_places(s, point, head)
         tl.store(norm + at, top, mask=exists)

@@ -1,7 +1,7 @@
-"""The networks of the heads in Triton: a tile of rows goes through all layers of a head in registers.
+"""The networks of the heads in Triton, which apply all layers of a head to a tile of rows in registers.
 
-Gradients of the parameters are sums over rows, cut into parts, a program each, whose sums are added up afterwards;
-those of the rows are sums over the heads. No two programs write to one place.
+Gradients of parameters are sums over rows, which are divided into parts with a program each, whose sums are added
+afterwards. Gradients of rows are sums over heads. No two programs write to the same place.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_MOST_PARTS = 512  # programs that sum up gradients, over all heads
+_MOST_PARTS = 512  # largest number of programs that sum gradients, over all heads
 
 # Pointers to weights and biases of three layers, or to their gradients.
 Parameters = namedtuple("Parameters", "w1 b1 w2 b2 w3 b3")
-# What a kernel is compiled for: sizes, and in capitals what they are padded to.
+# Constants of a kernel: sizes, and padded sizes in capitals.
 Sizes = namedtuple("Sizes", "heads inputs hidden T I H precision dtype")
 
 
 @triton.jit
 def _tile(pointer, first, rows, columns, R, C, dtype):  # type: ignore[no-untyped-def]
-    """Rows from the ``first`` on of ``[rows, columns]``, [R, C]."""
+    """Return rows of ``[rows, columns]``, beginning with ``first``, [R, C]."""
     i = first + tl.arange(0, R)[:, None]
     j = tl.arange(0, C)[None, :]
     return tl.load(pointer + i * columns + j, mask=(i < rows) & (j < columns), other=0.0).to(dtype)
@@ -56,7 +56,7 @@ def _slope(u):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sums(p, s, head, x):  # type: ignore[no-untyped-def]
-    """What the activations of the three layers get: [T, H], [T, H], [T]; and the weights w1, w2, w3."""
+    """Return the inputs of the activations of the three layers, [T, H], [T, H], [T], and the weights w1, w2, w3."""
     w1 = _tile(p.w1 + head * s.inputs * s.hidden, 0, s.inputs, s.hidden, s.I, s.H, s.dtype)
     w2 = _tile(p.w2 + head * s.hidden * s.hidden, 0, s.hidden, s.hidden, s.H, s.H, s.dtype)
     w3 = _tile(p.w3 + head * s.hidden, 0, 1, s.hidden, 1, s.H, s.dtype)
@@ -68,7 +68,7 @@ def _sums(p, s, head, x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _changes(p, s, head, x, grad):  # type: ignore[no-untyped-def]
-    """Hidden units h1, h2 [T, H] and the gradients of what the activations get: [T, H], [T, H], [T]; and w1."""
+    """Return hidden units h1, h2 [T, H], the gradients of the activations' inputs, [T, H], [T, H], [T], and w1."""
     first, second, third, w1, w2, w3 = _sums(p, s, head, x)
     d3 = grad * _slope(third)
     d2 = d3[:, None] * w3 * _slope(second)
@@ -78,14 +78,14 @@ def _changes(p, s, head, x, grad):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _of_rows(pointer, head, first, count, s):  # type: ignore[no-untyped-def]
-    """Numbers of one head, ``[heads, count]``, for a tile of rows, [T]."""
+    """Return the numbers of one head of ``[heads, count]`` for a tile of rows, [T]."""
     row = first + tl.arange(0, s.T)
     return tl.load(pointer + head * count + row, mask=row < count, other=0.0).to(s.dtype)
 
 
 @triton.jit
 def forward(p, s, rows, count, out):  # type: ignore[no-untyped-def]
-    """Write the outputs ``[heads, count]``: a program for a tile of rows and a head."""
+    """Write the outputs ``[heads, count]``, with a program for each tile of rows and head."""
     first, head = tl.program_id(0).to(tl.int64) * s.T, tl.program_id(1)
     x = _tile(rows, first, count, s.inputs, s.T, s.I, s.dtype)
     _, _, third, _, _, _ = _sums(p, s, head, x)
@@ -95,7 +95,7 @@ def forward(p, s, rows, count, out):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def backward_rows(p, s, rows, count, grad, to_rows):  # type: ignore[no-untyped-def]
-    """Write the gradient of the rows, from that of the outputs ``[heads, count]``: a program for a tile."""
+    """Write the gradient of the rows, given that of the outputs ``[heads, count]``, with a program for each tile."""
     first = tl.program_id(0).to(tl.int64) * s.T
     x = _tile(rows, first, count, s.inputs, s.T, s.I, s.dtype)
     total = tl.zeros([s.T, s.I], s.dtype)
@@ -135,7 +135,7 @@ def backward_parameters(p, s, rows, count, grad, to, each):  # type: ignore[no-u
 
 
 def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Outputs ``[heads, rows]`` of rows ``[rows, inputs]``."""
+    """Return the outputs ``[heads, rows]`` of rows ``[rows, inputs]``."""
     call = _Call(rows, parameters)
     out = rows.new_empty(call.heads, len(rows))
     call.run(forward, (call.tiles, call.heads), out)
@@ -143,7 +143,7 @@ def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 
 
 def run_backward(grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool) -> list[Tensor]:
-    """Gradients of the rows (empty if not wanted) and of the parameters, for those ``[heads, rows]`` of the outputs."""
+    """Return gradients of rows (empty if not wanted) and parameters, given those of outputs ``[heads, rows]``."""
     call, grad = _Call(rows, parameters), grad.contiguous()
     to_rows = torch.empty_like(call.rows) if wanted else rows.new_empty(0)
     if wanted:
@@ -157,7 +157,7 @@ def run_backward(grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wante
 
 
 class _Call:
-    """What the kernels of one call are told."""
+    """The arguments of the kernels of one call."""
 
     def __init__(self, rows: Tensor, parameters: Sequence[Tensor]) -> None:
         self.rows, self.parameters = rows.contiguous(), Parameters(*(part.contiguous() for part in parameters))

@@ -1,4 +1,4 @@
-"""Run the Triton kernels: the same calls as those of ``attention/_launch.py``, for tensors on a GPU."""
+"""Run the Triton kernels, with the same functions as in ``attention/_launch.py``, for tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, 
 from lieattn.ops.kernels.triton._backward import backward_sources, backward_targets, backward_types
 from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides, forward
 
-_EDGES_A_PROGRAM = 64  # of one type, where a type has many
+_EDGES_A_PROGRAM = 64  # number of edges of one type for each program, if a type has many
 _MOST_SPLITS = 256
-_MATRIX = 16  # the smallest side of a product that matrix units take
-_FACTORS = 2048  # of pairs of frames that a program holds at a time, where frames are pooled
+_MATRIX = 16  # smallest side of a product that matrix units support
+_FACTORS = 2048  # number of factors of pairs of frames that a program stores at a time, if frames are pooled
 _TABLES = ("rho", "bias", "psi", "beta", "key_psi")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
+    """Return the output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
     call, value = _Call(problem), problem.value
     out = value.new_empty(call.points, problem.outs, *value.shape[2:])
     norm = call.empty(*norm_shape(problem)).zero_()
@@ -30,7 +30,7 @@ def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of signals and tables in the order of :meth:`Problem.operands`; empty tensors for those absent."""
+    """Return gradients in the order of :meth:`Problem.operands`, with empty tensors for absent operands."""
     call = _Call(problem)
     grads = {name: None if t is None else torch.empty_like(t) for name, t in problem.operands().items()}
     slopes = None
@@ -50,12 +50,12 @@ def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) ->
 
 
 def bundle(problem: Problem) -> Bundle:
-    """Clouds that share vectors: none, since a program works on one head."""
+    """Return a bundle of single clouds, since a program processes one head."""
     return SINGLE
 
 
 class _Call:
-    """What the kernels of one call are told."""
+    """The arguments of the kernels of one call."""
 
     def __init__(self, problem: Problem) -> None:
         a, neighbors = problem, problem.neighbors
@@ -78,11 +78,11 @@ class _Call:
         )
 
     def empty(self, *shape: int) -> Tensor:
-        """Tensor of the dtype that sums are taken in."""
+        """Return an empty tensor in the dtype of sums."""
         return self.problem.value.new_empty(shape, dtype=self.dtype)
 
     def run(self, kernel: Any, rows: int, *arguments: Any, heads: int | None = None, blocks: int = 1) -> None:
-        """Start a program for each row, head, or each of so many groups of heads, and block of frames."""
+        """Start a program for each row, head (or group of heads), and block of frames."""
         heads = self.problem.value.shape[2] if heads is None else heads
         if rows == 0 or heads == 0:
             return
@@ -113,18 +113,18 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         "W": (width := max(_padded(common["width"]), least)),
         "B": min(frames["K"], max(1, _FACTORS // (frames["G"] * max(depth, width)))) if pooled else frames["K"],
         "softmax": a.normalize == "softmax",
-        # Weights are exponentials: a factor for the key fiber times one for the neighbors.
+        # Weights are exponentials: a factor for the key fiber times a factor for the neighbors.
         "product": a.normalize in ("softmax", "exp-mean"),
         "counted": a.normalize in ("mean", "exp-mean"),  # the normalization is the number of keys
-        # The bias of the displacement tells key frames apart.
+        # The bias of the displacement depends on key frames.
         "full_bias": a.terms.displacement_bias is not None and a.terms.displacement_bias.shape[2] > 1,
-        # 0: none, 1: of pairs of query and key frame, 2: of pairs of output and query frame
+        # Dropout. 0: none, 1: of pairs of query and key frame, 2: of pairs of output and query frame
         "dropout": 0 if a.dropout == 0 else 1 if tied_out and not tied_key else 2,
         "constant": float(common["constant"]),
-        "lowest": torch.finfo(dtype).min,  # of the scores but minus infinity
+        "lowest": torch.finfo(dtype).min,  # lowest score above minus infinity
         "dot_keys": dot_keys,  # matrix units for products over [G, M]
         "dot_pairs": dot_pairs,  # and for those over [O, G]
-        # Half precisions are exact in TF32; wider numbers are multiplied as they are.
+        # Half precisions are exact in TF32. Wider numbers are multiplied in their own precision.
         "precision": "tf32" if a.value.dtype.itemsize < 4 else "ieee",
         "dtype": tl.float64 if dtype == torch.float64 else tl.float32,
     }
@@ -132,7 +132,7 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
 
 
 def _warps(shape: Shape) -> int:
-    """Warps of a program: one for small fibers, whose tiles fit its registers."""
+    """Return the number of warps of a program, which is one for small fibers, whose tiles fit its registers."""
     s = Shape(*(size.value for size in shape))
     frames = max(s.G * s.M, s.P * s.G)
     tile = max(s.G, s.O, s.K) * max(s.D, s.W)
@@ -146,7 +146,7 @@ def _padded(size: int) -> int:
 
 
 def _expanded_tables(a: Problem) -> dict[str, Tensor | None]:
-    """Tables of displacements with all frames, heads and channels, in the memory they are in."""
+    """Return the tables of displacements expanded to all frames, heads and channels, without copies."""
     outs, heads, width = a.outs, *a.value.shape[2:]
     rho, bias = a.terms.positional_key, a.terms.displacement_bias
     if rho is not None and a.query is not None:
@@ -165,14 +165,14 @@ def _expanded_tables(a: Problem) -> dict[str, Tensor | None]:
 
 
 def _fiber_key(a: Problem, dtype: torch.dtype) -> Tensor | None:
-    """Keys of pairs of frames, ``[queries, keys, heads, depth]``."""
+    """Return the keys of pairs of frames, ``[queries, keys, heads, depth]``."""
     if a.terms.fiber_key is None or a.query is None:
         return None
     return a.terms.fiber_key.to(dtype).expand(a.queries, *a.value.shape[1:3], a.query.shape[-1])
 
 
 def _shared_scores(a: Problem, dtype: torch.dtype) -> Tensor | None:
-    """⟨q, ρ(g, m)⟩ + b(g, m), ``[points or 1, heads, queries, columns]``; columns is 1 if frames attend alone."""
+    """Return ⟨q, ρ(g, m)⟩ + b(g, m), ``[points or 1, heads, queries, columns]``; framewise, columns is 1."""
     key, bias, base, tied = _fiber_key(a, dtype), a.terms.fiber_bias, None, a.pattern == "framewise"
     if bias is not None:
         bias = bias.to(dtype).expand(a.queries, *a.value.shape[1:3]).permute(2, 0, 1)
@@ -185,7 +185,7 @@ def _shared_scores(a: Problem, dtype: torch.dtype) -> Tensor | None:
 
 
 def _add_shared_scores(call: _Call, slopes: Tensor, grads: dict[str, Tensor | None]) -> None:
-    """Gradients through the shared scores, to the tables of frames and to the query."""
+    """Add the gradients through the shared scores to those of the tables of frames and the query."""
     a, key = call.problem, _fiber_key(call.problem, call.dtype)
     pairs = slopes[..., 0].diag_embed() if a.pattern == "framewise" else slopes
     changes = {"fiber_bias": pairs.sum(0).permute(1, 2, 0)}
@@ -198,19 +198,19 @@ def _add_shared_scores(call: _Call, slopes: Tensor, grads: dict[str, Tensor | No
 
 
 def _like(grad: Tensor, table: Tensor | None) -> Tensor | None:
-    """A gradient summed to the shape of its table; None where there is no table."""
+    """Return a gradient summed to the shape of its table, or None if there is no table."""
     return None if table is None else grad.sum_to_size(table.shape).to(table.dtype).contiguous()
 
 
 def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Edges by group, in the order they have, and where each group begins."""
+    """Return the edges sorted by group, in their order, and the begin of each group."""
     ordered, edges = torch.sort(group, stable=True)
     bounds = torch.arange(groups + 1, device=group.device)
     return torch.searchsorted(ordered, bounds), edges
 
 
 def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
-    """Gradients of the tables of displacements."""
+    """Return the gradients of the tables of displacements."""
     a, index = call.problem, call.lists.index
     tables = {name: a.operands()[name] for name in _TABLES}
     heads, width = a.value.shape[2:]
@@ -221,7 +221,7 @@ def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int])
         bounds = torch.arange(types + 1, device=a.value.device)
         edges = (bounds, bounds)
         if a.terms.positional_key is not None and a.terms.positional_key.shape[2] == 1:
-            each = heads  # or there would be a row for each edge and head
+            each = heads  # otherwise there would be a row for each edge and head
     else:
         edges = _grouped(index, types)
         splits = max(1, min(_MOST_SPLITS, call.edges // (max(types, 1) * _EDGES_A_PROGRAM)))

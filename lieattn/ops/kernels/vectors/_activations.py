@@ -7,7 +7,7 @@ from lieattn.ops.kernels.vectors._vectors import exp, fill, load, multiply_add, 
 
 @part
 def activate(u, vectors, lanes):
-    """Replace u by u σ(u), the swish."""
+    """Replace u by its swish u σ(u)."""
     stay_apart()
     wide = len(lanes)
     one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)

@@ -1,4 +1,4 @@
-"""How long the vectors of the kernels are on the machine that Numba compiles for."""
+"""The length of vectors on the machine that Numba compiles for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = 16
 
 @cache
 def widest_lanes() -> int:
-    """Most lanes of float32 in a vector, by the features of the processor (or ``NUMBA_CPU_FEATURES``)."""
+    """Return the largest number of float32 lanes in a vector, given the processor (or ``NUMBA_CPU_FEATURES``)."""
     from numba.core.registry import cpu_target
 
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
@@ -18,9 +18,9 @@ def widest_lanes() -> int:
 
 
 def lanes_on(triple: str, features: str) -> int:
-    """Lanes with which a tile stays in the registers of a target: LLVM spills what does not fit in every product.
+    """Return the number of lanes with which a tile fits into the registers of a target, so that LLVM spills nothing.
 
-    16 with AVX-512, 8 with AVX and AVX2, 8 with NEON (a vector is two registers), 4 with SSE.
+    It is 16 with AVX-512, 8 with AVX and AVX2, 8 with NEON (where a vector is two registers), and 4 with SSE.
     """
     floats, registers = 4, 32
     if triple.startswith("x86_64"):

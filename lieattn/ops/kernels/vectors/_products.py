@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs
-"""Products of small tables of vectors, one product a lane, that the kernels are made of.
+"""Products of small tables of vectors, with one product per lane, which the kernels use.
 
-A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 2 x 4 results stay in
-registers, so that an operand is loaded for several products. Larger ones are faster alone and slower in the kernels.
+A table is a pointer and strides in elements, and the vectors of a row are contiguous. Tiles of 2 x 4 results fit into
+registers, so that an operand is loaded once for several products. Larger tiles are faster alone, but slower in the
+kernels.
 """
 
 from lieattn.ops.kernels._compiled import part
@@ -68,7 +69,7 @@ def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, k
 
 @part
 def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes):
-    """The channels from ``fours`` on, in tiles of 4 x 2 results."""
+    """Compute the channels from ``fours`` on, in tiles of 4 x 2 results."""
     wide = len(lanes)
     zero = fill(y, 0.0, lanes)
     quads, pairs = rows - rows % 4, depth - depth % 2
@@ -96,7 +97,7 @@ def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fo
 
 @part
 def _four_rows(table, first, length):
-    """Pointers to four rows of a table."""
+    """Return pointers to four rows of a table."""
     start = offset(table, first * length)
     return start, offset(start, length), offset(start, 2 * length), offset(start, 3 * length)
 
@@ -141,14 +142,14 @@ def _put_four(out, at, step, four, keep, lanes):
 
 @part
 def prefetch_row(table, number, length):
-    """Ask for a row of a table, every 16 elements: a cache line of float32."""
+    """Prefetch a row of a table, in steps of 16 elements, which are a cache line of float32."""
     for at in range(0, length, 16):
         prefetch(table, number * length + at)
 
 
 @part
 def set_all(out, vectors, number, lanes):
-    """Set all lanes of so many vectors to a number."""
+    """Set all lanes of a number of vectors to a number."""
     value = fill(out, number, lanes)
     for at in range(vectors):
         store(out, at * len(lanes), value)
@@ -156,7 +157,7 @@ def set_all(out, vectors, number, lanes):
 
 @part
 def copy_row(out, x, elements, lanes):
-    """Copy so many elements, of which the last ones need not fill a vector."""
+    """Copy a number of elements, the last of which need not fill a vector."""
     wide, four, one = len(lanes), (lanes[0], lanes[0], lanes[0], lanes[0]), (lanes[0],)
     whole, quads = elements - elements % wide, elements - elements % 4
     for at in range(0, whole, wide):
@@ -185,5 +186,5 @@ def scale_row(out, x, factor, vectors, lanes):
 
 @part
 def row(table, number, length):
-    """Pointer to a row of a table."""
+    """Return a pointer to a row of a table."""
     return offset(table, number * length)

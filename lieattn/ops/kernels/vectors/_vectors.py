@@ -1,11 +1,11 @@
-"""Explicit vectors for Numba: values of a few lanes that LLVM keeps in one register.
+"""Explicit vectors for Numba: values of a few lanes that LLVM stores in one register.
 
-Numba vectorizes a loop only where it can tell that this is allowed and worth it, which it cannot for loops over 8
-heads. A :class:`Vector` says it outright: ``load`` reads lanes from memory, ``+ - * /``, ``multiply_add``,
-``maximum`` and ``exp`` work on all of them at once, ``store`` writes them. LLVM splits what is wider than the
-machine's registers. The type and number of lanes are those of a tuple, ``lanes = (np.float32(0),) * 8``.
+Numba vectorizes a loop only if it can prove that this is allowed and useful, which it cannot for loops over 8 heads. A
+:class:`Vector` is explicit: ``load`` reads lanes from memory, ``+ - * /``, ``multiply_add``, ``maximum`` and ``exp``
+operate on all lanes at once, and ``store`` writes them. LLVM splits vectors that are wider than the machine's
+registers. The type and number of lanes are those of a tuple, ``lanes = (np.float32(0),) * 8``.
 
-Pointers are addresses of one element type; ``offset`` moves them by elements. Nothing here checks bounds.
+Pointers are addresses of elements of one type, and ``offset`` moves them by elements. Bounds are not checked.
 """
 
 import inspect
@@ -35,24 +35,24 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _element(dtype: types.Float) -> ir.Type:
-    """LLVM's type of an element."""
+    """Return LLVM's type of an element."""
     return ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
 
 
 def _vector(pointer: Any, lanes: Any) -> Vector:
-    """Vector of the elements of a pointer, as many lanes as a tuple has entries."""
+    """Return the type of vectors of a pointer's elements, with as many lanes as a tuple has entries."""
     return Vector(pointer.dtype, lanes.count)
 
 
 class _Code(NamedTuple):
-    """Where an instruction writes LLVM's code, and the types of its arguments and its result."""
+    """The builder of LLVM code for an instruction, and the types of its arguments and its result."""
 
     context: Any
     builder: Any
     signature: Any
 
     def place(self, pointer: ir.Value, elements: ir.Value, kind: ir.Type | None = None) -> ir.Value:
-        """Pointer so many elements further on, to a ``kind`` of value; the first argument is the pointer."""
+        """Return the pointer, the first argument, moved by a number of elements and cast to a ``kind`` of value."""
         at = self.builder.gep(pointer, [elements], source_etype=_element(self.signature.args[0].dtype))
         return at if kind is None else self.builder.bitcast(at, kind.as_pointer())
 
@@ -62,7 +62,7 @@ class _Code(NamedTuple):
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, function, name), operands)
 
     def spread(self, element: ir.Value, count: int) -> ir.Value:
-        """Vector with an element in all lanes."""
+        """Return a vector with an element in all lanes."""
         zero = ir.Constant(ir.IntType(32), 0)
         empty = ir.Constant(ir.VectorType(element.type, count), ir.Undefined)
         index = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
@@ -70,13 +70,13 @@ class _Code(NamedTuple):
         return self.builder.shuffle_vector(single, single, index)
 
     def multiply_add(self, factor: ir.Value, other: ir.Value, summand: ir.Value) -> ir.Value:
-        """Vectors ``factor * other + summand``, rounded once where the machine can."""
+        """Return ``factor * other + summand``, rounded once if the machine supports it."""
         kind = factor.type
         name = f"llvm.fmuladd.v{kind.count}{'f32' if isinstance(kind.element, ir.FloatType) else 'f64'}"
         return self.call(name, kind, [factor, other, summand])
 
     def fold(self, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-        """Combine the lower half of the lanes with the upper one until one lane is left."""
+        """Combine the lower half of the lanes with the upper half until one lane remains."""
         count = value.type.count
         while count > 1:
             count //= 2
@@ -89,9 +89,9 @@ class _Code(NamedTuple):
 
 
 def _instruction(typed: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Make an intrinsic of Numba from its signature, given the types of the arguments, and a writer of its code.
+    """Build an intrinsic of Numba from a function of the argument types that returns its signature.
 
-    The writer takes a :class:`_Code` and LLVM's values of the arguments.
+    The decorated function writes the code. Its arguments are a :class:`_Code` and LLVM's values of the arguments.
     """
 
     def decorate(write: Callable[..., Any]) -> Any:
@@ -110,26 +110,26 @@ def _instruction(typed: Callable[..., Any]) -> Callable[[Callable[..., Any]], An
 
 
 def _same(vector: ir.Value | ir.Type, value: float) -> ir.Constant:
-    """The same constant in all lanes."""
+    """Return the same constant in all lanes."""
     kind = vector if isinstance(vector, ir.Type) else vector.type
     return ir.Constant(kind, [value] * kind.count)
 
 
 @_instruction(lambda: types.void())
 def stay_apart(code: _Code) -> None:
-    """Keep LLVM from copying the function that says so into its callers, which multiplies the time to compile."""
+    """Prevent LLVM from inlining the function that calls this, which would multiply the compilation time."""
     code.builder.function.attributes.add("noinline")
 
 
 @_instruction(lambda number, elements: types.CPointer(elements.dtype)(types.int64, elements))
 def at_address(code: _Code, number: ir.Value, elements: ir.Value) -> ir.Value:
-    """Pointer to an address in memory, whose elements are of the type of the entries of a tuple."""
+    """Return a pointer to an address in memory, with the element type of a tuple."""
     return code.builder.inttoptr(number, code.context.get_value_type(code.signature.return_type))
 
 
 @_instruction(lambda number, elements: types.int64(types.int64, types.int64))
 def integer_at(code: _Code, number: ir.Value, elements: ir.Value) -> ir.Value:
-    """The int64 so many elements from an address on."""
+    """Return the int64 at an address plus a number of elements."""
     word = ir.IntType(64)
     at = code.builder.gep(code.builder.inttoptr(number, word.as_pointer()), [elements], source_etype=word)
     return code.builder.load(at, typ=word)
@@ -137,13 +137,13 @@ def integer_at(code: _Code, number: ir.Value, elements: ir.Value) -> ir.Value:
 
 @_instruction(lambda pointer, elements: pointer(pointer, types.int64))
 def offset(code: _Code, pointer: ir.Value, elements: ir.Value) -> ir.Value:
-    """Pointer a number of elements further on."""
+    """Return a pointer moved by a number of elements."""
     return code.place(pointer, elements)
 
 
 @_instruction(lambda pointer, elements, lanes: _vector(pointer, lanes)(pointer, types.int64, lanes))
 def load(code: _Code, pointer: ir.Value, elements: ir.Value, lanes: ir.Value) -> ir.Value:
-    """Vector of the elements from ``pointer + elements`` on, as many as ``lanes`` has entries."""
+    """Return the vector of elements from ``pointer + elements`` on, with as many lanes as ``lanes`` has entries."""
     vector = code.signature.return_type
     kind = ir.VectorType(_element(vector.dtype), vector.count)
     return code.builder.load(code.place(pointer, elements, kind), align=vector.dtype.bitwidth // 8, typ=kind)
@@ -151,7 +151,7 @@ def load(code: _Code, pointer: ir.Value, elements: ir.Value, lanes: ir.Value) ->
 
 @_instruction(lambda pointer, elements, lanes: _vector(pointer, lanes)(pointer, types.int64, lanes))
 def load_one(code: _Code, pointer: ir.Value, elements: ir.Value, lanes: ir.Value) -> ir.Value:
-    """Vector with the one element at ``pointer + elements`` in all lanes."""
+    """Return a vector with the element at ``pointer + elements`` in all lanes."""
     vector = code.signature.return_type
     return code.spread(code.builder.load(code.place(pointer, elements), typ=_element(vector.dtype)), vector.count)
 
@@ -165,7 +165,7 @@ def store(code: _Code, pointer: ir.Value, elements: ir.Value, value: ir.Value) -
 
 @_instruction(lambda pointer, elements: types.void(pointer, types.int64))
 def prefetch(code: _Code, pointer: ir.Value, elements: ir.Value) -> None:
-    """Ask for the cache line of an element before it is needed; any address will do."""
+    """Prefetch the cache line of an element. The address may be invalid."""
     reading, kept, data = (ir.Constant(ir.IntType(32), number) for number in (0, 2, 1))
     at = code.place(pointer, elements, ir.IntType(8))
     code.call("llvm.prefetch.p0", ir.VoidType(), [at, reading, kept, data])
@@ -180,25 +180,25 @@ def add_to(code: _Code, pointer: ir.Value, elements: ir.Value, number: ir.Value)
 
 @_instruction(lambda pointer, number, lanes: _vector(pointer, lanes)(pointer, types.float64, lanes))
 def fill(code: _Code, pointer: ir.Value, number: ir.Value, lanes: ir.Value) -> ir.Value:
-    """Vector with a number in all lanes, of the element type of ``pointer``."""
+    """Return a vector with a number in all lanes, with the element type of ``pointer``."""
     vector = code.signature.return_type
     return code.spread(code.context.cast(code.builder, number, types.float64, vector.dtype), vector.count)
 
 
 @_instruction(lambda pointer: types.float64(pointer))
 def lowest(code: _Code, pointer: ir.Value) -> ir.Value:
-    """The lowest finite number of the element type of ``pointer``: below it there is minus infinity alone."""
+    """Return the lowest finite number of the element type of ``pointer``."""
     return ir.Constant(ir.DoubleType(), float(np.finfo(str(code.signature.args[0].dtype)).min))
 
 
 @_instruction(lambda vector: vector.dtype(vector))
 def add_up(code: _Code, vector: ir.Value) -> ir.Value:
-    """Sum of the lanes, by halves, so that the order is always the same."""
+    """Return the sum of the lanes, computed by halves, so that the order is fixed."""
     return code.fold(vector, code.builder.fadd)
 
 
 def _operator(python: Any, instruction: str) -> None:
-    """Let vectors of one type be arguments of an operator of Python."""
+    """Define an operator of Python for vectors of one type."""
 
     @_instruction(lambda left, right: left(left, right))
     def operate(code: _Code, left: ir.Value, right: ir.Value) -> ir.Value:
@@ -220,43 +220,43 @@ _operator(operator.truediv, "fdiv")
 
 @_instruction(lambda factor, other, summand: factor(factor, other, summand))
 def multiply_add(code: _Code, factor: ir.Value, other: ir.Value, summand: ir.Value) -> ir.Value:
-    """``factor * other + summand``, rounded once where the machine can."""
+    """Return ``factor * other + summand``, rounded once if the machine supports it."""
     return code.multiply_add(factor, other, summand)
 
 
 @_instruction(lambda left, right: left(left, right))
 def maximum(code: _Code, left: ir.Value, right: ir.Value) -> ir.Value:
-    """The larger lanes; where ``right`` is not a number, ``left``."""
+    """Return the larger value in each lane, or ``left`` if ``right`` is NaN."""
     return code.builder.select(code.builder.fcmp_ordered(">", right, left), right, left)
 
 
-# ln 2 as a sum of two numbers of which the first has trailing zeros, so that its multiples are exact.
+# ln 2 as a sum of two numbers, the first of which has trailing zeros, so that its multiples are exact.
 _LN2 = {32: (0.693359375, -2.12194440e-4), 64: (6.93147180369123816490e-01, 1.90821492927058770002e-10)}
 _MANTISSA = {32: 23, 64: 52}
 
 
 def _series(degree: int) -> list[float]:
-    """Polynomial near the best for the exponential between -ln 2 / 2 and ln 2 / 2; the constant first."""
+    """Return a nearly optimal polynomial for the exponential between -ln 2 / 2 and ln 2 / 2, constant first."""
     half = math.log(2) / 2
     best = np.polynomial.Chebyshev.interpolate(np.exp, degree, domain=[-half, half])
     return [float(number) for number in best.convert(kind=np.polynomial.Polynomial).coef]
 
 
-# For float64 there is nothing to gain on Taylor's polynomial: its coefficients are exact.
+# For float64, Taylor's polynomial is used, since another one would not be more accurate.
 _SERIES = {32: _series(6), 64: [1 / math.factorial(degree) for degree in range(14)]}
 
 
 @_instruction(lambda vector: vector(vector))
 def exp(code: _Code, x: ir.Value) -> ir.Value:
-    """Exponential, within 2 units in the last place; zero from half the smallest normal number down."""
+    """Return the exponential, within 2 units in the last place, and zero below half the smallest normal number."""
     builder, bits = code.builder, code.signature.return_type.dtype.bitwidth
     mantissa, (high, low) = _MANTISSA[bits], _LN2[bits]
     bias = 2 ** (bits - mantissa - 2) - 1
-    # At these ends the exponent of the power of two is that of zero and of infinity.
+    # At these limits, the exponent of the power of two is that of zero and of infinity.
     lowest, highest = _same(x, -bias * math.log(2)), _same(x, (bias + 1) * math.log(2))
     x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
     x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
-    # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits.
+    # Adding 1.5 * 2^mantissa rounds to an integer, which is then in the low bits.
     shift = _same(x, 1.5 * 2.0**mantissa)
     shifted = code.multiply_add(x, _same(x, 1 / math.log(2)), shift)
     power = builder.fsub(shifted, shift)
@@ -276,9 +276,9 @@ def exp(code: _Code, x: ir.Value) -> ir.Value:
     lambda pointer, counter, threshold, lanes: _vector(pointer, lanes)(pointer, types.uint64, types.uint64, lanes)
 )
 def keep_mask(code: _Code, pointer: ir.Value, counter: ir.Value, threshold: ir.Value, lanes: ir.Value) -> ir.Value:
-    """1 in lanes to keep and 0 in lanes to drop: a hash of counter and lane, dropped if below the threshold.
+    """Return 1 in lanes to keep and 0 in lanes to drop, for which a hash of counter and lane is below the threshold.
 
-    The hash is the finalizer of MurmurHash3, on 32 bits; the threshold is the probability times 2^32.
+    The hash is the 32-bit finalizer of MurmurHash3, and the threshold is the probability times 2^32.
     """
     builder, vector, word = code.builder, code.signature.return_type, ir.IntType(32)
     count, integers = vector.count, ir.VectorType(word, vector.count)
@@ -299,7 +299,7 @@ def _pick(comparison: str) -> Any:
     return pick
 
 
-# The lanes of ``chosen`` where left > right, or left == right, else of ``other``.
+# Return the lanes of ``chosen`` where left > right, or left == right, and the lanes of ``other`` elsewhere.
 pick_greater, pick_equal = _pick(">"), _pick("==")
 
 
@@ -307,7 +307,7 @@ pick_greater, pick_equal = _pick(">"), _pick("==")
     lambda pointer, elements, stride, lanes: _vector(pointer, lanes)(pointer, types.int64, types.int64, lanes)
 )
 def gather(code: _Code, pointer: ir.Value, elements: ir.Value, stride: ir.Value, lanes: ir.Value) -> ir.Value:
-    """Vector of the elements at ``pointer + elements + lane * stride``."""
+    """Return the vector of elements at ``pointer + elements + lane * stride``."""
     builder, vector, word = code.builder, code.signature.return_type, ir.IntType(64)
     element, count, size = _element(vector.dtype), vector.count, vector.dtype.bitwidth // 8
     first = builder.ptrtoint(code.place(pointer, elements), word)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
-from lieattn._checks import check_arguments, check_count, check_length
+from lieattn._checks import check_arguments, check_count, check_length, check_tensor
 from lieattn.geometry import (
     Nearest,
     Neighbors,
@@ -149,12 +149,15 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
     """
     check_arguments(radius, locals())
     check_length("r", r)
+    for argument, points in (("x", x), ("y", y)):
+        check_tensor(argument, points, "a floating tensor [points, dim]")
     if (batch_x is None) != (batch_y is None):
         raise ValueError("batch_x, batch_y: expected both or neither")
     if x.shape[1:] != y.shape[1:]:
         raise ValueError(f"x, y: expected points of the same dimension, got {tuple(x.shape)} and {tuple(y.shape)}")
     batch = None if batch_x is None or batch_y is None else torch.cat([batch_x, batch_y])
-    found = Radius(r, include_self=False)(torch.cat([x, y.to(x.dtype)]), batch)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    found = Radius(r, include_self=False)(torch.cat([x.to(dtype), y.to(dtype)]), batch)
     across = (found.target >= len(x)) & (found.source < len(x))
     return torch.stack([found.target[across] - len(x), found.source[across]])
 

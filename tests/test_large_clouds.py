@@ -243,10 +243,11 @@ def test_pieces_of_given_parts():
         (0, ValueError, "parts: expected an integer of at least 1"),
         (1.5, TypeError, "parts"),
         (torch.zeros(3, dtype=torch.int64), ValueError, "parts: expected the part of each of 60 points"),
+        (torch.zeros(0, dtype=torch.int64), ValueError, "parts: expected the part of each of 60 points, .* got 0"),
         (torch.full((60,), -1), ValueError, "parts: expected .* from -1"),
         (torch.zeros(60), TypeError, "parts: expected an int64 tensor"),
     ],
-    ids=["none", "float", "few", "negative", "floats"],
+    ids=["none", "float", "few", "empty", "negative", "floats"],
 )
 def test_parts_that_are_none_are_refused(parts, error, message):
     with pytest.raises(error, match=message):

@@ -73,6 +73,14 @@ def test_radius_between_two_sets():
         radius(x, y[:, :2], 1.2)
 
 
+@pytest.mark.parametrize(("narrow", "wide"), [(torch.float16, torch.float32), (torch.float32, torch.float64)])
+def test_radius_between_sets_of_different_dtypes(narrow, wide):
+    """Neither set is rounded to the dtype of the other."""
+    far = 4096.0 if narrow == torch.float16 else 2.0**25
+    x, y = torch.tensor([[far]], dtype=narrow), torch.tensor([[far + 1]], dtype=wide)
+    assert radius(x, y, 0.5).shape == radius(y, x, 0.5).shape == (2, 0)
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
 def test_farthest_points_of_each_cloud(ratio):
     pos, batch = points()

@@ -78,9 +78,10 @@ def pieces(graph: LiftedGraph, parts: int | Tensor) -> list[Piece]:
         raise ValueError(f"graph: expected one scale, since a graph of {graph.levels} scales cannot be cut")
     if isinstance(parts, Tensor):
         check_indices("parts", parts, dim=1, device=graph.device)
-        if len(parts) != graph.num_points or (len(parts) and int(parts.min()) < 0):
+        least = int(parts.min()) if len(parts) else 0
+        if len(parts) != graph.num_points or least < 0:
             expected = f"the part of each of {graph.num_points} points, from 0"
-            raise ValueError(f"parts: expected {expected}, got {len(parts)} numbers from {int(parts.min())}")
+            raise ValueError(f"parts: expected {expected}, got {len(parts)} numbers from {least}")
         counts = torch.bincount(parts)
         found = list(parts.argsort(stable=True).split(counts.tolist()))
     else:

@@ -246,7 +246,7 @@ class KNNGraph(BaseTransform):
         """Add edges to the data and return it. Calling the transform changes a copy."""
         clouds = point_clouds(data)
         if clouds.cell is not None:
-            raise ValueError("data.cell: KNNGraph does not see periodic images; use RadiusGraph, or remove the cell")
+            raise ValueError("data.cell: KNNGraph does not find periodic images; use RadiusGraph, or remove the cell")
         edges = knn_graph(clouds.pos, self.k, clouds.batch, self.loop, ties=self.ties)
         if self.force_undirected:
             edges = torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)

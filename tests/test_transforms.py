@@ -198,7 +198,7 @@ def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
         (
             lambda pos: KNNGraph(2)(Data(pos=pos, cell=torch.eye(3)[None])),
             ValueError,
-            "data.cell: KNNGraph does not see periodic images",
+            "data.cell: KNNGraph does not find periodic images",
         ),
         (lambda pos: FarthestPoints(2.0), ValueError, r"ratio: expected a number in \(0, 1\]"),
         (lambda pos: RadiusGraph(1.0)(Data()), (TypeError, ValueError), "pos"),

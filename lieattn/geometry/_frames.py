@@ -126,8 +126,8 @@ class SampledFrames:
     count
         Number of frames, the size of the fiber.
     per
-        ``"point"``, or ``"cloud"`` for one set of frames over all points of a cloud, so that its elements alone
-        determine the relative rotations.
+        ``"point"``, or ``"cloud"`` for one set of frames over all points of a cloud, which then determines all relative
+        rotations.
     design
         If True, frames are an equal-weight design (see :meth:`LieGroup.design`) times one random element: each frame is
         uniformly distributed, and together they average functions of low degree exactly. If False, frames are drawn

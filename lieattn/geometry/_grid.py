@@ -78,7 +78,7 @@ class Raster:
         filled = len(pixels) == pos.shape[1] and bool((pixel == pixels).all())
         if not filled or float((steps - cells).abs().max()) > OFF_LATTICE:
             lattice = f"an upright lattice of {' x '.join(map(str, expected))} pixels"
-            raise ValueError(f"data: points are not on {lattice}; turn images by quarter turns only, or resample them")
+            raise ValueError(f"data: points are not on {lattice}; rotate images only by quarter turns or resample them")
         first = len(pixels) * torch.arange(len(grid), device=pos.device)
         return cls(len(grid), tuple(sides)), (order + first[:, None]).flatten()
 

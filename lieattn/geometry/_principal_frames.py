@@ -259,7 +259,7 @@ def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tenso
     found = space.group.linear(space.embed(turn))
     expected = torch.block_diag(torch.eye(dim - k, dtype=turn.dtype), turn)
     if not torch.allclose(found, expected):
-        what = f"in {space.name}, {group.name} does not act on the last {k} of {dim} coordinates alone"
+        what = f"in {space.name}, {group.name} does not act only on the last {k} of {dim} coordinates"
         raise ValueError(f"frames: {what}, so principal axes are not defined here; use GivenFrames")
     return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
 

@@ -238,7 +238,7 @@ class Group:
     # --- checks ---------------------------------------------------------------------------------------------------
 
     def check(self, argument: str, g: Tensor) -> None:
-        """Raise TypeError or ValueError, naming the argument, unless ``g`` holds elements of this group.
+        """Raise TypeError or ValueError, naming the argument, unless ``g`` contains elements of this group.
 
         Subclasses override :meth:`faults`, not this method.
         """

@@ -215,7 +215,7 @@ def _check_types(problem: Problem) -> None:
 
 
 def _check_rotary(phases: Tensor, signals: dict[str, Tensor | None]) -> None:
-    """Raise ValueError unless the phases turn all channel pairs of these signals."""
+    """Raise ValueError unless phases fit the channel pairs of these signals."""
     for argument, signal in signals.items():
         if signal is None:
             continue

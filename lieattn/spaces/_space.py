@@ -120,7 +120,7 @@ class HomogeneousSpace:
     # --- checks ---------------------------------------------------------------------------------------------------
 
     def check(self, argument: str, x: Tensor) -> None:
-        """Raise TypeError or ValueError, naming the argument, unless ``x`` holds points of this space.
+        """Raise TypeError or ValueError, naming the argument, unless ``x`` contains points of this space.
 
         Subclasses override :meth:`faults`, not this method.
         """

@@ -135,6 +135,9 @@ class SampledFrames:
         60 elements.
     seed
         Seed of the frames if no generator is given.
+
+    TypeError or ValueError is raised for invalid parameters, and by :func:`lift` if ``design`` is True and there is no
+    design of this size.
     """
 
     count: int

@@ -269,7 +269,8 @@ class ScaleFrames:
     reach
         Largest difference \|l - k\| between the scales of a query and a key.
 
-    The neighborhood passed to :func:`lift` is the one on scale 1.
+    The neighborhood passed to :func:`lift` is the one on scale 1. TypeError or ValueError is raised for invalid
+    parameters, and by :func:`lift` if H is not a subgroup of the stabilizer.
     """
 
     group: FiniteGroup
@@ -366,7 +367,7 @@ def lift(
     lists and relative elements do not change. Whether frames move with the points depends on the choice of frames. The
     elements of a finite group H do not move; instead, moving the points by (t, h) in R^d ⋊ H permutes the fiber.
 
-    TypeError or ValueError is raised by :func:`point_clouds`, and if coordinates exceed 1e15, a point is not in the
+    TypeError or ValueError is raised as by :func:`point_clouds`, and if coordinates exceed 1e15, a point is not in the
     space (such as 0 under rotations), frames are not in the stabilizer, or the group does not preserve the distances on
     which the neighborhood is based.
 

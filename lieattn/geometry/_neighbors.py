@@ -82,8 +82,8 @@ class _Neighborhood(abc.ABC):
 class Radius(_Neighborhood):
     """All points of the cloud in the closed ball around each point. The neighborhood is symmetric.
 
-    The tolerance is a relative 1e-5 of the radius. Neighbors at exactly the radius, as on grids, are therefore not lost
-    to the rounding of a rotation.
+    **Equivariance.** Rotations, reflections and translations of the points do not change the neighbors. The tolerance
+    is a relative 1e-5 of the radius, so neighbors at exactly the radius, as on grids, are not lost to rounding.
 
     In periodic clouds, all images in the ball are neighbors. If the radius exceeds half the cell, this includes several
     images of one point, and images of the point itself. ``radius(pos, batch, cell=cell, pbc=pbc)`` returns lists with a
@@ -171,6 +171,8 @@ class Radius(_Neighborhood):
 class Nearest(_Neighborhood):
     """The k nearest *other* points of the cloud, and the point itself if included. In general not symmetric.
 
+    **Equivariance.** Rotations, reflections, translations and dilations of the points do not change the neighbors.
+
     In a cloud of at most k points, all points are neighbors. Distances within a relative 1e-5 of the k-th smallest are
     tied with it. With ``ties="index"``, the tied points with the lowest indices are chosen: each point has exactly k
     other neighbors, but they depend on the order of the points in clouds with ties, such as grids. With
@@ -252,7 +254,10 @@ class PixelSquare(_Neighborhood):
 
 @dataclass(frozen=True)
 class AllPairs(_Neighborhood):
-    """All points of the cloud. The neighborhood is symmetric. Memory is quadratic in the size of the clouds."""
+    """All points of the cloud. The neighborhood is symmetric, and no transformation of the points changes it.
+
+    Memory is quadratic in the size of the clouds.
+    """
 
     include_self: bool = True
 

@@ -40,6 +40,7 @@ from lieattn.models import (
     AttentiveResNet,
     ConvolutionOptions,
     DirectionConvNet,
+    DirectionOptions,
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
@@ -648,6 +649,24 @@ MODELS = {
         lambda: pixels(5, 2),
         {},
         "C8 on pixels",
+    ),
+    "direction_cubes": (
+        lambda: steerable(
+            partial(DirectionConvNet, tetrahedral()), neighborhood=PixelSquare(3), options=DirectionOptions(cutoff=3.0)
+        ),
+        molecules,
+        {},
+        "T",
+    ),
+    "direction_cubes_principal": (
+        lambda: steerable(
+            partial(DirectionConvNet, PrincipalFrames()),
+            neighborhood=PixelSquare(3),
+            options=DirectionOptions(cutoff=3.0),
+        ),
+        molecules,
+        {},
+        "R^3",
     ),
     "stresses": (
         lambda: EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum"), stress=True),

@@ -35,6 +35,7 @@ from lieattn.models._network import (
     cutoff_of,
 )
 from lieattn.models._poses import posed, refuse_lattices
+from lieattn.models._squares import of_squares
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms
@@ -194,8 +195,8 @@ class DirectionConvNet(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """R^3 ⋊ H, or SE(3) or E(3) with principal axes as pose."""
-        return Symmetry.of_frames(self.space, self.frames)
+        """R^3 ⋊ H, or SE(3) or E(3) with principal axes as pose; the part of it that cubes of voxels preserve."""
+        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, self.edges.cutoff)
 
     @property
     def jumps(self) -> tuple[str, ...]:

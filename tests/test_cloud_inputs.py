@@ -242,8 +242,11 @@ def test_frames_have_charge_and_spin(tmp_path):
         assert batch.charge.tolist() == [-1.0, 0.0]
         assert batch.spin.tolist() == [1.0, 2.0]
     for infos, message in (
-        ([{"charge": 1}, {}], "must all have charge or none, got 1 without, the first frame 1"),
-        ([{"spin": [1, 2]}, {"spin": [1, 2]}], r"spin of frames must be \[2\], got \[2, 2\]"),
+        (
+            [{"charge": 1}, {}],
+            "frames: expected charge in all frames or in none, got 1 without it, the first is frame 1",
+        ),
+        ([{"spin": [1, 2]}, {"spin": [1, 2]}], r"spin of frames: expected \[2\], got \[2, 2\]"),
     ):
         with pytest.raises(ValueError, match=message):
             ld.Molecules.from_ase(frames(infos))

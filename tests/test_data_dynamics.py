@@ -76,11 +76,11 @@ class TestCharges:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"pos": np.zeros((1, 3, 3))}, "must be .systems, particles."),
-            ({"step": 0.0}, "step and softening must be positive"),
+            ({"pos": np.zeros((1, 3, 3))}, "expected .systems, particles."),
+            ({"step": 0.0}, "step, softening: expected positive numbers"),
             ({"times": [0.0005]}, "multiples of the step"),
-            ({"times": [1.0, 0.5]}, "times must increase"),
-            ({"times": []}, "times must increase"),
+            ({"times": [1.0, 0.5]}, "times: expected increasing"),
+            ({"times": []}, "times: expected increasing"),
         ],
     )
     def test_bad_input(self, change, message):
@@ -150,7 +150,7 @@ class TestNBody:
         with pytest.raises(ValueError, match=r"nbody_charged5\.npz has vel of float32"):
             ld.NBody(tmp_path, start=0, end=1, verify=False)
         write_nbody(tmp_path)
-        with pytest.raises(ValueError, match=r"start and end must be snapshots 0 \.\. 2, got 3 and 4"):
+        with pytest.raises(ValueError, match=r"start, end: expected increasing snapshots in 0 \.\. 2, got 3 and 4"):
             ld.NBody(tmp_path, verify=False)
         with pytest.raises(ValueError, match="has the digest"):
             ld.NBody(tmp_path)
@@ -182,10 +182,10 @@ class TestNBody:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"split": "dev"}, "split must be one of"),
-            ({"size": 0}, "size must be at least 1"),
-            ({"size": 1, "particles": 0}, "particles must be at least 1"),
-            ({"size": 1, "seed": -1}, "seed must be in 0"),
+            ({"split": "dev"}, "split: expected one of"),
+            ({"size": 0}, "size: expected an integer of at least 1"),
+            ({"size": 1, "particles": 0}, "particles: expected an integer of at least 1"),
+            ({"size": 1, "seed": -1}, "seed: expected an integer in 0"),
         ],
     )
     def test_bad_arguments(self, options, message):
@@ -195,7 +195,7 @@ class TestNBody:
 
     def test_other_snapshots_are_checked(self):
         charge, pos, vel = systems(2)
-        with pytest.raises(ValueError, match=r"pos and vel must be \[2, 2, 5, 3\]"):
+        with pytest.raises(ValueError, match=r"pos, vel: expected \[2, 2, 5, 3\]"):
             ld.ChargedParticles(charge, pos[:, None], vel[:, None], [0, 1], start=0, end=1)
         path = np.stack([pos, pos * np.nan], axis=1)
         with pytest.raises(ValueError, match="finite"):
@@ -276,13 +276,13 @@ class TestSprings:
         assert momentum.mean(dim=1).abs().max() < 1e-6
 
     def test_bad_arguments(self):
-        with pytest.raises(ValueError, match=r"chunk must be None or in 1 \.\. 500, got 501"):
+        with pytest.raises(ValueError, match=r"chunk: expected None or an integer in 1 \.\. 500, got 501"):
             ld.Springs(size=1, chunk=501)
-        with pytest.raises(ValueError, match="mass must be positive"):
+        with pytest.raises(ValueError, match="mass, stiffness: expected positive"):
             ld.simulate_springs([0.0], [1.0], np.zeros((1, 2)), np.zeros((1, 2)), [0.0])
-        with pytest.raises(ValueError, match="pos must be an array of real numbers, got NoneType"):
+        with pytest.raises(ValueError, match="pos: expected an array of real numbers, got NoneType"):
             ld.simulate_springs([1.0], [1.0], None, np.zeros((1, 2)), [0.0])
-        with pytest.raises(ValueError, match="momentum must be finite"):
+        with pytest.raises(ValueError, match="momentum: expected finite numbers"):
             ld.simulate_springs([1.0], [1.0], np.zeros((1, 2)), np.full((1, 2), np.nan), [0.0])
         with pytest.raises(ValueError, match=r"mass, stiffness, pos.* got \[2\], \[1\], \[1, 2\]"):
             ld.simulate_springs([1.0, 1.0], [1.0], np.zeros((1, 2)), np.zeros((1, 2)), [0.0])
@@ -347,12 +347,12 @@ class TestConstellation:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"repetitions": 0}, "repetitions must be at least 1"),
-            ({"drop": 1.5}, "drop must be a probability"),
-            ({"noise": -1.0}, "noise and max_angle must not be negative"),
-            ({"side": math.inf}, "side positive"),
-            ({"motion": "SE3"}, "motion must be one of"),
-            ({"split": "all"}, "split must be one of"),
+            ({"repetitions": 0}, "repetitions: expected an integer of at least 1"),
+            ({"drop": 1.5}, "drop: expected a probability"),
+            ({"noise": -1.0}, "noise, max_angle, side: expected finite numbers"),
+            ({"side": math.inf}, "max_angle, side: expected finite"),
+            ({"motion": "SE3"}, "motion: expected one of"),
+            ({"split": "all"}, "split: expected one of"),
         ],
     )
     def test_bad_arguments(self, options, message):
@@ -436,17 +436,17 @@ class TestMotions:
             (lambda: ld.TransformFields(np.ones((2, 3))), "square"),
             (lambda: ld.TransformFields(2 * np.eye(3)), "orthogonal"),
             (lambda: ld.TransformFields(np.eye(3), shift=[1.0, 2.0]), "3 finite numbers"),
-            (lambda: ld.TransformFields(np.eye(3))(Data(pos=torch.zeros(2, 2))), r"data.pos must be \[..., 3\]"),
-            (lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.zeros(2, 4))), r"data.pos must be \[..., 2\]"),
+            (lambda: ld.TransformFields(np.eye(3))(Data(pos=torch.zeros(2, 2))), r"data.pos: expected \[..., 3\]"),
+            (lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.zeros(2, 4))), r"data.pos: expected \[..., 2\]"),
             (
                 lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.zeros(1, 2), quadrupole=torch.zeros(1, 3, 3))),
-                r"data.quadrupole must be \[..., 2, 2\]",
+                r"data.quadrupole: expected \[..., 2, 2\]",
             ),
-            (lambda: ld.RandomRotateFields(dim=4), "dim must be 2 or 3"),
-            (lambda: ld.RandomRotateFields(axis="w"), "axis must be None"),
-            (lambda: ld.RandomRotateFields(dim=2, axis="z"), "axis must be None"),
-            (lambda: ld.RandomRotateFields(max_shift=-1), "max_shift must be finite"),
-            (lambda: ld.RandomRotateFields(-1), "seed must not be negative"),
+            (lambda: ld.RandomRotateFields(dim=4), "dim: expected 2 or 3"),
+            (lambda: ld.RandomRotateFields(axis="w"), "axis: expected None"),
+            (lambda: ld.RandomRotateFields(dim=2, axis="z"), "axis: expected None"),
+            (lambda: ld.RandomRotateFields(max_shift=-1), "max_shift: expected a finite"),
+            (lambda: ld.RandomRotateFields(-1), "seed: expected an integer of at least 0"),
             (lambda: ld.RandomRotateFields()(Batch.from_data_list([Data(pos=torch.zeros(1, 3))])), "one cloud"),
         ],
     )

@@ -68,7 +68,7 @@ class TestImageFolder:
     def test_sizes(self, tmp_path):
         write_images(tmp_path, count=1)
         Image.fromarray(np.full((4, 4), 51, dtype=np.uint8)).save(tmp_path / "dog" / "0.JPG")
-        with pytest.raises(ValueError, match=r"size be given, got 6 x 8 \(.*0\.png\), 4 x 4 \(.*0\.JPG\)"):
+        with pytest.raises(ValueError, match=r"the argument size, got 6 x 8 \(.*0\.png\), 4 x 4 \(.*0\.JPG\)"):
             ld.ImageFolder(tmp_path, "all")
         images = ld.ImageFolder(tmp_path, "all", size=(3, 5))
         assert images.image_shape == (3, 5)
@@ -112,7 +112,7 @@ class TestImageFolder:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
         (tmp_path / "cat" / ".hidden").write_bytes(b"")
-        with pytest.raises(ValueError, match=rf"must hold CLASS/\* \(.png.*\) and nothing else, got {name}"):
+        with pytest.raises(ValueError, match=rf"expected only files CLASS/\* \(.png.*\), got {name}"):
             ld.ImageFolder(tmp_path)
 
     def test_sizes_of_numpy(self, tmp_path):
@@ -123,12 +123,12 @@ class TestImageFolder:
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
-            ({"size": 0}, ValueError, "size must be one or two numbers of pixels from 1, got 0"),
-            ({"size": (3, 3, 3)}, ValueError, "size must be one or two numbers"),
-            ({"size": "8"}, TypeError, "size must be"),
-            ({"shares": (0.9, 0.2)}, ValueError, "shares must be those of train and valid"),
+            ({"size": 0}, ValueError, "size: expected one or two numbers of pixels of at least 1, got 0"),
+            ({"size": (3, 3, 3)}, ValueError, "size: expected one or two numbers"),
+            ({"size": "8"}, TypeError, "size: expected"),
+            ({"shares": (0.9, 0.2)}, ValueError, "shares: expected those of train and valid"),
             ({"shares": (1.0, 0.0), "split": "test"}, ValueError, "leave none for split='test'"),
-            ({"split": "val"}, ValueError, "split must be one of"),
+            ({"split": "val"}, ValueError, "split: expected one of"),
             ({"root": "none"}, FileNotFoundError, "there is no folder 'none' of images"),
         ],
     )
@@ -172,8 +172,8 @@ class TestMeshFolder:
         [
             ({"labels": {"0.off": "a"}}, "there is no label for 1.off"),
             ({"labels": {"0.off": "a", "1.off": "b", "2.off": "b"}}, "there is no file for 2.off"),
-            ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels must be all strings .* or all numbers .* got both"),
-            ({"labels": {"0.off": 1.0, "1.off": np.nan}}, "targets must be finite"),
+            ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels: expected all strings .* or all numbers .* got both"),
+            ({"labels": {"0.off": 1.0, "1.off": np.nan}}, "targets: expected finite"),
             ({"validation": 1}, "validation=1 is for folders with CLASS/train"),
         ],
     )
@@ -220,11 +220,11 @@ class TestOnSphere:
     @pytest.mark.parametrize(
         ("latitude", "longitude", "message"),
         [
-            ([0.0, 91.0], [0.0, 0.0], r"latitude must be degrees in -90 .. 90, got 91 for point 1"),
-            ([0.0], [361.0], r"longitude must be degrees in -360 .. 360, got 361 for point 0"),
-            ([0.0], [0.0, 1.0], r"must be \[points\] both, got \[1\] and \[2\]"),
-            ([np.nan], [0.0], "latitude must be finite"),
-            (["N"], [0.0], "latitude must be an array of real numbers"),
+            ([0.0, 91.0], [0.0, 0.0], r"latitude: expected degrees in -90 .. 90, got 91 for point 1"),
+            ([0.0], [361.0], r"longitude: expected degrees in -360 .. 360, got 361 for point 0"),
+            ([0.0], [0.0, 1.0], r"expected \[points\] both, got \[1\] and \[2\]"),
+            ([np.nan], [0.0], "latitude: expected finite"),
+            (["N"], [0.0], "latitude: expected an array of real numbers"),
         ],
     )
     def test_bad_places(self, latitude, longitude, message):

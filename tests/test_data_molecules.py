@@ -125,21 +125,21 @@ class TestMolecules:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"z": [0, 1]}, "z must be in 1 .. 118, got 0 .. 1"),
-            ({"z": [1.0, 1.0]}, "z must be integers"),
-            ({"pos": [[0, 0, 0]]}, r"pos must be \[2, 3\], got \[1, 3\]"),
-            ({"pos": [[0, 0, 0], [0, 0, np.nan]]}, "pos must be finite"),
+            ({"z": [0, 1]}, "z: expected nuclear charges in 1 .. 118, got 0 .. 1"),
+            ({"z": [1.0, 1.0]}, "z: expected integers"),
+            ({"pos": [[0, 0, 0]]}, r"pos: expected \[2, 3\] for the 2 atoms of z, got \[1, 3\]"),
+            ({"pos": [[0, 0, 0], [0, 0, np.nan]]}, "pos: expected finite"),
             ({"offsets": [0, 3]}, "rise from 0 to the number of atoms, 2"),
             ({"offsets": [0, 2, 1, 2]}, "rise from 0"),
-            ({"y": [[1.0, 2.0]]}, r"y must be \[1, 1\]"),
-            ({"y": [[np.inf]]}, "y must be finite"),
-            ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\] must have 2 rows"),
-            ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, r"of_molecule\['dipole'\] must be finite"),
-            ({"of_molecule": {"dipole": [1.85, 0.2]}}, r"of_molecule\['dipole'\] must have 1 rows, got shape \[2\]"),
-            ({"of_molecule": {"dipole": 1.85}}, r"of_molecule\['dipole'\] must have 1 rows, got shape \[\]"),
-            ({"of_atom": {"force": [[0.0, 1.0], [0.0]]}}, r"of_atom\['force'\] must be an array of real numbers"),
-            ({"of_atom": {"name": ["H", "H"]}}, r"of_atom\['name'\] must be an array of real numbers"),
-            ({"of_atom": {"charge": torch.ones(2, requires_grad=True)}}, r"of_atom\['charge'\] must be an array"),
+            ({"y": [[1.0, 2.0]]}, r"y: expected \[1, 1\]"),
+            ({"y": [[np.inf]]}, "y: expected finite"),
+            ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\]: expected 2 rows"),
+            ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, r"of_molecule\['dipole'\]: expected finite"),
+            ({"of_molecule": {"dipole": [1.85, 0.2]}}, r"of_molecule\['dipole'\]: expected 1 rows, got \[2\]"),
+            ({"of_molecule": {"dipole": 1.85}}, r"of_molecule\['dipole'\]: expected 1 rows, got \[\]"),
+            ({"of_atom": {"force": [[0.0, 1.0], [0.0]]}}, r"of_atom\['force'\]: expected an array of real numbers"),
+            ({"of_atom": {"name": ["H", "H"]}}, r"of_atom\['name'\]: expected an array of real numbers"),
+            ({"of_atom": {"charge": torch.ones(2, requires_grad=True)}}, r"of_atom\['charge'\]: expected an array"),
         ],
     )
     def test_bad_input(self, change, message):
@@ -176,17 +176,17 @@ class TestFeatures:
 
     @pytest.mark.parametrize("species", [(), (1, 1), (0, 6), (1, 119)])
     def test_bad_species(self, species):
-        with pytest.raises(ValueError, match="species must be different nuclear charges"):
+        with pytest.raises(ValueError, match="species: expected different nuclear charges"):
             ld.MoleculeFeatures(species)
 
     def test_bad_calls(self):
-        with pytest.raises(ValueError, match="powers must be at least 1"):
+        with pytest.raises(ValueError, match="powers: expected an integer of at least 1"):
             ld.MoleculeFeatures(powers=0)
-        with pytest.raises(ValueError, match="data must have z"):
+        with pytest.raises(ValueError, match=r"data\.z: expected"):
             ld.MoleculeFeatures()(Data(pos=torch.zeros(1, 3)))
-        with pytest.raises(ValueError, match="std positive"):
+        with pytest.raises(ValueError, match="mean, std: expected finite"):
             ld.StandardizeTargets(0.0, 0.0)
-        with pytest.raises(ValueError, match=r"data.y must have 2 targets, got shape \[1, 3\]"):
+        with pytest.raises(ValueError, match=r"data.y: expected 2 targets, got \[1, 3\]"):
             ld.StandardizeTargets([0.0, 0.0], [1.0, 1.0])(Data(y=torch.zeros(1, 3)))
 
 
@@ -200,7 +200,7 @@ class TestUnits:
         assert Units().convert("GHz") == (1.0, "GHz")
 
     def test_unknown_unit(self):
-        with pytest.raises(ValueError, match="energy_unit must be one of 'eV', 'meV', 'Ha', 'kcal/mol', got 'J'"):
+        with pytest.raises(ValueError, match="energy_unit: expected one of 'eV', 'meV', 'Ha', 'kcal/mol', got 'J'"):
             Units("J")
 
 
@@ -254,13 +254,13 @@ class TestQM9Subset:
 
     def test_bad_arguments(self, tmp_path):
         write_subset(tmp_path)
-        with pytest.raises(ValueError, match=r"targets must be 'all' or different ones of 'mu', .*, got 'energy'"):
+        with pytest.raises(ValueError, match=r"targets: expected 'all' or different ones of 'mu', .*, got 'energy'"):
             ld.QM9Subset(tmp_path, targets="energy", verify=False)
-        with pytest.raises(ValueError, match="targets must be"):
+        with pytest.raises(ValueError, match="targets: expected"):
             ld.QM9Subset(tmp_path, targets=("mu", "mu"), verify=False)
-        with pytest.raises(ValueError, match="split must be one of"):
+        with pytest.raises(ValueError, match="split: expected one of"):
             ld.QM9Subset(tmp_path, "dev", verify=False)
-        with pytest.raises(ValueError, match="length_unit must be one of 'bohr', 'angstrom'"):
+        with pytest.raises(ValueError, match="length_unit: expected one of 'bohr', 'angstrom'"):
             ld.QM9Subset(tmp_path, length_unit="nm", verify=False)
 
     @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ class TestQM9Subset:
         [
             ({"split_test": np.array([7, 4])}, "each of its 8 molecules in exactly one split"),
             ({"target_names": np.array(TARGETS[::-1], dtype="S9")}, "targets named C, B, A, .*, expected mu, alpha"),
-            ({"offsets": np.array([0, 3, 8])}, "does not hold molecules: offsets must rise"),
+            ({"offsets": np.array([0, 3, 8])}, "does not hold molecules: offsets: expected numbers that rise"),
             ({"z": np.full(SIZES.sum(), 16, dtype=np.uint8)}, "holds atoms other than"),
         ],
     )
@@ -498,7 +498,7 @@ class TestQM9:
             ([{**prepared(1)[0], "y": torch.zeros(1, 3)}], "at place 0"),
             ([{**prepared(1)[0], "z": torch.zeros(1, dtype=torch.int64).expand(10**9)}], "at place 0"),
             ([{**prepared(1)[0], "y": torch.full((1, 19), torch.nan)}], "not finite"),
-            ([{**prepared(1)[0], "z": torch.tensor([1, 6, 262])}], r"z must be in 1 \.\. 118"),
+            ([{**prepared(1)[0], "z": torch.tensor([1, 6, 262])}], r"z: expected nuclear charges in 1 \.\. 118"),
         ):
             torch.save(molecules, tmp_path / "raw" / "qm9_v3.pt")
             with pytest.raises(ValueError, match=rf"qm9_v3\.pt .*{message}"):
@@ -517,7 +517,7 @@ class TestQM9:
             (
                 "gdb9.sdf",
                 lambda text: re.sub(r" \S+ H ", lambda found: "nan H ".rjust(len(found[0])), text, count=1),
-                "pos must be finite",
+                "pos: expected finite",
             ),
             ("gdb9.sdf.csv", lambda text: text[:-9], "is truncated: its last line has no end"),
             ("gdb9.sdf.csv", lambda text: text[: text.index("gdb_4")], "has more molecules than the 3"),
@@ -611,11 +611,11 @@ class TestRMD17:
     def test_bad_arguments_and_files(self, tmp_path):
         frames = trajectory()
         write_rmd17(tmp_path, frames, [0, 1], [2, 3])
-        with pytest.raises(ValueError, match="molecule must be one of 'aspirin'"):
+        with pytest.raises(ValueError, match="molecule: expected one of 'aspirin'"):
             ld.RMD17(tmp_path, "methane")
-        with pytest.raises(ValueError, match="number must be 1, 2, 3, 4 or 5, got 6"):
+        with pytest.raises(ValueError, match="number: expected 1, 2, 3, 4 or 5, got 6"):
             ld.RMD17(tmp_path, number=6)
-        with pytest.raises(ValueError, match="validation must be at least 0 and less than the 2"):
+        with pytest.raises(ValueError, match="validation: expected an integer of at least 0 and less than the 2"):
             ld.RMD17(tmp_path, number=2, verify=False)
         with pytest.raises(FileNotFoundError, match=r"needs the file index_train_01.csv"):
             ld.RMD17(tmp_path, validation=0)
@@ -727,11 +727,11 @@ class TestGFN2Molecules:
             ld.GFN2Molecules(smiles=("CCCC",), conformers=1, noise=0.0)
 
     def test_bad_arguments(self):
-        with pytest.raises(TypeError, match="smiles must be a sequence"):
+        with pytest.raises(TypeError, match="smiles: expected a sequence"):
             ld.GFN2Molecules(smiles="CC")
-        with pytest.raises(ValueError, match="conformers must be at least 1"):
+        with pytest.raises(ValueError, match="conformers, noise: expected an integer of at least 1"):
             ld.GFN2Molecules(conformers=0)
-        with pytest.raises(ValueError, match="split must be one of"):
+        with pytest.raises(ValueError, match="split: expected one of"):
             ld.GFN2Molecules("dev")
 
     def test_list_of_molecules(self):
@@ -839,17 +839,21 @@ class TestFrames:
     @pytest.mark.parametrize(
         ("change", "error", "message"),
         [
-            (lambda frames: frames.clear(), ValueError, "frames must be at least one"),
-            (lambda frames: frames.append(3), TypeError, "frames must be ase.Atoms, got int for frame 2"),
-            (lambda frames: setattr(frames[1], "calc", None), ValueError, "energy or none, got 1 without, .* frame 1"),
+            (lambda frames: frames.clear(), ValueError, "frames: expected at least one"),
+            (lambda frames: frames.append(3), TypeError, "frames: expected ase.Atoms, got int for frame 2"),
+            (
+                lambda frames: setattr(frames[1], "calc", None),
+                ValueError,
+                "energy in all frames .*, got 1 without it, .* frame 1",
+            ),
             (
                 lambda frames: frames[0].calc.results.update(energy=np.nan),
                 ValueError,
-                "energy of frames must be finite",
+                "energy of frames: expected finite",
             ),
             (lambda frames: frames[0].calc.results.update(forces=np.ones((2, 2))), ValueError, r"forces .* \[2, 3\]"),
-            (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames must be at most 1e"),
-            (lambda frames: frames[0].numbers.fill(0), ValueError, "z must be in 1 .. 118"),
+            (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames: expected at most 1e"),
+            (lambda frames: frames[0].numbers.fill(0), ValueError, "z: expected nuclear charges in 1 .. 118"),
         ],
     )
     def test_bad_frames(self, change, error, message):
@@ -861,7 +865,7 @@ class TestFrames:
             ld.Molecules.from_ase(frames)
 
     def test_frames_that_are_no_sequence(self):
-        with pytest.raises(TypeError, match="frames must be a sequence, got <list_iterator"):
+        with pytest.raises(TypeError, match="frames: expected a sequence, got <list_iterator"):
             ld.Molecules.from_ase(iter(crystals(2)))
 
     def test_files(self, tmp_path):
@@ -898,8 +902,8 @@ class TestFrames:
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4 is not the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz"),
-            ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames must be an array of real numbers"),
-            ("1\n\nH 0 0 nan\n", "frames.xyz: pos of frames must be finite"),
+            ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames: expected an array of real numbers"),
+            ("1\n\nH 0 0 nan\n", "frames.xyz: pos of frames: expected finite"),
         ],
     )
     def test_damaged_files(self, tmp_path, text, message):

@@ -105,7 +105,7 @@ class TestReading:
             ld.read_mesh(path)
 
     def test_unknown_suffix(self):
-        with pytest.raises(ld.MeshError, match=r"path must end in \.off, .* got .*readme\.txt"):
+        with pytest.raises(ld.MeshError, match=r"path: expected one that ends in \.off, .* got .*readme\.txt"):
             ld.read_mesh("readme.txt")
 
     def test_missing_trimesh(self, monkeypatch):
@@ -141,11 +141,11 @@ class TestSampling:
     @pytest.mark.parametrize(
         ("vertices", "faces", "points", "message"),
         [
-            (np.zeros((3, 2)), [[0, 1, 2]], 1, "vertices must be finite"),
-            (np.eye(3), [[0, 1]], 1, r"faces must be \[faces, 3\]"),
+            (np.zeros((3, 2)), [[0, 1, 2]], 1, "vertices: expected finite"),
+            (np.eye(3), [[0, 1]], 1, r"faces: expected \[faces, 3\]"),
             (np.eye(3), np.zeros((0, 3), int), 1, "at least one face"),
-            (np.eye(3), [[0, 1, 3]], 1, "name vertices 0 .. 2, got 0 .. 3"),
-            (np.eye(3), [[0, 1, 2]], 0, "points must be at least 1"),
+            (np.eye(3), [[0, 1, 3]], 1, "indices of vertices in 0 .. 2, got 0 .. 3"),
+            (np.eye(3), [[0, 1, 2]], 0, "points: expected an integer of at least 1"),
         ],
     )
     def test_bad_input(self, vertices, faces, points, message):
@@ -210,14 +210,14 @@ class TestShapePoints:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"pos": np.zeros((2, 3))}, r"must be \[shapes, points, 3\]"),
-            ({"labels": [0]}, r"must be \[shapes, points, 3\]"),
-            ({"normal": np.zeros((2, 5, 3))}, r"normal must be \[2, 4, 3\]"),
-            ({"labels": [0, 2]}, r"labels must be in 0 \.\. 1"),
+            ({"pos": np.zeros((2, 3))}, r"expected \[shapes, points, 3\]"),
+            ({"labels": [0]}, r"expected \[shapes, points, 3\]"),
+            ({"normal": np.zeros((2, 5, 3))}, r"normal: expected \[2, 4, 3\]"),
+            ({"labels": [0, 2]}, r"labels: expected integers in 0 \.\. 1"),
             ({"normal": None, "task": "normals"}, "needs normals"),
-            ({"task": "parts"}, "task must be one of"),
-            ({"rotate": "y"}, "rotate must be one of"),
-            ({"seed": -1}, "seed must be in 0"),
+            ({"task": "parts"}, "task: expected one of"),
+            ({"rotate": "y"}, "rotate: expected one of"),
+            ({"seed": -1}, "seed: expected an integer in 0"),
         ],
     )
     def test_bad_input(self, change, message):
@@ -297,7 +297,7 @@ class TestModelNet:
     def test_what_is_missing(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"ModelNet40 needs the file ModelNet40\.zip"):
             ld.ModelNet(tmp_path, version=40)
-        with pytest.raises(ValueError, match="version must be 10 or 40, got 20"):
+        with pytest.raises(ValueError, match="version: expected 10 or 40, got 20"):
             ld.ModelNet(tmp_path, version=20)
         with pytest.raises(FileNotFoundError, match="neither a folder nor a zip archive"):
             ld.MeshFolder(tmp_path / "none")
@@ -334,7 +334,7 @@ class TestVoxels:
         np.testing.assert_allclose(test[1].pos, expected, atol=1e-6)
         parts = [ld.ModelNet10Tiny(tmp_path, split, validation=1, verify=False) for split in ("train", "valid")]
         assert [len(part) for part in parts] == [3, 1]
-        with pytest.raises(ValueError, match=r"points must be None or in 1 \.\. 20, got 21"):
+        with pytest.raises(ValueError, match=r"points: expected None or an integer in 1 \.\. 20, got 21"):
             ld.ModelNet10Tiny(tmp_path, points=21, verify=False)
         with pytest.raises(ValueError, match="has the digest"):
             ld.ModelNet10Tiny(tmp_path, points=5)
@@ -384,7 +384,7 @@ class TestVoxels:
         turn = octahedral()
         batch.pos = turn.act(5, batch.pos)
         torch.testing.assert_close(grid_images(batch), act_on_grid(turn, 5, images))
-        with pytest.raises(ValueError, match="rotate must be 'none' for voxels"):
+        with pytest.raises(ValueError, match="rotate: expected 'none' for voxels"):
             ld.AdrenalMNIST3D(tmp_path, voxels=True, rotate="SO3", verify=False)
 
     def test_damaged_adrenal(self, tmp_path):
@@ -394,7 +394,7 @@ class TestVoxels:
         self.write_adrenal(tmp_path, np.ones((2, 4, 4, 4), dtype=bool), label_train=np.zeros(3))
         with pytest.raises(ValueError, match=r"adrenalmnist3d\.npz has label_train of float64"):
             ld.AdrenalMNIST3D(tmp_path, verify=False)
-        with pytest.raises(ValueError, match="points must be at least 1"):
+        with pytest.raises(ValueError, match="points: expected an integer of at least 1"):
             ld.AdrenalMNIST3D(tmp_path, points=0)
         with pytest.raises(FileNotFoundError, match="adrenalmnist3d"):
             ld.AdrenalMNIST3D(tmp_path / "none")
@@ -459,12 +459,12 @@ class TestProcedural:
     def test_some_kinds(self):
         shapes = ld.ProceduralShapes(size=3, points=16, kinds=["bracket", "star"])
         assert [ld.SHAPE_CLASSES[label] for label in shapes.labels] == ["bracket", "star", "bracket"]
-        with pytest.raises(ValueError, match="kinds must be some of"):
+        with pytest.raises(ValueError, match="kinds: expected some of"):
             ld.ProceduralShapes(size=3, points=16, kinds=["brackets"])
 
     @pytest.mark.parametrize("change", [{"stretch": 1.0}, {"bend": 3.0}, {"holes": -1}, {"noise": math.nan}])
     def test_bad_arguments(self, change):
-        with pytest.raises(ValueError, match="stretch and noise must be in"):
+        with pytest.raises(ValueError, match="stretch, noise, bend, holes: expected numbers in"):
             ld.ProceduralShapes(size=1, **change)
-        with pytest.raises(ValueError, match="points must be at least 1"):
+        with pytest.raises(ValueError, match="points: expected an integer of at least 1"):
             ld.ProceduralShapes(size=1, points=0)

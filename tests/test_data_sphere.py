@@ -34,7 +34,7 @@ class TestDirections:
             assert apart.min(axis=1).min() > 0.5 * apart.min(axis=1).max()
 
     def test_needs_a_point(self):
-        with pytest.raises(ValueError, match="points must be at least 1"):
+        with pytest.raises(ValueError, match="points: expected an integer of at least 1"):
             ld.fibonacci_sphere(0)
 
     @pytest.mark.parametrize("points", [None, 1, 7, 60, 100, 221])
@@ -51,7 +51,7 @@ class TestDirections:
             np.testing.assert_allclose(counts, areas * 10, atol=1.0)
 
     def test_rings_have_enough_points(self):
-        with pytest.raises(ValueError, match=r"points must be None or in 1 \.\. 4, got 5"):
+        with pytest.raises(ValueError, match=r"points: expected None or an integer in 1 \.\. 4, got 5"):
             _sphere.choose_on_rings([2, 2], [1.0, 1.0], 5, frozen_stream(0))
 
 
@@ -88,9 +88,9 @@ class TestProjection:
         np.testing.assert_allclose(ld.project_image(image, directions), expected, atol=1e-9)
 
     def test_bad_input(self):
-        with pytest.raises(ValueError, match="image must be"):
+        with pytest.raises(ValueError, match="image: expected"):
             ld.project_image(np.zeros((3, 4)), np.zeros((1, 3)))
-        with pytest.raises(ValueError, match="directions must be"):
+        with pytest.raises(ValueError, match="directions: expected"):
             ld.project_image(np.zeros((3, 3)), np.zeros((1, 2)))
 
 
@@ -121,7 +121,7 @@ class TestSphericalImages:
         assert not torch.allclose(ld.SphericalImages(images, 200, rotate=True)[2].rotation, turned.rotation)
 
     def test_must_be_square(self):
-        with pytest.raises(ValueError, match="images must be square, got 4 x 6"):
+        with pytest.raises(ValueError, match="images: expected square images, got 4 x 6"):
             ld.SphericalImages(ld.ImagePoints(np.zeros((1, 4, 6)), [0]))
 
 
@@ -201,7 +201,7 @@ class TestSphericalMNIST:
         write_sphere(tmp_path)
         with pytest.raises(ValueError, match="has the digest"):
             ld.SphericalMNIST(tmp_path)
-        with pytest.raises(ValueError, match="points must be None"):
+        with pytest.raises(ValueError, match="points: expected None"):
             ld.SphericalMNIST(tmp_path, points=49, verify=False)
         with pytest.raises(ValueError, match="needs validation > 0"):
             ld.SphericalMNIST(tmp_path, "valid", verify=False)
@@ -325,12 +325,12 @@ class TestWind:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"task": "paint"}, "task must be one of"),
-            ({"observed": 1.0}, "observed must be between 0 and 1"),
-            ({"draws": 0}, "draws must be at least 1"),
-            ({"neighbors": 0}, "neighbors must be at least 1"),
-            ({"points": 999}, r"points must be None or in 1 \.\. 134"),
-            ({"seed": -1}, "seed must be in 0"),
+            ({"task": "paint"}, "task: expected one of"),
+            ({"observed": 1.0}, "observed: expected a number between 0 and 1"),
+            ({"draws": 0}, "draws: expected an integer of at least 1"),
+            ({"neighbors": 0}, "neighbors: expected an integer of at least 1"),
+            ({"points": 999}, r"points: expected None or an integer in 1 \.\. 134"),
+            ({"seed": -1}, "seed: expected an integer in 0"),
         ],
     )
     def test_bad_arguments(self, tmp_path, options, message):

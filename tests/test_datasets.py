@@ -138,24 +138,24 @@ class TestImages:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: ld.ImagePoints(GRAY[0], [0]), ValueError, "images must be .images, height, width"),
+            (lambda: ld.ImagePoints(GRAY[0], [0]), ValueError, "images: expected .images, height, width"),
             (
                 lambda: ld.ImagePoints(torch.rand(2, 1, 5, 5), [0, 1]),
                 ValueError,
-                r"channels last, .*, got shape \(2, 1, 5, 5\), which looks like channels first: permute\(0, 2, 3, 1\)",
+                r"channels last, .*, got \[2, 1, 5, 5\], which looks like channels first; use permute\(0, 2, 3, 1\)",
             ),
-            (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, shape .12., got .3."),
-            (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels must be integers, got float64"),
-            (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "in 0 .. 4, got 0 .. 9"),
-            (lambda: ld.ImagePoints(GRAY.astype(np.int32), LABELS), TypeError, "floating, got int32"),
+            (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, .12., got .3."),
+            (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels: expected integers, got float64"),
+            (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "4 .num_classes - 1., got 0 .. 9"),
+            (lambda: ld.ImagePoints(GRAY.astype(np.int32), LABELS), TypeError, "floating dtype, got int32"),
             (lambda: ld.ImagePoints(GRAY / 1.0, LABELS), ValueError, r"in \[0, 1\], got values 0 .. 255"),
-            (lambda: ld.ImagePoints(GRAY * np.nan, LABELS), ValueError, "must be finite"),
+            (lambda: ld.ImagePoints(GRAY * np.nan, LABELS), ValueError, "images: expected finite"),
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=16), ValueError, r"in \[0, 16\]"),
-            (lambda: ld.ImagePoints(GRAY, LABELS, peak=0), ValueError, "peak must be positive"),
-            (lambda: ld.image_to_data(np.zeros(3)), ValueError, r"got shape \(3,\)"),
+            (lambda: ld.ImagePoints(GRAY, LABELS, peak=0), ValueError, "peak: expected a positive finite number"),
+            (lambda: ld.image_to_data(np.zeros(3)), ValueError, r"got \[3\]"),
             (lambda: ld.grid_positions(0, 3), ValueError, "at least 1, got 0 and 3"),
-            (lambda: small_images()[6], IndexError, "index must be in -6 .. 5, got 6"),
-            (lambda: small_images()[0:2], TypeError, "for several use subset"),
+            (lambda: small_images()[6], IndexError, "index: expected an integer in -6 .. 5, got 6"),
+            (lambda: small_images()[0:2], TypeError, "use subset for several"),
             (lambda: small_images().subset([7]), IndexError, "in -6 .. 5, got 7"),
             (lambda: small_images().subset([True] * 6), TypeError, "list of integers"),
             (lambda: small_images().subset([]).statistics(), ValueError, "at least one image"),
@@ -185,7 +185,7 @@ class TestDigits:
         data = ld.Digits("all")[0]
         assert data.x.shape == (64, 1)
         assert data.x.max() == 15 / 16
-        with pytest.raises(ValueError, match="split must be one of 'train', 'valid', 'test', 'all', got 'val'"):
+        with pytest.raises(ValueError, match="split: expected one of 'train', 'valid', 'test', 'all', got 'val'"):
             ld.Digits("val")
 
 
@@ -481,7 +481,7 @@ def test_missing_files_and_unknown_splits(tmp_path, kind, name):
         kind(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
         kind(tmp_path / "absent")
-    with pytest.raises(ValueError, match=r"split must be one of 'train'.* got 'dev'"):
+    with pytest.raises(ValueError, match=r"split: expected one of 'train'.* got 'dev'"):
         kind(tmp_path, "dev")
 
 
@@ -680,39 +680,39 @@ class TestTransforms:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: ld.RotatePoints(math.nan), "angle must be finite, in radians, got nan"),
-            (lambda: ld.RandomCrop(-1), "padding must not be negative, got -1"),
+            (lambda: ld.RotatePoints(math.nan), "angle: expected a finite number of radians, got nan"),
+            (lambda: ld.RandomCrop(-1), "padding: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "not the upright"),
-            (lambda: ld.RotateImage(math.inf), "angle must be finite"),
-            (lambda: ld.RotateImage(0, order=6), "order must be 0, 1, 2, 3, 4 or 5, got 6"),
-            (lambda: ld.RandomRotatePoints(-1), "seed must not be negative, got -1"),
-            (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle must be finite and not negative"),
+            (lambda: ld.RotateImage(math.inf), "angle: expected a finite"),
+            (lambda: ld.RotateImage(0, order=6), "order: expected 0, 1, 2, 3, 4 or 5, got 6"),
+            (lambda: ld.RandomRotatePoints(-1), "seed: expected an integer of at least 0, got -1"),
+            (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle: expected a finite number of at least 0"),
             (lambda: ld.RandomScalePoints(least=2.0, most=1.0), "0 < least <= most, got 2.0 and 1.0"),
             (lambda: ld.RandomScalePoints(least=0.0), "0 < least <= most, got 0.0"),
-            (lambda: ld.RandomRotatePoints().set_epoch(-1), "epoch must not be negative"),
+            (lambda: ld.RandomRotatePoints().set_epoch(-1), "epoch: expected an integer of at least 0"),
             (lambda: ld.RandomRotatePoints()(Batch.from_data_list([Data()])), "got a Batch"),
-            (lambda: ld.TransformPoints([[1, 2]]), r"must be square, got shape \(1, 2\)"),
-            (lambda: ld.TransformPoints([[math.nan]]), "matrix must be finite"),
-            (lambda: ld.RotatePoints(1)(Data(pos=torch.zeros(4, 3))), r"must be .points, 2., got .4, 3."),
+            (lambda: ld.TransformPoints([[1, 2]]), r"matrix: expected a square matrix, got .1, 2."),
+            (lambda: ld.TransformPoints([[math.nan]]), "matrix: expected finite"),
+            (lambda: ld.RotatePoints(1)(Data(pos=torch.zeros(4, 3))), r"data.pos: expected .points, 2., got .4, 3."),
             (lambda: ld.RotatePoints(1)(Data()), "got nothing"),
-            (lambda: ld.Standardize(0, 0), "std must be finite and positive"),
-            (lambda: ld.Standardize(math.nan, 1), "mean must be finite"),
-            (lambda: ld.Standardize([0, 0], [1]), "as long as each other"),
-            (lambda: ld.Standardize([0, 0], [1, 1])(ld.image_to_data(GRAY[0])), "must have 2 channels"),
+            (lambda: ld.Standardize(0, 0), "std: expected positive finite"),
+            (lambda: ld.Standardize(math.nan, 1), "mean: expected finite"),
+            (lambda: ld.Standardize([0, 0], [1]), "mean, std: expected the same length"),
+            (lambda: ld.Standardize([0, 0], [1, 1])(ld.image_to_data(GRAY[0])), "data.x: expected 2 floating channels"),
             (
                 lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
                 "standardize after",
             ),
             (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "not the upright"),
-            (lambda: ld.AveragePixels(0), "size must be at least 1"),
+            (lambda: ld.AveragePixels(0), "size: expected an integer of at least 1"),
             (lambda: ld.AveragePixels(3)(ld.image_to_data(np.zeros((6, 4)))), r"multiples of 3, got ..6, 4.."),
             (lambda: ld.AveragePixels()(Data(x=torch.zeros(4, 1), pos=torch.zeros(4, 2))), "got none"),
-            (lambda: ld.PermutePoints(-1), "seed must not be negative"),
-            (lambda: ld.DropBackground(-1), "threshold must be finite and not negative, got -1"),
-            (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a batch"),
+            (lambda: ld.PermutePoints(-1), "seed: expected an integer of at least 0"),
+            (lambda: ld.DropBackground(-1), "threshold: expected a finite number of at least 0, got -1"),
+            (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a Batch"),
             (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
             (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), face=torch.zeros(3, 1))), "of points, got face"),
-            (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), x=torch.rand(2, 1))), "x must"),
+            (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), x=torch.rand(2, 1))), "data.x: expected"),
         ],
     )
     def test_bad_input(self, make, message):

@@ -20,10 +20,10 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
         found = found.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(
-            f"{argument} must be an array of real numbers, got {type(values).__name__}: {error}"
+            f"{argument}: expected an array of real numbers, got {type(values).__name__}: {error}"
         ) from error
     if finite and not np.isfinite(found).all():
-        raise ValueError(f"{argument} must be finite numbers, but one is nan or infinite")
+        raise ValueError(f"{argument}: expected finite numbers, got NaN or infinity")
     return found
 
 
@@ -31,7 +31,7 @@ def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
     """Finite numbers ``[dim, dim]`` as a float64 tensor; ValueError, naming the argument, for other shapes."""
     matrix = torch.as_tensor(real_array(argument, values))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"{argument} must be square, got shape {tuple(matrix.shape)}")
+        raise ValueError(f"{argument}: expected a square matrix, got {list(matrix.shape)}")
     return matrix
 
 
@@ -45,17 +45,17 @@ def class_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
     """Integers as int64; TypeError, naming the argument, for numbers that are none."""
     found = plain_array(argument, values)
     if found.size and found.dtype.kind not in "iu":
-        raise TypeError(f"{argument} must be integers, got {found.dtype}")
+        raise TypeError(f"{argument}: expected integers, got {found.dtype}")
     return found.astype(np.int64)
 
 
 def check_number(argument: str, value: float) -> None:
     """Raise ValueError, naming the argument, unless a value is a real number whose square is finite."""
     if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{argument} must be a number of at most {_LARGEST:g} in size, got {value!r}")
+        raise ValueError(f"{argument}: expected a number of at most {_LARGEST:g} in size, got {value!r}")
 
 
 def check_points(points: int) -> None:
     """Raise ValueError unless a number of points is a positive integer."""
     if isinstance(points, bool) or not isinstance(points, Integral) or points < 1:
-        raise ValueError(f"points must be at least 1, got {points!r}")
+        raise ValueError(f"points: expected an integer of at least 1, got {points!r}")

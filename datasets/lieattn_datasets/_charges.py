@@ -35,7 +35,7 @@ def charge_energy(
     x, v = real_array("pos", pos, finite=False), real_array("vel", vel, finite=False)
     if q.ndim == 0 or x.ndim < 2 or v.ndim < 2 or q.shape[-1] != x.shape[-2]:
         shapes = ", ".join(str(list(array.shape)) for array in (q, x, v))
-        raise ValueError(f"charge, pos and vel must be [..., particles] and twice [..., particles, 3], got {shapes}")
+        raise ValueError(f"charge, pos, vel: expected [..., particles] and twice [..., particles, 3], got {shapes}")
     first, second = np.triu_indices(x.shape[-2], 1)
     squared = np.square(x[..., first, :] - x[..., second, :]).sum(axis=-1)
     potential = (q[..., first] * q[..., second] / np.sqrt(squared + softening**2)).sum(axis=-1)
@@ -86,14 +86,16 @@ def simulate_charges(
     check_number("softening", softening)
     if q.ndim != 2 or x.shape != (*q.shape, 3) or v.shape != x.shape:
         shapes = ", ".join(str(list(array.shape)) for array in (q, x, v))
-        raise ValueError(f"charge, pos and vel must be [systems, particles] and twice [..., 3], got {shapes}")
+        raise ValueError(
+            f"charge, pos, vel: expected [systems, particles] and twice [systems, particles, 3], got {shapes}"
+        )
     if not (step > 0 and softening > 0):
-        raise ValueError(f"step and softening must be positive, got {step} and {softening}")
+        raise ValueError(f"step, softening: expected positive numbers, got {step} and {softening}")
     ticks = np.rint(moments / step).astype(np.int64)
     if ticks.ndim != 1 or not np.allclose(ticks * step, moments, rtol=0, atol=1e-3 * step):
-        raise ValueError(f"times must be multiples of the step {step}, got {times!r}")
+        raise ValueError(f"times: expected multiples of the step {step}, got {times!r}")
     if not ticks.size or ticks[0] < 0 or (np.diff(ticks) <= 0).any():
-        raise ValueError(f"times must increase from 0 or later, got {times!r}")
+        raise ValueError(f"times: expected increasing numbers of at least 0, got {times!r}")
     starts = range(0, len(q), _CHUNK)
     pieces = [
         _follow(q[start : start + _CHUNK], x[start : start + _CHUNK], v[start : start + _CHUNK], ticks, step, softening)

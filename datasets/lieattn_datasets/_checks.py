@@ -28,7 +28,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
         if argument in given and not _fits(given[argument], hint):
             shown = repr(given[argument])
             found = shown if len(shown) < _SHORT else type(given[argument]).__name__
-            raise TypeError(f"{argument} must be {_words(hint)}, got {found}")
+            raise TypeError(f"{argument}: expected {_words(hint)}, got {found}")
 
 
 def check_attribute(data: Data, name: str, points: int | None = None) -> Tensor:
@@ -37,9 +37,9 @@ def check_attribute(data: Data, name: str, points: int | None = None) -> Tensor:
     if not isinstance(values, Tensor) or values.dim() == 0 or values.is_complex():
         found = "nothing" if values is None else type(values).__name__
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else found
-        raise ValueError(f"data.{name} must be a tensor of real numbers with at least one axis, got {found}")
+        raise ValueError(f"data.{name}: expected a tensor of real numbers with at least one axis, got {found}")
     if points is not None and len(values) != points:
-        raise ValueError(f"data.{name} must have a row for each of {points} points, got {list(values.shape)}")
+        raise ValueError(f"data.{name}: expected a row for each of {points} points, got {list(values.shape)}")
     return values
 
 

@@ -56,9 +56,9 @@ class Clouds(Dataset[Data]):
         try:
             position = operator.index(index)
         except TypeError as error:
-            raise TypeError(f"index must be an integer, got {index!r}; for several use subset") from error
+            raise TypeError(f"index: expected an integer, got {index!r}; use subset for several items") from error
         if not -len(self) <= position < len(self):
-            raise IndexError(f"index must be in -{len(self)} .. {len(self) - 1}, got {position}")
+            raise IndexError(f"index: expected an integer in -{len(self)} .. {len(self) - 1}, got {position}")
         data = self._make(int(self._indices[position]))
         return data if self.transform is None else self.transform(data)
 
@@ -74,10 +74,12 @@ class Clouds(Dataset[Data]):
         """
         chosen = np.asarray(indices)
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
-            raise TypeError(f"indices must be a list of integers, got shape {list(chosen.shape)} of {chosen.dtype}")
+            raise TypeError(f"indices: expected a list of integers, got {chosen.dtype} {list(chosen.shape)}")
         size = len(self)
         if chosen.size and not (-size <= int(chosen.min()) and int(chosen.max()) < size):
-            raise IndexError(f"indices must be in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}")
+            raise IndexError(
+                f"indices: expected integers in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}"
+            )
         view = copy.copy(self)
         view._indices = self._indices[chosen.astype(np.int64)]
         return view

@@ -99,12 +99,13 @@ class Constellation(Clouds):
         size = split_size(split, size, _SIZES)
         check_choice("motion", motion, _MOTIONS)
         if repetitions < 1:
-            raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+            raise ValueError(f"repetitions: expected an integer of at least 1, got {repetitions}")
         if not 0 <= drop <= 1:
-            raise ValueError(f"drop must be a probability, got {drop}")
+            raise ValueError(f"drop: expected a probability in [0, 1], got {drop}")
         if not (noise >= 0 and max_angle >= 0 and side > 0 and np.isfinite([noise, max_angle, side]).all()):
             raise ValueError(
-                f"noise and max_angle must not be negative and side positive, got {noise}, {max_angle} and {side}"
+                "noise, max_angle, side: expected finite numbers, the first two not negative and the last positive, "
+                f"got {noise}, {max_angle} and {side}"
             )
         super().__init__(size, transform)
         self.num_classes, self.motion = repetitions + 1, motion

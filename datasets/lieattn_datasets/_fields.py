@@ -59,12 +59,12 @@ class TransformFields:
         dim = len(self.matrix)
         error = float((self.matrix @ self.matrix.T - torch.eye(dim, dtype=torch.float64)).abs().max())
         if not error < 1e-6:
-            raise ValueError(f"matrix must be orthogonal, got R R^T - 1 up to {error:.1e}")
+            raise ValueError(f"matrix: expected an orthogonal matrix R, got R R^T - 1 of up to {error:.1e}")
         self.shift = torch.zeros(dim, dtype=torch.float64)
         if shift is not None:
             self.shift = torch.as_tensor(real_array("shift", shift))
         if self.shift.shape != (dim,) or not bool(self.shift.isfinite().all()):
-            raise ValueError(f"shift must be {dim} finite numbers, got {self.shift.tolist()}")
+            raise ValueError(f"shift: expected {dim} finite numbers, got {self.shift.tolist()}")
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:
@@ -81,7 +81,7 @@ class TransformFields:
             tensor = data.get(name)
             if tensor is not None:
                 if tensor.shape[-2:] != (dim, dim):
-                    raise ValueError(f"data.{name} must be [..., {dim}, {dim}], got {list(tensor.shape)}")
+                    raise ValueError(f"data.{name}: expected [..., {dim}, {dim}], got {list(tensor.shape)}")
                 turned = matrix @ tensor.double()
                 moved[name] = (turned if name == "rotation" else turned @ matrix.T).to(tensor.dtype)
         return moved
@@ -89,7 +89,7 @@ class TransformFields:
     def _turn(self, name: str, values: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
         dim = len(matrix)
         if values.dim() < 1 or values.shape[-1] % dim or (name == "pos" and values.shape[-1] != dim):
-            raise ValueError(f"data.{name} must be [..., {dim}], got {list(values.shape)}")
+            raise ValueError(f"data.{name}: expected [..., {dim}], got {list(values.shape)}")
         turned = values.double().unflatten(-1, (-1, dim)) @ matrix.T
         if shift is not None:
             turned = turned + shift
@@ -138,18 +138,18 @@ class RandomRotateFields(RandomTransform):
         check_arguments(RandomRotateFields.__init__, locals())
         super().__init__(seed)
         if dim not in (2, 3):
-            raise ValueError(f"dim must be 2 or 3, got {dim}")
+            raise ValueError(f"dim: expected 2 or 3, got {dim}")
         if axis not in (None, "x", "y", "z") or (axis is not None and dim == 2):
-            raise ValueError(f"axis must be None, or 'x', 'y' or 'z' in 3D, got {axis!r}")
+            raise ValueError(f"axis: expected None, or 'x', 'y' or 'z' in 3D, got {axis!r}")
         if not 0 <= max_shift < math.inf:
-            raise ValueError(f"max_shift must be finite and not negative, got {max_shift}")
+            raise ValueError(f"max_shift: expected a finite number of at least 0, got {max_shift}")
         self.dim, self.axis, self.max_shift = dim, axis, max_shift
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomRotateFields.__call__, locals())
         if isinstance(data, Batch):
-            raise ValueError("data must be one cloud, got a Batch, whose clouds would share one rotation")
+            raise ValueError("data: expected one cloud, got a Batch, whose clouds would share one rotation")
         stream = self._stream()
         quaternion = stream.normal(size=4)  # drawn in every case, so that the stream does not depend on the axis
         if self.dim == 2 or self.axis is not None:

@@ -274,7 +274,7 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
 def check_choice(argument: str, value: str, allowed: Collection[str]) -> None:
     """Raise ValueError unless the value is one of those allowed."""
     if value not in allowed:
-        raise ValueError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise ValueError(f"{argument}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def read_text(values: NDArray[Any]) -> list[str]:

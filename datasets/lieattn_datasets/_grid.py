@@ -56,7 +56,7 @@ def grid_positions(height: int, width: int) -> Tensor:
     """
     check_arguments(grid_positions, locals())
     if height < 1 or width < 1:
-        raise ValueError(f"height and width must be at least 1, got {height} and {width}")
+        raise ValueError(f"height, width: expected integers of at least 1, got {height} and {width}")
     x = torch.arange(width, dtype=torch.float32) - (width - 1) / 2
     y = (height - 1) / 2 - torch.arange(height, dtype=torch.float32)
     return torch.stack([x.repeat(height), y.repeat_interleave(width)], dim=1)
@@ -92,7 +92,7 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     real_array("image", image)
     array = np.asarray(image)
     if array.ndim not in (2, 3):
-        raise ValueError(f"image must be [height, width] or [height, width, channels], got shape {array.shape}")
+        raise ValueError(f"image: expected [height, width] or [height, width, channels], got {list(array.shape)}")
     peak = check_images(array[None], peak)
     return make_data(array, label, peak)
 
@@ -109,13 +109,13 @@ def data_to_image(data: Data) -> Tensor:
     check_arguments(data_to_image, locals())
     grid = data.get("grid")
     if not isinstance(grid, Tensor) or data.get("x") is None or data.get("pos") is None:
-        raise ValueError("data must be an image as image_to_data makes it, with x, pos and grid")
+        raise ValueError("data: expected an image made by image_to_data, with x, pos and grid")
     if grid.shape != (1, 2):
-        raise ValueError(f"data must be one image, with grid of shape [1, 2], got {list(grid.shape)}")
+        raise ValueError(f"data: expected one image, with a grid of shape [1, 2], got {list(grid.shape)}")
     height, width = grid[0].tolist()
     pos, x = check_attribute(data, "pos"), check_attribute(data, "x", height * width)
     if pos.is_meta or x.is_meta or not x.numel():
-        raise ValueError("data.x and data.pos must have numbers, got none, or tensors on the meta device")
+        raise ValueError("data.x, data.pos: expected tensors with values, got empty ones or ones on the meta device")
     if not torch.equal(pos.cpu(), grid_positions(height, width).to(pos.dtype)):
         raise ValueError(
             "data.pos is not the upright pixel grid in raster order: its points were rotated, moved or "
@@ -127,11 +127,11 @@ def data_to_image(data: Data) -> Tensor:
 def check_images(images: ImageArray, peak: float | None) -> float:
     """Check type and range piece by piece, and return the value that becomes intensity 1."""
     if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        raise TypeError(f"images must be uint8 or floating, got {images.dtype}")
+        raise TypeError(f"images: expected uint8 or a floating dtype, got {images.dtype}")
     natural = 255.0 if images.dtype == np.uint8 else 1.0
     limit = natural if peak is None else float(peak)
     if not (np.isfinite(limit) and limit > 0):
-        raise ValueError(f"peak must be positive and finite, got {peak}")
+        raise ValueError(f"peak: expected a positive finite number, got {peak}")
     if images.dtype == np.uint8 and limit >= natural:
         return limit  # every uint8 is in range, so nothing need be read
     slack = _ROUNDING * limit
@@ -139,7 +139,7 @@ def check_images(images: ImageArray, peak: float | None) -> float:
         chunk = np.asarray(images[start : start + CHUNK])
         low, high = float(chunk.min()), float(chunk.max())
         if not (low >= -slack and high <= limit + slack):
-            raise ValueError(f"images must be finite and in [0, {limit:g}], got values {low:g} .. {high:g}")
+            raise ValueError(f"images: expected finite numbers in [0, {limit:g}], got values {low:g} .. {high:g}")
     return limit
 
 

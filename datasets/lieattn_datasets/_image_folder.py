@@ -75,7 +75,7 @@ class ImageFolder(ImagePoints):
         check_choice("split", split, (*SPLITS, "all"))
         sides = None if size is None else tuple(size) if isinstance(size, Sequence | np.ndarray) else (size, size)
         if sides is not None and (len(sides) != 2 or min(sides) < 1):
-            raise ValueError(f"size must be one or two numbers of pixels from 1, got {size!r}")
+            raise ValueError(f"size: expected one or two numbers of pixels of at least 1, got {size!r}")
         paths, labels, classes = _choose(Path(root), split, shares, split_seed)
         images = _read_all(paths, color, sides)
         super().__init__(images, labels, num_classes=len(classes), transform=transform)
@@ -96,7 +96,7 @@ def _choose(
     depth = 3 if given else 2
     other = [str(path) for path in files if len(path.parts) != depth or path.suffix.lower() not in _SUFFIXES]
     if other:
-        raise ValueError(f"{root} must hold {place} ({', '.join(_SUFFIXES)}) and nothing else, got {listed(other)}")
+        raise ValueError(f"{root}: expected only files {place} ({', '.join(_SUFFIXES)}), got {listed(other)}")
     classes = tuple(sorted({path.parts[-2] for path in files}))
     labels = np.array([classes.index(path.parts[-2]) for path in files], dtype=np.int64)
     if given and split != "all":
@@ -122,7 +122,9 @@ def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None)
     if broken:
         raise ValueError(f"{len(broken)} of {len(paths)} images cannot be used: {listed(broken, '; ')}")
     if len(names) > 1:
-        raise ValueError(f"images must have one size, or size be given, got {listed(list(names.values()))}")
+        raise ValueError(
+            f"images: expected images of one size, or the argument size, got {listed(list(names.values()))}"
+        )
     return np.stack(images)
 
 

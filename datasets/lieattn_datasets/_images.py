@@ -78,26 +78,30 @@ class ImagePoints(Clouds):
         listed = isinstance(images, Tensor | Sequence)
         images = plain_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
         if not hasattr(images, "shape") or not hasattr(images, "dtype"):
-            raise TypeError(f"images must be an array, or be indexed like one, got {type(images).__name__}")
+            raise TypeError(
+                f"images: expected an array, or an object that is indexed like one, got {type(images).__name__}"
+            )
         shape = tuple(images.shape)
         if len(shape) not in (3, 4) or 0 in shape[1:]:
             raise ValueError(
-                "images must be [images, height, width] or [images, height, width, channels] with no "
-                f"size of zero, got shape {shape}"
+                "images: expected [images, height, width] or [images, height, width, channels] with no size of zero, "
+                f"got {list(shape)}"
             )
         if len(shape) == 4 and shape[1] <= _MOST_CHANNELS < min(shape[2:]):
             raise ValueError(
-                f"images must have their channels last, [images, height, width, channels], got shape {shape}, which "
-                f"looks like channels first: permute(0, 2, 3, 1) of a tensor, transpose(0, 2, 3, 1) of an array"
+                "images: expected the channels last, [images, height, width, channels], got "
+                f"{list(shape)}, which looks like channels first; use permute(0, 2, 3, 1) of a tensor or "
+                "transpose(0, 2, 3, 1) of an array"
             )
         classes = class_array("labels", labels)
         if classes.shape != shape[:1]:
-            raise ValueError(f"labels must be one per image, shape [{shape[0]}], got {list(classes.shape)}")
+            raise ValueError(f"labels: expected one per image, [{shape[0]}], got {list(classes.shape)}")
         count = int(classes.max(initial=-1)) + 1
         self.num_classes = count if num_classes is None else num_classes
         if classes.size and (int(classes.min()) < 0 or count > self.num_classes):
             raise ValueError(
-                f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()} (num_classes)"
+                f"labels: expected integers in 0 .. {self.num_classes - 1} (num_classes - 1), got "
+                f"{classes.min()} .. {classes.max()}"
             )
         self.image_shape = (shape[1], shape[2])
         self.num_channels = shape[3] if len(shape) == 4 else 1

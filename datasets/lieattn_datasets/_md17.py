@@ -173,7 +173,7 @@ class RMD17(_Trajectory):
         check_choice("molecule", molecule, MD17_MOLECULES)
         check_choice("split", split, _SPLITS)
         if number not in range(1, 6):
-            raise ValueError(f"number must be 1, 2, 3, 4 or 5, got {number}")
+            raise ValueError(f"number: expected 1, 2, 3, 4 or 5, got {number}")
         frames, halves = read_official(root, molecule, number, download, verify)
         train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
         if split == "test":

@@ -53,7 +53,7 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     check_arguments(read_mesh, locals())
     suffix = Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:
-        raise MeshError(f"path must end in {', '.join(MESH_SUFFIXES)}, got {path}")
+        raise MeshError(f"path: expected one that ends in {', '.join(MESH_SUFFIXES)}, got {path}")
     try:
         import trimesh  # noqa: F401
     except ImportError as error:
@@ -79,11 +79,13 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
     """
     points, corners = real_array("vertices", vertices, finite=False), class_array("faces", faces)
     if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
-        raise ValueError(f"vertices must be finite [vertices, 3], got {list(points.shape)}")
+        raise ValueError(f"vertices: expected finite numbers [vertices, 3], got {list(points.shape)}")
     if corners.ndim != 2 or corners.shape[1] != 3 or not len(corners):
-        raise ValueError(f"faces must be [faces, 3] with at least one face, got {list(corners.shape)}")
+        raise ValueError(f"faces: expected [faces, 3] with at least one face, got {list(corners.shape)}")
     if corners.min() < 0 or corners.max() >= len(points):
-        raise ValueError(f"faces must name vertices 0 .. {len(points) - 1}, got {corners.min()} .. {corners.max()}")
+        raise ValueError(
+            f"faces: expected indices of vertices in 0 .. {len(points) - 1}, got {corners.min()} .. {corners.max()}"
+        )
     with np.errstate(over="ignore", invalid="ignore"):
         areas = 0.5 * np.linalg.norm(_cross(points, corners), axis=1)
     if not 0 < areas.sum() < np.inf:
@@ -118,7 +120,7 @@ def sample_surface(
     """
     check_points(points)
     if not isinstance(stream, np.random.RandomState):
-        raise TypeError(f"stream must be a numpy.random.RandomState, got {type(stream).__name__}")
+        raise TypeError(f"stream: expected a numpy.random.RandomState, got {type(stream).__name__}")
     areas = face_areas(vertices, faces)
     places, corners = np.asarray(vertices, dtype=np.float64), np.asarray(faces)
     total = np.cumsum(areas)
@@ -139,7 +141,7 @@ def normalize_cloud(pos: ArrayLike) -> NDArray[np.float64]:
     """
     points = real_array("pos", pos)
     if points.ndim != 2 or not len(points):
-        raise ValueError(f"pos must be [points, dim] with at least one point, got {list(points.shape)}")
+        raise ValueError(f"pos: expected [points, dim] with at least one point, got {list(points.shape)}")
     centered = points - points.mean(axis=0)
     radius = np.linalg.norm(centered, axis=1).max(initial=0.0)
     return np.asarray(centered / radius if radius > 0 else centered)

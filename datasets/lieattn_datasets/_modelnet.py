@@ -178,7 +178,7 @@ class ModelNet(MeshFolder):
     ) -> None:
         check_arguments(ModelNet.__init__, locals())
         if version not in _COUNTS:
-            raise ValueError(f"version must be 10 or 40, got {version}")
+            raise ValueError(f"version: expected 10 or 40, got {version}")
         release = _RELEASES[version]
         folder = Path(root) / f"ModelNet{version}"
         if download and not folder.is_dir():
@@ -254,8 +254,10 @@ def _kinds(
     for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
         missing = sorted({*one} - {*other})
         if missing:
-            raise ValueError(f"labels must match the meshes of {place}, but there is {argument} for {listed(missing)}")
+            raise ValueError(
+                f"labels: expected one for each mesh of {place}, but there is {argument} for {listed(missing)}"
+            )
     found = [labels[name] for name in names]
     if len({isinstance(kind, str) for kind in found}) > 1:
-        raise ValueError("labels must be all strings (classes) or all numbers (targets), got both")
+        raise ValueError("labels: expected all strings (classes) or all numbers (targets), got both")
     return found

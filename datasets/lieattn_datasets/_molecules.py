@@ -79,7 +79,7 @@ class Molecules(Clouds):
         expected = (count, len(self.target_names))
         if self._y.shape != expected or len(self.target_units) != expected[1]:
             raise ValueError(
-                f"y must be {list(expected)}, with one of target_units for each of target_names, got "
+                f"y: expected {list(expected)}, and one of target_units for each of target_names, got "
                 f"{list(self._y.shape)} and {len(self.target_units)} units"
             )
         self._of_molecule = _tables("of_molecule", of_molecule, count)
@@ -213,15 +213,15 @@ class MoleculeFeatures:
         self.species = tuple(int(charge) for charge in species)
         known = set(self.species)
         if not known or len(known) != len(self.species) or not all(1 <= charge <= HEAVIEST for charge in known):
-            raise ValueError(f"species must be different nuclear charges in 1 .. {HEAVIEST}, got {species}")
+            raise ValueError(f"species: expected different nuclear charges in 1 .. {HEAVIEST}, got {species}")
         if powers < 1:
-            raise ValueError(f"powers must be at least 1, got {powers}")
+            raise ValueError(f"powers: expected an integer of at least 1, got {powers}")
         self.powers = powers
 
     def __call__(self, data: Data) -> Data:
         check_arguments(MoleculeFeatures.__call__, locals())
         if data.get("z") is None:
-            raise ValueError("data must have z, the nuclear charges of its atoms")
+            raise ValueError("data.z: expected the nuclear charges of the atoms, got nothing")
         check_attribute(data, "z")
         table = torch.tensor(self.species, device=data.z.device)
         one_hot = data.z[:, None] == table
@@ -257,9 +257,11 @@ class StandardizeTargets:
         self.mean = torch.atleast_1d(torch.as_tensor(real_array("mean", mean)))
         self.std = torch.atleast_1d(torch.as_tensor(real_array("std", std)))
         if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
-            raise ValueError(f"mean and std must be as long as each other, got mean={mean} and std={std}")
+            raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
         if not bool(self.mean.isfinite().all()) or not bool((self.std.isfinite() & (self.std > 0)).all()):
-            raise ValueError(f"mean must be finite and std positive, got mean={mean} and std={std}")
+            raise ValueError(
+                f"mean, std: expected finite numbers and positive finite numbers, got mean={mean} and std={std}"
+            )
 
     def __call__(self, data: Data) -> Data:
         check_arguments(StandardizeTargets.__call__, locals())
@@ -275,9 +277,9 @@ class StandardizeTargets:
 
     def _check(self, argument: str, y: Tensor) -> None:
         if not isinstance(y, Tensor) or y.dim() == 0:
-            raise TypeError(f"{argument} must be a tensor [..., targets], got {type(y).__name__}")
+            raise TypeError(f"{argument}: expected a tensor [..., targets], got {type(y).__name__}")
         if len(self.mean) not in (1, y.shape[-1]):
-            raise ValueError(f"{argument} must have {len(self.mean)} targets, got shape {list(y.shape)}")
+            raise ValueError(f"{argument}: expected {len(self.mean)} targets, got {list(y.shape)}")
 
     def __repr__(self) -> str:
         return f"StandardizeTargets(mean={self.mean.tolist()}, std={self.std.tolist()})"
@@ -291,16 +293,21 @@ def check_atoms(
         real_array(argument, values)
     charges, places, ends = np.asarray(z), np.asarray(pos), np.asarray(offsets, dtype=np.int64)
     if charges.ndim != 1 or not np.issubdtype(charges.dtype, np.integer):
-        raise ValueError(f"z must be integers [atoms], got {charges.dtype} {list(charges.shape)}")
+        raise ValueError(f"z: expected integers [atoms], got {charges.dtype} {list(charges.shape)}")
     if charges.size and not (1 <= int(charges.min()) and int(charges.max()) <= HEAVIEST):
-        raise ValueError(f"z must be in 1 .. {HEAVIEST}, got {charges.min()} .. {charges.max()}")
+        raise ValueError(f"z: expected nuclear charges in 1 .. {HEAVIEST}, got {charges.min()} .. {charges.max()}")
     if places.shape != (len(charges), 3):
-        raise ValueError(f"pos must be [{len(charges)}, 3], got {list(places.shape)}; z has {len(charges)} atoms")
+        raise ValueError(
+            f"pos: expected [{len(charges)}, 3] for the {len(charges)} atoms of z, got {list(places.shape)}"
+        )
     if not np.isfinite(places).all():
-        raise ValueError("pos must be finite, got NaN or infinity")
+        raise ValueError("pos: expected finite numbers, got NaN or infinity")
     ordered = ends.ndim == 1 and len(ends) > 0 and ends[0] == 0 and ends[-1] == len(charges)
     if not ordered or (np.diff(ends) < 0).any():
-        raise ValueError(f"offsets must rise from 0 to the number of atoms, {len(charges)}")
+        raise ValueError(
+            f"offsets: expected numbers that rise from 0 to the number of atoms, {len(charges)}, got "
+            f"{ends.ravel()[:8].tolist()}"
+        )
     return charges, places, ends
 
 
@@ -335,9 +342,9 @@ def describe_frames(
         raise ImportError("frames need ase: pip install 'lieattn[chem]'") from error
     for number, frame in enumerate(frames):
         if not isinstance(frame, Atoms):
-            raise TypeError(f"frames must be ase.Atoms, got {type(frame).__name__} for frame {number}")
+            raise TypeError(f"frames: expected ase.Atoms, got {type(frame).__name__} for frame {number}")
     if not len(frames):
-        raise ValueError("frames must be at least one ase.Atoms, got none")
+        raise ValueError("frames: expected at least one ase.Atoms, got none")
     factor, unit = Units(energy_unit).convert("eV")
     known = {name: _results(frames, name) for name in ("energy", "forces", "stress", "virial")}
     z = np.concatenate([frame.numbers for frame in frames])
@@ -394,7 +401,8 @@ def _complete(found: list[Any], name: str) -> list[Any]:
     missing = [number for number, value in enumerate(found) if value is None]
     if 0 < len(missing) < len(found):
         raise ValueError(
-            f"frames must all have {name} or none, got {len(missing)} without, the first frame {missing[0]}"
+            f"frames: expected {name} in all frames or in none, got {len(missing)} without it, the first is frame "
+            f"{missing[0]}"
         )
     return [] if missing else found
 
@@ -403,9 +411,9 @@ def _within(values: ArrayLike, name: str, shape: tuple[int, ...] | None = None) 
     """Numbers of frames, refused unless they have the shape and are of a size that float32 can square."""
     found = real_array(f"{name} of frames", values)
     if shape is not None and found.shape != shape:
-        raise ValueError(f"{name} of frames must be {list(shape)}, got {list(found.shape)}")
+        raise ValueError(f"{name} of frames: expected {list(shape)}, got {list(found.shape)}")
     if np.abs(found).max(initial=0) > LARGEST:
-        raise ValueError(f"{name} of frames must be at most {LARGEST:g}, got {np.abs(found).max():g}")
+        raise ValueError(f"{name} of frames: expected at most {LARGEST:g} in size, got {np.abs(found).max():g}")
     return found
 
 
@@ -414,7 +422,7 @@ def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) ->
     found = {name: plain_array(f"{argument}[{name!r}]", values) for name, values in (tables or {}).items()}
     for name, values in found.items():
         if values.shape[:1] != (rows,):
-            raise ValueError(f"{argument}[{name!r}] must have {rows} rows, got shape {list(values.shape)}")
+            raise ValueError(f"{argument}[{name!r}]: expected {rows} rows, got {list(values.shape)}")
     return found
 
 

@@ -76,11 +76,13 @@ class ChargedParticles(Clouds):
         expected = (systems, len(self._times), particles, 3)
         if self._pos.shape != expected or self._vel.shape != expected:
             found = f"{list(self._pos.shape)} and {list(self._vel.shape)}"
-            raise ValueError(f"pos and vel must be {list(expected)}, got {found}")
+            raise ValueError(f"pos, vel: expected {list(expected)}, got {found}")
         if not (np.isfinite(self._pos).all() and np.isfinite(self._vel).all()):
-            raise ValueError("pos and vel must be finite, got NaN or infinity")
+            raise ValueError("pos, vel: expected finite numbers, got NaN or infinity")
         if not 0 <= start < end < len(self._times):
-            raise ValueError(f"start and end must be snapshots 0 .. {len(self._times) - 1}, got {start} and {end}")
+            raise ValueError(
+                f"start, end: expected increasing snapshots in 0 .. {len(self._times) - 1}, got {start} and {end}"
+            )
         super().__init__(systems, transform)
         self.start, self.end = start, end
         self._energy: NDArray[np.float64] = charge_energy(self._charge, self._pos[:, start], self._vel[:, start])
@@ -212,11 +214,10 @@ class NBodySimulated(ChargedParticles):
         check_arguments(NBodySimulated.__init__, locals())
         size = split_size(split, size)
         if particles < 1:
-            raise ValueError(f"particles must be at least 1, got {particles}")
+            raise ValueError(f"particles: expected an integer of at least 1, got {particles}")
         if not 0 <= start_time < end_time <= _LONGEST:
             raise ValueError(
-                f"start_time and end_time must be 0 or later, in this order and at most {_LONGEST:g}, got {start_time} "
-                f"and {end_time}"
+                f"start_time, end_time: expected increasing times in 0 .. {_LONGEST:g}, got {start_time} and {end_time}"
             )
         charge, pos, vel = random_charges(size, particles, seed, SPLITS.index(split))
         times = [start_time, end_time]
@@ -301,5 +302,5 @@ def split_size(split: str, size: int | None, sizes: tuple[int, int, int] = (3000
     check_choice("split", split, SPLITS)
     count = sizes[SPLITS.index(split)] if size is None else size
     if count < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
+        raise ValueError(f"size: expected an integer of at least 1, got {size}")
     return count

@@ -188,11 +188,11 @@ class ProceduralShapes(ShapePoints):
         check_choice("rotate", rotate, get_args(Rotate))
         if not (0 <= stretch < 1 and 0 <= bend <= 2 and holes >= 0 and 0 <= noise < 1):
             raise ValueError(
-                "stretch and noise must be in [0, 1), bend in [0, 2] and holes at least 0, got "
+                "stretch, noise, bend, holes: expected numbers in [0, 1), [0, 1), [0, 2] and at least 0, got "
                 f"stretch={stretch}, noise={noise}, bend={bend}, holes={holes}"
             )
         if not kinds or not set(kinds) <= set(SHAPE_CLASSES):
-            raise ValueError(f"kinds must be some of {SHAPE_CLASSES}, got {kinds}")
+            raise ValueError(f"kinds: expected some of {SHAPE_CLASSES}, got {kinds}")
         pos, normal = [], []
         for number in progress(range(size), "making shapes", size):
             stream = frozen_stream(seed, SPLITS.index(split), number)

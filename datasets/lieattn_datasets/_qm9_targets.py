@@ -58,7 +58,7 @@ def select_names(targets: str | Sequence[str], known: Sequence[str]) -> tuple[st
     unknown = [name for name in names if name not in known]
     if unknown or not names or len(set(names)) != len(names):
         allowed = ", ".join(map(repr, known))
-        raise ValueError(f"targets must be 'all' or different ones of {allowed}, got {targets!r}")
+        raise ValueError(f"targets: expected 'all' or different ones of {allowed}, got {targets!r}")
     return names
 
 

@@ -103,15 +103,16 @@ class ShapePoints(Clouds):
         shape = self._pos.shape
         if len(shape) != 3 or shape[2] != 3 or self._labels.shape != shape[:1]:
             found = f"{list(shape)} and {list(self._labels.shape)}"
-            raise ValueError(f"pos and labels must be [shapes, points, 3] and [shapes], got {found}")
+            raise ValueError(f"pos, labels: expected [shapes, points, 3] and [shapes], got {found}")
         if self._normal is not None and self._normal.shape != shape:
-            raise ValueError(f"normal must be {list(shape)} like pos, got {list(self._normal.shape)}")
+            raise ValueError(f"normal: expected {list(shape)} like pos, got {list(self._normal.shape)}")
         if self._labels.size and not (0 <= self._labels.min() and self._labels.max() < len(classes)):
             raise ValueError(
-                f"labels must be in 0 .. {len(classes) - 1}, got {self._labels.min()} .. {self._labels.max()}"
+                f"labels: expected integers in 0 .. {len(classes) - 1}, got "
+                f"{self._labels.min()} .. {self._labels.max()}"
             )
         if self._targets is not None and (self._targets.shape[:1] != shape[:1] or self._targets.ndim != 2):
-            raise ValueError(f"targets must be [{shape[0]}, targets], got {list(self._targets.shape)}")
+            raise ValueError(f"targets: expected [{shape[0]}, targets], got {list(self._targets.shape)}")
         if task == "normals" and self._normal is None:
             raise ValueError("task='normals' needs normals, which these shapes do not have")
         super().__init__(shape[0], transform)
@@ -212,7 +213,7 @@ class ModelNet10Tiny(ShapePoints):
         if not (voxels.size and len(chosen)):
             raise _TINY.damaged(path, f"has points {list(voxels.shape)}, {len(chosen)} of them for {half}")
         if points is not None and not 1 <= points <= voxels.shape[1]:
-            raise ValueError(f"points must be None or in 1 .. {voxels.shape[1]}, got {points}")
+            raise ValueError(f"points: expected None or an integer in 1 .. {voxels.shape[1]}, got {points}")
         pos = np.stack([normalize_cloud(cloud[:points]) for cloud in voxels[chosen]])
         options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
         super().__init__(pos, None, labels[chosen], read_text(names), **options)
@@ -269,9 +270,9 @@ class AdrenalMNIST3D(ShapePoints):
         check_arguments(AdrenalMNIST3D.__init__, locals())
         check_choice("split", split, SPLITS)
         if points < 1:
-            raise ValueError(f"points must be at least 1, got {points}")
+            raise ValueError(f"points: expected an integer of at least 1, got {points}")
         if voxels and rotate != "none":
-            raise ValueError(f"rotate must be 'none' for voxels, whose lattice stays upright, got {rotate!r}")
+            raise ValueError(f"rotate: expected 'none' for voxels, whose lattice stays upright, got {rotate!r}")
         path = _ADRENAL.locate(root, *_ADRENAL.digests)
         if verify:
             _ADRENAL.check_file(path)

@@ -69,9 +69,9 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64
     check_arguments(project_image, locals())
     pixels, s = real_array("image", image), real_array("directions", directions)
     if pixels.ndim not in (2, 3) or pixels.shape[0] != pixels.shape[1] or len(pixels) < 2:
-        raise ValueError(f"image must be [size, size] or [size, size, channels], got {list(pixels.shape)}")
+        raise ValueError(f"image: expected [size, size] or [size, size, channels], got {list(pixels.shape)}")
     if s.ndim != 2 or s.shape[1] != 3:
-        raise ValueError(f"directions must be [points, 3], got {list(s.shape)}")
+        raise ValueError(f"directions: expected [points, 3], got {list(s.shape)}")
     center = (len(pixels) - 1) / 2
     finite = s[:, 2] > -1 + 1e-9  # the south pole itself has no place in the plane
     stretch = center / np.where(finite, 1 + s[:, 2], 1.0)
@@ -126,7 +126,7 @@ class SphericalImages(Clouds):
         check_arguments(SphericalImages.__init__, locals())
         height, width = images.image_shape
         if height != width:
-            raise ValueError(f"images must be square, got {height} x {width}")
+            raise ValueError(f"images: expected square images, got {height} x {width}")
         frozen_stream(seed)
         self._directions = fibonacci_sphere(points)
         self._source, self._rotate, self._seed = images, rotate, seed
@@ -186,12 +186,12 @@ def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
     """
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
     if phi.ndim != 1 or phi.shape != lam.shape:
-        raise ValueError(f"latitude and longitude must be [points] both, got {list(phi.shape)} and {list(lam.shape)}")
+        raise ValueError(f"latitude, longitude: expected [points] both, got {list(phi.shape)} and {list(lam.shape)}")
     for argument, angles, most in (("latitude", phi, 90), ("longitude", lam, 360)):
         beyond = np.flatnonzero(np.abs(angles) > most)
         if beyond.size:
             got = f"{angles[beyond[0]]:g} for point {beyond[0]}"
-            raise ValueError(f"{argument} must be degrees in -{most} .. {most}, got {got}")
+            raise ValueError(f"{argument}: expected degrees in -{most} .. {most}, got {got}")
     directions = angles_to_directions(np.deg2rad(90 - phi), np.deg2rad(lam))
     return torch.from_numpy(directions.astype(np.float32))
 
@@ -234,7 +234,7 @@ def choose_on_rings(
     most, ring = np.asarray(sizes, dtype=np.int64), np.asarray(areas, dtype=np.float64)
     total = int(most.sum())
     if points is not None and not 1 <= points <= total:
-        raise ValueError(f"points must be None or in 1 .. {total}, got {points}")
+        raise ValueError(f"points: expected None or an integer in 1 .. {total}, got {points}")
     kept = most if points is None else _apportion(ring, most, points)
     firsts = np.concatenate([[0], np.cumsum(most)[:-1]])
     shifts = stream.uniform(size=len(most))

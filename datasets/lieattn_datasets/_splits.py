@@ -37,7 +37,9 @@ def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
         nothing is set aside.
     """
     if not 0 <= validation < size:
-        raise ValueError(f"validation must be at least 0 and less than the {size} training images, got {validation}")
+        raise ValueError(
+            f"validation: expected an integer of at least 0 and less than the {size} training images, got {validation}"
+        )
     if split == "valid" and validation == 0:
         raise ValueError(
             "split='valid' needs validation > 0: this data set has no official validation images, "
@@ -99,7 +101,9 @@ def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed:
     if split == "all":
         return np.arange(len(labels))
     if len(shares) != 2 or not (min(shares) >= 0 and sum(shares) <= 1):
-        raise ValueError(f"shares must be those of train and valid, not negative and at most 1 together, got {shares}")
+        raise ValueError(
+            f"shares: expected those of train and valid, not negative and with a sum of at most 1, got {shares}"
+        )
     chosen = stratified(labels, shares, frozen_stream(seed))[SPLITS.index(split)]
     if not len(chosen):
         raise ValueError(f"shares {tuple(shares)} of {len(labels)} examples leave none for split={split!r}")

@@ -69,9 +69,9 @@ class Springs(Clouds):
         check_arguments(Springs.__init__, locals())
         size = split_size(split, size)
         if chunk is not None and not 1 <= chunk <= _POINTS:
-            raise ValueError(f"chunk must be None or in 1 .. {_POINTS}, got {chunk}")
+            raise ValueError(f"chunk: expected None or an integer in 1 .. {_POINTS}, got {chunk}")
         if particles < 1:
-            raise ValueError(f"particles must be at least 1, got {particles}")
+            raise ValueError(f"particles: expected an integer of at least 1, got {particles}")
         super().__init__(size, transform)
         streams = [frozen_stream(seed, SPLITS.index(split), kind) for kind in range(5)]
         self._mass = streams[0].uniform(*_MASS, (size, particles))
@@ -110,9 +110,9 @@ def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentu
     if q.ndim < 2 or p.ndim < 2 or any(array.shape[-1:] != q.shape[-2:-1] for array in (m, k, p[..., 0])):
         shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p))
         expected = "twice [..., particles] and twice [..., particles, dim]"
-        raise ValueError(f"mass, stiffness, pos and momentum must be {expected}, got {shapes}")
+        raise ValueError(f"mass, stiffness, pos, momentum: expected {expected}, got {shapes}")
     if not (m > 0).all():
-        raise ValueError("mass must be positive")
+        raise ValueError(f"mass: expected positive numbers, got {m.min():g}")
     squared = np.square(q[..., :, None, :] - q[..., None, :, :]).sum(axis=-1)
     kinetic = (np.square(p).sum(axis=-1) / (2 * m)).sum(axis=-1)
     return np.asarray(kinetic + 0.5 * (k[..., :, None] * k[..., None, :] * squared).sum(axis=(-2, -1)))
@@ -148,9 +148,11 @@ def simulate_springs(
     if m.ndim != 1 or k.shape != m.shape or q.ndim != 2 or len(q) != len(m) or p.shape != q.shape or t.ndim != 1:
         shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p, t))
         expected = "twice [particles], twice [particles, dim] and [times]"
-        raise ValueError(f"mass, stiffness, pos, momentum and times must be {expected}, got {shapes}")
+        raise ValueError(f"mass, stiffness, pos, momentum, times: expected {expected}, got {shapes}")
     if not ((m > 0).all() and (k >= 0).all()):
-        raise ValueError("mass must be positive and stiffness not negative")
+        raise ValueError(
+            f"mass, stiffness: expected positive and non-negative numbers, got {m.min():g} and {k.min():g}"
+        )
     root = np.sqrt(m)[:, None]
     pulls = 2 * (np.diag(k * k.sum()) - np.outer(k, k))  # minus the force, per displacement
     squared, modes = np.linalg.eigh(pulls / (root * root.T))

@@ -27,7 +27,7 @@ def frozen_stream(*keys: int) -> np.random.RandomState:
         If a number is negative or does not fit into 32 bits.
     """
     if not all(0 <= key < 2**32 for key in keys):
-        raise ValueError(f"seed must be in 0 .. {2**32 - 1}, got {keys[0]}")
+        raise ValueError(f"seed: expected an integer in 0 .. {2**32 - 1}, got {keys[0]}")
     return np.random.RandomState(list(keys))
 
 
@@ -62,7 +62,7 @@ class RandomTransform:
     def __init__(self, seed: int) -> None:
         check_arguments(RandomTransform.__init__, locals())
         if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}")
+            raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
         self.seed = seed
         self._class = zlib.crc32(type(self).__name__.encode())
         self._torch_seed = torch.initial_seed()
@@ -74,7 +74,7 @@ class RandomTransform:
         """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
         check_arguments(RandomTransform.set_epoch, locals())
         if epoch < 0:
-            raise ValueError(f"epoch must not be negative, got {epoch}")
+            raise ValueError(f"epoch: expected an integer of at least 0, got {epoch}")
         self._epoch = epoch
         self._key = None
 

@@ -48,7 +48,7 @@ class TransformPoints:
         pos = check_attribute(data, "pos")
         dim = len(self.matrix)
         if pos.dim() != 2 or pos.shape[1] != dim:
-            raise ValueError(f"data.pos must be [points, {dim}], got {list(pos.shape)}")
+            raise ValueError(f"data.pos: expected [points, {dim}], got {list(pos.shape)}")
         turned = copy.copy(data)
         turned.pos = (pos.double() @ self.matrix.to(pos.device).T).to(pos.dtype)
         return turned
@@ -116,13 +116,13 @@ class RandomRotatePoints(RandomTransform):
         check_arguments(RandomRotatePoints.__init__, locals())
         super().__init__(seed)
         if not 0 <= max_angle < math.inf:
-            raise ValueError(f"max_angle must be finite and not negative, got {max_angle}")
+            raise ValueError(f"max_angle: expected a finite number of at least 0, got {max_angle}")
         self.max_angle = max_angle
 
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomRotatePoints.__call__, locals())
         if isinstance(data, Batch):
-            raise ValueError("data must be one cloud, got a Batch, whose clouds would share one angle")
+            raise ValueError("data: expected one cloud, got a Batch, whose clouds would share one angle")
         angle = self._stream().uniform(-self.max_angle, self.max_angle)
         return RotatePoints(angle)(data)
 
@@ -160,13 +160,13 @@ class RandomScalePoints(RandomTransform):
         check_arguments(RandomScalePoints.__init__, locals())
         super().__init__(seed)
         if not 0 < least <= most < math.inf:
-            raise ValueError(f"least and most must be finite with 0 < least <= most, got {least} and {most}")
+            raise ValueError(f"least, most: expected finite numbers with 0 < least <= most, got {least} and {most}")
         self.least, self.most = least, most
 
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomScalePoints.__call__, locals())
         if isinstance(data, Batch):
-            raise ValueError("data must be one cloud, got a Batch, whose clouds would share one factor")
+            raise ValueError("data: expected one cloud, got a Batch, whose clouds would share one factor")
         factor = self.least * (self.most / self.least) ** self._stream().uniform()
         dilated = copy.copy(data)
         dilated.pos = factor * check_attribute(data, "pos")
@@ -199,7 +199,7 @@ class RotateImage:
     def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
         check_arguments(RotateImage.__init__, locals())
         if order not in range(6):
-            raise ValueError(f"order must be 0, 1, 2, 3, 4 or 5, got {order}")
+            raise ValueError(f"order: expected 0, 1, 2, 3, 4 or 5, got {order}")
         cosine, sine = _cosine_sine(angle)
         self.angle = float(angle)
         self.order: Literal[0, 1, 2, 3, 4, 5] = order
@@ -213,7 +213,7 @@ class RotateImage:
         image = data_to_image(data).float().cpu().numpy()
         if not (image.min() >= -1e-6 and image.max() <= 1 + 1e-6):
             raise ValueError(
-                f"data.x must be intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
+                f"data.x: expected intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
                 "after RotateImage, not before"
             )
         center = (np.array(image.shape[:2]) - 1) / 2
@@ -253,7 +253,7 @@ class RandomCrop:
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
         check_arguments(RandomCrop.__init__, locals())
         if padding < 0:
-            raise ValueError(f"padding must not be negative, got {padding}")
+            raise ValueError(f"padding: expected an integer of at least 0, got {padding}")
         self.padding, self.flip = padding, flip
 
     def __call__(self, data: Data) -> Data:
@@ -298,7 +298,7 @@ class AveragePixels:
     def __init__(self, size: int = 2) -> None:
         check_arguments(AveragePixels.__init__, locals())
         if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+            raise ValueError(f"size: expected an integer of at least 1, got {size}")
         self.size = size
 
     def __call__(self, data: Data) -> Data:
@@ -308,7 +308,9 @@ class AveragePixels:
         grid, size = data.get("grid"), self.size
         if not isinstance(grid, Tensor) or grid.shape != (1, 2) or bool((grid % size != 0).any()):
             got = "none" if grid is None else grid.tolist()
-            raise ValueError(f"data.grid must be height and width [1, 2] of an image, multiples of {size}, got {got}")
+            raise ValueError(
+                f"data.grid: expected height and width of an image, [1, 2], that are multiples of {size}, got {got}"
+            )
         height, width = grid[0].tolist()
         averaged = copy.copy(data)
         for name, unit in (("x", 1), ("pos", size)):
@@ -342,17 +344,17 @@ class Standardize:
         self.mean = torch.atleast_1d(torch.as_tensor(real_array("mean", mean)).float())
         self.std = torch.atleast_1d(torch.as_tensor(real_array("std", std)).float())
         if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
-            raise ValueError(f"mean and std must be as long as each other, got mean={mean} and std={std}")
+            raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
         if not bool(self.mean.isfinite().all()):
-            raise ValueError(f"mean must be finite, got {mean}")
+            raise ValueError(f"mean: expected finite numbers, got {mean}")
         if not bool((self.std.isfinite() & (self.std > 0)).all()):
-            raise ValueError(f"std must be finite and positive, got {std}")
+            raise ValueError(f"std: expected positive finite numbers, got {std}")
 
     def __call__(self, data: Data) -> Data:
         check_arguments(Standardize.__call__, locals())
         x = check_attribute(data, "x")
         if len(self.mean) not in (1, x.shape[-1]) or not x.is_floating_point():
-            raise ValueError(f"data.x must have {len(self.mean)} channels, floating, got {x.dtype} {list(x.shape)}")
+            raise ValueError(f"data.x: expected {len(self.mean)} floating channels, got {x.dtype} {list(x.shape)}")
         scaled = copy.copy(data)
         scaled.x = (x - self.mean.to(x)) / self.std.to(x)
         return scaled
@@ -381,13 +383,13 @@ class DropBackground:
     def __init__(self, threshold: float = 0.0) -> None:
         check_arguments(DropBackground.__init__, locals())
         if not 0 <= threshold < math.inf:
-            raise ValueError(f"threshold must be finite and not negative, got {threshold}")
+            raise ValueError(f"threshold: expected a finite number of at least 0, got {threshold}")
         self.threshold = threshold
 
     def __call__(self, data: Data) -> Data:
         check_arguments(DropBackground.__call__, locals())
         if isinstance(data, Batch):
-            raise ValueError("data must be one cloud, got a batch")
+            raise ValueError("data: expected one cloud, got a Batch")
         x = check_attribute(data, "x")
         keep = (x.reshape(len(x), -1).abs() > self.threshold).any(dim=1)
         if len(x) and not bool(keep.any()):
@@ -419,16 +421,16 @@ class PermutePoints:
     def __init__(self, seed: int = 0) -> None:
         check_arguments(PermutePoints.__init__, locals())
         if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}")
+            raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
         self.seed = seed
 
     def __call__(self, data: Data) -> Data:
         check_arguments(PermutePoints.__call__, locals())
         if isinstance(data, Batch):
-            raise ValueError("data must be one cloud without edge_index, got a batch")
+            raise ValueError("data: expected one cloud without edge_index, got a Batch")
         for name, _ in data:
             if "index" in name or name == "face":
-                raise ValueError(f"data must be one cloud without edge_index or other indices of points, got {name}")
+                raise ValueError(f"data: expected one cloud without edge_index or other indices of points, got {name}")
         size = len(check_attribute(data, "pos"))
         if data.get("x") is not None:
             check_attribute(data, "x", size)
@@ -449,7 +451,7 @@ class PermutePoints:
 def _cosine_sine(angle: float) -> tuple[float, float]:
     """Cosine and sine of an angle, exactly 0 and +-1 at multiples of a quarter turn."""
     if not math.isfinite(angle):
-        raise ValueError(f"angle must be finite, in radians, got {angle}")
+        raise ValueError(f"angle: expected a finite number of radians, got {angle}")
     turns = angle / (math.pi / 2)
     if abs(turns - round(turns)) < _QUARTER_TURN_TOLERANCE * max(1.0, abs(turns)):
         return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[round(turns) % 4]

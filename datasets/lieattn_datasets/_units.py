@@ -41,7 +41,7 @@ class Units:
         for argument, allowed in (("energy", ENERGIES), ("dipole", DIPOLES), ("length", LENGTHS)):
             value = getattr(self, argument)
             if value not in allowed:
-                raise ValueError(f"{argument}_unit must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+                raise ValueError(f"{argument}_unit: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
 
     def convert(self, unit: str, power: int = 1) -> tuple[float, str]:
         """Return what multiplies a number in ``unit ** power``, and the name of the unit it then has."""

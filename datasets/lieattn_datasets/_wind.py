@@ -115,10 +115,10 @@ class WindOnSphere(Clouds):
         check_choice("split", split, SPLITS)
         check_choice("task", task, tuple(_MONTHS))
         if not 0 < observed < 1:
-            raise ValueError(f"observed must be between 0 and 1, got {observed}")
+            raise ValueError(f"observed: expected a number between 0 and 1, got {observed}")
         for name, count in (("draws", draws), ("neighbors", neighbors)):
             if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+                raise ValueError(f"{name}: expected an integer of at least 1, got {count}")
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
             _RELEASE.check_file(path)
@@ -210,10 +210,10 @@ def wind_vectors(
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
     if phi.ndim != 1 or lam.ndim != 1 or len(phi) < 2 or not len(lam):
         found = f"{list(phi.shape)} and {list(lam.shape)}"
-        raise ValueError(f"latitude must be two or more angles and longitude at least one, got {found}")
+        raise ValueError(f"latitude, longitude: expected at least two angles and at least one, got {found}")
     if east.ndim != 3 or east.shape[1:] != (len(phi), len(lam)) or north.shape != east.shape:
         expected = f"[fields, {len(phi)}, {len(lam)}] for these latitude and longitude"
-        raise ValueError(f"u and v must be {expected}, got {list(east.shape)} and {list(north.shape)}")
+        raise ValueError(f"u, v: expected {expected}, got {list(east.shape)} and {list(north.shape)}")
     east, north, phi = east[..., None], north[..., None], phi[:, None]
     places = angles_to_directions(math.pi / 2 - phi, lam)
     eastward = np.stack(np.broadcast_arrays(-np.sin(lam), np.cos(lam), 0 * phi), axis=-1)

@@ -105,10 +105,13 @@ class GFN2Molecules(Molecules):
         check_choice("split", split, (*SPLITS, "all"))
         units = Units(energy_unit, dipole_unit)
         if not len(smiles):
-            raise ValueError("smiles must be a sequence of at least one SMILES, got none")
+            raise ValueError("smiles: expected a sequence of at least one SMILES, got none")
         check_number("noise", noise)
         if conformers < 1 or noise < 0:
-            raise ValueError(f"conformers must be at least 1 and noise not negative, got {conformers} and {noise}")
+            raise ValueError(
+                "conformers, noise: expected an integer of at least 1 and a number of at least 0, got "
+                f"{conformers} and {noise}"
+            )
         jobs = [(text, number) for text in smiles for number in range(conformers)]
         made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
         z = np.concatenate([item[0] for item in made])
@@ -168,7 +171,7 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
     """
     check_arguments(embed_molecule, locals())
     if not 0 <= seed < 2**31:
-        raise ValueError(f"seed must be in 0 .. {2**31 - 1}, got {seed}")
+        raise ValueError(f"seed: expected an integer in 0 .. {2**31 - 1}, got {seed}")
     try:
         from rdkit import Chem, rdBase
         from rdkit.Chem import AllChem, Descriptors
@@ -221,7 +224,7 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"GFN2-xTB failed for these z and pos: {error}") from error
     if not np.isfinite(result.get("energy")):
-        raise ValueError(f"z and pos must be a molecule of elements that GFN2-xTB supports, got z={charges.tolist()}")
+        raise ValueError(f"z, pos: expected a molecule of elements that GFN2-xTB supports, got z={charges.tolist()}")
     return GFN2Labels(
         energy=float(result.get("energy")) * _HARTREE,
         force=-np.asarray(result.get("gradient")) * _HARTREE / _BOHR,

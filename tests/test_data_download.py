@@ -138,7 +138,9 @@ class TestFetch:
         fetch(release(server.address("data", "cut")), tmp_path, "data")
         assert (tmp_path / "data").read_bytes() == CONTENT
         assert len(server.asked) == 2
-        with pytest.raises(OSError, match=r"always/data: the connection was cut; .*the connection was cut\)"):
+        with pytest.raises(
+            OSError, match=r"always/data: the connection was interrupted; .*the connection was interrupted\)"
+        ):
             fetch(release(server.address("data", "always")), tmp_path / "new", "data")
         assert files(tmp_path / "new") == []
 

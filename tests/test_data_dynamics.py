@@ -150,7 +150,7 @@ class TestNBody:
         with pytest.raises(ValueError, match=r"nbody_charged5\.npz has vel of float32"):
             ld.NBody(tmp_path, start=0, end=1, verify=False)
         write_nbody(tmp_path)
-        with pytest.raises(ValueError, match=r"start, end: expected increasing snapshots in 0 \.\. 2, got 3 and 4"):
+        with pytest.raises(ValueError, match=r"^start, end: expected increasing snapshots in 0 \.\. 2, got 3 and 4"):
             ld.NBody(tmp_path, verify=False)
         with pytest.raises(ValueError, match="has the digest"):
             ld.NBody(tmp_path)

@@ -174,7 +174,7 @@ class TestMeshFolder:
             ({"labels": {"0.off": "a", "1.off": "b", "2.off": "b"}}, "there is no file for 2.off"),
             ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels: expected all strings .* or all numbers .* got both"),
             ({"labels": {"0.off": 1.0, "1.off": np.nan}}, "targets: expected finite"),
-            ({"validation": 1}, "validation=1 is for folders with CLASS/train"),
+            ({"validation": 1}, "validation: expected 0 for a folder without CLASS/train"),
         ],
     )
     def test_bad_arguments(self, tmp_path, options, message):
@@ -185,9 +185,12 @@ class TestMeshFolder:
     @pytest.mark.parametrize(
         ("names", "message"),
         [
-            (("train/a/0.off", "train/b/0.off", "test/a/1.off"), r"has train/CLASS/\* and test/CLASS/\*: name them"),
-            (("a/train/0.off", "a/test/1.off", "a/val/2.off"), r"others that are in no split: a/val/2\.off"),
-            (("a/train/0.off", "a/test/1.off", "b/2.off"), r"others that are in no split: b/2\.off"),
+            (
+                ("train/a/0.off", "train/b/0.off", "test/a/1.off"),
+                r"has train/CLASS/\* and test/CLASS/\*: rename them to",
+            ),
+            (("a/train/0.off", "a/test/1.off", "a/val/2.off"), r"meshes that are in no split: a/val/2\.off"),
+            (("a/train/0.off", "a/test/1.off", "b/2.off"), r"meshes that are in no split: b/2\.off"),
         ],
     )
     def test_splits_are_neither_mixed_nor_left_out(self, tmp_path, names, message):

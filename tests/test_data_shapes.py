@@ -60,13 +60,13 @@ class TestReading:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"", "no header of an OFF file"),
-            (b"COFF\nx y z\n", "no header of an OFF file"),
+            (b"", "not begin with the header of an OFF file"),
+            (b"COFF\nx y z\n", "not begin with the header of an OFF file"),
             (off(faces=7), "14 lines for 8 vertices and 7 faces"),
             (off()[:60], "lines for 8 vertices and 6 faces"),
             (off(squares=[(0, 1, 9)]), "broken mesh"),
             (off(corners=[(0, 0, 0), ("nan", 0, 0), (0, 1, 0)], squares=[(0, 1, 2)]), "broken mesh"),
-            (off(corners=[(0, 0, 0), (1, 0, 0), (2, 0, 0)], squares=[(0, 1, 2)]), "the surface has no area"),
+            (off(corners=[(0, 0, 0), (1, 0, 0), (2, 0, 0)], squares=[(0, 1, 2)]), "the area of the surface is zero"),
             (off(squares=[]), "broken mesh"),
         ],
     )
@@ -83,7 +83,7 @@ class TestReading:
         _, faces = ld.read_mesh("box.obj", corners + b"f 1 2 \\\n3\nf 2 3 4\n")
         assert faces.tolist() == [[0, 1, 2], [1, 2, 3]]
         for end, found in ((b"f 2 3", 2), (b"f 2/1 3/", 2), (b"f 2", 1), (b"f", 0), (b"f 2 \\\n3", 2)):
-            message = rf"chair\.obj is a broken mesh: .* line 6: a face has at least 3 corners, found {found}$"
+            message = rf"chair\.obj is a broken mesh: .* line 6: expected a face with at least 3 corners, got {found}$"
             with pytest.raises(ld.MeshError, match=message):
                 ld.read_mesh("chair.obj", corners + b"f 1 2 3\n" + end)
 
@@ -305,7 +305,7 @@ class TestModelNet:
         with pytest.raises(FileNotFoundError, match=r"no meshes CLASS/train/\*"):
             ld.ModelNet(tmp_path)
         write_modelnet(tmp_path)
-        with pytest.raises(ValueError, match="holds 3 shapes for train, the official set 3991"):
+        with pytest.raises(ValueError, match="holds 3 shapes for train, but the official set has 3991"):
             ld.ModelNet(tmp_path, points=4)
         (tmp_path / "ModelNet40.zip").write_bytes(b"not a zip")
         with pytest.raises(ValueError, match=r"ModelNet40\.zip is not a complete zip archive"):

@@ -160,7 +160,7 @@ class TestImages:
             (lambda: small_images().subset([True] * 6), TypeError, "list of integers"),
             (lambda: small_images().subset([]).statistics(), ValueError, "at least one image"),
             (lambda: ld.data_to_image(Data()), ValueError, "with x, pos and grid"),
-            (lambda: image_of(ld.RotatePoints(1)(small_images()[0])), ValueError, "not the upright pixel"),
+            (lambda: image_of(ld.RotatePoints(1)(small_images()[0])), ValueError, "expected the upright pixel"),
             (lambda: image_of(next(iter(DataLoader(small_images(), 2)))), ValueError, "one image"),
         ],
     )  # fmt: skip
@@ -217,7 +217,7 @@ class TestIdx:
         for name, array in (("images-idx3", GRAY), ("labels-idx1", LABELS)):
             known = "md5:" + hashlib.md5(idx(array)).hexdigest()
             monkeypatch.setitem(digests, f"train-{name}-ubyte", known)
-        with pytest.raises(ValueError, match="holds 12 images, the official file 60000"):
+        with pytest.raises(ValueError, match="holds 12 images, but the official file holds 60000"):
             ld.MNIST(tmp_path)
         monkeypatch.setitem(_idx._COUNTS, "train", 12)
         assert len(ld.MNIST(tmp_path)) == 12
@@ -236,8 +236,8 @@ class TestIdx:
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (lambda c: c[:-1], "has 9407 bytes after its header, which promises 9408"),
-            (lambda c: c + b"\0", "has more bytes after its header, which promises 9408"),
+            (lambda c: c[:-1], "has 9407 bytes after its header, but the header promises 9408"),
+            (lambda c: c + b"\0", "has more bytes after its header, but the header promises 9408"),
             (lambda c: c[:10], "starts with the bytes 00000803"),
             (lambda c: b"", r"starts with the bytes \(none\)"),
             (lambda c: b"\0\0\x0d\x03" + c[4:], "starts with the bytes 00000d03"),
@@ -284,7 +284,7 @@ class TestRotatedMNIST:
         np.testing.assert_allclose(image_of(valid[1])[..., 0], GRAY[11] / 256, atol=1e-6)
         mirrored = ld.RotatedMNIST(tmp_path, "valid", column_major=False, verify=False)
         np.testing.assert_allclose(image_of(mirrored[1])[..., 0], GRAY[11].T / 256, atol=1e-6)
-        with pytest.raises(ValueError, match="holds 12 images, the official file 12000"):
+        with pytest.raises(ValueError, match="holds 12 images, but the official file holds 12000"):
             ld.RotatedMNIST(tmp_path)
 
     def test_archive(self, tmp_path, monkeypatch):
@@ -310,10 +310,10 @@ class TestRotatedMNIST:
             (lambda text: text[:-40], "is not a table of numbers .*columns changed"),
             (lambda text: text.replace("e", "z", 1), "is not a table of numbers"),
             (lambda text: "", "is empty"),
-            (lambda text: "0 1 2\n", "has 3 numbers in a row, expected 784"),
+            (lambda text: "0 1 2\n", "has 3 numbers per row, expected 784"),
             (lambda text: amat(GRAY.astype(float) * 2, LABELS), r"intensities outside \[0, 1\]"),
             (lambda text: amat(GRAY * np.nan, LABELS), r"intensities outside \[0, 1\]"),
-            (lambda text: amat(GRAY, LABELS + 0.5), "labels that are not 0 .. 9"),
+            (lambda text: amat(GRAY, LABELS + 0.5), "labels that are not in 0 .. 9"),
         ],
     )
     def test_damaged(self, tmp_path, damage, message):
@@ -682,7 +682,7 @@ class TestTransforms:
         [
             (lambda: ld.RotatePoints(math.nan), "angle: expected a finite number of radians, got nan"),
             (lambda: ld.RandomCrop(-1), "padding: expected an integer of at least 0, got -1"),
-            (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "not the upright"),
+            (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "expected the upright"),
             (lambda: ld.RotateImage(math.inf), "angle: expected a finite"),
             (lambda: ld.RotateImage(0, order=6), "order: expected 0, 1, 2, 3, 4 or 5, got 6"),
             (lambda: ld.RandomRotatePoints(-1), "seed: expected an integer of at least 0, got -1"),
@@ -703,7 +703,7 @@ class TestTransforms:
                 lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
                 "standardize after",
             ),
-            (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "not the upright"),
+            (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "expected the upright"),
             (lambda: ld.AveragePixels(0), "size: expected an integer of at least 1"),
             (lambda: ld.AveragePixels(3)(ld.image_to_data(np.zeros((6, 4)))), r"multiples of 3, got ..6, 4.."),
             (lambda: ld.AveragePixels()(Data(x=torch.zeros(4, 1), pos=torch.zeros(4, 2))), "got none"),

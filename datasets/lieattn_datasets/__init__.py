@@ -1,6 +1,6 @@
-"""Data sets as point sets, for torch_geometric. Files are read from a folder, and downloaded only if asked for.
+"""Data sets as point sets for torch_geometric. Files are read from a folder, and downloaded only on request.
 
-Independent of ``lieattn``: whatever takes a ``torch_geometric.data.Data`` can use it.
+The package does not depend on ``lieattn``: any library that accepts a ``torch_geometric.data.Data`` can use it.
 """
 
 from lieattn_datasets._amat import RotatedMNIST

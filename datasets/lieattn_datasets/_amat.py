@@ -1,6 +1,6 @@
 """The original rotated MNIST, in the text format of its authors.
 
-Neither torchvision nor torch_geometric reads it.
+Neither torchvision nor torch_geometric reads this format.
 """
 
 import functools
@@ -43,36 +43,37 @@ _RELEASE = Release(
 class RotatedMNIST(ImagePoints):
     """Rotated MNIST of Larochelle et al. (2007): 10,000 / 2,000 / 50,000 digits of 28 x 28.
 
-    These are the files of the literature. The re-creation from MNIST is another class,
-    :class:`~lieattn_datasets.RotatedMNISTRecipe`; results on the two must not be mixed.
+    These are the files that the literature uses. The class :class:`~lieattn_datasets.RotatedMNISTRecipe` makes a
+    similar data set from MNIST; results on the two must not be mixed.
 
-    A row of a file is one image **column by column**, then its label; the loader turns the images
-    upright. Much published code reads the rows row by row instead and so trains and tests on
-    mirrored digits: for weights from such code pass ``column_major=False``.
+    Each row of a file contains one image **column by column**, followed by its label; the loader transposes the
+    images so that they are upright. Much published code reads the pixels row by row instead, and therefore trains and
+    tests on mirrored digits. For weights from such code pass ``column_major=False``.
 
     Parameters
     ----------
     root
-        Folder with ``mnist_rotation_new.zip``, or with the two ``.amat`` files, itself or its
-        ``mnist_rotation_new``. The archive goes first: a digest is published for it alone, the
-        bare files are checked for their shape and their values only.
+        Folder that contains ``mnist_rotation_new.zip`` or the two ``.amat`` files, directly or in its subfolder
+        ``mnist_rotation_new``. The archive is preferred, since only the archive has a published digest. The shape and
+        the values of the bare files are checked, but not their digests.
     split
         ``"train"`` (the first 10,000 rows of the first file), ``"valid"`` (its last 2,000), ``"train+valid"`` (both)
         or ``"test"``: the official split.
     column_major
-        Whether a row holds the columns of the image, one after the other.
+        Whether a row contains the columns of the image, one after the other.
     download
-        Fetch the archive into ``mnist_rotation_new`` of the root if nothing is there. Nothing is fetched unasked.
+        Download the archive into the subfolder ``mnist_rotation_new`` of the root if the files are missing. Nothing is
+        downloaded otherwise.
     verify
-        Compare the digest of the archive and the number of rows with the official files. False reads
-        any files of the same format, 10/12 of the first one for training.
+        Compare the digest of the archive and the number of rows with the official files. If False, any files in the
+        same format are read; 10/12 of the first file are used for training.
     transform
         Called with each new ``Data``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; the message says which, and what it is called.
+        If a file is missing; the message gives its name.
     OSError
         If a download fails.
     ValueError
@@ -127,11 +128,11 @@ def _read(path: Path, member: str) -> NDArray[np.float32]:
 
 
 class _TableError(Exception):
-    """What is wrong with a table, in words that follow the name of its file."""
+    """An error in a table. The message continues a sentence that begins with the name of the file."""
 
 
 def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines of a bounded length, so that what is no table is not read into one string."""
+    """Yield lines of bounded length, so that a file without line breaks is not read into one string."""
     while line := stream.readline(_LONGEST):
         if len(line) == _LONGEST:
             raise _TableError(f"has a line of more than {_LONGEST} characters")
@@ -148,9 +149,9 @@ def _parse(stream: IO[bytes]) -> NDArray[np.float32]:
     except ValueError as error:
         raise _TableError(f"is not a table of numbers ({error})") from error
     if table.shape[1] != 785:
-        raise _TableError(f"has {table.shape[1]} numbers in a row, expected 784 intensities and a label")
+        raise _TableError(f"has {table.shape[1]} numbers per row, expected 784 intensities and a label")
     if not (table[:, :-1].min() >= 0 and table[:, :-1].max() <= 1):
         raise _TableError("has intensities outside [0, 1]")
     if not np.isin(table[:, -1], np.arange(10)).all():
-        raise _TableError("has labels that are not 0 .. 9")
+        raise _TableError("has labels that are not in 0 .. 9")
     return table

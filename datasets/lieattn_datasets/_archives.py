@@ -1,4 +1,4 @@
-"""Archives: what is in them is read within limits, and everything that is wrong with one names it."""
+"""Reading of archives within limits of size. Every error names the archive."""
 
 import bz2
 import contextlib
@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-MOST_BYTES = 1 << 30  # that anything compressed may unpack to: no file that the loaders read holds as much
+MOST_BYTES = 1 << 30  # limit for the unpacked size of a file: no file that the loaders read is as large
 
 _ENCRYPTED = 0x1
-_END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; members that it does not count
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others allocate whatever their headers ask for
+_END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; its count if there are more members
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # other methods allocate any size that a header requests
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 _OPEN: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 
@@ -28,12 +28,13 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
     path
         The archive.
     refuse
-        Makes the error that names the archive out of what is wrong with it.
+        Function from a description of the problem to the error that names the archive.
 
     Raises
     ------
     ValueError
-        If the archive is damaged, has a member twice, members that overlap, or lists fewer than it says it has.
+        If the archive is damaged, has two members with the same name, has members that overlap, or lists fewer members
+        than its final record promises.
     """
 
     def __init__(self, path: Path, refuse: Callable[[str], ValueError]) -> None:
@@ -44,7 +45,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             if (promised := _members_promised(path)) not in (len(self._zip.infolist()), _MANY):
                 raise zipfile.BadZipFile(f"{len(self._zip.infolist())} of {promised} members are listed")
             members = [info for info in self._zip.infolist() if not info.is_dir()]
-            for info in members:  # each has its name twice: in the directory, and before its content
+            for info in members:  # opening compares the name in the directory with the name before the content
                 if not info.flag_bits & _ENCRYPTED and info.compress_type in _METHODS:
                     self._zip.open(info).close()
         except Exception as error:  # a damaged directory can fail in any way
@@ -52,7 +53,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         self._members = {info.filename: info for info in members}
         if len(self._members) < len(members) or sum(info.compress_size for info in members) > size:
             self._zip.close()
-            raise refuse("is not a proper zip archive: members have the same name, or overlap")
+            raise refuse("is not a valid zip archive: members have the same name, or overlap")
 
     def __exit__(self, *_: object) -> None:
         self._zip.close()
@@ -69,16 +70,16 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         Raises
         ------
         ValueError
-            If it is encrypted, compressed by another method than deflate, promises more than :data:`MOST_BYTES`, or,
-            while it is read, if it is damaged.
+            If the member is encrypted, is compressed with another method than deflate, or promises more than
+            :data:`MOST_BYTES` bytes; or, during reading, if it is damaged.
         """
         info = self._members[name]
         if info.flag_bits & _ENCRYPTED:
-            raise self._refuse(f"is encrypted (its member {name}): unpack it yourself")
+            raise self._refuse(f"has the encrypted member {name}: unpack the archive yourself")
         if info.compress_type not in _METHODS:
             raise self._refuse(f"has the member {name}, which is not compressed with deflate")
         if info.file_size > MOST_BYTES:
-            raise self._refuse(f"has the member {name}, of {info.file_size} bytes: more than {MOST_BYTES}")
+            raise self._refuse(f"has the member {name} of {info.file_size} bytes, which is more than {MOST_BYTES}")
         try:
             with self._zip.open(info) as stream:
                 yield stream
@@ -86,26 +87,29 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             raise self._refuse(f"is a damaged zip archive: {name} cannot be unpacked ({error})") from error
 
     def fingerprint(self, left_out: Collection[str]) -> str:
-        """SHA-256 of the names, sizes and checksums of the members but some: that of their content, however packed."""
+        """Return the SHA-256 of the names, sizes and checksums of all members except ``left_out``.
+
+        It depends on the content of the members, and not on the way in which they are compressed.
+        """
         kept = sorted(info.filename for info in self._members.values() if info.filename not in left_out)
         lines = (f"{name} {self._members[name].file_size} {self._members[name].CRC:08x}\n" for name in kept)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def check_stored(self) -> None:
-        """Raise ValueError unless all members have their checksums, and are stored as ``torch.save`` does it."""
+        """Raise ValueError unless all members match their checksums, and are uncompressed as ``torch.save`` does it."""
         if any(info.file_size != info.compress_size for info in self._members.values()):
             raise self._refuse("has compressed members, which torch never writes")
         for name in self._members:
             self.read(name)
 
     def read(self, name: str) -> bytes:
-        """Return the content of a member; raises as :meth:`open` does."""
+        """Return the content of a member. The exceptions are those of :meth:`open`."""
         with self.open(name) as stream:
             return stream.read()
 
 
 def _members_promised(path: Path) -> int:
-    """Number of members in the record at the end of an archive, which ``zipfile`` does not compare with its list."""
+    """Return the number of members in the final record of an archive, which ``zipfile`` does not check."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _END_BYTES - 0xFFFF))  # a comment may follow
         end = file.read()
@@ -116,25 +120,25 @@ def _members_promised(path: Path) -> int:
 def unpack(
     path: Path, names: Collection[str], most: int, refuse: Callable[[str], ValueError]
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    """Give the files with these names of a ``.tar.gz`` or ``.tar.bz2``, or the one file of a ``.gz``, for reading.
+    """Yield the files with these names of a ``.tar.gz`` or ``.tar.bz2``, or the single file of a ``.gz``, for reading.
 
-    Each is to be read before the next. Folders, links and other files of an archive are passed over.
+    Read each file before you request the next. Folders, links and other files of an archive are skipped.
 
     Parameters
     ----------
     path
         The archive.
     names
-        Of the files, without the folders that the archive has them in.
+        Names of the files, without their folders in the archive.
     most
-        Bytes that the archive unpacks to at most, all in all.
+        Largest total size of the unpacked archive in bytes.
     refuse
-        Makes the error that names the archive out of what is wrong with it.
+        Function from a description of the problem to the error that names the archive.
 
     Raises
     ------
     ValueError
-        While it is read, if the archive is damaged or larger.
+        During reading, if the archive is damaged or unpacks to more bytes.
     """
     with _OPEN[path.suffix](path) as packed:
         stream = cast(IO[bytes], _Bounded(packed, most, refuse))
@@ -152,7 +156,7 @@ def unpack(
 
 
 class _Bounded:
-    """A stream that is unpacked while it is read, up to a limit."""
+    """A stream that is unpacked during reading, up to a limit of bytes."""
 
     def __init__(self, stream: IO[bytes], most: int, refuse: Callable[[str], ValueError]) -> None:
         self._stream, self._most, self._left, self._refuse = stream, most, most, refuse

@@ -1,4 +1,4 @@
-"""Arguments that are numbers: read as float64, or refused with their name."""
+"""Conversion and checks of numerical arguments. Errors name the argument."""
 
 from numbers import Integral, Real
 from typing import Any
@@ -12,7 +12,7 @@ _LARGEST = 1e100
 
 
 def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDArray[np.float64]:
-    """Numbers as float64; ValueError, naming the argument, for what are none, or are not finite where they must be."""
+    """Return numbers as float64; raise ValueError, naming the argument, if they are not real or, optionally, finite."""
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "biuf":
@@ -28,7 +28,7 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
 
 
 def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
-    """Finite numbers ``[dim, dim]`` as a float64 tensor; ValueError, naming the argument, for other shapes."""
+    """Return a square matrix of finite numbers as float64; raise ValueError, naming the argument, for other shapes."""
     matrix = torch.as_tensor(real_array(argument, values))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{argument}: expected a square matrix, got {list(matrix.shape)}")
@@ -36,13 +36,13 @@ def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
 
 
 def plain_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """Finite numbers or truth values, of lists, arrays or tensors, in the type that they have."""
+    """Return the finite numbers or booleans of a list, array or tensor as an array of their own dtype."""
     real_array(argument, values)
     return np.asarray(values)
 
 
 def class_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
-    """Integers as int64; TypeError, naming the argument, for numbers that are none."""
+    """Return integers as int64; raise TypeError, naming the argument, for other numbers."""
     found = plain_array(argument, values)
     if found.size and found.dtype.kind not in "iu":
         raise TypeError(f"{argument}: expected integers, got {found.dtype}")

@@ -1,4 +1,4 @@
-"""Where each data set comes from, under which terms, and how large it is."""
+"""Source, terms and size of each data set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Card(NamedTuple):
-    """Source, terms (license) and size of a data set, in words; the README of the data sets has them in full."""
+    """Source, terms (license) and size of a data set, in words. The README of the data sets has the details."""
 
     source: str
     terms: str
@@ -115,4 +115,4 @@ CARDS: Mapping[str, Card] = {
     ),
     "ProceduralShapes": Card("generated with trimesh", _NONE, "1,600 / 320 / 480 or any other sizes, sixteen classes"),
 }
-"""Card of each data set, by the name of its class."""
+"""Cards of all data sets. Keys are the names of their classes."""

@@ -1,4 +1,4 @@
-"""The physics of charged particles: a softened Coulomb force, integrated by velocity Verlet."""
+"""Simulation of charged particles: a softened Coulomb force, integrated with the velocity Verlet method."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,28 +7,30 @@ from lieattn_datasets._arrays import check_number, real_array
 from lieattn_datasets._streams import progress
 
 SOFTENING = 0.1
-_CHUNK = 256  # systems advanced together: their arrays stay in the cache
+_CHUNK = 256  # systems that are advanced together, so that their arrays stay in the cache
 _MOST_DRIFT = 0.01
 
 
 def charge_energy(
     charge: ArrayLike, pos: ArrayLike, vel: ArrayLike, softening: float = SOFTENING
 ) -> NDArray[np.float64]:
-    """Total energy of charged particles of unit mass, kinetic plus ``q_i q_j / sqrt(r^2 + softening^2)`` of each pair.
+    """Return the total energy of charged particles of unit mass.
+
+    It is the kinetic energy plus ``q_i q_j / sqrt(r^2 + softening^2)`` for each pair.
 
     Parameters
     ----------
     charge
-        ``[..., particles]``.
+        Charges ``[..., particles]``.
     pos, vel
-        ``[..., particles, 3]``.
+        Positions and velocities ``[..., particles, 3]``.
     softening
-        Length in the potential.
+        Softening length of the potential.
 
     Returns
     -------
     NDArray
-        ``[...]``, float64.
+        Energies ``[...]``, float64.
     """
     check_number("softening", softening)
     q = real_array("charge", charge, finite=False)
@@ -51,23 +53,24 @@ def simulate_charges(
     step: float = 0.001,
     softening: float = SOFTENING,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Follow charged particles of unit mass in free space.
+    """Simulate charged particles of unit mass in free space.
 
-    The force on i is the sum over j of ``q_i q_j r_ij / (r_ij^2 + softening^2)^1.5``. Velocity Verlet in float64, which
-    conserves momentum and angular momentum to rounding and the energy up to bounded oscillations.
+    The force on i is the sum over j of ``q_i q_j r_ij / (r_ij^2 + softening^2)^1.5``. It is integrated in float64 with
+    the velocity Verlet method, which conserves momentum and angular momentum up to rounding, and the energy up to
+    bounded oscillations.
 
     Parameters
     ----------
     charge
-        ``[systems, particles]``.
+        Charges ``[systems, particles]``.
     pos, vel
-        At time 0, ``[systems, particles, 3]``.
+        Positions and velocities at time 0, ``[systems, particles, 3]``.
     times
-        Increasing, not negative, multiples of the step.
+        Times of the results: increasing, non-negative multiples of the step.
     step
-        Time of one step.
+        Duration of one step.
     softening
-        Length below which the force stops growing.
+        Distance below which the force does not grow further.
 
     Returns
     -------
@@ -77,8 +80,8 @@ def simulate_charges(
     Raises
     ------
     ValueError
-        If shapes do not fit, times are no increasing multiples of the step, or the energy drifts by more than 1 % of
-        max(abs(energy), 1) in some system: then the step is too long.
+        If the shapes do not match, the times are not increasing multiples of the step, or the energy of a system
+        changes by more than 1 % of max(abs(energy), 1), which means that the step is too long.
     """
     q, x, v = real_array("charge", charge), real_array("pos", pos), real_array("vel", vel)
     moments = real_array("times", times)
@@ -108,7 +111,7 @@ def simulate_charges(
 
 
 def check_drift(before: NDArray[np.float64], after: NDArray[np.float64], most: float = _MOST_DRIFT) -> float:
-    """Return the largest change of energy relative to max(abs(energy), 1); refuse more than ``most``."""
+    """Return the largest change of energy relative to max(abs(energy), 1); raise ValueError if it exceeds ``most``."""
     drift = np.abs(after - before) / np.maximum(np.abs(before), 1.0)
     worst = float(drift.max(initial=0.0))
     if not worst <= most:
@@ -126,7 +129,7 @@ def _follow(
     step: float,
     softening: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Advance some systems together; systems run along the last, contiguous axis."""
+    """Advance several systems together. Inside, the systems are the last, contiguous axis."""
     first, second = np.triu_indices(q.shape[1], 1)
     product = (q[:, first] * q[:, second]).T[:, None, :]
     incidence = np.zeros((q.shape[1], len(first)))

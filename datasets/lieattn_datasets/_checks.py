@@ -1,4 +1,4 @@
-"""Types of arguments, as the annotations of a function or constructor say."""
+"""Checks of the types of arguments against the annotations of a function or constructor."""
 
 from collections import abc
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ _SHORT = 60  # characters of a value in a message
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise TypeError, naming the argument, unless arguments have the types in the annotations of a function.
 
-    It stands first in the function: ``check_arguments(function, locals())``. Ranges, choices and arrays are checked
-    behind.
+    Call it first in the function: ``check_arguments(function, locals())``. It does not check ranges, choices and
+    arrays, which the function checks afterwards.
     """
     for argument, hint in _hints(function).items():
         if argument in given and not _fits(given[argument], hint):
@@ -32,7 +32,11 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def check_attribute(data: Data, name: str, points: int | None = None) -> Tensor:
-    """Return a tensor of a cloud, or raise ValueError unless it is one with numbers, and with a row for each point."""
+    """Return a tensor of a cloud.
+
+    ValueError is raised unless it is a tensor of real numbers with at least one axis and, if ``points`` is given, has
+    one row for each point.
+    """
     values = data.get(name)
     if not isinstance(values, Tensor) or values.dim() == 0 or values.is_complex():
         found = "nothing" if values is None else type(values).__name__
@@ -49,7 +53,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotation; true of arrays and of other annotations than those below."""
+    """Return whether a value matches an annotation. True for arrays and for annotations that are not handled below."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in arguments)

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100, from the official Python batches.
 
-torchvision unpickles the batches, which runs what is in them: here they are read as data.
+torchvision unpickles the batches, which can run code in them. This module reads them as data.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from lieattn_datasets._pickles import ForbiddenError, read_pickle
 from lieattn_datasets._splits import hold_out
 
 _COUNTS = {"train": 50_000, "test": 10_000}
-_SHOWN = 200  # characters of what is wrong with a pickle
+_SHOWN = 200  # characters of a problem in a message
 
 _CIFAR10 = Release(
     dataset="CIFAR-10",
@@ -101,7 +101,7 @@ class _CifarImages(ImagePoints):
         if not valid or len(labels) != len(table):
             expected = f"{len(table)} integers in 0 .. {self._classes - 1}"
             raise self._release.damaged(path, f"has labels that are not {expected}")
-        # a row holds the red, the green and the blue plane, each row by row
+        # each row contains the red, the green and the blue plane, each of them row by row
         images = np.ascontiguousarray(table.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         return images, np.asarray(labels, dtype=np.int64)
 
@@ -109,33 +109,33 @@ class _CifarImages(ImagePoints):
 class CIFAR10(_CifarImages):
     """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32, 10 classes, from the Python batches.
 
-    The batches are pickles. They are read as data, by a reader that knows byte arrays and plain containers:
-    a file that asks for anything else is refused, and nothing of it runs.
+    The batches are pickles. They are read as data, by a reader that supports only byte arrays and plain containers.
+    It refuses files with any other object and never runs code from a file.
 
     Parameters
     ----------
     root
-        Folder with ``data_batch_1`` .. ``data_batch_5`` and ``test_batch``, itself or its
+        Folder that contains ``data_batch_1`` .. ``data_batch_5`` and ``test_batch``, directly or in its subfolder
         ``cifar-10-batches-py``.
     split
         ``"train"``, ``"test"`` (the official halves) or ``"valid"``.
     validation
-        How many of the 50,000 training images are set aside as ``"valid"``, by a permutation with a
-        fixed seed; ``"train"`` has the others. ``validation=10_000``, for both, gives the usual
+        Number of the 50,000 training images that are set aside as ``"valid"``, by a permutation with a fixed seed;
+        ``"train"`` contains the others. ``validation=10_000`` for both splits gives the usual
         40,000 / 10,000 / 10,000.
     download
-        Fetch the archive if files of the half are missing, and unpack it into ``cifar-10-batches-py`` of the root.
-        Nothing is fetched unasked.
+        Download the archive if files of the half are missing, and unpack it into the subfolder ``cifar-10-batches-py``
+        of the root. Nothing is downloaded otherwise.
     verify
-        Compare digests and the number of images with the official files. False reads any files of
-        the same format; shapes and ranges are checked all the same.
+        Compare digests and the number of images with the official files. If False, any files in the same format are
+        read; shapes and ranges are checked in any case.
     transform
         Called with each new ``Data``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; the message says which, and what it is called.
+        If a file is missing; the message gives its name.
     OSError
         If a download fails.
     ValueError
@@ -157,14 +157,14 @@ class CIFAR100(_CifarImages):
     Parameters
     ----------
     root
-        Folder with ``train`` and ``test``, itself or its ``cifar-100-python``.
+        Folder that contains ``train`` and ``test``, directly or in its subfolder ``cifar-100-python``.
     split, validation, download, verify, transform
-        As for :class:`CIFAR10`; files go into ``cifar-100-python``.
+        As for :class:`CIFAR10`; files are downloaded into ``cifar-100-python``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; the message says which, and what it is called.
+        If a file is missing; the message gives its name.
     OSError
         If a download fails.
     ValueError
@@ -178,7 +178,7 @@ class CIFAR100(_CifarImages):
 
 
 def load_batch(content: bytes, path: Path, release: Release) -> dict[Any, Any]:
-    """Read a pickle of a dictionary of arrays, lists, numbers and strings, of which nothing runs."""
+    """Read a pickled dictionary of arrays, lists, numbers and strings, without running any code in it."""
     try:
         batch = read_pickle(content)
     except ForbiddenError as error:

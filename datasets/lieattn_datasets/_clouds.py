@@ -1,4 +1,4 @@
-"""What all data sets share: items by index, views on some of them, a transform for each."""
+"""Base class of all data sets: items by index, views of subsets, and a transform for each item."""
 
 import copy
 import operator
@@ -14,15 +14,14 @@ from torch_geometric.data import Data
 
 from lieattn_datasets._checks import check_arguments
 
-# Returns Data. jsonargparse would take that annotation for a factory, and refuse transforms in configuration files.
+# Transforms return Data. With that annotation, jsonargparse would expect a factory of Data in configuration files.
 Transform = Callable[[Data], Any]
 
 
 class Clouds(Dataset[Data]):
-    """Point clouds, each made when it is asked for; :meth:`subset` and :meth:`with_transform` are views.
+    """Point clouds, each created on access. :meth:`subset` and :meth:`with_transform` return views.
 
-    A data set is never changed by its methods, works with ``torch_geometric.loader.DataLoader``, and can
-    be pickled.
+    Methods never change a data set. It works with ``torch_geometric.loader.DataLoader`` and can be pickled.
 
     Parameters
     ----------
@@ -34,7 +33,7 @@ class Clouds(Dataset[Data]):
     Attributes
     ----------
     vectors, tensors : tuple[str, ...]
-        Attributes of an item that turn with its points, for :class:`~lieattn_datasets.TransformFields`.
+        Names of the attributes of an item that rotate with its points, for :class:`~lieattn_datasets.TransformFields`.
     """
 
     vectors: tuple[str, ...] = ("pos",)
@@ -47,7 +46,7 @@ class Clouds(Dataset[Data]):
 
     @abstractmethod
     def _make(self, index: int) -> Data:
-        """Return the cloud with this index in the storage, before the transform."""
+        """Return the cloud with this index in the stored data, before the transform."""
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -70,7 +69,7 @@ class Clouds(Dataset[Data]):
         TypeError
             If the indices are not integers (a mask of booleans is not accepted).
         IndexError
-            If one is outside ``-len .. len - 1``.
+            If an index is outside ``-len .. len - 1``.
         """
         chosen = np.asarray(indices)
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
@@ -85,7 +84,7 @@ class Clouds(Dataset[Data]):
         return view
 
     def with_transform(self, transform: Transform | None) -> Self:
-        """Return the same items with this transform in place of the present one."""
+        """Return the same items with this transform instead of the current one."""
         view = copy.copy(self)
         view.transform = transform
         return view

@@ -1,4 +1,4 @@
-"""Constellations: counting patterns of points in a plane."""
+"""The constellation data set: patterns of points in the plane that are to be counted."""
 
 from typing import Literal
 
@@ -32,44 +32,46 @@ _PATTERNS = {
 
 
 class Constellation(Clouds):
-    """Triangles, squares, pentagons and L shapes, scattered over the plane, to be counted.
+    """Triangles, squares, pentagons and L shapes that are scattered over the plane, to be counted.
 
-    The classification task of LieTransformer (Hutchinson et al., 2021), after the constellations of stacked capsule
-    autoencoders. Each pattern may occur ``repetitions`` times; each occurrence is dropped with probability ``drop``
-    (one is always left), turned about its center, put anywhere in a square, and its corners are disturbed.
+    This is the classification task of LieTransformer (Hutchinson et al., 2021), after the constellations of stacked
+    capsule autoencoders. Each pattern occurs up to ``repetitions`` times. Each occurrence is dropped with probability
+    ``drop`` (at least one remains), rotated about its center and placed at random in a square, and its corners are
+    perturbed.
 
-    An item has ``pos`` float32 ``[points, 2]``, in random order, and ``y`` int64 ``[1, 4]``: how many triangles,
-    squares, pentagons and Ls, each in 0 .. repetitions, for four classifiers of ``repetitions + 1`` classes; and
-    ``x`` float32 ``[points, 17 repetitions - 1]``: the distances to all other points, increasing, filled up with
-    zeros. These are the invariant features of the paper. One pattern unit is the circumradius of a polygon; ``pos``
-    is in units of half the side of the square.
+    An item has three attributes: ``pos`` float32 ``[points, 2]``, in random order; ``y`` int64 ``[1, 4]``, the numbers
+    of triangles, squares, pentagons and Ls, each in 0 .. repetitions, for four classifiers of ``repetitions + 1``
+    classes; and ``x`` float32 ``[points, 17 repetitions - 1]``, the distances to all other points in increasing order,
+    padded with zeros. These are the invariant features of the paper. One pattern unit is the circumradius of a polygon;
+    ``pos`` is in units of half the side of the square.
 
-    Differences from the published generator, so that numbers are not comparable with published ones: corners are
-    scaled by a fixed number (there: each constellation to [-1, 1], with the dropped corners), patterns turn about their
-    centers, and all are put into the same square (there: polygons into one three times as wide as that of the Ls).
+    The data differ from the published generator, so that results are not comparable with published ones. Corners are
+    scaled by a fixed number (published: each constellation, including dropped corners, is scaled to [-1, 1]), patterns
+    rotate about their centers, and all patterns are placed in the same square (published: polygons in a square three
+    times as wide as that of the Ls).
 
     Parameters
     ----------
     split
-        ``"train"``, ``"valid"`` or ``"test"``: three different streams of the same seed.
+        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
     size
         Number of constellations. Default: 10,000, 1,000 and 1,000. A smaller data set is the beginning of a larger one.
     repetitions
-        How often each pattern may occur.
+        Largest number of occurrences of each pattern.
     drop
         Probability that an occurrence is left out, in [0, 1].
     noise
-        Standard deviation of the corners, in pattern units.
+        Standard deviation of the perturbation of the corners, in pattern units.
     max_angle
-        Each pattern is turned by an angle in ``[-max_angle, max_angle)``, radians.
+        Each pattern is rotated by an angle in ``[-max_angle, max_angle)``, in radians.
     side
-        Side of the square that holds the centers, in pattern units.
+        Side of the square that contains the centers, in pattern units.
     motion
-        What moves each whole constellation: ``"none"``, ``"T2"`` (a shift by up to half the side of the square in x
-        and in y) or ``"SE2"`` (a rotation by any angle, then such a shift). The published comparison trains and tests
-        on pairs of these.
+        Motion of each whole constellation: ``"none"``, ``"T2"`` (a shift by up to half the side of the square in x
+        and in y) or ``"SE2"`` (a rotation by any angle, then a shift as for ``"T2"``). The published comparison trains
+        and tests on pairs of these.
     seed
-        Non-negative integer. It determines the constellations alone: they are the same for each motion.
+        Non-negative integer. The constellations before the motion depend only on the seed.
     transform
         Called with each new ``Data``.
 
@@ -145,12 +147,12 @@ class Constellation(Clouds):
 
     @property
     def labels(self) -> Tensor:
-        """How often each pattern occurs, int64 ``[constellations, 4]``, in the order of this data set."""
+        """Number of occurrences of each pattern, int64 ``[constellations, 4]``, in the order of this data set."""
         return torch.from_numpy(self._counts[self._indices])
 
 
 def _turn(points: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn points ``[..., corners, 2]`` counter-clockwise by angles ``[items]``: ``[items, corners, 2]``."""
+    """Rotate points ``[..., corners, 2]`` counter-clockwise by angles ``[items]``; return ``[items, corners, 2]``."""
     cosine, sine = np.cos(angle)[:, None], np.sin(angle)[:, None]
     x, y = points[..., 0], points[..., 1]
     return np.stack([cosine * x - sine * y, sine * x + cosine * y], axis=-1)

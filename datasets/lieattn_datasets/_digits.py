@@ -1,4 +1,4 @@
-"""The 8 x 8 digits that ship inside scikit-learn."""
+"""The handwritten digits of 8 x 8 pixels that are part of scikit-learn."""
 
 import hashlib
 from typing import Literal
@@ -14,10 +14,10 @@ _SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
 
 class Digits(ImagePoints):
-    """scikit-learn's handwritten digits: 1,797 images of 8 x 8, 10 classes, no file needed.
+    """scikit-learn's handwritten digits: 1,797 images of 8 x 8, 10 classes. No file is needed.
 
-    The set has no official split. This one is stratified, with a fixed seed: about 60 % of every
-    class for training, 20 % for validation, 20 % for the test.
+    The data set has no official split. This one is stratified, with a fixed seed: about 60 % of each class for
+    training, 20 % for validation and 20 % for testing.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Digits(ImagePoints):
     ImportError
         If scikit-learn is not installed.
     ValueError
-        If the split is unknown, or the installed scikit-learn ships other images.
+        If the split is unknown, or the installed scikit-learn contains different images.
     """
 
     def __init__(

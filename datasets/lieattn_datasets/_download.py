@@ -1,4 +1,4 @@
-"""Published files, fetched through pooch if a data set is asked to: where they are, and what they must be."""
+"""Download of published files with pooch, on request: their addresses, digests and sizes."""
 
 import errno
 import functools
@@ -16,9 +16,9 @@ from tqdm import tqdm
 from lieattn_datasets._archives import MOST_BYTES, Archive, unpack
 from lieattn_datasets._files import Release, remove_abandoned, write_atomically
 
-_STAGING = ".download-"  # and a number: a folder beside the files, for what a process has not completed
+_STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
 _CHUNK = 1 << 16  # bytes
-_ATTEMPTS = 2  # at each address, if a connection is cut
+_ATTEMPTS = 2  # at each address, if the connection is interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -30,17 +30,17 @@ class Source:
     Parameters
     ----------
     name
-        Of the file, as it is published.
+        Published name of the file.
     addresses
-        Tried in this order.
+        URLs, which are tried in this order.
     digest
-        ``"md5:..."`` or ``"sha256:..."`` of the file, or None if none is published.
+        ``"md5:..."`` or ``"sha256:..."`` of the file, or None if no digest is published.
     most
-        Bytes that it has at most: more are refused.
+        Largest size of the file in bytes. Larger files are refused.
     members
-        Files that are unpacked from it; if there are none, it is kept as it is.
+        Names of the files that are unpacked from it. If there are none, the file is stored as it is.
     unpacked
-        Bytes that it unpacks to at most.
+        Largest size of the unpacked file in bytes.
     """
 
     name: str
@@ -52,19 +52,19 @@ class Source:
 
 
 def fetch(release: Release, root: str | Path, *wanted: str) -> None:
-    """Download those files of a release that are not under the root; what is there is left as it is.
+    """Download the files of a release that are missing under the root. Existing files are not changed.
 
-    Files go into the first of the release's folders. They are complete, and have their digests, before they get
-    their names; a download that ends early leaves nothing that a loader would read.
+    Files are stored in the first of the release's folders. A file gets its name after it is complete and its digest is
+    checked, so an interrupted download leaves no file that a loader would read.
 
     Raises
     ------
     ImportError
         If pooch is not installed.
     OSError
-        If no address gives the file as published, or it cannot be written.
+        If no address provides the published file, or the file cannot be written.
     ValueError
-        If what was downloaded is no archive, though it should be one.
+        If the downloaded file is not an archive, although it should be one.
     """
     folder = Path(root, *release.folders[:1])
     for source in release.sources:
@@ -75,22 +75,22 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
             except ConnectionError:
                 raise
             except OSError as error:
-                number = error.errno or errno.EACCES  # pooch leaves it out
+                number = error.errno or errno.EACCES  # pooch raises errors without a number
                 problem = f"{source.name} cannot be written into {folder} ({os.strerror(number)})"
                 advice = "free some space there" if number == errno.ENOSPC else "make it writable"
                 raise OSError(number, f"{release.dataset}: {problem}: {advice}, or use another root") from error
 
 
 def _missing(release: Release, root: str | Path, name: str) -> bool:
-    """Whether a file is there neither as it is published nor unpacked."""
+    """Return whether a file is missing, both as published and unpacked."""
     return release.find(root, name, name.removesuffix(".gz")) is None
 
 
 def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> None:
-    """Download a file beside its place, then move it there, or write what is unpacked from it."""
+    """Download a file to a temporary folder, then move it to its folder or unpack it there."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder, f"{_STAGING}*")
-    staging = folder / f"{_STAGING}{secrets.token_hex(4)}"  # its own: other processes may download the same
+    staging = folder / f"{_STAGING}{secrets.token_hex(4)}"  # a unique name: other processes may download the same file
     staging.mkdir()
     try:
         file = _retrieve(release, source, staging)
@@ -98,17 +98,17 @@ def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> 
             for name, stream in unpack(file, names, source.unpacked, functools.partial(release.damaged, file)):
                 write_atomically(folder / name, functools.partial(shutil.copyfileobj, stream))
             return
-        if source.digest is None and file.suffix == ".zip":  # then it may be any page that a server has instead
+        if source.digest is None and file.suffix == ".zip":  # without a digest it could be an error page of a server
             with Archive(file, functools.partial(release.damaged, file)):
                 pass
-        file.chmod(staging.stat().st_mode & 0o666)  # pooch's temporary files are for their owner alone
+        file.chmod(staging.stat().st_mode & 0o666)  # only the owner can read pooch's temporary files
         file.replace(folder / source.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def _retrieve(release: Release, source: Source, staging: Path) -> Path:
-    """Download a file from the first address that gives it as it was published."""
+    """Download a file from the first address that provides the published file."""
     try:
         import pooch
         import requests
@@ -120,11 +120,11 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
             try:
                 return Path(pooch.retrieve(address, source.digest, source.name, staging, downloader=receive))
             except requests.exceptions.ChunkedEncodingError:
-                faults.append(f"{address}: the connection was cut")
+                faults.append(f"{address}: the connection was interrupted")
             except requests.exceptions.ConnectionError as error:
                 faults.append(f"{address}: no connection ({type(error).__name__})")
                 break
-            except (requests.exceptions.RequestException, ValueError) as error:  # no such file, or another one
+            except (requests.exceptions.RequestException, ValueError) as error:  # no file, or a different file
                 faults.append(f"{address}: {error}")
                 break
         _log.warning("%s", faults[-1])
@@ -135,7 +135,7 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
 
 
 def _receive(source: Source, address: str, path: str, _: object) -> None:
-    """Write what an address gives to a file, with a bar on the terminal where it takes more than two seconds."""
+    """Write the content of an address to a file, with a progress bar if it takes more than two seconds."""
     import pooch
 
     options = {"unit": "B", "unit_scale": True, "delay": 2.0, "leave": False, "disable": None}
@@ -144,7 +144,7 @@ def _receive(source: Source, address: str, path: str, _: object) -> None:
 
 
 class _Limited(io.BufferedWriter):
-    """A file that is written up to a number of bytes."""
+    """A file that refuses more than a number of bytes."""
 
     def __init__(self, path: str, most: int) -> None:
         super().__init__(io.FileIO(path, "wb"))
@@ -158,7 +158,10 @@ class _Limited(io.BufferedWriter):
 
 
 def _packed(places: tuple[str, ...], *files: tuple[str, str, int], unpacked: int = 0) -> tuple[Source, ...]:
-    """Files with ``.gz`` that are all in the same places: name, MD5, bytes; unpacked if they have bytes then."""
+    """Return sources of ``.gz`` files at the same addresses, given as name, MD5 and size.
+
+    They are stored unpacked if ``unpacked``, the largest unpacked size, is not 0.
+    """
     return tuple(
         Source(
             f"{name}.gz",
@@ -280,4 +283,4 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     ),
     "ModelNet40": (Source("ModelNet40.zip", ("https://modelnet.cs.princeton.edu/ModelNet40.zip",), None, 1 << 32),),
 }
-"""Data set to its files."""
+"""The published files of each data set."""

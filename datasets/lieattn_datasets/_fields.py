@@ -1,4 +1,4 @@
-"""Rigid motions of clouds with vectors and tensors: what turns with the points is turned with them."""
+"""Rigid motions of clouds, including their vectors and tensors."""
 
 import copy
 import math
@@ -22,28 +22,28 @@ TENSORS = ("polarizability", "quadrupole", "stress", "virial")
 class TransformFields:
     """Multiply positions, vectors and tensors of a cloud by an orthogonal matrix R, and shift the positions.
 
-    ``pos`` becomes ``R pos + shift``, vectors ``R v``, tensors of rank two ``R T R^T``, and ``rotation``, the pose
-    ``[1, dim, dim]`` of clouds that are turned already, ``R rotation``; everything else stays.
-    (:class:`~lieattn_datasets.TransformPoints` moves positions alone: then forces or velocities no longer fit.)
-    Computed in float64. Works on a ``Data`` or a ``Batch``.
+    ``pos`` becomes ``R pos + shift``, vectors become ``R v``, tensors of rank two ``R T R^T``, and ``rotation``, the
+    pose ``[1, dim, dim]`` of clouds that are already rotated, ``R rotation``. All other attributes stay the same.
+    (:class:`~lieattn_datasets.TransformPoints` moves only positions, so that forces or velocities no longer match.)
+    The result is computed in float64. The transform accepts a ``Data`` or a ``Batch``.
 
     Parameters
     ----------
     matrix
-        ``[dim, dim]``, orthogonal to 1e-6.
+        Matrix R ``[dim, dim]``, orthogonal up to 1e-6.
     shift
-        ``[dim]``. Default: none.
+        Translation ``[dim]``. Default: none.
     vectors
-        Attributes to turn where present, ``[..., dim]``, or ``[..., k dim]`` for k vectors side by side. The default
-        names those that data sets of this package have; a target ``y`` that is a vector must be named:
-        ``vectors=dataset.vectors``.
+        Names of the vector attributes, which are rotated if present: ``[..., dim]``, or ``[..., k dim]`` for k vectors
+        side by side. The default contains the names that data sets of this package use. If a target ``y`` is a vector,
+        it must be named: ``vectors=dataset.vectors``.
     tensors
-        Attributes of shape ``[..., dim, dim]``, likewise.
+        Names of the tensor attributes ``[..., dim, dim]``, which are also rotated if present.
 
     Raises
     ------
     ValueError
-        If the matrix is not orthogonal, or (when called) an attribute does not fit it.
+        If the matrix is not orthogonal, or (when called) the shape of an attribute does not match it.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class TransformFields:
 
 
 class RandomRotateFields(RandomTransform):
-    """Turn each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
+    """Rotate each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
 
-    The rotations are a stream that the seed determines; see ``RandomTransform`` in this package for workers and epochs.
+    The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for workers and
+    epochs.
 
     Parameters
     ----------
@@ -111,10 +112,10 @@ class RandomRotateFields(RandomTransform):
     dim
         2 or 3.
     axis
-        In 3D, turn only about this axis: ``"z"`` gives the z/SO(3) protocol of shape classification. Default: all
+        In 3D, the only axis of the rotations: ``"z"`` gives the z/SO(3) protocol of shape classification. Default: all
         rotations, Haar-distributed.
     max_shift
-        Shift each coordinate by up to this much, uniformly.
+        Largest shift of each coordinate. Shifts are uniformly distributed.
     vectors, tensors
         As for :class:`TransformFields`.
 
@@ -122,7 +123,7 @@ class RandomRotateFields(RandomTransform):
     ------
     ValueError
         If the seed is negative, the dimension or the axis is unknown, the shift is negative or not finite, or (when
-        called) the data is a batch: its clouds would share one rotation.
+        called) the data is a batch, whose clouds would share one rotation.
     """
 
     def __init__(
@@ -165,7 +166,10 @@ class RandomRotateFields(RandomTransform):
 
 
 def rotation_matrix(quaternion: ArrayLike) -> np.ndarray:
-    """Rotation of a quaternion (w, x, y, z) of any length but zero; uniform if its direction is."""
+    """Return the rotation matrix of a quaternion (w, x, y, z) of any nonzero length.
+
+    The rotation is uniformly distributed if the direction of the quaternion is.
+    """
     w, x, y, z = np.asarray(quaternion, dtype=np.float64) / np.linalg.norm(quaternion)
     return np.array(
         [

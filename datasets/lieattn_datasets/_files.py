@@ -24,9 +24,9 @@ from lieattn_datasets._archives import Archive
 if TYPE_CHECKING:
     from lieattn_datasets._download import Source
 
-LARGEST = 1e15  # number in a file: data are of the order of 1, and squares in float32 overflow at 1e19
+LARGEST = 1e15  # largest number in a file: typical data are of the order of 1, and squares of 1e19 overflow in float32
 
-_ABANDONED = 3600  # seconds after which nobody writes to an unfinished file any more
+_ABANDONED = 3600  # seconds after which an unfinished file counts as abandoned
 _LISTED = 12
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -34,25 +34,25 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 @dataclass(frozen=True)
 class Release:
-    """A published set of files: what they are called, what they contain, where they come from.
+    """A published set of files: their names, their digests and their sources.
 
     Parameters
     ----------
     dataset
-        Name of the data set, as errors give it.
+        Name of the data set in error messages.
     origin
-        Where the files come from, in words: the end of every error.
+        Origin of the files, in words. It is the end of every error message.
     digests
-        File name to ``"md5:..."`` or ``"sha256:..."`` of its uncompressed content. A file that is
-        not in the table has no published digest that could be confirmed. That of an ``.npz`` archive,
-        ``"content:..."``, is made of its members, so that one which was packed anew passes.
+        Map from file names to ``"md5:..."`` or ``"sha256:..."`` of the uncompressed content. Files that are not in the
+        map have no published digest that could be confirmed. The digest of an ``.npz`` archive, ``"content:..."``, is
+        computed from its members, so that a recompressed archive passes.
     computed
-        Members of an archive that floating-point arithmetic made: they may differ in their last digits from one machine
-        to another, and are left out of its digest.
+        Members of an archive that were computed in floating-point arithmetic. They may differ in their last digits
+        between machines, and are left out of the digest.
     folders
         Folders under the root that are searched, in this order, after the root itself.
     sources
-        Where the files can be downloaded, into the first of the folders.
+        Sources for downloads, which are stored in the first of the folders.
     """
 
     dataset: str
@@ -74,7 +74,8 @@ class Release:
         Raises
         ------
         FileNotFoundError
-            If none exists. The message says what was looked for, what is there, and what to do.
+            If none exists. The message lists the names that were searched for and the files that exist, and says what
+            to do.
         """
         path = self.find(root, *names)
         if path is not None:
@@ -96,12 +97,15 @@ class Release:
         )
 
     def damaged(self, path: Path, problem: str) -> ValueError:
-        """Return (not raise) the error that names a bad file, what is wrong, and what to do."""
+        """Return (not raise) an error that names a bad file, states the problem, and says what to do."""
         return ValueError(f"{self.dataset}: {path} {problem}. Replace the file. {self.origin}")
 
     @contextlib.contextmanager
     def open(self, path: Path) -> Iterator[BinaryIO]:
-        """Open a file for reading, unpacking if its name ends in ``.gz``: ask it for no more than you expect."""
+        """Open a file for reading, and unpack it if its name ends in ``.gz``.
+
+        The unpacked size is not limited, so never read more bytes than you expect.
+        """
         try:
             with path.open("rb") as stream:
                 yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.suffix == ".gz" else stream
@@ -119,7 +123,7 @@ class Release:
             self._compare(path, name, f"{algorithm}:{digest}")
 
     def check_file(self, path: Path) -> None:
-        """Raise ValueError unless the file has the digest of its name; reads it piece by piece."""
+        """Raise ValueError unless the file has the digest of its name. It is read in pieces."""
         if path.name in self.digests:
             algorithm, _, _ = self.digests[path.name].partition(":")
             if algorithm == "content":
@@ -130,7 +134,7 @@ class Release:
             self._compare(path, path.name, f"{algorithm}:{digest}")
 
     def file_digest(self, path: Path, algorithm: str = "sha256") -> str:
-        """Return the digest of a file; unchanged files are read once per process."""
+        """Return the digest of a file. Unchanged files are read once per process."""
         try:
             status = os.stat(path)
             return _file_digest(str(path), status.st_size, status.st_mtime_ns, algorithm)
@@ -156,14 +160,15 @@ class Release:
         path
             The archive.
         expected
-            Key to what the array must be, ``"uint8 [images, 28, 28]"``: a type of NumPy, or ``boolean``, ``integer``,
-            ``number`` (an integer or floating type), ``text``; then sizes, where a name is the same size wherever it
-            stands. Numbers must be finite and within :data:`LARGEST`.
+            Map from keys to descriptions of the arrays, for example ``"uint8 [images, 28, 28]"``. A description has a
+            type, which is a type of NumPy or ``boolean``, ``integer``, ``number`` (an integer or floating type) or
+            ``text``, and then sizes. A named size must be the same in all arrays. Numbers must be finite and within
+            :data:`LARGEST`.
 
         Raises
         ------
         ValueError
-            If the archive is damaged, an array is missing or is not as expected.
+            If the archive is damaged, or an array is missing or does not match its description.
         """
         with Archive(path, functools.partial(self.damaged, path)) as archive:
             present = [name.removesuffix(".npy") for name in archive.names if name.endswith(".npy")]
@@ -188,7 +193,7 @@ class Release:
         return arrays
 
     def check_indices(self, path: Path, key: str, values: NDArray[Any], size: int) -> NDArray[np.int64]:
-        """Return labels or indices as int64 after checking that all of them are in ``0 .. size - 1``."""
+        """Return labels or indices as int64; raise ValueError unless all are in ``0 .. size - 1``."""
         if values.size and not (values.min() >= 0 and values.max() < size):
             found = f"{values.min()} .. {values.max()}"
             raise self.damaged(path, f"has {key} in {found}, expected 0 .. {size - 1}")
@@ -196,12 +201,12 @@ class Release:
 
 
 def within_bounds(array: NDArray[Any]) -> bool:
-    """Whether all numbers are finite and not beyond :data:`LARGEST`."""
+    """Return whether all numbers are finite and at most :data:`LARGEST` in size."""
     return not array.size or (-LARGEST <= float(array.min()) and float(array.max()) <= LARGEST)
 
 
 def parse_npy(content: bytes) -> NDArray[Any]:
-    """Read the format of ``numpy.save`` without allocating what a header promises and the content does not hold."""
+    """Read the format of ``numpy.save``. A header that promises more than the content allocates no memory."""
     stream = io.BytesIO(content)
     shape, by_columns, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
     size = len(content) - stream.tell()
@@ -212,7 +217,7 @@ def parse_npy(content: bytes) -> NDArray[Any]:
 
 
 def _fits(array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> bool:
-    """Whether an array has the type and sizes of a description; named sizes that are new are noted."""
+    """Return whether an array has the type and sizes of a description, and add new named sizes to ``sizes``."""
     kind, _, dims = wanted.partition(" ")
     right = array.dtype.kind in _KINDS[kind] if kind in _KINDS else array.dtype == np.dtype(kind)
     names = [name for name in dims.strip("[]").split(", ") if name]
@@ -226,18 +231,18 @@ def _fits(array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _file_digest(path: str, size: int, modified: int, algorithm: str) -> str:
-    """Hash a file once per process; size and modification time make the key follow changes."""
+    """Hash a file once per process. Size and modification time are part of the key, so changed files are read again."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file of which a reader sees either nothing or all, even if the process or the machine stops.
+    """Write a file so that readers see either no file or a complete one, even if the process or the machine stops.
 
     Raises
     ------
     OSError
-        If the folder cannot be made or written to. What was there before is still there.
+        If the folder cannot be created or written to. A previous file is not changed then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent, f".{path.name}.*")
@@ -253,7 +258,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Remove the files and folders of this pattern that processes which were killed have left unfinished."""
+    """Remove unfinished files and folders of this pattern, which killed processes have left behind."""
     for left in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):  # another process has finished it, or removed it
             written = max(path.stat().st_mtime for path in (left, *(left.iterdir() if left.is_dir() else ())))
@@ -266,7 +271,7 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first names, separated, and the number of the remaining ones."""
     more = f"{separator}and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return separator.join(names[:_LISTED]) + more
 
@@ -287,4 +292,4 @@ def read_text(values: NDArray[Any]) -> list[str]:
 def check_count(release: Release, path: Path, found: int, expected: int) -> None:
     """Raise ValueError unless a file holds the official number of images."""
     if found != expected:
-        raise release.damaged(path, f"holds {found} images, the official file {expected}")
+        raise release.damaged(path, f"holds {found} images, but the official file holds {expected}")

@@ -14,30 +14,30 @@ from lieattn_datasets._checks import check_arguments, check_attribute
 
 CHUNK = 1024
 
-_ROUNDING = 1e-6  # float intensities that were computed or printed may miss [0, 1] by this much
+_ROUNDING = 1e-6  # tolerance for float intensities outside [0, 1], which can result from rounding
 
 
 class ImageArray(Protocol):
-    """What :class:`~lieattn_datasets.ImagePoints` reads: an array, or a file that is indexed like one."""
+    """Images for :class:`~lieattn_datasets.ImagePoints`: an array, or a file that is indexed like one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Images, height, width and, for color, channels."""
+        """Number of images, height, width and, for color images, number of channels."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint8, or a floating type."""
+        """uint8 or a floating type."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one image for an integer, an array of images for a slice."""
+        """Return one image for an integer, or an array of images for a slice."""
 
 
 @functools.lru_cache(maxsize=32)
 def grid_positions(height: int, width: int) -> Tensor:
     """Coordinates of the pixel centers, in raster order.
 
-    The origin is the image's center, the spacing is 1, x points right and y points up: the pixel in
-    row r and column c lies at ``(c - (width - 1) / 2, (height - 1) / 2 - r)``.
+    The origin is the center of the image, the spacing is 1, x points right and y points up. The pixel in row r and
+    column c lies at ``(c - (width - 1) / 2, (height - 1) / 2 - r)``.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def grid_positions(height: int, width: int) -> Tensor:
     Returns
     -------
     Tensor
-        float32 ``[height * width, 2]``. All images of one size share this tensor: do not write to it.
+        Coordinates, float32 ``[height * width, 2]``. All images of one size share this tensor, so do not write to it.
 
     Raises
     ------
@@ -63,28 +63,28 @@ def grid_positions(height: int, width: int) -> Tensor:
 
 
 def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | None = None) -> Data:
-    """Turn one image into a point set.
+    """Convert one image to a point set.
 
     Parameters
     ----------
     image
-        ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8 or floating.
+        Intensities ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8 or floating.
     label
-        Class of the image; without it the result has no ``y``.
+        Class of the image. If it is None, the result has no ``y``.
     peak
         The value that becomes intensity 1. Default: 255 for uint8, 1 for floating types.
 
     Returns
     -------
     Data
-        ``x`` float32 ``[points, channels]`` in [0, 1], ``pos`` float32 ``[points, 2]`` as
-        :func:`grid_positions` gives it (shared, do not write to it), ``grid`` int64 ``[1, 2]`` =
-        (height, width), and ``y`` int64 ``[1]``.
+        ``x`` float32 ``[points, channels]`` in [0, 1], ``pos`` float32 ``[points, 2]``, the shared tensor of
+        :func:`grid_positions` (do not write to it), ``grid`` int64 ``[1, 2]`` = (height, width), and ``y`` int64
+        ``[1]``.
 
     Raises
     ------
     ValueError
-        If the shape is none of these, or a value is not finite or outside [0, peak].
+        If the image has another number of axes, or a value is not finite or outside [0, peak].
     TypeError
         If the type of the values is neither uint8 nor floating.
     """
@@ -98,13 +98,13 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
 
 
 def data_to_image(data: Data) -> Tensor:
-    """Turn a point set in raster order back into ``[height, width, channels]``, float32.
+    """Convert a point set in raster order back to an image ``[height, width, channels]``, float32.
 
     Raises
     ------
     ValueError
-        If the data is a batch, has no ``grid``, or its points are not those of the upright grid in
-        raster order (because they were rotated or permuted).
+        If the data is a batch, has no ``grid``, or its points are not the upright grid in raster order (because they
+        were rotated or permuted).
     """
     check_arguments(data_to_image, locals())
     grid = data.get("grid")
@@ -118,14 +118,14 @@ def data_to_image(data: Data) -> Tensor:
         raise ValueError("data.x, data.pos: expected tensors with values, got empty ones or ones on the meta device")
     if not torch.equal(pos.cpu(), grid_positions(height, width).to(pos.dtype)):
         raise ValueError(
-            "data.pos is not the upright pixel grid in raster order: its points were rotated, moved or "
-            "permuted, and there is no image without resampling"
+            "data.pos: expected the upright pixel grid in raster order, got points that were rotated, moved or "
+            "permuted, which have no image without resampling"
         )
     return x.reshape(height, width, -1)
 
 
 def check_images(images: ImageArray, peak: float | None) -> float:
-    """Check type and range piece by piece, and return the value that becomes intensity 1."""
+    """Check type and range in pieces, and return the value that becomes intensity 1."""
     if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
         raise TypeError(f"images: expected uint8 or a floating dtype, got {images.dtype}")
     natural = 255.0 if images.dtype == np.uint8 else 1.0
@@ -133,7 +133,7 @@ def check_images(images: ImageArray, peak: float | None) -> float:
     if not (np.isfinite(limit) and limit > 0):
         raise ValueError(f"peak: expected a positive finite number, got {peak}")
     if images.dtype == np.uint8 and limit >= natural:
-        return limit  # every uint8 is in range, so nothing need be read
+        return limit  # every uint8 is in range, so the images need not be read
     slack = _ROUNDING * limit
     for start in range(0, images.shape[0], CHUNK):
         chunk = np.asarray(images[start : start + CHUNK])
@@ -144,7 +144,7 @@ def check_images(images: ImageArray, peak: float | None) -> float:
 
 
 def make_data(image: NDArray[Any], label: int | None, peak: float) -> Data:
-    """Turn a checked image into a point set; see :func:`image_to_data`."""
+    """Convert a checked image to a point set; see :func:`image_to_data`."""
     height, width = image.shape[:2]
     intensities = image.astype(np.float32).reshape(height * width, -1)
     intensities /= np.float32(peak)

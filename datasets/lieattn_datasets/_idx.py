@@ -1,6 +1,6 @@
-"""MNIST and Fashion-MNIST, in the idx format of both.
+"""MNIST and Fashion-MNIST, from files in idx format.
 
-torchvision unpacks these files, and reads what their headers promise, without a limit: they are read here.
+torchvision unpacks these files and reads the sizes in their headers without a limit. This reader has limits.
 """
 
 import math
@@ -23,7 +23,7 @@ _COUNTS = {"train": 60_000, "test": 10_000}
 _PREFIXES = {"train": "train", "test": "t10k"}
 _NPZ = "mnist.npz"
 
-_Loaded = tuple[Path, Path, NDArray[Any], NDArray[Any]]  # both paths, images, labels
+_Loaded = tuple[Path, Path, NDArray[Any], NDArray[Any]]  # paths of images and labels, images, labels
 
 _MNIST = Release(
     dataset="MNIST",
@@ -61,7 +61,7 @@ _FASHION = Release(
 
 
 class _IdxImages(ImagePoints):
-    """Two idx files per official half, 28 x 28 images of ten classes."""
+    """Images of 28 x 28 and ten classes, in two idx files per official half."""
 
     _release: ClassVar[Release]
 
@@ -111,25 +111,26 @@ class MNIST(_IdxImages):
     Parameters
     ----------
     root
-        Folder with the four official files (plain or ``.gz``), itself or its ``MNIST/raw``; or with
-        ``mnist.npz``, the same images in the same order (used if there are no idx files).
+        Folder that contains the four official files (plain or ``.gz``), directly or in its subfolder ``MNIST/raw``; or
+        ``mnist.npz`` with the same images in the same order, which is used if there are no idx files.
     split
         ``"train"``, ``"test"`` (the official halves) or ``"valid"``.
     validation
-        How many of the 60,000 training images are set aside as ``"valid"``, by a permutation with a
-        fixed seed; ``"train"`` has the others. Give the same number for both.
+        Number of the 60,000 training images that are set aside as ``"valid"``, by a permutation with a fixed seed;
+        ``"train"`` contains the others. Give the same number for both splits.
     download
-        Fetch files of the half that are missing into ``MNIST/raw`` of the root. Nothing is fetched unasked.
+        Download missing files of the half into the subfolder ``MNIST/raw`` of the root. Nothing is downloaded
+        otherwise.
     verify
-        Compare digests and the number of images with the official files. False reads any files of
-        the same format; shapes and ranges are checked all the same.
+        Compare digests and the number of images with the official files. If False, any files in the same format are
+        read; shapes and ranges are checked in any case.
     transform
         Called with each new ``Data``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; the message says which, and what it is called.
+        If a file is missing; the message gives its name.
     OSError
         If a download fails.
     ValueError
@@ -153,19 +154,20 @@ class MNIST(_IdxImages):
 class FashionMNIST(_IdxImages):
     """Fashion-MNIST: 60,000 + 10,000 pictures of clothes of 28 x 28, from the official idx files.
 
-    The files are named as those of MNIST; the digests tell them apart.
+    The files have the same names as those of MNIST; the digests distinguish them.
 
     Parameters
     ----------
     root
-        Folder with the four official files (plain or ``.gz``), itself or its ``FashionMNIST/raw``.
+        Folder that contains the four official files (plain or ``.gz``), directly or in its subfolder
+        ``FashionMNIST/raw``.
     split, validation, download, verify, transform
-        As for :class:`MNIST`; files go into ``FashionMNIST/raw``.
+        As for :class:`MNIST`; files are downloaded into ``FashionMNIST/raw``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; the message says which, and what it is called.
+        If a file is missing; the message gives its name.
     OSError
         If a download fails.
     ValueError
@@ -178,10 +180,10 @@ class FashionMNIST(_IdxImages):
 def read_idx(
     stream: IO[bytes], shape: tuple[int, ...], path: Path, release: Release
 ) -> tuple[bytes, NDArray[np.uint8]]:
-    """Read an idx file of unsigned bytes, whose items have the given shape: its content, and the array.
+    """Read an idx file of unsigned bytes whose items have the given shape; return its content and the array.
 
-    The format: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit
-    integer, then the values, the last dimension running fastest.
+    The format consists of two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit
+    integer, and then the values, with the last dimension running fastest.
     """
     dimensions = 1 + len(shape)
     header = stream.read(4 + 4 * dimensions)
@@ -189,7 +191,7 @@ def read_idx(
         raise release.damaged(
             path,
             f"starts with the bytes {header[:4].hex() or '(none)'}, "
-            f"an idx{dimensions} file of bytes with 000008{dimensions:02x}",
+            f"but an idx{dimensions} file of bytes starts with 000008{dimensions:02x}",
         )
     sizes = struct.unpack(f">{dimensions}I", header[4:])
     expected = math.prod(sizes)
@@ -199,5 +201,5 @@ def read_idx(
     values = stream.read(expected + 1)
     if len(values) != expected:
         found = f"{'more' if len(values) > expected else len(values)} bytes after its header"
-        raise release.damaged(path, f"has {found}, which promises {expected}: it is truncated or damaged")
+        raise release.damaged(path, f"has {found}, but the header promises {expected}: it is truncated or damaged")
     return header + values, np.frombuffer(values, dtype=np.uint8).reshape(sizes)

@@ -1,4 +1,4 @@
-"""Images of one's own, in a folder for each class."""
+"""Your own images, with one folder for each class."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,48 +16,48 @@ from lieattn_datasets._streams import SPLITS, progress
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
-_SHOWN = 200  # characters of what is wrong
+_SHOWN = 200  # characters of a problem in a message
 
 
 class ImageFolder(ImagePoints):
-    """Labeled PNG and JPEG images of a folder, whose subfolders are the classes.
+    """Labeled PNG and JPEG images of a folder whose subfolders are the classes.
 
-    The folder has ``CLASS/*``, of which a permutation makes splits with the same share of every class; or it has
-    ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``. Items are those of :class:`ImagePoints`.
-    Images are turned upright as their EXIF data say, transparency is ignored, and 16 bits become 8.
+    The folder contains ``CLASS/*``, which a permutation splits with the same share of every class; or it contains
+    ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``. Items are as in :class:`ImagePoints`.
+    Images are rotated according to their EXIF data, transparency is ignored, and 16 bits are reduced to 8.
 
     Parameters
     ----------
     root
-        The folder. Hidden files are left out.
+        The folder. Hidden files are ignored.
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"``.
     size
-        What all images are resized to, bilinear: a number of pixels, or (height, width). Default: they must have one
-        size.
+        Size to which all images are resized bilinearly: a number of pixels, or (height, width). Default: images are
+        not resized and must all have the same size.
     color
-        Whether items have three channels, red, green and blue, or one, the luminance.
+        Whether items have three channels (red, green and blue) or one (the luminance).
     shares
-        Of ``"train"`` and ``"valid"`` where the folder has no splits; the others are ``"test"``.
+        Shares of ``"train"`` and ``"valid"`` if the folder has no splits. The rest is ``"test"``.
     split_seed
-        Of the permutation: the same for all splits.
+        Seed of the permutation. Use the same for all splits.
     transform
         Called with each new ``Data``.
 
     Attributes
     ----------
     classes : tuple[str, ...]
-        Names of the classes, those of the subfolders in alphabetical order.
+        Names of the classes: the subfolders in alphabetical order.
 
     Raises
     ------
     ImportError
         If Pillow is not installed.
     FileNotFoundError
-        If there is no such folder, or no image in it.
+        If the folder does not exist, or has no images.
     ValueError
-        If there are other files, images that are damaged or expand to more pixels than Pillow allows (the message names
-        them), images of several sizes and no ``size``, or an argument is out of range.
+        If there are other files, if images are damaged or have more pixels than Pillow allows (the message names
+        them), if images have several sizes and ``size`` is None, or if an argument is out of range.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ImageFolder(ImagePoints):
 def _choose(
     root: Path, split: str, shares: Sequence[float], seed: int
 ) -> tuple[list[Path], NDArray[np.int64], tuple[str, ...]]:
-    """Files of a split, the class of each, and the names of all classes."""
+    """Return the files of a split, the class of each, and the names of all classes."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {str(root)!r} of images")
     files = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
@@ -109,7 +109,7 @@ def _choose(
 
 
 def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint8]:
-    """Images ``[images, height, width]``, with color three channels; broken ones are named."""
+    """Return images ``[images, height, width]``, with three channels if ``color``; errors name all broken images."""
     images, broken, names = [], [], dict[tuple[int, ...], str]()
     for path in progress(paths, "reading images", len(paths)):
         try:
@@ -135,13 +135,13 @@ def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[np.
         raise ImportError("ImageFolder needs Pillow: pip install 'lieattn[data]'") from error
     formats = ("PNG", "JPEG")
     with warnings.catch_warnings():
-        # Pillow warns above its limit of pixels and raises an error above twice of it only.
+        # Pillow only warns above its limit of pixels, and raises an error above twice the limit.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with Image.open(path, formats=formats) as image:
-            image.verify()  # the checksums of PNG, which nothing else looks at
+            image.verify()  # the checksums of PNG files, which are not checked otherwise
         with Image.open(path, formats=formats) as image:
             upright: Any = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):  # 16 bits, which conversions would clip
+    if upright.mode.startswith("I"):  # 16 bits, which convert() would clip
         upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
     upright = upright.convert("RGB" if color else "L")
     if sides is not None:

@@ -1,4 +1,4 @@
-"""Labeled images, each a point set when it is asked for."""
+"""Labeled images that are converted to point sets on access."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -16,21 +16,21 @@ from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
 
 __all__ = ["ImagePoints", "Transform"]
 
-_MOST_CHANNELS = 4  # that images in files have
+_MOST_CHANNELS = 4  # largest usual number of channels of an image
 
 
 class ImagePoints(Clouds):
-    """Labeled images, each made into a point set when it is asked for.
+    """Labeled images, each converted to a point set on access.
 
-    The images stay as they came (uint8 stays uint8); coordinates are computed once per image size.
-    It works with ``torch_geometric.loader.DataLoader``, can be pickled, and is never changed by its
-    methods: :meth:`subset` and :meth:`with_transform` return views on the same images.
+    The images are kept in their original form (uint8 stays uint8), and coordinates are computed once per image size.
+    The data set works with ``torch_geometric.loader.DataLoader`` and can be pickled. Methods never change it:
+    :meth:`subset` and :meth:`with_transform` return views of the same images.
 
     Parameters
     ----------
     images
-        ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first,
-        uint8 or floating: an array, a tensor, a list of images, or a file that is indexed like an array.
+        Intensities ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first, uint8 or
+        floating: an array, a tensor, a list of images, or a file that is indexed like an array.
     labels
         Class of each image, integers ``[images]`` in ``0 .. num_classes - 1``.
     num_classes
@@ -50,7 +50,7 @@ class ImagePoints(Clouds):
     Raises
     ------
     ValueError
-        If shapes do not fit together, or an intensity or a label is out of range.
+        If shapes do not match, or an intensity or a label is out of range.
     TypeError
         If images are neither uint8 nor floating, or labels are not integers.
 
@@ -124,12 +124,12 @@ class ImagePoints(Clouds):
         return torch.from_numpy(self._labels[self._indices])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel on [0, 1], before any transform.
+        """Return the mean and standard deviation of each channel on [0, 1], before any transform.
 
         Returns
         -------
         tuple
-            Means and standard deviations, one per channel: ``Standardize(*dataset.statistics())``.
+            Means and standard deviations, one per channel, for ``Standardize(*dataset.statistics())``.
 
         Raises
         ------

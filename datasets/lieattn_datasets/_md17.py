@@ -1,6 +1,6 @@
 """Revised MD17: energies and forces along molecular dynamics of ten small molecules.
 
-torch_geometric's reader has no official splits, and rounds total energies to float32 and so to 0.02 kcal/mol.
+torch_geometric's reader has no official splits, and rounds total energies to float32, that is, to 0.02 kcal/mol.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from lieattn_datasets._units import Units
 
 _Frames = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # charges, positions, energies, forces
 
-_FRAMES = 1000  # of each official split, for training and for the test
+_FRAMES = 1000  # in each half, training and test, of an official split
 _SPLITS = ("train", "valid", "test")
 _STORED = "kcal/mol"
 _CITATION = "rMD17: Christensen, von Lilienfeld, Machine Learning: Science and Technology 1, 045018 (2020)."
@@ -39,7 +39,7 @@ MD17_MOLECULES = (
 )
 
 _HALVES = ("train", "test")
-_INDICES = "index_{}_{:02d}.csv"  # of a half and a split
+_INDICES = "index_{}_{:02d}.csv"  # name of the file for a half and a split
 _FILES = (
     *(f"rmd17_{molecule}.npz" for molecule in MD17_MOLECULES),
     *(_INDICES.format(half, number) for half in _HALVES for number in range(1, 6)),
@@ -62,10 +62,10 @@ _SUBSET = Release(
 
 
 class _Trajectory(Molecules):
-    """Frames of one molecule, with the energy counted from the mean of the training frames.
+    """Frames of one molecule, with energies relative to the mean of the training frames.
 
-    The mean is taken and subtracted in float64: total energies are some 1e5 kcal/mol, of which float32 would
-    keep no more than 0.02.
+    The mean is computed and subtracted in float64. Total energies are about 1e5 kcal/mol, which float32 would round to
+    0.02 kcal/mol.
     """
 
     vectors: tuple[str, ...] = ("pos", "force")
@@ -105,43 +105,44 @@ class _Trajectory(Molecules):
 class RMD17(_Trajectory):
     """Revised MD17 from its official files: 100,000 frames of each of ten molecules, PBE/def2-SVP.
 
-    An item has ``z`` ``[atoms]``, ``pos`` ``[atoms, 3]`` in angstrom, ``y`` ``[1, 1]``, the energy minus the mean
-    of the training frames, the same as ``energy`` ``[1]``, and ``force`` ``[atoms, 3]``, the energy unit per angstrom.
+    An item has ``z`` ``[atoms]``, ``pos`` ``[atoms, 3]`` in angstrom, ``y`` ``[1, 1]`` (the energy minus the mean of
+    the training frames), ``energy`` ``[1]`` (the same number as ``y``), and ``force`` ``[atoms, 3]`` in the energy unit
+    per angstrom.
 
-    Only the frames of the chosen official split are used: 1,000 for training, 1,000 for the test. Frames are
-    correlated in time; the authors advise never to train on more than 1,000.
+    Only the frames of the chosen official split are used: 1,000 for training and 1,000 for testing. Frames are
+    correlated in time; the authors advise against training on more than 1,000.
 
     Parameters
     ----------
     root
-        Folder with ``rmd17_MOLECULE.npz`` and the ``index_*.csv``, in itself or as the archive has them:
-        ``npz_data``, ``splits``, ``rmd17/npz_data``, ``rmd17/splits``.
+        Folder that contains ``rmd17_MOLECULE.npz`` and the ``index_*.csv``, directly or in the subfolders of the
+        archive: ``npz_data``, ``splits``, ``rmd17/npz_data``, ``rmd17/splits``.
     molecule
         aspirin, azobenzene, benzene, ethanol, malonaldehyde, naphthalene, paracetamol, salicylic, toluene, uracil.
     split
         ``"train"``, ``"valid"`` or ``"test"``.
     number
-        Which of the five official splits, 1 .. 5.
+        Number of the official split, 1 .. 5.
     validation
-        How many of the 1,000 training frames are set aside as ``"valid"``, by a permutation with a fixed seed: 50, as
-        in the literature, leaves 950. Give the same number for all three splits: the mean that is subtracted is
-        that of the frames left.
+        Number of the 1,000 training frames that are set aside as ``"valid"``, by a permutation with a fixed seed: 50,
+        as in the literature, leaves 950. Give the same number for all three splits, since the mean of the remaining
+        training frames is subtracted from all energies.
     energy_unit
         ``"kcal/mol"`` (as stored), ``"eV"``, ``"meV"`` or ``"Ha"``.
     center
-        Put the mean of the atoms' positions into the origin, in float64: some trajectories drift 100 angstrom away.
+        Shift the mean of the atoms' positions to the origin, in float64. Some trajectories drift away by 100 angstrom.
     download
-        Fetch the archive, 1.1 GB, if files are missing, and unpack all molecules into ``npz_data`` of the root. Nothing
-        is fetched unasked.
+        Download the archive, 1.1 GB, if files are missing, and unpack all molecules into the subfolder ``npz_data`` of
+        the root. Nothing is downloaded otherwise.
     verify
-        Check the number of frames of each split. False reads any files of the same format.
+        Check the number of frames of each split. If False, any files in the same format are read.
     transform
         Called with each new ``Data``.
 
     Attributes
     ----------
     energy_shift : float
-        What was subtracted from the energies, in the energy unit.
+        The energy that was subtracted from all energies, in the energy unit.
     force_scale : float
         Root mean square of the components of the training forces.
 
@@ -184,9 +185,9 @@ class RMD17(_Trajectory):
 
 
 class RMD17Subset(_Trajectory):
-    """The frames of the first official split of revised MD17, of all ten molecules, in one file.
+    """The frames of the first official split of revised MD17, for all ten molecules, in one file.
 
-    The same frames, items and attributes as ``RMD17(..., number=1)``.
+    Frames, items and attributes are the same as in ``RMD17(..., number=1)``.
 
     Parameters
     ----------
@@ -195,8 +196,8 @@ class RMD17Subset(_Trajectory):
     molecule, split, validation, energy_unit, center, transform
         As for :class:`RMD17`.
     verify
-        Compare the digest of the file. False reads any file of the same format, the first half of its frames for
-        training, the second for the test.
+        Compare the digest of the file. If False, any file in the same format is read; the first half of its frames is
+        for training and the second for testing.
 
     Attributes
     ----------
@@ -242,7 +243,7 @@ class RMD17Subset(_Trajectory):
 def read_official(
     root: str | Path, molecule: str, number: int, download: bool, verify: bool = True
 ) -> tuple[_Frames, dict[str, NDArray[np.int64]]]:
-    """Read charges, positions, energies and forces of all frames, and which of them a split has in each half."""
+    """Read charges, positions, energies and forces of all frames, and the indices of both halves of a split."""
     if download:
         fetch(_OFFICIAL, root, f"rmd17_{molecule}.npz", *(_INDICES.format(half, number) for half in _HALVES))
     path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
@@ -252,7 +253,7 @@ def read_official(
     for half, indices in halves.items():
         if verify and len(indices) != _FRAMES:
             found = f"split {number} has {len(indices)} frames for {half}, but the official one has {_FRAMES}"
-            raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace {_INDICES.format(half, number)}")
+            raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}; replace {_INDICES.format(half, number)}")
     if np.isin(halves["train"], halves["test"]).any():
         names = " and ".join(_INDICES.format(half, number) for half in halves)
         raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames in common")
@@ -260,7 +261,7 @@ def read_official(
 
 
 def _read_frames(release: Release, path: Path, keys: tuple[str, ...]) -> _Frames:
-    """Read charges, positions, energies (in float64: float32 lacks precision) and forces of one molecule."""
+    """Read charges, positions, energies and forces of one molecule. Energies need the precision of float64."""
     vectors = "number [frames, atoms, 3]"
     expected = zip(keys, ("integer [atoms]", vectors, "float64 [frames]", vectors), strict=True)
     z, pos, energy, force = release.read_npz(path, dict(expected))

@@ -1,4 +1,4 @@
-"""Triangle meshes: reading them, and spreading points over their surface."""
+"""Reading of triangle meshes, and sampling of points on their surfaces."""
 
 import codecs
 import io
@@ -18,24 +18,24 @@ MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 _OFF = re.compile(rb"(ST)?C?N?OFF")
 _RUN_IN = re.compile(rb"\A(\s*OFF)[ \t]*(?=[0-9])")  # many files of ModelNet lack the line break after OFF
 _PLY_ELEMENT = re.compile(rb"^element[ \t]+(\w+)[ \t]+(\d+)", re.MULTILINE)
-_MOST_CORNERS = 100_000_000  # of all triangles of a GLB file
-_SHOWN = 200  # characters of what is wrong
+_MOST_CORNERS = 100_000_000  # limit for the corners of all triangles of a GLB file
+_SHOWN = 200  # characters of a problem in a message
 
 
 class MeshError(ValueError):
-    """What is wrong with a mesh, naming its file."""
+    """An error in a mesh. The message names its file."""
 
 
 def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Read a triangle mesh; polygons are cut into triangles, the parts of a scene put together.
+    """Read a triangle mesh. Polygons are divided into triangles, and the parts of a scene are merged.
 
     Parameters
     ----------
     path
-        File whose name ends in ``.off``, ``.obj``, ``.stl``, ``.ply`` or ``.glb``. OFF files of ModelNet whose first
-        line runs into the second are read too.
+        File whose name ends in ``.off``, ``.obj``, ``.stl``, ``.ply`` or ``.glb``. OFF files of ModelNet that lack the
+        first line break are accepted.
     content
-        The bytes of the file, if they are not to be read from the path (members of an archive).
+        The bytes of the file, if they are not read from the path (for members of archives).
 
     Returns
     -------
@@ -47,8 +47,8 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     ImportError
         If trimesh is not installed.
     MeshError
-        A ValueError that names the file: the format is unknown, the file is damaged or incomplete, or the mesh has no
-        surface.
+        If the format is unknown, the file is damaged or incomplete, or the mesh has no surface. It is a ValueError that
+        names the file.
     """
     check_arguments(read_mesh, locals())
     suffix = Path(path).suffix.lower()
@@ -70,12 +70,13 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
 
 
 def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
-    """Area of each triangle, after checking that there is a surface.
+    """Return the area of each triangle, and check that there is a surface.
 
     Raises
     ------
     ValueError
-        If shapes are wrong, a number is not finite, a face has a vertex that does not exist, or the whole area is zero.
+        If shapes are wrong, a number is not finite, a face has a vertex that does not exist, or the total area is zero
+        or not finite.
     """
     points, corners = real_array("vertices", vertices, finite=False), class_array("faces", faces)
     if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
@@ -89,34 +90,36 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
     with np.errstate(over="ignore", invalid="ignore"):
         areas = 0.5 * np.linalg.norm(_cross(points, corners), axis=1)
     if not 0 < areas.sum() < np.inf:
-        raise ValueError("the surface has no area, or more than a number can hold")
+        raise ValueError("the area of the surface is zero or not finite")
     return np.asarray(areas)
 
 
 def sample_surface(
     vertices: ArrayLike, faces: ArrayLike, points: int, stream: np.random.RandomState
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Spread points over a surface, uniformly by area.
+    """Sample points on a surface, uniformly by area.
 
     Parameters
     ----------
     vertices, faces
-        ``[vertices, 3]`` and ``[faces, 3]``.
+        The mesh, ``[vertices, 3]`` and ``[faces, 3]``.
     points
-        How many, at least one.
+        Number of points, at least one.
     stream
-        Where the random numbers come from.
+        Generator of the random numbers.
 
     Returns
     -------
     tuple
-        Positions, and the unit normals of their faces (right-handed with the order of the corners), float64
-        ``[points, 3]`` both.
+        Positions and the unit normals of their faces (right-handed with respect to the order of the corners), both
+        float64 ``[points, 3]``.
 
     Raises
     ------
     ValueError
-        If there is no surface, or no point is asked for.
+        If there is no surface, or ``points`` is less than one.
+    TypeError
+        If ``stream`` is not a ``numpy.random.RandomState``.
     """
     check_points(points)
     if not isinstance(stream, np.random.RandomState):
@@ -127,7 +130,7 @@ def sample_surface(
     chosen = np.searchsorted(total, stream.uniform(0, total[-1], points), side="right")
     chosen = np.minimum(chosen, int(np.flatnonzero(areas)[-1]))
     along, across = stream.uniform(size=(2, points, 1))
-    root = np.sqrt(along)  # makes the points uniform on the triangle
+    root = np.sqrt(along)  # the root makes the points uniform on the triangle
     first, second, third = (places[corners[chosen, corner]] for corner in range(3))
     pos = (1 - root) * first + root * (1 - across) * second + root * across * third
     normal = _cross(places, corners[chosen])
@@ -135,9 +138,9 @@ def sample_surface(
 
 
 def normalize_cloud(pos: ArrayLike) -> NDArray[np.float64]:
-    """Shift a cloud's mean into the origin and scale it into the unit sphere, which its farthest point touches.
+    """Shift the mean of a cloud to the origin, and scale the cloud so that its farthest point has distance 1.
 
-    A cloud whose points coincide becomes the origin.
+    If all points coincide, they are only shifted to the origin.
     """
     points = real_array("pos", pos)
     if points.ndim != 2 or not len(points):
@@ -153,13 +156,13 @@ def _cross(points: NDArray[np.float64], corners: NDArray[Any]) -> NDArray[np.flo
 
 
 def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Read an OFF file, all of which its header must account for: readers elsewhere take what they find."""
+    """Read an OFF file. Its number of lines must match the header, which other readers do not check."""
     data = data.removeprefix(codecs.BOM_UTF8)
     stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(_RUN_IN.sub(rb"\1\n", data)))
     lines = [line for line in stripped if line]
     counts = [int(word) for word in lines[1].split()[:2] if word.isdigit()] if len(lines) > 1 else []
     if len(counts) < 2 or not _OFF.fullmatch(lines[0]):
-        raise ValueError("it has no header of an OFF file")
+        raise ValueError("it does not begin with the header of an OFF file")
     vertices, faces = counts
     if len(lines) - 2 != vertices + faces:
         raise ValueError(f"{len(lines) - 2} lines for {vertices} vertices and {faces} faces")
@@ -178,7 +181,7 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Read another format. trimesh gets bytes and no place to look for other files, which materials might name."""
+    """Read another format. trimesh gets bytes without a path, so that it cannot open other files that they name."""
     import trimesh
 
     if kind == "glb":
@@ -193,28 +196,28 @@ def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArr
         promised = {name: int(count) for name, count in _PLY_ELEMENT.findall(header)}
         if len(vertices) < promised[b"vertex"] or len(faces) < promised[b"face"]:
             found = f"{len(vertices)} vertices and {len(faces)} faces"
-            raise ValueError(f"{found}, its header promises {promised[b'vertex']} and {promised[b'face']}")
+            raise ValueError(f"{found}, but its header promises {promised[b'vertex']} and {promised[b'face']}")
     return vertices, faces
 
 
 def _check_obj(data: bytes) -> None:
-    """Raise ValueError if a face has less than three corners, as in a file that is cut off: trimesh leaves it out."""
+    """Raise ValueError if a face has fewer than three corners, as in a truncated file. trimesh skips such faces."""
     lines = data.splitlines()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if words[:1] != [b"f"]:
             continue
         continued = number
-        while words[-1] == b"\\" and continued < len(lines):  # the face goes on in the next line
+        while words[-1] == b"\\" and continued < len(lines):  # the face continues on the next line
             words = [*words[:-1], *lines[continued].split()]
             continued += 1
         corners = len(words) - 1
         if corners < 3:
-            raise ValueError(f"line {number}: a face has at least 3 corners, found {corners}")
+            raise ValueError(f"line {number}: expected a face with at least 3 corners, got {corners}")
 
 
 def _check_glb(data: bytes) -> None:
-    """Raise ValueError if a GLB file describes far more than it holds: by its counts, or by repeating a mesh."""
+    """Raise ValueError if a GLB file describes far more than it contains, by its counts or by repeating a mesh."""
     tree = json.loads(data[20 : 20 + int.from_bytes(data[12:16], "little")])
     counts = [accessor["count"] for accessor in tree["accessors"]]
     if any("bufferView" not in accessor for accessor in tree["accessors"]) or max(counts) > len(data):

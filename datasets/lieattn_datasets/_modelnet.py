@@ -1,6 +1,6 @@
-"""Folders and archives of labeled meshes, ModelNet among them.
+"""Folders and archives of labeled meshes, including ModelNet.
 
-torch_geometric unpacks the archive to disk, without a limit, and believes the counts of a mesh: it is read here.
+torch_geometric unpacks the archive to disk without a limit, and trusts the counts in a mesh. This reader has limits.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ _RELEASES = {
     for version in _COUNTS
 }
 
-# The name of a mesh for errors, and what reads its bytes.
+# The name of a mesh for errors, and a function that reads its bytes.
 _Entry = tuple[str, Callable[[], bytes]]
 
 
 class MeshFolder(ShapePoints):
-    """Labeled triangle meshes of a folder, as points spread over their surfaces, with normals.
+    """Labeled triangle meshes of a folder, as points sampled on their surfaces, with normals.
 
-    The folder has ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet has; or ``CLASS/*``, or the files alone, which a
-    permutation splits with the same share of every class. Files are in any of the formats OFF, OBJ, STL, PLY and GLB.
-    Points are drawn once per mesh, uniformly by area, shifted to their mean and scaled into the unit sphere. Normals
-    are those of the faces; many meshes (those of ModelNet too) are not oriented consistently, so a loss on normals
-    should not see their sign.
+    The folder contains ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet does; or ``CLASS/*``, or only files, which a
+    permutation splits with the same share of every class. The formats OFF, OBJ, STL, PLY and GLB are supported.
+    Points are sampled once per mesh, uniformly by area, centered and scaled into the unit sphere. Normals are the
+    normals of the faces. Many meshes, including those of ModelNet, are not oriented consistently, so a loss on normals
+    should not depend on their sign.
 
     Parameters
     ----------
@@ -55,28 +55,29 @@ class MeshFolder(ShapePoints):
     split
         ``"train"``, ``"test"`` or ``"valid"``.
     points
-        Points per mesh.
+        Number of points per mesh.
     labels
-        Name of each file, as in the folder, to its class (a string) or its target (a number, which becomes ``y``
-        float32 ``[1, 1]``). Default: classes are subfolders; files alone are one class, of the name of the folder.
+        Map from the name of each file in the folder to its class (a string) or its target (a number, which becomes
+        ``y`` float32 ``[1, 1]``). Default: classes are the subfolders; if there are only files, they form one class
+        with the name of the folder.
     validation
-        How many meshes of ``CLASS/train/*`` are set aside as ``"valid"``, by a permutation with a fixed seed.
+        Number of meshes of ``CLASS/train/*`` that are set aside as ``"valid"``, by a permutation with a fixed seed.
     shares
-        Of ``"train"`` and ``"valid"`` where the folder has no splits; the others are ``"test"``.
+        Shares of ``"train"`` and ``"valid"`` if the folder has no splits. The rest is ``"test"``.
     split_seed
-        Of that permutation: the same for all splits.
+        Seed of that permutation. Use the same for all splits.
     task, rotate, transform
         As for :class:`ShapePoints`.
     seed
-        Of the points and the rotations.
+        Seed of the points and the rotations.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such folder, or no mesh in it.
+        If the folder does not exist, or has no meshes.
     ValueError
-        If meshes are broken, have no label or are in no split though others are (the message names them), splits are
-        the upper folders, or an argument is out of range.
+        If meshes are broken, have no label, or are in no split although others are (the message names them); if the
+        splits are the upper folders; or if an argument is out of range.
     """
 
     _needs_split = False
@@ -125,19 +126,21 @@ class MeshFolder(ShapePoints):
         if given and half == "train":
             self._indices = hold_out(len(entries), validation, split)
         elif validation:
-            raise ValueError(f"validation={validation} is for folders with CLASS/train/*: use shares here")
+            raise ValueError(
+                f"validation: expected 0 for a folder without CLASS/train/*, got {validation}; use shares instead"
+            )
 
 
 class ModelNet(MeshFolder):
-    """ModelNet10 or ModelNet40: 3,991 + 908 or 9,843 + 2,468 CAD models of 10 or 40 kinds of furniture and things.
+    """ModelNet10 or ModelNet40: 3,991 + 908 or 9,843 + 2,468 CAD models of 10 or 40 kinds of furniture and objects.
 
-    Items as for :class:`MeshFolder`. The z axis points up; ModelNet10 is aligned, ModelNet40 only partly. All meshes
-    are read and sampled when the data set is made: some minutes for ModelNet40.
+    Items are as for :class:`MeshFolder`. The z axis points up; ModelNet10 is aligned, ModelNet40 only partly. All
+    meshes are read and sampled when the data set is constructed, which takes some minutes for ModelNet40.
 
     Parameters
     ----------
     root
-        Folder with ``ModelNet10.zip`` or ``ModelNet40.zip``, or with the unpacked folder of that name.
+        Folder that contains ``ModelNet10.zip`` or ``ModelNet40.zip``, or the unpacked folder of that name.
     split
         ``"train"``, ``"test"`` (official) or ``"valid"``.
     version
@@ -145,14 +148,15 @@ class ModelNet(MeshFolder):
     points, validation, task, rotate, seed, transform
         As for :class:`MeshFolder`.
     download
-        Fetch the archive into the root if neither it nor the folder is there. Nothing is fetched unasked.
+        Download the archive into the root if neither the archive nor the folder exists. Nothing is downloaded
+        otherwise.
     verify
-        Compare the number of shapes with the official one. False reads any files of the same layout.
+        Compare the number of shapes with the official one. If False, any files in the same layout are read.
 
     Raises
     ------
     FileNotFoundError
-        If neither the archive nor the folder is there.
+        If neither the archive nor the folder exists.
     OSError
         If a download fails.
     ValueError
@@ -188,19 +192,19 @@ class ModelNet(MeshFolder):
         super().__init__(place, split, rotate=rotate, seed=seed, transform=transform, **options)
         half = "test" if split == "test" else "train"
         if verify and len(self._labels) != _COUNTS[version][half]:
-            found = f"holds {len(self._labels)} shapes for {half}, the official set {_COUNTS[version][half]}"
+            found = f"holds {len(self._labels)} shapes for {half}, but the official set has {_COUNTS[version][half]}"
             raise release.damaged(place, found)
 
 
 def _sample(
     entries: Sequence[_Entry], points: int, keys: tuple[int, ...]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Read all meshes and spread points over them; refuse them together if some are broken."""
+    """Read all meshes and sample points on them; raise one error for all broken meshes."""
     pos, normal, broken = [], [], []
     for number, (name, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
         try:
             vertices, faces = read_mesh(name, read())
-        except ValueError as error:  # of the mesh, or of the archive
+        except ValueError as error:  # raised by the mesh or by the archive
             broken.append(str(error))
         else:
             places, normals = sample_surface(vertices, faces, points, frozen_stream(*keys, number))
@@ -212,7 +216,7 @@ def _sample(
 
 
 def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePosixPath], Callable[[str], bytes]]:
-    """Meshes of a folder or an archive, by name, and what reads one; what macOS adds is left out."""
+    """Return the names of the meshes in a folder or archive without files of macOS, and a function that reads one."""
     read: Callable[[str], bytes]
     if place.suffix == ".zip" and place.is_file():
         archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
@@ -232,21 +236,21 @@ def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePos
 
 
 def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequence[PurePosixPath]) -> None:
-    """Raise ValueError if meshes would be left out, or splits be taken for something else and mixed."""
+    """Raise ValueError if meshes would be ignored, or if splits would be taken for classes and mixed."""
     other = sorted({*meshes} - {*official}) if official else []
     if other:
         raise ValueError(
-            f"{place} has meshes in CLASS/train/* or CLASS/test/*, and others that are in no split: "
+            f"{place} has meshes in CLASS/train/* or CLASS/test/*, and meshes that are in no split: "
             f"{listed([str(path) for path in other])}"
         )
     if {"train", "test"} <= {path.parts[-3] for path in meshes if len(path.parts) > 2}:
-        raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: name them CLASS/train/* and CLASS/test/*")
+        raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: rename them to CLASS/train/* and CLASS/test/*")
 
 
 def _kinds(
     place: Path, meshes: Sequence[PurePosixPath], labels: Mapping[str, str | float] | None, given: bool
 ) -> list[str | float]:
-    """Class or target of each mesh."""
+    """Return the class or target of each mesh."""
     if labels is None:
         of_class = -3 if given else -2
         return [path.parts[of_class] if len(path.parts) >= -of_class else place.stem for path in meshes]

@@ -166,7 +166,7 @@ class NBody(ChargedParticles):
                 check_drift(energy[:, None], charge_energy(charge[:, None], pos, vel), _FILE_DRIFT)
             super().__init__(charge, pos, vel, times, start=start, end=end, transform=transform)
         except ValueError as error:
-            if "start and end" in str(error):
+            if str(error).startswith("start, end:"):
                 raise
             raise _RELEASE.damaged(path, f"does not hold such systems: {error}") from error
         self._indices = _RELEASE.check_indices(path, part, chosen, len(charge))

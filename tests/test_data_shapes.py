@@ -16,7 +16,7 @@ import lieattn_datasets as ld
 from lieattn.groups import octahedral
 from lieattn.nn import act_on_grid, grid_images
 from lieattn_datasets import _procedural, _shapes
-from lieattn_datasets._streams import frozen_stream
+from lieattn_datasets._streams import SPLITS, frozen_stream
 
 trimesh = pytest.importorskip("trimesh", reason="meshes need trimesh")
 
@@ -270,7 +270,8 @@ class TestModelNet:
                 assert first.pos.norm(dim=1).max().item() == pytest.approx(1, rel=1e-5)
         batch = next(iter(DataLoader(one, batch_size=2)))
         assert batch.normal.shape == (128, 3)
-        assert len(ld.ModelNet(tmp_path, "valid", points=4, validation=1, verify=False)) == 1
+        sizes = [len(ld.ModelNet(tmp_path, split, points=4, validation=1, verify=False)) for split in SPLITS]
+        assert sizes == [2, 1, 2]  # all splits accept the same arguments
 
     def test_other_formats_in_a_folder(self, tmp_path):
         folder = tmp_path / "mine"

@@ -125,7 +125,7 @@ class MeshFolder(ShapePoints):
         super().__init__(pos, normal, numbers[chosen], classes or [place.stem], targets=targets, **options)
         if given and half == "train":
             self._indices = hold_out(len(entries), validation, split)
-        elif validation:
+        elif validation and not given:
             raise ValueError(
                 f"validation: expected 0 for a folder without CLASS/train/*, got {validation}; use shares instead"
             )

@@ -127,7 +127,11 @@ class TestImageFolder:
             ({"size": (3, 3, 3)}, ValueError, "size: expected one or two numbers"),
             ({"size": "8"}, TypeError, "size: expected"),
             ({"shares": (0.9, 0.2)}, ValueError, "shares: expected those of train and valid"),
-            ({"shares": (1.0, 0.0), "split": "test"}, ValueError, "leave none for split='test'"),
+            (
+                {"shares": (1.0, 0.0), "split": "test"},
+                ValueError,
+                "shares: expected at least one of the . examples for split=.test.",
+            ),
             ({"split": "val"}, ValueError, "split: expected one of"),
             ({"root": "none"}, FileNotFoundError, "there is no folder 'none' of images"),
         ],

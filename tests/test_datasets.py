@@ -408,7 +408,7 @@ class TestPatchCamelyon:
             (images[:, :32], labels, "expected uint8 of .96, 96, 3."),
             (images / 255, labels, "has float64 images"),
             (images, labels[:3], f"{PCAM_Y} has 3 labels, but there are 5 images"),
-            (images, labels * 2, "labels that are not one 0 or 1 per image"),
+            (images, labels * 2, "labels other than 0 and 1"),
         ):
             write_pcam(tmp_path, bad, marks)
             with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Molecules: atoms in space, stored one after the other, with targets of each molecule and each atom."""
+"""Molecules: concatenated arrays of atoms, with targets for each molecule and each atom."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -20,7 +20,7 @@ _LISTED = 4
 
 
 class Molecules(Clouds):
-    """Molecules with scalar targets, and with any further numbers of each molecule or each atom.
+    """Molecules with scalar targets, and with any further numbers for each molecule or each atom.
 
     An item has ``z`` int64 ``[atoms]`` (nuclear charges), ``pos`` float32 ``[atoms, 3]`` in angstrom, ``y``
     float32 ``[1, targets]``, and one attribute for each entry of ``of_molecule`` and ``of_atom``.
@@ -30,24 +30,24 @@ class Molecules(Clouds):
     z
         Nuclear charges of all atoms, molecule after molecule, ``[atoms]``, in 1 .. 118.
     pos
-        ``[atoms, 3]``, angstrom.
+        Positions of all atoms ``[atoms, 3]``, in angstrom.
     offsets
-        ``[molecules + 1]``: molecule i has the atoms ``offsets[i]:offsets[i + 1]``.
+        Offsets ``[molecules + 1]``: molecule i has the atoms ``offsets[i]:offsets[i + 1]``.
     y
-        Scalar targets, ``[molecules, targets]``; kept in float64, given out in float32.
+        Scalar targets ``[molecules, targets]``. They are stored in float64 and returned in float32.
     target_names, target_units
-        One per target.
+        Name and unit of each target.
     of_molecule
-        Attribute name to numbers ``[molecules, ...]``: vectors, tensors, masks. An item gets ``[1, ...]``.
+        Map from attribute names to numbers ``[molecules, ...]``: vectors, tensors, masks. An item has ``[1, ...]``.
     of_atom
-        Attribute name to numbers ``[atoms, ...]``: forces, partial charges.
+        Map from attribute names to numbers ``[atoms, ...]``: forces, partial charges.
     transform
         Called with each new ``Data``.
 
     Raises
     ------
     ValueError
-        If shapes do not fit together, a number is not finite, or a charge is not an atomic number.
+        If shapes do not match, a number is not finite, or a charge is not an atomic number.
 
     Examples
     --------
@@ -93,28 +93,29 @@ class Molecules(Clouds):
         references: bool = True,
         transform: Transform | None = None,
     ) -> "Molecules":
-        """Molecules, or pieces of periodic matter, from frames of the package ase.
+        """Create a data set of molecules or periodic structures from frames of the package ase.
 
-        Energies (eV), forces (eV/angstrom) and stresses (eV/angstrom^3) are those that the frames' calculators hold
-        already, or their ``info`` and ``arrays`` under the names ``energy``, ``forces`` and ``stress``; nothing is
-        computed. Virials (eV, minus stress times volume), the total charge (e) and the spin multiplicity 2S + 1 are the
-        entries ``virial``, ``charge`` and ``spin`` of ``info``. All frames have one, or none has.
+        Energies (eV), forces (eV/angstrom) and stresses (eV/angstrom^3) are stored results of the frames' calculators,
+        or entries of ``info`` and ``arrays`` with the names ``energy``, ``forces`` and ``stress``. Nothing is computed.
+        Virials (eV, minus stress times volume), the total charge (e) and the spin multiplicity 2S + 1 are the entries
+        ``virial``, ``charge`` and ``spin`` of ``info``. Each property must be known for all frames or for none.
 
-        An item has ``z``, ``pos`` (angstrom) and, as far as they are known, ``y`` ``[1, 1]`` (the energy, also as
-        ``energy`` ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and
-        angstrom^3), ``virial`` ``[1, 3, 3]`` (the energy unit), ``charge`` and ``spin`` ``[1]`` float32. Where a frame
-        repeats, all have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]``
-        (along which of them), as models with periodic neighbors take them.
+        An item has ``z``, ``pos`` (angstrom) and, if they are known, ``y`` ``[1, 1]`` (the energy, also as ``energy``
+        ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and angstrom^3),
+        ``virial`` ``[1, 3, 3]`` (the energy unit), ``charge`` and ``spin`` ``[1]`` float32. If any frame is periodic,
+        all items have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]`` (the
+        periodic directions), which models with periodic neighbors accept.
 
         Parameters
         ----------
         frames
-            ``ase.Atoms``, for example ``ase.io.read(path, ":")``.
+            ``ase.Atoms`` objects, for example ``ase.io.read(path, ":")``.
         energy_unit
-            ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``, of energies, forces and stresses.
+            Unit of energies, forces and stresses: ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``.
         references
-            Subtract from the energy a sum over its atoms, one number per element, fitted by least squares in float64
-            (``atom_energies`` of the result, in the energy unit): items are float32, which has 7 digits.
+            Whether a sum over the atoms is subtracted from each energy, since items are float32, which has 7 digits.
+            The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the result, in
+            the energy unit).
         transform
             Called with each new ``Data``.
 
@@ -123,9 +124,9 @@ class Molecules(Clouds):
         ImportError
             If ase is not installed.
         TypeError
-            If a frame is no ``ase.Atoms``.
+            If a frame is not an ``ase.Atoms``.
         ValueError
-            If there are no frames, only some have a property, or numbers are not finite.
+            If there are no frames, only some frames have a property, or numbers are not finite.
 
         Examples
         --------
@@ -139,7 +140,7 @@ class Molecules(Clouds):
         return Molecules(**described, transform=transform)._of_frames(energies)
 
     def _of_frames(self, atom_energies: dict[int, float]) -> Self:
-        """Say what turns with the atoms of frames, and what was subtracted from their energies."""
+        """Set the attributes that rotate with the atoms of frames, and the energies that were subtracted."""
         self.vectors, self.tensors = ("pos", "force", "cell"), ("stress", "virial")
         self.atom_energies: dict[int, float] = atom_energies
         return self
@@ -169,7 +170,9 @@ class Molecules(Clouds):
         return torch.from_numpy(self._y[self._indices])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each target, in float64: ``StandardizeTargets(*train.statistics())``.
+        """Return the mean and standard deviation of each target, for ``StandardizeTargets(*train.statistics())``.
+
+        They are computed in float64.
 
         Raises
         ------
@@ -183,23 +186,23 @@ class Molecules(Clouds):
 
 
 class MoleculeFeatures:
-    r"""Give each atom the features :math:`x_{3a + q} = [\,z = z_a\,]\,(z / z_\mathrm{max})^q` of its charge.
+    r"""Add the features :math:`x_{3a + q} = [\,z = z_a\,]\,(z / z_\mathrm{max})^q` of the nuclear charge of each atom.
 
-    A one-hot vector of the species times the powers 0, 1, 2 of the scaled charge: the input of Cormorant
-    (Anderson, Hy and Kondor, 2019), LieConv and LieTransformer. With the five species of QM9 they are 15 numbers.
-    Scalars: a rotation leaves them alone.
+    They are a one-hot vector of the species times the powers 0, 1, 2 of the scaled charge, as in the input of Cormorant
+    (Anderson, Hy and Kondor, 2019), LieConv and LieTransformer. With the five species of QM9 these are 15 numbers. They
+    are scalars, so rotations do not change them.
 
     Parameters
     ----------
     species
         Nuclear charges that occur, without repetition.
     powers
-        Number of powers, from 0 on.
+        Number of powers, starting with 0.
 
     Raises
     ------
     ValueError
-        If the species are empty, repeat or are not elements; or, when called, if an atom is not among them.
+        If the species are empty, repeated or not elements; or, when called, if an atom has another species.
 
     Examples
     --------
@@ -227,7 +230,7 @@ class MoleculeFeatures:
         one_hot = data.z[:, None] == table
         unknown = data.z[~one_hot.any(dim=1)]
         if len(unknown):
-            raise ValueError(f"data.z holds the nuclear charge {int(unknown[0])}, but the species are {self.species}")
+            raise ValueError(f"data.z: expected only the species {self.species}, got {int(unknown[0])}")
         scaled = data.z[:, None].float() / max(self.species)
         powers = scaled ** torch.arange(self.powers, device=data.z.device)
         described = data.__copy__()
@@ -239,12 +242,14 @@ class MoleculeFeatures:
 
 
 class StandardizeTargets:
-    """Subtract a mean from each target in ``y`` and divide by a standard deviation; :meth:`restore` undoes it.
+    """Subtract a mean from each target in ``y`` and divide it by a standard deviation.
+
+    The method :meth:`restore` reverts this for predictions.
 
     Parameters
     ----------
     mean, std
-        One number, or one per target; std positive. ``StandardizeTargets(*train.statistics())``.
+        One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
 
     Raises
     ------
@@ -288,7 +293,7 @@ class StandardizeTargets:
 def check_atoms(
     z: ArrayLike, pos: ArrayLike, offsets: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return the three arrays after checking that they describe molecules."""
+    """Return the three arrays; raise ValueError unless they describe molecules."""
     for argument, values in (("z", z), ("pos", pos), ("offsets", offsets)):
         real_array(argument, values)
     charges, places, ends = np.asarray(z), np.asarray(pos), np.asarray(offsets, dtype=np.int64)
@@ -321,7 +326,7 @@ def composition(z: NDArray[Any], offsets: NDArray[np.int64], species: Sequence[i
 def fit_atoms(
     energy: NDArray[np.float64], z: NDArray[Any], offsets: NDArray[np.int64], train: NDArray[np.int64]
 ) -> tuple[dict[int, float], NDArray[np.float64]]:
-    """Fit one energy per species to the training molecules; return them, and their sum in every molecule."""
+    """Fit one energy per species to the training molecules; return the energies and their sum over each molecule."""
     species = [charge for charge in range(1, 119) if (z == charge).any()]
     counts = composition(z, offsets, species)
     fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
@@ -331,9 +336,9 @@ def fit_atoms(
 def describe_frames(
     frames: Sequence[Any], energy_unit: str, train: NDArray[np.int64] | None
 ) -> tuple[dict[str, Any], dict[int, float]]:
-    """Arguments of :class:`Molecules` from frames of ase, and the energies of atoms that were subtracted.
+    """Return arguments for :class:`Molecules` from frames of ase, and the energies of atoms that were subtracted.
 
-    They are fitted to the frames with the indices ``train``; nothing is subtracted if that is None.
+    The energies are fitted to the frames with the indices ``train``. If it is None, nothing is subtracted.
     """
     try:
         from ase import Atoms
@@ -372,7 +377,7 @@ def describe_frames(
 
 
 def _of_whole(frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """What frames are, each as a whole: charge, spin and cell, as far as they have them."""
+    """Return the properties of whole frames that are known: charge, spin and cell."""
     found: dict[str, NDArray[Any]] = {}
     for name in ("charge", "spin"):
         if numbers := _complete([frame.info.get(name) for frame in frames], name):
@@ -384,7 +389,7 @@ def _of_whole(frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
 
 
 def _results(frames: Sequence[Any], name: str) -> list[Any]:
-    """A property of all frames that is there already; nothing if none has it."""
+    """Return a stored property of all frames, or an empty list if no frame has it."""
     found = []
     for frame in frames:
         value = frame.info.get(name, frame.arrays.get(name))
@@ -397,7 +402,7 @@ def _results(frames: Sequence[Any], name: str) -> list[Any]:
 
 
 def _complete(found: list[Any], name: str) -> list[Any]:
-    """What all frames have; nothing if none has it, and ValueError if some have."""
+    """Return a property of all frames, or an empty list if no frame has it; raise ValueError if only some have it."""
     missing = [number for number, value in enumerate(found) if value is None]
     if 0 < len(missing) < len(found):
         raise ValueError(
@@ -408,7 +413,7 @@ def _complete(found: list[Any], name: str) -> list[Any]:
 
 
 def _within(values: ArrayLike, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.float64]:
-    """Numbers of frames, refused unless they have the shape and are of a size that float32 can square."""
+    """Return numbers of frames; raise ValueError for another shape or numbers whose squares overflow in float32."""
     found = real_array(f"{name} of frames", values)
     if shape is not None and found.shape != shape:
         raise ValueError(f"{name} of frames: expected {list(shape)}, got {list(found.shape)}")
@@ -418,7 +423,7 @@ def _within(values: ArrayLike, name: str, shape: tuple[int, ...] | None = None) 
 
 
 def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) -> dict[str, NDArray[Any]]:
-    """Numbers of each molecule or atom as arrays, after checking that each has a row."""
+    """Return numbers of molecules or atoms as arrays; raise ValueError unless there is a row for each."""
     found = {name: plain_array(f"{argument}[{name!r}]", values) for name, values in (tables or {}).items()}
     for name, values in found.items():
         if values.shape[:1] != (rows,):
@@ -427,6 +432,6 @@ def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) ->
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:
-    """Copy into a tensor: floating numbers in float32, integers in int64, booleans as they are."""
+    """Return a copy as a tensor: floating numbers as float32, integers as int64, booleans unchanged."""
     kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype)
     return torch.from_numpy(values.astype(kind))

@@ -1,4 +1,4 @@
-"""Charged particles: where they will be, from where they are and how fast they go."""
+"""Charged particles: prediction of later positions from current positions and velocities."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,9 +17,9 @@ from lieattn_datasets._streams import SPLITS, frozen_stream
 Split = Literal["train", "valid", "test"]
 
 _SPEED = 0.5
-_LONGEST = 1e6  # time that is simulated, in a thousand steps each
-_START, _END = 3, 4  # the task of the literature: one unit of time, after three to settle
-_FILE_DRIFT = 0.005  # what the file states, with room for positions in float32
+_LONGEST = 1e6  # longest simulated time, with a thousand steps per unit of time
+_START, _END = 3, 4  # the task of the literature: one unit of time, after three units of equilibration
+_FILE_DRIFT = 0.005  # relative drift of energies in the file, including the rounding of positions to float32
 
 _RELEASE = Release(
     dataset="Charged N-body",
@@ -30,30 +30,30 @@ _RELEASE = Release(
 
 
 class ChargedParticles(Clouds):
-    """Snapshots of charged particles: positions at a later time from positions and velocities at an earlier one.
+    """Snapshots of charged particles: positions at a later time from positions and velocities at an earlier time.
 
     An item has ``pos`` and ``vel`` float32 ``[particles, 3]`` at the start, ``x`` float32 ``[particles, 1]`` (the
     charges), ``mass`` ``[particles]`` (ones), ``y`` float32 ``[particles, 3]`` (positions at the end), ``time`` ``[1]``
-    between the two and ``energy`` ``[1]``, conserved. All is in the natural units of the simulation: unit masses, unit
-    charges, unit force between unit charges at unit distance.
+    between start and end, and ``energy`` ``[1]``, which is conserved. All numbers are in the natural units of the
+    simulation: unit masses, unit charges, and unit force between unit charges at unit distance.
 
     Parameters
     ----------
     charge
-        ``[systems, particles]``.
+        Charges ``[systems, particles]``.
     pos, vel
-        Snapshots ``[systems, times, particles, 3]``.
+        Positions and velocities of the snapshots, ``[systems, times, particles, 3]``.
     times
-        ``[times]``.
+        Times of the snapshots ``[times]``.
     start, end
-        Which snapshots are input and target.
+        Indices of the snapshots that are input and target.
     transform
         Called with each new ``Data``.
 
     Raises
     ------
     ValueError
-        If shapes do not fit together, a number is not finite, or a snapshot does not exist.
+        If shapes do not match, a number is not finite, or a snapshot does not exist.
     """
 
     vectors: tuple[str, ...] = ("pos", "vel", "y")
@@ -89,7 +89,7 @@ class ChargedParticles(Clouds):
 
     @property
     def energy(self) -> NDArray[np.float64]:
-        """Energies ``[systems]`` of the systems that this data set, a split or a subset, has."""
+        """Energies ``[systems]`` of the systems in this data set, which may be a split or a subset."""
         return self._energy[self._indices]
 
     def _make(self, index: int) -> Data:
@@ -109,21 +109,22 @@ class ChargedParticles(Clouds):
 
 
 class NBody(ChargedParticles):
-    """Five charged particles, 3,000 / 2,000 / 2,000 simulated systems, in the manner of the literature.
+    """Five charged particles: 3,000 / 2,000 / 2,000 simulated systems, similar to those of the literature.
 
-    The task of the literature, the default, is from time 3 to time 4. The simulation is not that of SE(3)-Transformer,
-    EGNN or SEGNN: published errors do not carry over.
+    The default task is that of the literature, from time 3 to time 4. The simulation differs from those of
+    SE(3)-Transformer, EGNN and SEGNN, so errors are not comparable with published ones.
 
     Parameters
     ----------
     root
         Folder with ``nbody_charged5.npz``.
     split
-        ``"train"``, ``"valid"`` or ``"test"``, as the file has them.
+        ``"train"``, ``"valid"`` or ``"test"``: the splits of the file.
     start, end
         Times of input and target, 0 .. 5.
     verify
-        Compare the digest, and the energies at all times with those stored. False reads any file of the same format.
+        Compare the digest, and compare the energies at all times with the stored ones. If False, any file in the same
+        format is read.
     transform
         Called with each new ``Data``.
 
@@ -168,21 +169,22 @@ class NBody(ChargedParticles):
         except ValueError as error:
             if str(error).startswith("start, end:"):
                 raise
-            raise _RELEASE.damaged(path, f"does not hold such systems: {error}") from error
+            raise _RELEASE.damaged(path, f"does not hold charged particles: {error}") from error
         self._indices = _RELEASE.check_indices(path, part, chosen, len(charge))
 
 
 class NBodySimulated(ChargedParticles):
-    """Charged particles simulated on the spot: no file needed, any number of systems and particles.
+    """Charged particles that are simulated when the data set is constructed. No file is needed.
 
-    The physics of :class:`NBody`: charges +1 or -1 at random, standard normal positions, random directions of speed
-    0.5, the center of mass at rest at the origin; velocity Verlet with step 0.001, whose conservation of energy is
-    checked. A few seconds for 1,000 systems of five.
+    Any number of systems and particles is possible. The physics is that of :class:`NBody`: charges are +1 or -1 at
+    random, positions are standard normal, velocities have random directions and speed 0.5, and the center of mass rests
+    at the origin. The velocity Verlet method has step 0.001, and its conservation of energy is checked. The simulation
+    of 1,000 systems of five particles takes a few seconds.
 
     Parameters
     ----------
     split
-        ``"train"``, ``"valid"`` or ``"test"``: three different streams of the same seed.
+        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
     size
         Number of systems. Default: 3,000, 2,000 and 2,000. A smaller data set is the beginning of a larger one.
     particles
@@ -226,12 +228,12 @@ class NBodySimulated(ChargedParticles):
 
 
 class NBodyTrajectories(Clouds):
-    """The first 50 systems of :class:`NBody` at 51 times, every 0.1: for roll-outs.
+    """The first 50 systems of :class:`NBody` at 51 times, in steps of 0.1, for roll-outs.
 
-    An item has ``pos``, ``vel`` ``[5, 3]`` at time 0, ``x`` ``[5, 1]`` (charges), ``mass`` ``[5]`` (ones), ``time``
+    An item has ``pos`` and ``vel`` ``[5, 3]`` at time 0, ``x`` ``[5, 1]`` (charges), ``mass`` ``[5]`` (ones), ``time``
     ``[1, 51]``, ``y`` float32 ``[5, 51, 6]`` (positions, then velocities, at all times), and ``energy`` ``[1]``. These
-    systems belong to the training split of :class:`NBody`: to test a network that was trained on it, simulate others
-    (:func:`simulate_charges`).
+    systems belong to the training split of :class:`NBody`. To test a network that was trained on it, simulate other
+    systems with :func:`simulate_charges`.
 
     Parameters
     ----------
@@ -288,7 +290,7 @@ class NBodyTrajectories(Clouds):
 def random_charges(
     size: int, particles: int, seed: int, split: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Charges, positions and velocities at time 0, with the center of mass at rest at the origin."""
+    """Draw charges, positions and velocities at time 0, with the center of mass at rest at the origin."""
     charge, pos, heading = (frozen_stream(seed, split, kind) for kind in range(3))
     q = np.where(charge.uniform(size=(size, particles)) < 0.5, -1.0, 1.0)
     x = pos.standard_normal((size, particles, 3))
@@ -298,7 +300,7 @@ def random_charges(
 
 
 def split_size(split: str, size: int | None, sizes: tuple[int, int, int] = (3000, 2000, 2000)) -> int:
-    """Check a split and the size asked for, and return the size."""
+    """Check a split and the requested size, and return the size."""
     check_choice("split", split, SPLITS)
     count = sizes[SPLITS.index(split)] if size is None else size
     if count < 1:

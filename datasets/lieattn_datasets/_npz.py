@@ -1,4 +1,4 @@
-"""Small image sets in ``.npz`` archives: subsets and re-creations of published ones."""
+"""Small image sets in ``.npz`` archives: subsets and re-creations of published data sets."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from lieattn_datasets._splits import hold_out, stratified
 
 _ROTATED = Release(
     dataset="Rotated MNIST, re-created",
-    origin="The file is mnist_rot_recipe.npz, made from MNIST by the recipe in the class's documentation.",
+    origin="The file is mnist_rot_recipe.npz, made from MNIST by the recipe in the documentation of the class.",
     digests={"mnist_rot_recipe.npz": "content:c9371844fb61275551fc51d79edcddbf38b3f39a7936652f1d235543813fe11d"},
 )
 _FASHION = Release(
@@ -32,20 +32,20 @@ class RotatedMNISTRecipe(ImagePoints):
     """Rotated MNIST **re-created** from MNIST: 10,000 / 2,000 / 50,000 digits of 28 x 28.
 
     This is NOT the data set of Larochelle et al. (2007), which :class:`~lieattn_datasets.RotatedMNIST`
-    reads. The sizes are the same, but the digits, the angles and the interpolation are not: results
-    are close to published ones and not comparable with them. Say so when reporting.
+    reads. The sizes are the same, but the digits, the angles and the interpolation are not. Results are close to
+    published ones but not comparable with them; say so in reports.
 
-    The recipe: one uniform angle per digit, counter-clockwise as displayed, about the center, by a
-    cubic spline, zero outside, rounded to uint8. No digit is in two splits.
+    Each digit is rotated about the center by one uniformly distributed angle, counter-clockwise as displayed, with
+    cubic spline interpolation, zeros outside the image, and rounding to uint8. No digit is in two splits.
 
     Parameters
     ----------
     root
         Folder with ``mnist_rot_recipe.npz``.
     split
-        ``"train"``, ``"valid"`` or ``"test"``, as the file has them, or ``"train+valid"``.
+        ``"train"``, ``"valid"`` or ``"test"``, the splits of the file, or ``"train+valid"``.
     verify
-        Compare the digest and the number of images. False reads any file of the same format.
+        Compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Called with each new ``Data``.
 
@@ -79,8 +79,8 @@ class RotatedMNISTRecipe(ImagePoints):
 class FashionMNIST900(ImagePoints):
     """A subset of Fashion-MNIST: 900 images of 28 x 28, 90 of each of the 10 classes.
 
-    It has no official split. This one is ours, stratified, with a fixed seed: of every class, 60
-    images for training, 10 for validation, 20 for the test.
+    It has no official split. This one is stratified, with a fixed seed: of each class, 60 images are for training, 10
+    for validation and 20 for testing.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class FashionMNIST900(ImagePoints):
     split
         ``"train"`` (600), ``"valid"`` (100), ``"test"`` (200) or ``"all"``.
     verify
-        Compare the digest and the number of images. False reads any file of the same format.
+        Compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Called with each new ``Data``.
 
@@ -128,10 +128,10 @@ class CIFAR10Subset(ImagePoints):
     split
         ``"train"``, ``"test"`` (as in CIFAR-10) or ``"valid"``.
     validation
-        How many of the 2,000 training images are set aside as ``"valid"``, by a permutation with a
-        fixed seed; ``"train"`` has the others. Give the same number for both.
+        Number of the 2,000 training images that are set aside as ``"valid"``, by a permutation with a fixed seed;
+        ``"train"`` contains the others. Give the same number for both splits.
     verify
-        Compare the digest and the number of images. False reads any file of the same format.
+        Compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Called with each new ``Data``.
 
@@ -170,7 +170,7 @@ def _read(
     shape: str,
     count: int | None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read and check one pair of arrays of ten classes; the digest too if a count is given."""
+    """Read and check images and labels of ten classes, including the digest if a count is given."""
     path = release.locate(root, *release.digests)
     if count is not None:
         release.check_file(path)

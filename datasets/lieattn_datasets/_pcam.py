@@ -1,6 +1,7 @@
 """PatchCamelyon, read from its HDF5 files image by image.
 
-torchvision follows these files to other files, and to filters that are libraries on the disk: here they are refused.
+torchvision follows references in these files to other files, and to filters in libraries on the disk. This reader
+refuses them.
 """
 
 import math
@@ -19,7 +20,7 @@ from lieattn_datasets._images import ImagePoints, Transform
 
 _COUNTS = {"train": 262_144, "valid": 32_768, "test": 32_768}
 _SHAPE = (96, 96, 3)
-_FILTERS = {1, 2, 3}  # deflate, shuffle and a checksum; others are looked for in libraries on the disk
+_FILTERS = {1, 2, 3}  # deflate, shuffle and a checksum; HDF5 searches for other filters in libraries on the disk
 
 _RELEASE = Release(
     dataset="PatchCamelyon",
@@ -44,23 +45,23 @@ _RELEASE = Release(
 class PatchCamelyon(ImagePoints):
     """PatchCamelyon: 262,144 / 32,768 / 32,768 patches of lymph node sections, 96 x 96 in color.
 
-    The label is 1 if the central 32 x 32 pixels hold at least one pixel of tumor tissue, else 0.
+    The label is 1 if the central 32 x 32 pixels contain at least one pixel of tumor tissue, and 0 otherwise.
 
-    The images stay on disk and are read one at a time; every worker process of a loader opens the
-    file for itself. A batch of whole images has 9,216 points each.
+    The images stay on disk and are read one at a time; each worker process of a loader opens the file itself. Each
+    image has 9,216 points.
 
     Parameters
     ----------
     root
-        Folder with the official ``.h5`` files, itself or its ``pcam``.
+        Folder that contains the official ``.h5`` files, directly or in its subfolder ``pcam``.
     split
         ``"train"``, ``"valid"`` or ``"test"``: the official split.
     download
-        Fetch files of the split that are missing, and unpack them into ``pcam`` of the root: 6.4 GB for training,
-        0.8 GB for each of the others. Nothing is fetched unasked.
+        Download missing files of the split, and unpack them into the subfolder ``pcam`` of the root: 6.4 GB for
+        training, 0.8 GB for each of the other splits. Nothing is downloaded otherwise.
     verify
-        Compare digests (once per process: the training images are 7 GB) and the number of images
-        with the official files. False reads any files of the same format.
+        Compare digests (once per process, since the training images have 7 GB) and the number of images with the
+        official files. If False, any files in the same format are read.
     transform
         Called with each new ``Data``.
 
@@ -69,7 +70,7 @@ class PatchCamelyon(ImagePoints):
     ImportError
         If h5py is not installed.
     FileNotFoundError
-        If a file is missing; the message says which, and what it is called.
+        If a file is missing; the message gives its name.
     OSError
         If a download fails.
     ValueError
@@ -107,9 +108,9 @@ class PatchCamelyon(ImagePoints):
 
 
 class H5Images:
-    """The data set ``x`` of an HDF5 file, indexed like an array and read when indexed.
+    """The data set ``x`` of an HDF5 file, which is indexed like an array and read on access.
 
-    An open file survives neither pickling nor a fork, so each process opens its own.
+    Open files cannot be pickled or used after a fork, so each process opens its own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +138,7 @@ class H5Images:
 
 
 def _dataset(path: Path, key: str) -> Any:
-    """Open an array of a file, refusing what would be read from other files, and what is not there in full."""
+    """Open an array of a file; raise ValueError if its values are in other files, or incomplete."""
     try:
         import h5py
     except ImportError as error:
@@ -159,21 +160,21 @@ def _dataset(path: Path, key: str) -> Any:
 
 
 def _problem(source: Any) -> str:
-    """What is wrong with the storage of an array, or nothing."""
+    """Return a description of the problem with the storage of an array, or an empty string."""
     stored = source.id.get_create_plist()
     filters = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())}
     if source.is_virtual or stored.get_external_count():
         return f"has an array {source.name!r} whose values are in other files"
     if not filters <= _FILTERS:
-        return f"has an array {source.name!r} with the filters {sorted(filters)}, known are {sorted(_FILTERS)}"
+        return f"has an array {source.name!r} with the filters {sorted(filters)}, expected some of {sorted(_FILTERS)}"
     if source.chunks is None:
         complete = source.id.get_storage_size() == source.size * source.dtype.itemsize
     else:
         if math.prod(source.chunks) * source.dtype.itemsize > MOST_BYTES:
-            return f"has an array {source.name!r} in chunks of {source.chunks}"
+            return f"has an array {source.name!r} in chunks of {source.chunks}, which exceed {MOST_BYTES} bytes"
         pieces = zip(source.shape, source.chunks, strict=True)
         complete = source.id.get_num_chunks() == math.prod(-(-size // chunk) for size, chunk in pieces)
-    return "" if complete else f"has an array {source.name!r} of which a part was never written"
+    return "" if complete else f"has an array {source.name!r} that was written only in part"
 
 
 def _read_labels(path: Path) -> NDArray[np.int64]:
@@ -182,12 +183,12 @@ def _read_labels(path: Path) -> NDArray[np.int64]:
         if source.dtype.kind not in "iu" or not source.ndim or source.size != source.shape[0] or not source.size:
             raise _RELEASE.damaged(path, f"has labels of {source.dtype} {source.shape}, expected one integer per image")
         if source.size * source.dtype.itemsize > MOST_BYTES:
-            raise _RELEASE.damaged(path, f"has {source.size} labels")
+            raise _RELEASE.damaged(path, f"has {source.size} labels, which exceed {MOST_BYTES} bytes")
         labels = np.asarray(source[...]).reshape(-1)
     except OSError as error:
         raise _RELEASE.damaged(path, f"cannot be read ({error})") from error
     finally:
         source.file.close()
     if not np.isin(labels, (0, 1)).all():
-        raise _RELEASE.damaged(path, "has labels that are not one 0 or 1 per image")
+        raise _RELEASE.damaged(path, "has labels other than 0 and 1")
     return labels.astype(np.int64)

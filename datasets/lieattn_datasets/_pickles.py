@@ -1,7 +1,8 @@
-"""Pickles of dictionaries, lists, numbers, strings and byte arrays, read as data by a machine that can do nothing else.
+"""A reader of pickles that supports only dictionaries, lists, numbers, strings and byte arrays.
 
-Python's own unpickler calls what a file names; even one that knows only NumPy's array hands the file's own state to it,
-which can point anywhere in memory. Here an array is a shape and bytes, and nothing is imported or called.
+Python's own unpickler calls the functions that a file names. Even an unpickler that accepts only NumPy's array passes
+it a state from the file, which can point anywhere in memory. Here an array is a shape and bytes, and nothing is
+imported or called.
 """
 
 import math
@@ -12,44 +13,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_SHOWN = 60  # characters of a name that an error repeats
+_SHOWN = 60  # characters of a name in a message
 
 
 class ForbiddenError(Exception):
-    """What a pickle asked for and may not have."""
+    """Raised if a pickle requests an object that is not allowed. The message names the object."""
 
 
 class _Name(str):
-    """A global name, "module name": it stands for itself."""
+    """A global name, "module name". Nothing is imported for it."""
 
     __slots__ = ()
 
 
 class _Array:
-    """A NumPy array to be, of bytes: its values come with the instruction BUILD."""
+    """A NumPy array of bytes under construction. The instruction BUILD sets its values."""
 
     values: NDArray[np.uint8]
 
     def build(self, state: Any) -> None:
-        """Take the shape and the bytes of NumPy's state of an array."""
+        """Set the shape and the bytes from NumPy's state of an array."""
         _, shape, kind, by_columns, raw = state
         content = raw.encode("latin1") if isinstance(raw, str) else raw
         if not isinstance(kind, _Dtype) or not isinstance(content, bytes):
-            raise ForbiddenError("an array of other values than bytes")
+            raise ForbiddenError("an array with values other than bytes")
         if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) != len(content):
             raise ValueError(f"{len(content)} bytes for an array of another size")
         self.values = np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if by_columns else "C")
 
 
 class _Dtype:
-    """NumPy's uint8, whatever state a file gives it."""
+    """NumPy's uint8. Its state in a file is ignored."""
 
     def build(self, _: Any) -> None:
-        """Ignore the byte order and the like: a byte has none."""
+        """Ignore the state, such as a byte order, which single bytes do not have."""
 
 
 def _shown(value: Any) -> str:
-    """Return a few words on a value: the text of nested tuples can take forever."""
+    """Return a short description of a value. The ``repr`` of nested tuples could take forever."""
     return value[:_SHOWN] if isinstance(value, str) else f"a {type(value).__name__}"
 
 
@@ -81,14 +82,14 @@ _NAMES = {*_KNOWN, "numpy ndarray"}
 
 
 def read_pickle(content: bytes) -> Any:
-    """Return what a pickle of protocol 0 to 4 describes.
+    """Return the object in a pickle of protocol 0 to 4.
 
     Raises
     ------
     ForbiddenError
-        If it asks for anything but byte arrays of NumPy and Python's own containers, numbers and strings.
+        If the pickle contains objects other than byte arrays of NumPy and Python's containers, numbers and strings.
     Exception
-        Of any kind, if it is damaged.
+        Of any class, if the pickle is damaged.
     """
     machine = _Machine()
     for opcode, argument, _ in pickletools.genops(content):
@@ -106,7 +107,7 @@ def _filled(value: Any) -> Any:
 
 
 class _Machine:
-    """The stack of a pickle, the places of its marks, and its memo: a method for each kind of instruction."""
+    """The stack of a pickle, the positions of its marks, and its memo. It has a method for each kind of instruction."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -146,7 +147,7 @@ class _Machine:
 
     def update(self, items: list[Any]) -> None:
         keys, values = items[::2], items[1::2]
-        if not all(isinstance(key, str) for key in keys):  # nested tuples can take forever to hash
+        if not all(isinstance(key, str) for key in keys):  # the hash of nested tuples could take forever
             raise ForbiddenError("keys that are not strings")
         self.top(dict).update(zip(keys, map(_filled, values), strict=True))
 
@@ -158,7 +159,7 @@ class _Machine:
     def pop(self, number: int) -> list[Any]:
         items = self.stack[-number:]
         if len(items) < number:
-            raise ValueError("it takes from an empty stack")
+            raise ValueError("it pops from an empty stack")
         del self.stack[-number:]
         return items
 
@@ -170,7 +171,7 @@ class _Machine:
 
     def top(self, *kinds: type) -> Any:
         if not isinstance(self.stack[-1], kinds):
-            raise TypeError(f"it fills a {type(self.stack[-1]).__name__}")
+            raise TypeError(f"it adds items to a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
 

@@ -1,4 +1,4 @@
-"""Labeled shapes that are made, not read: sixteen kinds, of random size, bent, pierced and noisy."""
+"""Labeled shapes that are generated: sixteen kinds of random size, bent, with holes and noise."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -16,15 +16,15 @@ from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
 
 _SIZES = (1_600, 320, 480)
-_LONGEST_EDGE = 0.35  # of a surface about 2 across, before it is bent
-_LEAST_LEFT = 0.5  # of the surface, after holes
+_LONGEST_EDGE = 0.35  # of the triangles before bending, for shapes with a diameter of about 2
+_LEAST_LEFT = 0.5  # share of the surface that holes leave
 _STRAIGHT = 1e-6
 
 _Stream = np.random.RandomState
 
 
 def _prism(outline: ArrayLike, height: float) -> Any:
-    """Extrude a polygon that is seen whole from the origin."""
+    """Extrude a polygon that is star-shaped about the origin."""
     from trimesh.creation import extrude_triangulation
 
     corners = np.asarray(outline, dtype=np.float64)
@@ -34,7 +34,7 @@ def _prism(outline: ArrayLike, height: float) -> Any:
 
 
 def _lathe(stream: _Stream, profile: Sequence[tuple[float, float]], spread: float = 0.15) -> Any:
-    """Revolve a closed profile of (radius, height), whose radii vary by a share."""
+    """Revolve a closed profile of (radius, height). Its radii are scaled at random by up to a share."""
     from trimesh.creation import revolve
 
     line = np.array(profile)
@@ -73,7 +73,10 @@ def _arch(stream: _Stream) -> Any:
 
 
 def _makers() -> dict[str, Callable[[_Stream], Any]]:
-    """The kinds of shapes, by name; each is about 2 across and stands on the xy plane or lies in it."""
+    """Return functions that make each kind of shape.
+
+    Shapes have a diameter of about 2, and stand on the xy plane or lie in it.
+    """
     from trimesh import creation as c
 
     return {
@@ -121,37 +124,37 @@ SHAPE_CLASSES = (
 
 
 class ProceduralShapes(ShapePoints):
-    """Sixteen kinds of solids, of random size, bent, with holes and noise: shapes and poses without a file.
+    """Sixteen kinds of solids of random size, bent, with holes and noise. No file is needed.
 
-    Kinds: ball, box, cylinder, cone, capsule, torus, tube, pyramid, wedge, bowl, vase, hourglass, star, cross, bracket,
-    arch; equally many of each. Only a bracket has one pose: rotations map the others to themselves, but for what bends
-    and holes change. Every solid (the arch is a tube with open ends) is made by trimesh, stretched by up to
-    ``stretch`` along each axis, bent along its height, and pierced; points are then spread over the surface by area,
-    shifted to their mean, scaled into the unit sphere, and moved along their normals at random. Normals point
-    outwards (they are those before the noise).
+    The kinds are ball, box, cylinder, cone, capsule, torus, tube, pyramid, wedge, bowl, vase, hourglass, star, cross,
+    bracket and arch, and all are equally frequent. All kinds except the bracket are mapped to themselves by some
+    rotations, before bends and holes break this symmetry. Each solid (the arch is a tube with open ends) is made by
+    trimesh, scaled by up to ``stretch`` along each axis, bent along its height, and pierced. Then points are sampled on
+    the surface by area, centered, scaled into the unit sphere, and moved along their normals at random. Normals point
+    outwards and are computed before the noise is added.
 
-    Items are those of :class:`ShapePoints`. Some 3 ms per shape, when the data set is made. The same seed
-    gives the same shapes with the same version of trimesh.
+    Items are as in :class:`ShapePoints`. Construction takes about 3 ms per shape. The same seed gives the same shapes
+    with the same version of trimesh.
 
     Parameters
     ----------
     split
-        ``"train"``, ``"valid"`` or ``"test"``: three different streams of the same seed.
+        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
     size
         Number of shapes. Default: 1,600, 320 and 480. A smaller data set is the beginning of a larger one.
     points
-        Points per shape.
+        Number of points per shape.
     stretch
         Each axis is scaled by a factor in [1 - stretch, 1 + stretch].
     bend
-        Largest angle between the two ends of a bent shape, radians.
+        Largest angle between the two ends of a bent shape, in radians.
     holes
-        Largest number of holes; each removes a patch of the surface with a radius of 0.2 to 0.4, of a shape about 2
-        across.
+        Largest number of holes. Each removes a patch of the surface with a radius of 0.2 to 0.4, while shapes have a
+        diameter of about 2.
     noise
-        Standard deviation of the points along their normals, in radii of the unit sphere.
+        Standard deviation of the shifts of points along their normals, relative to the radius of the unit sphere.
     kinds
-        Names of the kinds that are made. Default: all. Labels are places in ``SHAPE_CLASSES`` in any case.
+        Names of the kinds that are made. Default: all. Labels are indices into ``SHAPE_CLASSES`` in any case.
     task, rotate, transform
         As for :class:`ShapePoints`. Shapes stand upright, with the z axis up, unless they are rotated.
     seed
@@ -209,7 +212,7 @@ class ProceduralShapes(ShapePoints):
 def make_shape(
     kind: str, stream: _Stream, stretch: float = 0.0, bend: float = 0.0, holes: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Make one solid: vertices ``[vertices, 3]`` and faces ``[faces, 3]``, its normals pointing outwards."""
+    """Return vertices ``[vertices, 3]`` and faces ``[faces, 3]`` of one solid, whose normals point outwards."""
     from trimesh.remesh import subdivide_to_size
 
     mesh = _makers()[kind](stream)
@@ -222,9 +225,9 @@ def make_shape(
 
 
 def _bend(vertices: NDArray[np.float64], angle: float, heading: float) -> NDArray[np.float64]:
-    """Bend the z axis into an arc whose ends differ by an angle, towards a direction in the plane."""
+    """Bend the z axis to an arc with this angle between its ends, towards a direction in the xy plane."""
     low, high = vertices[:, 2].min(), vertices[:, 2].max()
-    curvature = angle / max(high - low, np.abs(vertices).max())  # flat shapes bend less: they must not meet themselves
+    curvature = angle / max(high - low, np.abs(vertices).max())  # flat shapes bend less, to avoid self-intersections
     if abs(curvature) < _STRAIGHT:
         return vertices
     cosine, sine = np.cos(heading), np.sin(heading)
@@ -236,7 +239,7 @@ def _bend(vertices: NDArray[np.float64], angle: float, heading: float) -> NDArra
 
 
 def _pierce(vertices: NDArray[np.float64], faces: NDArray[np.int64], count: int, stream: _Stream) -> NDArray[np.int64]:
-    """Remove the faces near some points of the surface, unless too little would be left."""
+    """Remove the faces near random points of the surface, unless too little of the surface would remain."""
     areas = face_areas(vertices, faces)
     centers = vertices[faces].mean(axis=1)
     kept = np.ones(len(faces), dtype=bool)

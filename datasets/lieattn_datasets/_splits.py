@@ -1,6 +1,6 @@
 """Splits that are the same on every machine and with every version of NumPy.
 
-They use ``RandomState``, whose stream NumPy has frozen for good; that of ``default_rng`` may change.
+They use ``RandomState``, whose stream NumPy guarantees not to change. The stream of ``default_rng`` may change.
 """
 
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ _SEED = 2024
 
 
 def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
-    """Return the indices of ``"train"`` or ``"valid"`` when part of a training set is set aside.
+    """Return the indices of ``"train"`` or ``"valid"`` if a part of a training set is set aside.
 
     Parameters
     ----------
     size
         Number of official training images.
     validation
-        How many of them, drawn by a permutation with a fixed seed, make the validation set.
+        Number of images that are set aside for validation, by a permutation with a fixed seed.
     split
-        ``"train"`` for the rest, ``"valid"`` for those set aside.
+        ``"valid"`` for the images that are set aside, ``"train"`` for the others.
 
     Returns
     -------
     NDArray
-        Increasing indices, int64. With ``validation=0``, ``"train"`` is everything.
+        Increasing indices, int64. With ``validation=0``, ``"train"`` contains all images.
 
     Raises
     ------
     ValueError
-        If validation is negative or leaves no training image, or if ``"valid"`` is asked for while
-        nothing is set aside.
+        If ``validation`` is negative or leaves no training image, or if the split is ``"valid"`` and ``validation`` is
+        0.
     """
     if not 0 <= validation < size:
         raise ValueError(
@@ -53,21 +53,22 @@ def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
 def stratified(
     labels: NDArray[np.int64], fractions: Sequence[float], generator: np.random.RandomState | None = None
 ) -> list[NDArray[np.int64]]:
-    """Divide indices into parts that hold the same share of every class.
+    """Divide indices into parts with the same share of every class.
 
     Parameters
     ----------
     labels
         Class of each example, int64 ``[examples]``.
     fractions
-        Share of each part but the last, which gets what is left.
+        Share of each part except the last, which gets the rest.
     generator
-        What permutes them; one with a fixed seed if absent.
+        Generator of the permutations. Default: one with a fixed seed.
 
     Returns
     -------
     list of NDArray
-        Increasing indices of each part, disjoint, together all; one more part than fractions.
+        Increasing indices of each part. The parts are disjoint and contain all indices; there is one more part than
+        fractions.
     """
     generator = np.random.RandomState(_SEED) if generator is None else generator
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(len(fractions) + 1)]
@@ -80,7 +81,7 @@ def stratified(
 
 
 def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Return the indices of a split of examples that have none of their own, with the same share of every class.
+    """Return the indices of a split of examples without official splits, with the same share of every class.
 
     Parameters
     ----------
@@ -89,14 +90,14 @@ def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed:
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"``.
     shares
-        Of ``"train"`` and of ``"valid"``; the others are ``"test"``.
+        Shares of ``"train"`` and ``"valid"``. The rest is ``"test"``.
     seed
-        Of the permutation.
+        Seed of the permutation.
 
     Raises
     ------
     ValueError
-        If the shares are none, or nothing is left for the split.
+        If the shares are invalid, or leave no example for the split.
     """
     if split == "all":
         return np.arange(len(labels))
@@ -106,5 +107,7 @@ def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed:
         )
     chosen = stratified(labels, shares, frozen_stream(seed))[SPLITS.index(split)]
     if not len(chosen):
-        raise ValueError(f"shares {tuple(shares)} of {len(labels)} examples leave none for split={split!r}")
+        raise ValueError(
+            f"shares: expected at least one of the {len(labels)} examples for split={split!r}, got {tuple(shares)}"
+        )
     return chosen

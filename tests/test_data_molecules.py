@@ -331,7 +331,7 @@ class TestQM9GFN2:
     def test_labels_of_other_molecules_are_refused(self, tmp_path):
         content = write_subset(tmp_path)
         write_gfn2(tmp_path, content, gdb_index=content["gdb_index"] + 1)
-        with pytest.raises(ValueError, match=r"has labels of other molecules than qm9_subset.npz"):
+        with pytest.raises(ValueError, match=r"has labels of different molecules than qm9_subset.npz"):
             ld.QM9GFN2(tmp_path, verify=False)
 
 
@@ -454,12 +454,12 @@ class TestQM9:
         flipped[len(good) // 2] ^= 1
         for content in (good[:-100], good[: len(good) // 2], b"", bytes(flipped), b"text"):
             cache.write_bytes(content)
-            read_again("is damaged, or was made from other raw files")
+            read_again("is damaged or was made from other raw files")
             read_again("")
         arrays = dict(np.load(cache))
         for change in ({"z": np.zeros_like(arrays["z"])}, {"y": arrays["y"][:2]}, {"digest": np.array("0")}):
             np.savez(cache, **(arrays | change))
-            read_again("is damaged, or was made from other raw files")
+            read_again("is damaged or was made from other raw files")
         sdf = tmp_path / "raw" / "gdb9.sdf"
         sdf.write_bytes(sdf.read_bytes().replace(b" C   0", b" N   0"))
         changed = ld.QM9(tmp_path, "all", verify=False)
@@ -470,12 +470,12 @@ class TestQM9:
         write_raw_qm9(tmp_path)
         (tmp_path / "processed").write_text("a file where the folder should be")
         assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
-        assert "QM9 is read from its raw files each time" in caplog.text
+        assert "QM9 will be read from its raw files each time" in caplog.text
 
     def test_count_is_checked(self, tmp_path):
         (tmp_path / "raw").mkdir()
         torch.save(prepared(5), tmp_path / "raw" / "qm9_v3.pt")
-        with pytest.raises(ValueError, match="holds 5 molecules, QM9 has 130831"):
+        with pytest.raises(ValueError, match="holds 5 molecules, but QM9 has 130831"):
             ld.QM9(tmp_path)
 
     def test_missing_and_damaged_files(self, tmp_path):
@@ -493,10 +493,10 @@ class TestQM9:
         for molecules, message in (
             ({}, "holds a dict"),
             ([], "holds a list"),
-            ([1], "at place 0"),
-            ([{**prepared(1)[0], "idx": -3}], "at place 0"),
-            ([{**prepared(1)[0], "y": torch.zeros(1, 3)}], "at place 0"),
-            ([{**prepared(1)[0], "z": torch.zeros(1, dtype=torch.int64).expand(10**9)}], "at place 0"),
+            ([1], "at index 0"),
+            ([{**prepared(1)[0], "idx": -3}], "at index 0"),
+            ([{**prepared(1)[0], "y": torch.zeros(1, 3)}], "at index 0"),
+            ([{**prepared(1)[0], "z": torch.zeros(1, dtype=torch.int64).expand(10**9)}], "at index 0"),
             ([{**prepared(1)[0], "y": torch.full((1, 19), torch.nan)}], "not finite"),
             ([{**prepared(1)[0], "z": torch.tensor([1, 6, 262])}], r"z: expected nuclear charges in 1 \.\. 118"),
         ):
@@ -510,7 +510,7 @@ class TestQM9:
             ("gdb9.sdf", lambda text: text[:300], r"gdb9\.sdf is broken at molecule 1"),
             ("gdb9.sdf", lambda text: text[: text.index("gdb_5")], "is broken at molecule 5: it is named ''"),
             ("gdb9.sdf", lambda text: text + text, "has more molecules than the 5"),
-            ("gdb9.sdf", lambda text: text.replace("V2000", "V3000"), "does not end in V2000"),
+            ("gdb9.sdf", lambda text: text.replace("V2000", "V3000"), "does not end with V2000"),
             ("gdb9.sdf", lambda text: text.replace(" C ", " X ", 1), "is not an atom of H, C, N, O, F"),
             ("gdb9.sdf", lambda text: text.replace("  5  4 ", " -5  4 ", 1), "instead of a count"),
             ("gdb9.sdf", lambda text: text.replace("  5  4 ", "  4  4 ", 1), "is broken at molecule 1"),
@@ -519,9 +519,13 @@ class TestQM9:
                 lambda text: re.sub(r" \S+ H ", lambda found: "nan H ".rjust(len(found[0])), text, count=1),
                 "pos: expected finite",
             ),
-            ("gdb9.sdf.csv", lambda text: text[:-9], "is truncated: its last line has no end"),
+            ("gdb9.sdf.csv", lambda text: text[:-9], "is truncated: its last line has no line break"),
             ("gdb9.sdf.csv", lambda text: text[: text.index("gdb_4")], "has more molecules than the 3"),
-            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2", "gdb_9"), "it is named 'gdb_2', the table has 'gdb_9'"),
+            (
+                "gdb9.sdf.csv",
+                lambda text: text.replace("gdb_2", "gdb_9"),
+                "it is named 'gdb_2', but the table has 'gdb_9'",
+            ),
             ("gdb9.sdf.csv", lambda text: text.replace("mu,alpha", "alpha,mu"), "does not begin with the line mol_id"),
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,1,"), "has 20 targets in line 3"),
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,x"), "is not a table of numbers in line 3"),
@@ -888,8 +892,8 @@ class TestFrames:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "line 1 is not the number"),
-            ("many\n\nH 0 0 0\n", "line 1 is not the number of atoms of a frame: 'many'"),
+            ("", "line 1: expected the number"),
+            ("many\n\nH 0 0 0\n", "line 1: expected the number of atoms of a frame, got 'many'"),
             (
                 "99999999\n\nH 0 0 0\n",
                 "lines are missing: line 1 promises 99999999 atoms, but the file has lines for 1",
@@ -899,7 +903,7 @@ class TestFrames:
                 "lines are missing: line 4 promises 3 atoms, but the file has lines for 1",
             ),
             ("3\n", "lines are missing: line 1 promises 3 atoms, but the file has lines for 0"),
-            ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4 is not the number"),
+            ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4: expected the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz"),
             ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames: expected an array of real numbers"),

@@ -214,7 +214,7 @@ class TestShapePoints:
             ({"labels": [0]}, r"expected \[shapes, points, 3\]"),
             ({"normal": np.zeros((2, 5, 3))}, r"normal: expected \[2, 4, 3\]"),
             ({"labels": [0, 2]}, r"labels: expected integers in 0 \.\. 1"),
-            ({"normal": None, "task": "normals"}, "needs normals"),
+            ({"normal": None, "task": "normals"}, "shapes without normals"),
             ({"task": "parts"}, "task: expected one of"),
             ({"rotate": "y"}, "rotate: expected one of"),
             ({"seed": -1}, "seed: expected an integer in 0"),

@@ -1,4 +1,4 @@
-"""QM9: all of it from its raw files, and a subset with two kinds of labels."""
+"""QM9: the full data set from its raw files, and a subset with two kinds of labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ Split = Literal["train", "valid", "test", "all"]
 _SPLITS = ("train", "valid", "test", "all")
 _MOLECULES = 130_831
 _TRAIN = 100_000
-_SCALARS = ("energy", "homo", "gap")  # of GFN2-xTB
+_SCALARS = ("energy", "homo", "gap")  # scalar labels of GFN2-xTB
 _SUBSET = Release(
     dataset="QM9, 14,308 molecules",
     origin=(
@@ -37,11 +37,11 @@ _SUBSET_FILE, _GFN2_FILE = _SUBSET.digests
 
 
 class QM9(Molecules):
-    """QM9: 130,831 molecules of up to 9 atoms C, N, O, F and their hydrogens, DFT geometries and targets.
+    """QM9: 130,831 molecules of up to 9 atoms C, N, O, F and their hydrogens, with DFT geometries and targets.
 
-    The 3,054 molecules that failed QM9's own consistency check are left out, as everywhere. The split is that of
-    Cormorant, which LieConv, LieTransformer, EGNN and many others use: 100,000 / 17,748 / 13,083. Published
-    numbers on other splits (110,000 for training) are not comparable.
+    As usual, the 3,054 molecules that failed QM9's own consistency check are left out. The split is that of Cormorant,
+    which LieConv, LieTransformer, EGNN and many others use: 100,000 / 17,748 / 13,083. Published numbers on other
+    splits (110,000 for training) are not comparable.
 
     An item has ``z`` ``[atoms]``, ``pos`` ``[atoms, 3]`` in angstrom (B3LYP/6-31G(2df,p) minimum), ``y``
     ``[1, targets]`` and ``gdb_number`` ``[1]`` (the official number, from 1).
@@ -49,30 +49,31 @@ class QM9(Molecules):
     Parameters
     ----------
     root
-        Folder of ``torch_geometric.datasets.QM9``, of which the raw files are read: ``raw/gdb9.sdf``,
-        ``raw/gdb9.sdf.csv`` and ``raw/uncharacterized.txt``, or else ``raw/qm9_v3.pt``. What is read is kept as plain
-        arrays in ``processed/lieattn_qm9.npz``, which is made anew whenever the raw files change or it is damaged.
+        Folder of ``torch_geometric.datasets.QM9``. Its raw files are read: ``raw/gdb9.sdf``, ``raw/gdb9.sdf.csv`` and
+        ``raw/uncharacterized.txt``, or otherwise ``raw/qm9_v3.pt``. The result is cached as plain arrays in
+        ``processed/lieattn_qm9.npz``, which is written again if the raw files change or it is damaged.
         torch_geometric's own ``processed/data_v3.pt`` is a pickle, which could run any code, and is never opened.
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"`` (in the order of QM9).
     targets
-        One name, several, or ``"all"``: mu (dipole moment), alpha (isotropic polarizability), homo, lumo, gap, r2
+        One name, several names, or ``"all"``: mu (dipole moment), alpha (isotropic polarizability), homo, lumo, gap, r2
         (electronic spatial extent), zpve, u0, u298, h298, g298, cv (heat capacity, cal/(mol K)), u0_atom ..
         g298_atom (atomization energies), A, B, C (rotational constants, GHz).
     energy_unit
-        ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``, of all energies.
+        Unit of all energies: ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``.
     dipole_unit
-        ``"D"`` or ``"e bohr"``, of mu.
+        Unit of mu: ``"D"`` or ``"e bohr"``.
     length_unit
-        ``"bohr"`` or ``"angstrom"``: alpha comes in its cube, r2 in its square.
+        ``"bohr"`` or ``"angstrom"``. The unit of alpha is its cube, that of r2 its square.
     references
-        Subtract the energies of the free atoms from u0, u298, h298, g298 (which gives the atomization energies) and
-        2.981 cal/(mol K) per atom from cv, as Cormorant and LieTransformer do; adding the same back changes no
-        error. Without it energies near -11,000 eV leave 1 meV of precision in the float32 of ``y``.
+        Whether the energies of the free atoms are subtracted from u0, u298, h298, g298 (which gives the atomization
+        energies) and 2.981 cal/(mol K) per atom from cv, as Cormorant and LieTransformer do. Errors do not depend on
+        this. If False, energies near -11,000 eV have a precision of 1 meV in the float32 of ``y``.
     download
-        Fetch raw files that are missing into ``raw`` of the root. Nothing is fetched unasked.
+        Download missing raw files into the subfolder ``raw`` of the root. Nothing is downloaded otherwise.
     verify
-        Check the number of molecules. False reads any files of the same format, split in the same proportions.
+        Check the number of molecules. If False, any files in the same format are read, and split in the same
+        proportions.
     transform
         Called with each new ``Data``, for example :class:`MoleculeFeatures`.
 
@@ -107,7 +108,7 @@ class QM9(Molecules):
         path, arrays = load_qm9(root, download)
         offsets, table = arrays["offsets"], arrays["y"].astype(np.float64)
         if verify and len(table) != _MOLECULES:
-            raise QM9_FILES.damaged(path, f"holds {len(table)} molecules, QM9 has {_MOLECULES}")
+            raise QM9_FILES.damaged(path, f"holds {len(table)} molecules, but QM9 has {_MOLECULES}")
         y, labels = select(table, quantities("eV", "eV"), names, np.diff(offsets), units, references)
         number = {"gdb_number": arrays["gdb_number"]}
         super().__init__(arrays["z"], arrays["pos"], offsets, y, names, labels, of_molecule=number, transform=transform)
@@ -115,21 +116,22 @@ class QM9(Molecules):
 
 
 class QM9Subset(Molecules):
-    """A subset of QM9: 14,308 molecules of H, C, N and O, 6 to 29 atoms, with all 19 targets of QM9.
+    """A subset of QM9: 14,308 molecules of H, C, N and O with 6 to 29 atoms, and all 19 targets of QM9.
 
-    A uniform 1-in-9 sample without the molecules that hold fluorine or failed QM9's consistency check. Targets,
-    units and attributes are those of :class:`QM9`; errors on this subset are not comparable with published ones.
+    It is a uniform sample of one molecule in nine, without molecules that contain fluorine or failed QM9's consistency
+    check. Targets, units and attributes are those of :class:`QM9`; errors on this subset are not comparable with
+    published ones.
 
     Parameters
     ----------
     root
         Folder with ``qm9_subset.npz``.
     split
-        ``"train"`` (10,000), ``"valid"`` (2,000), ``"test"`` (2,308), as the file has them, or ``"all"``.
+        ``"train"`` (10,000), ``"valid"`` (2,000), ``"test"`` (2,308), which are the splits of the file, or ``"all"``.
     targets, energy_unit, dipole_unit, length_unit, references, transform
         As for :class:`QM9`.
     verify
-        Compare the digest of the file. False reads any file of the same format.
+        Compare the digest of the file. If False, any file in the same format is read.
 
     Raises
     ------
@@ -171,17 +173,19 @@ class QM9Subset(Molecules):
 class QM9GFN2(Molecules):
     """The molecules of :class:`QM9Subset` with GFN2-xTB labels: scalars, vectors and tensors.
 
-    Single points of a semi-empirical method at the DFT geometries: targets in their own right, for invariant and
-    equivariant outputs, and **never** to be taken for the values of QM9. Forces are small, as near any minimum.
+    The labels are single points of a semi-empirical method at the DFT geometries. They are targets for invariant and
+    equivariant outputs, and must **not** be confused with the values of QM9. Forces are small, since the geometries are
+    near minima.
 
     An item has ``z``, ``pos`` (angstrom), ``gdb_number``, ``y`` ``[1, targets]``, and in the frame of ``pos``:
 
-    * ``dipole`` float32 ``[1, 3]``, in the unit asked for (debye),
-    * ``quadrupole`` float32 ``[1, 3, 3]``, symmetric and traceless, e times the length unit squared,
-    * ``polarizability`` float32 ``[1, 3, 3]``, symmetric, the length unit cubed; ``polarizability_ok`` bool ``[1]``
-      is False where the two finite differences behind it disagree: leave those out of a loss,
+    * ``dipole`` float32 ``[1, 3]``, in the dipole unit,
+    * ``quadrupole`` float32 ``[1, 3, 3]``, symmetric and traceless, in e times the length unit squared,
+    * ``polarizability`` float32 ``[1, 3, 3]``, symmetric, in the length unit cubed; ``polarizability_ok`` bool ``[1]``
+      is False if the finite differences from which it was computed disagree, and such molecules should be left out of a
+      loss,
     * ``charge`` float32 ``[atoms]``, partial charges in e,
-    * ``force`` float32 ``[atoms, 3]``, the energy unit per angstrom.
+    * ``force`` float32 ``[atoms, 3]``, in the energy unit per angstrom.
 
     Parameters
     ----------
@@ -190,15 +194,15 @@ class QM9GFN2(Molecules):
     split
         As for :class:`QM9Subset`.
     targets
-        One name, several, or ``"all"``: energy, homo, gap.
+        One name, several names, or ``"all"``: energy, homo, gap.
     energy_unit, dipole_unit, length_unit
         As for :class:`QM9`.
     references
-        Subtract from the energy a sum over its atoms, one number per species, fitted by least squares to the
-        training molecules in float64 (``atom_energies`` after construction, in the energy unit).
+        Whether a sum over the atoms is subtracted from the energy. It has one number per species, fitted by least
+        squares to the training molecules in float64 (the attribute ``atom_energies``, in the energy unit).
     verify
-        Compare the digests of the files: of the labels, which any machine may compute anew, only which molecules have
-        them. False reads any files of the same format.
+        Compare the digests of the files. The computed labels are not part of the digest, since they depend on the
+        machine that computed them. If False, any files in the same format are read.
     transform
         As for :class:`QM9Subset`.
 
@@ -207,7 +211,7 @@ class QM9GFN2(Molecules):
     FileNotFoundError
         If a file is missing.
     ValueError
-        If a file is damaged, the two do not belong together, or an argument is out of range.
+        If a file is damaged, the two files do not match, or an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "dipole", "force")
@@ -246,7 +250,7 @@ class QM9GFN2(Molecules):
         }
         same, dipole, quadrupole, polarizability, good, charge, force, *values = _SUBSET.read_npz(path, expected)
         if not np.array_equal(same, number) or len(charge) != len(z):
-            raise _SUBSET.damaged(path, f"has labels of other molecules than {_SUBSET_FILE}")
+            raise _SUBSET.damaged(path, f"has labels of different molecules than {_SUBSET_FILE}")
         hartree, _ = units.convert("Ha")
         scalars = {name: column * hartree for name, column in zip(names, values, strict=True)}
         self.atom_energies: dict[int, float] = {}
@@ -275,10 +279,11 @@ class QM9GFN2(Molecules):
 
 
 def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
-    """Indices of each part of QM9 (of 130,831 molecules; in proportion for another number), by Cormorant's rule.
+    """Return the indices of each split of QM9 by Cormorant's rule.
 
-    The rule is a permutation by NumPy's legacy generator with seed 0: the first 100,000 for training, a tenth of all
-    for the test, and what lies between for validation.
+    The rule uses a permutation by NumPy's legacy generator with seed 0: the first 100,000 molecules are for training,
+    the last tenth is for testing, and those between are for validation. For numbers of molecules other than 130,831 the
+    number of training molecules is proportional.
     """
     train = size * _TRAIN // _MOLECULES
     test = size // 10
@@ -288,7 +293,7 @@ def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
 
 
 def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tuple[Any, ...]:
-    """Read the subset: path, z, pos, offsets, official numbers, indices of each part, and the further arrays."""
+    """Read the subset; return path, z, pos, offsets, official numbers, indices of each split, and further arrays."""
     path = _SUBSET.locate(root, _SUBSET_FILE)
     if verify:
         _SUBSET.check_file(path)

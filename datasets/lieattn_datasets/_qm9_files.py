@@ -1,7 +1,8 @@
-"""The raw files of QM9, read without running anything that is in them, and a cache of what was read.
+"""A reader of the raw files of QM9 that never runs code in them, and a cache of the result.
 
-The numbers are those of ``torch_geometric.datasets.QM9``, to the bit: targets are multiplied in float32 by its factors.
-It needs rdkit for the raw files, and opens its cache, a pickle, also where code in it would run: both are read here.
+The numbers are equal to those of ``torch_geometric.datasets.QM9``, bit by bit, since targets are multiplied in float32
+by the same factors. torch_geometric needs rdkit for the raw files, and its cache is a pickle that could run code. This
+reader needs neither.
 """
 
 import functools
@@ -29,17 +30,17 @@ _PREPARED, _CACHE = "qm9_v3.pt", "lieattn_qm9.npz"
 _PICKLE = Path("processed", "data_v3.pt")
 _COLUMNS = ("mol_id", *TARGETS[-3:], *TARGETS[:-3])
 _SYMBOLS = {b"H": 1, b"C": 6, b"N": 7, b"O": 8, b"F": 9}
-_HARTREE, _KCAL = 27.211386246, 0.04336414  # in eV, as torch_geometric has them
+_HARTREE, _KCAL = 27.211386246, 0.04336414  # in eV, the values of torch_geometric
 _UNITS = {name: _HARTREE for name in ("homo", "lumo", "gap", "zpve", "u0", "u298", "h298", "g298")}
 _UNITS |= {name: _KCAL for name in TARGETS if name.endswith("_atom")}
-_LINE = 1 << 12  # characters; those of the files have less than 300
-_HEADER_LINES = 9  # of uncharacterized.txt
-_MOST_ATOMS = 999  # of a molecule, in the format of gdb9.sdf
+_LINE = 1 << 12  # characters of a line; lines of the files have fewer than 300
+_HEADER_LINES = 9  # in uncharacterized.txt
+_MOST_ATOMS = 999  # in a molecule, by the format of gdb9.sdf
 
 QM9_FILES = Release(
     dataset="QM9",
     origin=(
-        f"Either will do: raw/{_SDF[0]} with raw/{_SDF[1]} and raw/{_SDF[2]}, or raw/{_PREPARED} (unpacked from "
+        f"The files are either raw/{_SDF[0]}, raw/{_SDF[1]} and raw/{_SDF[2]}, or raw/{_PREPARED} (unpacked from "
         f"torch_geometric's qm9_v3.zip). {_PICKLE.as_posix()} of torch_geometric is a pickle, which could run any "
         f"code, and is not read. {CITATION}"
     ),
@@ -52,14 +53,14 @@ _log = logging.getLogger(__name__)
 
 
 def load_qm9(root: str | Path, download: bool = False) -> tuple[Path, _Arrays]:
-    """Read QM9: from the cache if it was made of the raw files that are there, else from those.
+    """Read QM9 from the cache, if it was made from the existing raw files, or otherwise from the raw files.
 
-    With ``download`` raw files are fetched if neither kind is complete.
+    If ``download`` is True, missing raw files are downloaded, unless the prepared file of torch_geometric exists.
 
     Returns
     -------
     tuple
-        The raw file that holds the molecules, and the arrays z ``[atoms]``, pos ``[atoms, 3]``, offsets
+        The raw file that contains the molecules, and the arrays z ``[atoms]``, pos ``[atoms, 3]``, offsets
         ``[molecules + 1]``, y ``[molecules, 19]`` (float32, eV) and gdb_number ``[molecules]``.
 
     Raises
@@ -67,7 +68,7 @@ def load_qm9(root: str | Path, download: bool = False) -> tuple[Path, _Arrays]:
     FileNotFoundError
         If raw files are missing.
     ValueError
-        If one of them is damaged, or asks for code to run.
+        If a raw file is damaged or contains code.
     """
     raw, cache = Path(root) / "raw", Path(root) / "processed" / _CACHE
     if download and QM9_FILES.find(raw, _PREPARED) is None:
@@ -84,12 +85,12 @@ def load_qm9(root: str | Path, download: bool = False) -> tuple[Path, _Arrays]:
             content: dict[str, Any] = {"digest": np.array(_digest(source, arrays)), **arrays}
             write_atomically(cache, lambda file: np.savez(file, **content))
         except OSError as error:
-            _log.warning("QM9 is read from its raw files each time, since %s cannot be written (%s)", cache, error)
+            _log.warning("QM9 will be read from its raw files each time, since %s cannot be written (%s)", cache, error)
     return path, arrays
 
 
 def _digest(source: str, arrays: _Arrays) -> str:
-    """SHA-256 of the digests of the raw files and the arrays that were made of them."""
+    """Return the SHA-256 of the digests of the raw files and of the arrays that were made from them."""
     digest = hashlib.sha256(source.encode())
     for name, values in arrays.items():
         digest.update(f"{name} {values.dtype} {values.shape}".encode())
@@ -110,7 +111,7 @@ def _check(path: Path, arrays: _Arrays) -> None:
 
 
 def _read_cache(path: Path, source: str) -> _Arrays | None:
-    """Return the arrays of the cache; None if there is none, it is damaged, or the raw files are others."""
+    """Return the arrays of the cache, or None if there is no cache, it is damaged, or it belongs to other raw files."""
     if not path.is_file():
         return None
     expected = {
@@ -126,7 +127,7 @@ def _read_cache(path: Path, source: str) -> _Arrays | None:
         if str(arrays.pop("digest")) != _digest(source, arrays):
             raise QM9_FILES.damaged(path, "was made from other raw files, or changed")
     except ValueError:
-        _log.warning("%s is damaged, or was made from other raw files: it is made again", path)
+        _log.warning("%s is damaged or was made from other raw files, and is written again", path)
         return None
     return arrays
 
@@ -159,12 +160,12 @@ def _read_sdf(sdf: Path, table: Path, left_out: Path) -> _Arrays:
 
 
 def _read_molecule(file: IO[bytes], name: bytes) -> tuple[list[int], list[float]]:
-    """Read one molecule of a V2000 file: charges, and coordinates one after the other."""
+    """Read one molecule of a V2000 file; return charges and a flat list of coordinates."""
     title, _, _, counts = (file.readline(_LINE) for _ in range(4))
     if title.strip() != name:
-        raise ValueError(f"it is named {_shown(title)}, the table has {_shown(name)}")
+        raise ValueError(f"it is named {_shown(title)}, but the table has {_shown(name)}")
     if not counts.rstrip().endswith(b"V2000"):
-        raise ValueError(f"its fourth line is {_shown(counts)}, which does not end in V2000")
+        raise ValueError(f"its fourth line is {_shown(counts)}, which does not end with V2000")
     charges, places = [], []
     for _ in range(_count(counts[:3])):
         line = file.readline(_LINE)
@@ -196,12 +197,12 @@ def _shown(text: bytes) -> str:
 
 
 def _read_table(path: Path) -> tuple[list[bytes], NDArray[np.float32]]:
-    """Read names and targets, in the order and the units of :data:`TARGETS`."""
+    """Read the names of the molecules, and their targets in the order of :data:`TARGETS` with energies in eV."""
     header, *rows = path.read_bytes().split(b"\n")
     if tuple(header.decode("ascii", "replace").strip().split(",")) != _COLUMNS:
         raise QM9_FILES.damaged(path, f"does not begin with the line {','.join(_COLUMNS)}")
     if not rows or rows.pop():
-        raise QM9_FILES.damaged(path, "is truncated: its last line has no end")
+        raise QM9_FILES.damaged(path, "is truncated: its last line has no line break")
     names, values = [], array("f")
     for number, row in enumerate(rows, 2):
         name, *cells = row.split(b",")
@@ -219,7 +220,7 @@ def _read_table(path: Path) -> tuple[list[bytes], NDArray[np.float32]]:
 
 def read_left_out(path: Path) -> set[int]:
     """Read the official numbers of the molecules that failed the consistency check."""
-    rows = path.read_bytes().split(b"\n")[_HEADER_LINES:-2]  # after them comes one line of words
+    rows = path.read_bytes().split(b"\n")[_HEADER_LINES:-2]  # the last line contains words
     try:
         return {_count(row.split()[0]) for row in rows}
     except (ValueError, IndexError) as error:
@@ -228,12 +229,12 @@ def read_left_out(path: Path) -> set[int]:
 
 
 def _read_prepared(path: Path) -> _Arrays:
-    """Read torch_geometric's list of dictionaries of tensors; torch refuses to load anything else."""
+    """Read torch_geometric's list of dictionaries of tensors. torch refuses to load other objects."""
     with Archive(path, functools.partial(QM9_FILES.damaged, path)) as archive:
         archive.check_stored()
     try:
         molecules = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can fail in any way; nothing foreign has run
+    except Exception as error:  # a damaged pickle can fail in any way; no code in it has run
         problem = str(error).partition("\n")[0]
         raise QM9_FILES.damaged(path, f"is not a complete torch file of tensors ({problem})") from error
     if not isinstance(molecules, list) or not molecules:
@@ -241,7 +242,7 @@ def _read_prepared(path: Path) -> _Arrays:
     z, pos, y, numbers = [], [], [], []
     for place, molecule in enumerate(molecules):
         if not _is_molecule(molecule):
-            raise QM9_FILES.damaged(path, f"has no z, pos, y and idx of a molecule at place {place}")
+            raise QM9_FILES.damaged(path, f"has no z, pos, y and idx of a molecule at index {place}")
         z.append(molecule["z"].numpy())
         pos.append(molecule["pos"].numpy())
         y.append(molecule["y"].numpy())
@@ -256,7 +257,7 @@ def _read_prepared(path: Path) -> _Arrays:
 
 
 def _is_molecule(molecule: Any) -> bool:
-    """Whether this is a dictionary with the tensors of one molecule, and its place in QM9."""
+    """Return whether a value is a dictionary with the tensors of one molecule and its index in QM9."""
     if not isinstance(molecule, dict) or type(molecule.get("idx")) is not int or not 0 <= molecule["idx"] < 2**31:
         return False
     z, pos, y = tensors = [molecule.get(key, torch.empty(0)) for key in ("z", "pos", "y")]

@@ -1,4 +1,4 @@
-"""The nineteen targets of QM9: names, units, and what the free atoms contribute to them."""
+"""The nineteen targets of QM9: names, units, and contributions of the free atoms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from lieattn_datasets._units import Units
 
 SPECIES = (1, 6, 7, 8, 9)
 
-_ATOM_HEAT_CAPACITY = 2.981  # 3/2 R in cal/(mol K), of every free atom, in the table of references of QM9
+_ATOM_HEAT_CAPACITY = 2.981  # 3/2 R in cal/(mol K) for every free atom, from the table of references of QM9
 _FROM_ATOMS = {name: f"{name}_atom" for name in ("u0", "u298", "h298", "g298")}
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Unit of a target as it is stored: ``unit ** power``."""
+    """Unit of a stored target: ``unit ** power``."""
 
     unit: str
     power: int = 1
 
 
 def quantities(energy: str, atomization: str) -> dict[str, Quantity]:
-    """Targets in the order in which all files have them, which store energies in different units."""
+    """Return the units of all targets, in the order of the files. Files store energies in different units."""
     total, bohr = Quantity(energy), "bohr"
     return {
         "mu": Quantity("D"),
@@ -47,12 +47,12 @@ TARGETS = tuple(quantities("eV", "eV"))
 
 
 def select_names(targets: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets asked for: one name, several, or ``"all"``.
+    """Return the names of the chosen targets: one name, several names, or ``"all"``.
 
     Raises
     ------
     ValueError
-        If a name is unknown or repeats, or there is none.
+        If a name is unknown or repeated, or there are no names.
     """
     names = (tuple(known) if targets == "all" else (targets,)) if isinstance(targets, str) else tuple(targets)
     unknown = [name for name in names if name not in known]
@@ -70,22 +70,22 @@ def select(
     units: Units,
     references: bool,
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Take targets from the stored table, minus what free atoms contribute, in the units asked for.
+    """Select targets from the stored table, subtract contributions of free atoms, and convert the units.
 
     Parameters
     ----------
     table
-        ``[molecules, 19]``, in the units of ``stored``.
+        All targets ``[molecules, 19]``, in the units of ``stored``.
     stored
         Unit of each column.
     names
-        Targets to take.
+        Names of the selected targets.
     atoms
         Number of atoms of each molecule, ``[molecules]``.
     units
         Units of the result.
     references
-        Whether energies and heat capacities are those of the molecule minus those of its free atoms.
+        Whether energies and heat capacities of the free atoms are subtracted.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Shapes as clouds of surface points: what the sets share, and the small real ones."""
+"""Shapes as clouds of surface points: their base class, and two small data sets of real shapes."""
 
 import math
 from collections.abc import Sequence
@@ -41,40 +41,40 @@ _ADRENAL = Release(
 
 
 class ShapePoints(Clouds):
-    """Labeled clouds of surface points, with normals where they are known.
+    """Labeled clouds of surface points, with normals if they are known.
 
     For ``task="classification"`` an item has ``pos`` float32 ``[points, 3]``, ``normal`` float32 ``[points, 3]``
     (unit vectors, if known) and ``y`` int64 ``[1]``. For ``task="normals"`` it has ``pos``, ``y`` float32
-    ``[points, 3]`` (the normals, to be predicted) and ``label`` int64 ``[1]``. Shapes that are rotated have their pose
-    too, ``rotation`` float32 ``[1, 3, 3]``.
+    ``[points, 3]`` (the normals, to be predicted) and ``label`` int64 ``[1]``. Shapes that are rotated also have
+    their pose, ``rotation`` float32 ``[1, 3, 3]``.
 
     Parameters
     ----------
     pos
-        ``[shapes, points, 3]``.
+        Positions ``[shapes, points, 3]``.
     normal
-        Unit vectors ``[shapes, points, 3]``, or None.
+        Unit normals ``[shapes, points, 3]``, or None.
     labels
         Class of each shape, integers ``[shapes]``.
     classes
         Names of the classes.
     targets
-        Numbers ``[shapes, targets]``, which take the place of the class as ``y`` float32 ``[1, targets]``.
+        Numbers ``[shapes, targets]``, which replace the class as ``y`` float32 ``[1, targets]``.
     task
         ``"classification"`` or ``"normals"``.
     rotate
-        Turn each shape by a rotation of its own, the same whenever it is asked for: about the z axis, or any. The
-        protocols of the literature, z/SO(3) and SO(3)/SO(3), test on ``"SO3"``; in training
-        :class:`RandomRotateFields` turns a shape anew each time.
+        ``"z"`` or ``"SO3"`` rotates each shape by its own fixed rotation, about the z axis or about any axis. The
+        protocols of the literature, z/SO(3) and SO(3)/SO(3), test on ``"SO3"``. For new rotations on each access in
+        training use :class:`RandomRotateFields`.
     seed
-        Of the rotations.
+        Seed of the rotations.
     transform
         Called with each new ``Data``.
 
     Raises
     ------
     ValueError
-        If shapes do not fit together, a label has no class, or normals are asked for and unknown.
+        If the shapes of arrays do not match, a label has no class, or the task needs unknown normals.
     """
 
     vectors: tuple[str, ...] = ("pos", "normal")
@@ -114,7 +114,7 @@ class ShapePoints(Clouds):
         if self._targets is not None and (self._targets.shape[:1] != shape[:1] or self._targets.ndim != 2):
             raise ValueError(f"targets: expected [{shape[0]}, targets], got {list(self._targets.shape)}")
         if task == "normals" and self._normal is None:
-            raise ValueError("task='normals' needs normals, which these shapes do not have")
+            raise ValueError("task: expected 'classification' for shapes without normals, got 'normals'")
         super().__init__(shape[0], transform)
         self.classes, self.num_classes = tuple(classes), len(classes)
         self.task, self.rotate, self._seed = task, rotate, seed
@@ -156,8 +156,8 @@ class ShapePoints(Clouds):
 class ModelNet10Tiny(ShapePoints):
     """600 shapes of ModelNet10, 40 + 20 of each class, as points on the surface of 30 x 30 x 30 voxels.
 
-    Coarse, without normals, and small: for quick trials on real shapes. The third axis points up. Numbers are
-    not comparable with those on ModelNet10. Terms of ModelNet: academic research only.
+    The shapes are coarse and have no normals; the data set is meant for quick trials on real shapes. The third axis
+    points up. Results are not comparable with those on ModelNet10. The terms of ModelNet allow only academic research.
 
     Parameters
     ----------
@@ -166,13 +166,13 @@ class ModelNet10Tiny(ShapePoints):
     split
         ``"train"`` (400), ``"test"`` (200; both from the official halves) or ``"valid"``.
     points
-        How many of the 512 points of each shape. Default: all.
+        Number of points of each shape, at most 512. Default: all.
     validation
-        How many training shapes are set aside as ``"valid"``, by a permutation with a fixed seed.
+        Number of training shapes that are set aside as ``"valid"``, by a permutation with a fixed seed.
     rotate, seed, transform
         As for :class:`ShapePoints`.
     verify
-        Compare the digest. False reads any file of the same format.
+        Compare the digest. If False, any file in the same format is read.
 
     Raises
     ------
@@ -211,7 +211,7 @@ class ModelNet10Tiny(ShapePoints):
         labels = _TINY.check_indices(path, "label", labels, len(names))
         chosen = _TINY.check_indices(path, part, chosen, len(voxels))
         if not (voxels.size and len(chosen)):
-            raise _TINY.damaged(path, f"has points {list(voxels.shape)}, {len(chosen)} of them for {half}")
+            raise _TINY.damaged(path, f"has points {list(voxels.shape)} and {len(chosen)} shapes for {half}")
         if points is not None and not 1 <= points <= voxels.shape[1]:
             raise ValueError(f"points: expected None or an integer in 1 .. {voxels.shape[1]}, got {points}")
         pos = np.stack([normalize_cloud(cloud[:points]) for cloud in voxels[chosen]])
@@ -222,11 +222,12 @@ class ModelNet10Tiny(ShapePoints):
 
 
 class AdrenalMNIST3D(ShapePoints):
-    """Adrenal glands from CT, 1,188 / 98 / 298, normal or with hyperplasia, as points on the surface of a mask.
+    """Adrenal glands from CT scans, normal or with hyperplasia, as points on the surface of a mask.
 
-    Size carries meaning here, so clouds are not scaled to the unit sphere: the mean is in the origin, and one unit is
-    half the side of the 28 x 28 x 28 grid. The glands lie as they do in the body: rotate them to test equivariance.
-    A fifth to a quarter of each split has hyperplasia: accuracy alone says little.
+    The splits have 1,188 / 98 / 298 glands. Size is relevant for the classification, so clouds are not scaled to the
+    unit sphere: the mean of a cloud is the origin, and one unit is half the side of the 28 x 28 x 28 grid. The glands
+    are oriented as in the body, so rotate them to test equivariance. A fifth to a quarter of each split has
+    hyperplasia, so accuracy alone is not informative.
 
     Parameters
     ----------
@@ -235,17 +236,18 @@ class AdrenalMNIST3D(ShapePoints):
     split
         ``"train"``, ``"valid"`` or ``"test"``: the official split.
     points
-        Points per gland, drawn from its surface voxels, without repetition where there are enough.
+        Number of points per gland, drawn from its surface voxels, without repetition if there are enough.
     voxels
-        Give whole masks in place of points: ``x`` float32 ``[voxels, 1]``, 1 in the gland and 0 elsewhere, for all
-        voxels in raster order, with ``pos`` about the center of the grid and ``grid`` int64 ``[1, 3]`` (depth, height,
-        width), for networks on grids. The third coordinate runs along the layers, the second one against the rows.
+        Whether items are whole masks instead of points, for networks on grids: ``x`` float32 ``[voxels, 1]``, 1 in the
+        gland and 0 elsewhere, for all voxels in raster order, with ``pos`` relative to the center of the grid and
+        ``grid`` int64 ``[1, 3]`` (depth, height, width). The third coordinate increases with the layer, and the second
+        decreases with the row.
     rotate, transform
-        As for :class:`ShapePoints`; voxels are not rotated.
+        As for :class:`ShapePoints`; voxels cannot be rotated.
     seed
-        Of the points and the rotations.
+        Seed of the points and the rotations.
     verify
-        Compare the digest. False reads any file of the same format.
+        Compare the digest. If False, any file in the same format is read.
 
     Raises
     ------
@@ -315,16 +317,19 @@ class AdrenalMNIST3D(ShapePoints):
 
 
 def _raster_positions(sides: Sequence[int]) -> NDArray[np.float64]:
-    """Centers of voxels ``[depth * height * width, 3]`` in raster order, in voxels about the center of the grid."""
+    """Return the centers of voxels ``[depth * height * width, 3]`` in raster order.
+
+    They are relative to the center of the grid, in units of voxels.
+    """
     depth, height, width = (np.arange(side) - (side - 1) / 2 for side in sides)
     z, y, x = np.meshgrid(depth, -height, width, indexing="ij")
     return np.stack([x, y, z], axis=-1).reshape(-1, 3)
 
 
 def surface_voxels(mask: NDArray[np.bool_], points: int, stream: np.random.RandomState) -> NDArray[np.float64]:
-    """Draw filled voxels of which at least one of the six neighbors is empty: indices ``[points, 3]``.
+    """Draw indices ``[points, 3]`` of filled voxels with at least one empty voxel among their six neighbors.
 
-    Without repetition if there are enough; otherwise all of them, and some again.
+    They are drawn without repetition if there are enough. Otherwise all are returned, and some are repeated.
     """
     framed = np.pad(mask, 1)
     inner = np.ones_like(mask)

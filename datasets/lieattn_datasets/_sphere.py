@@ -1,4 +1,4 @@
-"""Points on the unit sphere: directions, the areas they stand for, and images projected onto them."""
+"""Points on the unit sphere: directions, their areas, and projections of images."""
 
 import math
 
@@ -18,7 +18,7 @@ from lieattn_datasets._streams import frozen_stream
 
 
 def fibonacci_sphere(points: int) -> NDArray[np.float64]:
-    """Nearly uniform directions on the sphere, all of equal weight: the golden-angle spiral.
+    """Return nearly uniform directions on the sphere, all of equal weight, on a golden-angle spiral.
 
     Parameters
     ----------
@@ -46,13 +46,14 @@ def fibonacci_sphere(points: int) -> NDArray[np.float64]:
 def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64]:
     """Project an image onto the sphere, by stereographic projection from the south pole.
 
-    The image's center goes to the north pole, and a circle that touches the centers of its outermost pixels to the
-    equator; x points right, y up, z out of the image. Between pixels the image is bilinear, beyond their centers zero.
+    The center of the image is mapped to the north pole, and the circle that touches the centers of its outermost pixels
+    to the equator; x points right, y up, z out of the image. Values between pixel centers are interpolated bilinearly,
+    and values beyond the outermost centers are zero.
 
     Parameters
     ----------
     image
-        ``[size, size]`` or ``[size, size, channels]``, the top row first.
+        Intensities ``[size, size]`` or ``[size, size, channels]``, the top row first.
     directions
         Unit vectors, ``[points, 3]``.
 
@@ -73,7 +74,7 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64
     if s.ndim != 2 or s.shape[1] != 3:
         raise ValueError(f"directions: expected [points, 3], got {list(s.shape)}")
     center = (len(pixels) - 1) / 2
-    finite = s[:, 2] > -1 + 1e-9  # the south pole itself has no place in the plane
+    finite = s[:, 2] > -1 + 1e-9  # the south pole has no image in the plane
     stretch = center / np.where(finite, 1 + s[:, 2], 1.0)
     row, column = center - stretch * s[:, 1], center + stretch * s[:, 0]
     inside = finite & (np.abs(row - center) <= center) & (np.abs(column - center) <= center)
@@ -88,23 +89,23 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64
 
 
 class SphericalImages(Clouds):
-    """Any labeled images, projected onto the sphere: the recipe of :class:`SphericalMNIST` for images of your own.
+    """Any labeled images, projected onto the sphere by the recipe of :class:`SphericalMNIST`.
 
     An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
-    ``[points, channels]`` in [0, 1], ``weight`` ``[points]`` (areas, together 4 pi), ``y`` int64 ``[1]``, and
-    ``rotation`` ``[1, 3, 3]`` where it was rotated.
+    ``[points, channels]`` in [0, 1], ``weight`` ``[points]`` (areas, with the sum 4 pi), ``y`` int64 ``[1]``, and
+    ``rotation`` ``[1, 3, 3]`` if it is rotated.
 
     Parameters
     ----------
     images
         Square images, for example ``MNIST(root, "test")``, without a transform that moves pixels.
     points
-        Number of directions, as :func:`fibonacci_sphere` spreads them.
+        Number of directions, which are those of :func:`fibonacci_sphere`.
     rotate
-        Turn the signal of each item by a random rotation R of its own: ``rotated(s) = unrotated(R^T s)``. The
-        directions stay, the values on them are sampled anew.
+        Whether the signal of each item is rotated by its own random rotation R: ``rotated(s) = unrotated(R^T s)``. The
+        directions stay the same, and the values on them are sampled again.
     seed
-        Of the rotations.
+        Seed of the rotations.
     transform
         Called with each new ``Data``.
 
@@ -152,7 +153,7 @@ class SphericalImages(Clouds):
 
 
 def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], areas: NDArray[np.float64]) -> Data:
-    """Values ``[points, channels]`` on directions, as float32 tensors."""
+    """Return values ``[points, channels]`` on directions with areas, as float32 tensors."""
     return Data(
         x=torch.from_numpy(values.astype(np.float32)),
         pos=torch.from_numpy(directions.astype(np.float32)),
@@ -161,22 +162,24 @@ def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], ar
 
 
 def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
-    """Places on the globe as points of the unit sphere, for example stations: ``Data(pos=on_sphere(lat, lon), x=...)``.
+    """Return points of the unit sphere for latitudes and longitudes, for example of stations.
+
+    Use it as in ``Data(pos=on_sphere(lat, lon), x=...)``.
 
     Parameters
     ----------
     latitude, longitude
-        Degrees, ``[points]``: north from -90 to 90, east from -360 to 360.
+        Angles in degrees, ``[points]``: north from -90 to 90, east from -360 to 360.
 
     Returns
     -------
     Tensor
-        float32 ``[points, 3]``; x points to 0 N 0 E, y to 0 N 90 E, z to the north pole.
+        Unit vectors, float32 ``[points, 3]``; x points to 0 N 0 E, y to 0 N 90 E, z to the north pole.
 
     Raises
     ------
     ValueError
-        If these are no finite numbers in their range, one of each for each point.
+        If an angle is not finite or out of range, or the shapes do not match.
 
     Examples
     --------
@@ -197,7 +200,7 @@ def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
 
 
 def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.float64]:
-    """Unit vectors ``[..., 3]`` of angles in radians."""
+    """Return the unit vectors ``[..., 3]`` of angles in radians."""
     beta, alpha = np.broadcast_arrays(np.asarray(colatitude, dtype=np.float64), longitude)
     return np.stack([np.sin(beta) * np.cos(alpha), np.sin(beta) * np.sin(alpha), np.cos(beta)], axis=-1)
 
@@ -205,31 +208,31 @@ def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray
 def choose_on_rings(
     sizes: ArrayLike, areas: ArrayLike, points: int | None, stream: np.random.RandomState
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Choose points of a latitude-longitude grid so that each stands for about the same area.
+    """Choose points of a latitude-longitude grid so that all represent about the same area.
 
-    A grid is dense at its poles. Each ring keeps a number of points in proportion to its area, evenly
-    spaced from a random longitude on.
+    The grid itself is dense at the poles. The number of points on each ring is proportional to the area of the ring,
+    and they are evenly spaced from a random longitude on.
 
     Parameters
     ----------
     sizes
-        Points on each ring, ``[rings]``; the grid lists ring after ring.
+        Number of points on each ring, ``[rings]``; the grid lists ring after ring.
     areas
         Area of each ring, ``[rings]``.
     points
-        How many to choose; None for all.
+        Number of chosen points; None for all.
     stream
-        Gives the longitudes.
+        Generator of the random longitudes.
 
     Returns
     -------
     tuple
-        Increasing indices ``[points]``, and the area of each, scaled to the sum of all areas.
+        Increasing indices ``[points]``, and the area of each point, scaled so that their sum is that of all rings.
 
     Raises
     ------
     ValueError
-        If there are not so many points.
+        If the number is less than 1, or exceeds the number of points of the grid.
     """
     most, ring = np.asarray(sizes, dtype=np.int64), np.asarray(areas, dtype=np.float64)
     total = int(most.sum())
@@ -249,13 +252,13 @@ def choose_on_rings(
 
 
 def _apportion(areas: NDArray[np.float64], most: NDArray[np.int64], points: int) -> NDArray[np.int64]:
-    """Share out a number of points in proportion to areas, no ring getting more than it has."""
+    """Distribute a number of points over rings in proportion to their areas, up to the number of points on each."""
     kept = np.zeros_like(most)
     while (left := points - int(kept.sum())) > 0:
         open_areas = np.where(kept < most, areas, 0.0)
         share = left * open_areas / open_areas.sum()
         added = np.minimum(np.floor(share).astype(np.int64), most - kept)
-        if not added.any():  # less than one each: the largest remainders first
+        if not added.any():  # all shares are below one: the largest remainders come first
             added[np.argsort(-share, kind="stable")[:left]] = 1
         kept += added
     return kept

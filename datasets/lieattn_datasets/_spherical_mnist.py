@@ -1,4 +1,4 @@
-"""MNIST on the sphere, re-created by a fixed recipe."""
+"""MNIST on the sphere, re-created from MNIST by a fixed recipe."""
 
 import math
 from pathlib import Path
@@ -20,42 +20,44 @@ _COUNTS = {("train", False): 5000, ("train", True): 2000, ("test", False): 1000,
 
 _RELEASE = Release(
     dataset="Spherical MNIST, re-created",
-    origin="The file is spherical_mnist_recipe.npz, made from MNIST by the recipe in the class's documentation.",
+    origin="The file is spherical_mnist_recipe.npz, made from MNIST by the recipe in the documentation of the class.",
     computed=("x_train_nr", "x_test_nr"),
     digests={"spherical_mnist_recipe.npz": "content:d679280247ec055f25e391746d702d58f872be14a025653f7360a453a3b1bb0f"},
 )
 
 
 class SphericalMNIST(Clouds):
-    """MNIST digits on the sphere, unrotated or each turned by a random rotation, on a grid of 60 x 60 angles.
+    """MNIST digits on the sphere, unrotated or with a random rotation each, on a grid of 60 x 60 angles.
 
-    The recipe: a digit lies about the north pole, by stereographic projection from the south pole (its outermost
-    pixels at the equator), bilinear, rounded to uint8; the rotated digit is sampled anew, ``rotated(s) =
-    unrotated(R^T s)``. This is close to the data of Cohen et al. (Spherical CNNs, 2018) and not the same: results
-    are not comparable. :class:`SphericalImages` does the same with other images and on other points.
+    A digit is centered at the north pole, by stereographic projection from the south pole with its outermost pixels at
+    the equator, bilinear interpolation and rounding to uint8. For rotated digits the projection is sampled at rotated
+    directions, ``rotated(s) = unrotated(R^T s)``. The data are similar to those of Cohen et al. (Spherical CNNs, 2018)
+    but not the same, so results are not comparable. :class:`SphericalImages` does the same for other images and on
+    other points.
 
     An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
-    ``[points, 1]`` in [0, 1], ``weight`` float32 ``[points]`` (the area of the sphere that each point stands for,
-    together 4 pi), ``y`` int64 ``[1]``, and ``rotation`` ``[1, 3, 3]`` where it was rotated.
+    ``[points, 1]`` in [0, 1], ``weight`` float32 ``[points]`` (the area of the sphere that each point represents,
+    with the sum 4 pi), ``y`` int64 ``[1]``, and ``rotation`` ``[1, 3, 3]`` if it is rotated.
 
     Parameters
     ----------
     root
         Folder with ``spherical_mnist_recipe.npz``.
     split
-        ``"train"`` (5,000 unrotated, of which the first 2,000 rotated too), ``"test"`` (1,000), or ``"valid"``.
+        ``"train"`` (5,000 unrotated digits, of which the first 2,000 also exist rotated), ``"test"`` (1,000), or
+        ``"valid"``.
     rotated
-        Whether the digits are rotated. The usual protocols train and test on unrotated (NR/NR), rotated (R/R),
-        or train on unrotated and test on rotated ones (NR/R).
+        Whether the digits are rotated. The usual protocols train and test on unrotated digits (NR/NR), train and test
+        on rotated digits (R/R), or train on unrotated and test on rotated digits (NR/R).
     points
-        How many of the 3,600 points of the grid to keep, chosen once so that each stands for about the same area
-        (the grid itself is dense at the poles). Default: all.
+        Number of points that are kept of the 3,600 points of the grid. They are chosen once so that all represent about
+        the same area (the grid itself is dense at the poles). Default: all.
     validation
-        How many training digits are set aside as ``"valid"``, by a permutation with a fixed seed.
+        Number of training digits that are set aside as ``"valid"``, by a permutation with a fixed seed.
     seed
-        Of the choice of points.
+        Seed of the choice of points.
     verify
-        Compare the digest and the number of images. False reads any file of the same format.
+        Compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Called with each new ``Data``.
 

@@ -1,4 +1,4 @@
-"""Particles that pull on each other like springs: a linear system, which is solved exactly."""
+"""Particles that are joined by springs: a linear system, which is solved exactly."""
 
 import numpy as np
 import torch
@@ -21,26 +21,26 @@ class Springs(Clouds):
 
     .. math:: H = \sum_i \frac{|p_i|^2}{2 m_i} + \frac12 \sum_i \sum_j k_i k_j |q_i - q_j|^2
 
-    Masses are uniform in [0.1, 3.1), stiffnesses in [0, 5), positions normal with standard deviation 0.4, momenta
-    with 0.6. The published generator subtracts the mean momentum of the *batch*; here that of each *system* is
+    Masses are uniform in [0.1, 3.1) and stiffnesses in [0, 5); positions are normal with standard deviation 0.4, and
+    momenta with 0.6. The published generator subtracts the mean momentum of the *batch*. Here that of each *system* is
     subtracted, so that every center of mass rests and a system does not depend on the others. Trajectories have 500
     points on ``linspace(0, 5)``; as published, one chunk of five points is drawn from each.
 
-    The equations are linear, so each trajectory is written down exactly from the normal modes of its system
-    (the original integrates numerically): the energy is constant to rounding.
+    The equations are linear, so each trajectory is computed exactly from the normal modes of its system (the original
+    integrates numerically), and the energy is constant up to rounding.
 
     An item has ``pos`` and ``momentum`` float32 ``[6, 2]`` at the first point of the chunk, ``x`` ``[6, 2]`` (mass,
     stiffness), ``time`` ``[1, chunk]`` since the first point, ``y`` float32 ``[6, chunk, 4]`` (position, then momentum,
-    at all points, the first included), and ``energy`` ``[1]``. Units are those of the equations.
+    at all points including the first), and ``energy`` ``[1]``. Units are those of the equations.
 
     Parameters
     ----------
     split
-        ``"train"``, ``"valid"`` or ``"test"``: three different streams of the same seed.
+        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
     size
         Number of trajectories. Default: 3,000, 2,000 and 2,000. A smaller data set is the beginning of a larger one.
     chunk
-        Points per item; None gives whole trajectories, for roll-outs.
+        Number of points per item. None gives whole trajectories, for roll-outs.
     particles
         Number of particles of each system.
     seed
@@ -104,7 +104,10 @@ class Springs(Clouds):
 
 
 def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike) -> NDArray[np.float64]:
-    """Hamiltonian of :class:`Springs`, ``[...]``, for positions and momenta ``[..., particles, dim]``."""
+    """Return the Hamiltonian of :class:`Springs`, ``[...]``.
+
+    Masses and stiffnesses are ``[..., particles]``, positions and momenta ``[..., particles, dim]``.
+    """
     m, k = real_array("mass", mass), real_array("stiffness", stiffness)
     q, p = real_array("pos", pos), real_array("momentum", momentum)
     if q.ndim < 2 or p.ndim < 2 or any(array.shape[-1:] != q.shape[-2:-1] for array in (m, k, p[..., 0])):
@@ -121,16 +124,16 @@ def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentu
 def simulate_springs(
     mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike, times: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Follow one system of :class:`Springs` exactly, by its normal modes.
+    """Compute the exact trajectory of one system of :class:`Springs` from its normal modes.
 
     Parameters
     ----------
     mass, stiffness
-        ``[particles]``, masses positive.
+        Positive masses and non-negative stiffnesses ``[particles]``.
     pos, momentum
-        At time 0, ``[particles, dim]``.
+        Positions and momenta at time 0, ``[particles, dim]``.
     times
-        ``[times]``.
+        Times of the results ``[times]``.
 
     Returns
     -------
@@ -140,7 +143,7 @@ def simulate_springs(
     Raises
     ------
     ValueError
-        If these are no finite numbers of such shapes, a mass is not positive, or a stiffness is negative.
+        If a number is not finite, shapes do not match, a mass is not positive, or a stiffness is negative.
     """
     m, k = real_array("mass", mass), real_array("stiffness", stiffness)
     q, p = real_array("pos", pos), real_array("momentum", momentum)
@@ -156,7 +159,7 @@ def simulate_springs(
     root = np.sqrt(m)[:, None]
     pulls = 2 * (np.diag(k * k.sum()) - np.outer(k, k))  # minus the force, per displacement
     squared, modes = np.linalg.eigh(pulls / (root * root.T))
-    frequency = np.sqrt(np.maximum(squared, 0.0))  # the center of mass moves freely: its frequency is zero
+    frequency = np.sqrt(np.maximum(squared, 0.0))  # rounding can make the zero of the center of mass negative
     phase = t[:, None] * frequency
     cosine, sine = np.cos(phase)[..., None], np.sin(phase)[..., None]
     over = (t[:, None] * np.sinc(phase / np.pi))[..., None]  # sin(w t) / w, also at w = 0

@@ -1,4 +1,4 @@
-"""Random numbers that a seed determines for good: the same with every version of NumPy and on every machine."""
+"""Random numbers that depend only on a seed, and are the same with every version of NumPy and on every machine."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,10 @@ SPLITS = ("train", "valid", "test")
 
 
 def frozen_stream(*keys: int) -> np.random.RandomState:
-    """Return a generator for a sequence of non-negative numbers: a seed, a split, what is drawn.
+    """Return a generator for a sequence of non-negative integers, such as a seed, a split and a kind of numbers.
 
-    NumPy has frozen the streams of ``RandomState``; those of ``default_rng`` may change. Arrays with more rows
-    from the same keys begin with the same rows.
+    NumPy guarantees that the streams of ``RandomState`` do not change; those of ``default_rng`` may change. With the
+    same keys, an array with more rows begins with the rows of a smaller one.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def frozen_stream(*keys: int) -> np.random.RandomState:
 
 
 def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Pass the items on, with a bar on the terminal where it takes more than two seconds."""
+    """Yield the items, with a progress bar on the terminal if it takes more than two seconds."""
     from tqdm import tqdm
 
     yield from tqdm(items, description, total, delay=2.0, leave=False, disable=None)
@@ -41,12 +41,13 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
 class RandomTransform:
     """A random transform, whose numbers are a stream that the seed and the class determine.
 
-    Where torch has another seed than when the transform was made, and :meth:`set_epoch` was not called, the numbers
-    follow torch's generator besides. So those of a loader's worker processes are their own, differ by epoch and follow
-    ``torch.manual_seed``; and a loader that seeds torch for each item, such as ``lieattn.train.PointSetData``, gets
-    numbers that depend on the item alone.
+    If the seed of torch has changed since the transform was constructed, and :meth:`set_epoch` was not called, the
+    numbers also depend on torch's generator. Worker processes of a loader therefore draw different numbers, which
+    differ between epochs and follow ``torch.manual_seed``. In a loader that seeds torch for each item, such as
+    ``lieattn.train.PointSetData``, the numbers of an item do not depend on the other items.
 
-    Transforms of two classes have streams of their own; two of one class, one behind the other, need two seeds.
+    Transforms of different classes have different streams. Two transforms of the same class in a chain need different
+    seeds.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ class RandomTransform:
         self._generator = np.random.default_rng([self._class, seed])
 
     def set_epoch(self, epoch: int) -> None:
-        """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
+        """Restart the stream from the seed and the epoch, so that a single epoch can be repeated."""
         check_arguments(RandomTransform.set_epoch, locals())
         if epoch < 0:
             raise ValueError(f"epoch: expected an integer of at least 0, got {epoch}")
@@ -85,7 +86,7 @@ class RandomTransform:
             key = (*key, self._epoch, 0 if worker is None else worker.id + 1)
         elif torch.initial_seed() != self._torch_seed:
             return np.random.default_rng([self.seed, *torch.randint(2**31, (2,)).tolist()])
-        if key != self._key:  # a new process, or a new epoch, begins its own stream
+        if key != self._key:  # each process and each epoch begins its own stream
             self._key = key
             self._generator = np.random.default_rng(key)
         return self._generator

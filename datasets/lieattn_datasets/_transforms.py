@@ -1,7 +1,7 @@
-"""Transforms: callables that take a ``Data`` and return a new one, leaving the first as it was.
+"""Transforms: callables that take a ``Data`` and return a new one, without changing their input.
 
-Angles are in radians; a positive angle turns counter-clockwise as displayed (x right, y up).
-``torch_geometric.transforms.Compose`` chains them.
+Angles are in radians, and positive angles rotate counter-clockwise as displayed (x right, y up).
+``torch_geometric.transforms.Compose`` chains transforms.
 """
 
 import copy
@@ -24,19 +24,19 @@ _QUARTER_TURN_TOLERANCE = 1e-12
 
 
 class TransformPoints:
-    """Multiply the coordinates of every point by a matrix; everything else stays.
+    """Multiply the coordinates of every point by a matrix. All other attributes stay the same.
 
-    Nothing is resampled: the points carry their features along. Works on a ``Data`` or a ``Batch``.
+    Nothing is resampled: the points keep their features. The transform accepts a ``Data`` or a ``Batch``.
 
     Parameters
     ----------
     matrix
-        ``[dim, dim]``, finite; the new position is ``matrix @ pos``, computed in float64.
+        Finite matrix ``[dim, dim]``. The new position is ``matrix @ pos``, computed in float64.
 
     Raises
     ------
     ValueError
-        If the matrix is not square or not finite, or (when called) does not fit ``data.pos``.
+        If the matrix is not square or not finite, or (when called) does not match the shape of ``data.pos``.
     """
 
     def __init__(self, matrix: ArrayLike | Tensor) -> None:
@@ -60,13 +60,13 @@ class TransformPoints:
 class RotatePoints(TransformPoints):
     """Rotate the coordinates of every point in the plane about the origin, the center of an image.
 
-    This is the exact rotation of an image as a point set: no pixel is resampled, none is lost.
-    Multiples of a quarter turn use the integer matrix and map the grid onto itself without rounding.
+    This is the exact rotation of an image as a point set: no pixel is resampled or lost. Multiples of a quarter turn
+    use the integer matrix and map the grid onto itself without rounding.
 
     Parameters
     ----------
     angle
-        In radians, counter-clockwise as displayed.
+        Angle in radians, counter-clockwise as displayed.
 
     Raises
     ------
@@ -94,9 +94,9 @@ class RotatePoints(TransformPoints):
 class RandomRotatePoints(RandomTransform):
     """Rotate the points of each cloud by a random angle, as :class:`RotatePoints` does.
 
-    The angles are a stream that the seed determines; in the worker processes of a loader, and where torch is seeded
-    later, they follow torch's generator besides (so that epochs differ, and ``torch.manual_seed`` decides), until
-    ``set_epoch`` is called.
+    The angles are a random stream that the seed determines. In worker processes of a loader, and if torch is seeded
+    later, they also depend on torch's generator (so that epochs differ, and ``torch.manual_seed`` has an effect),
+    unless ``set_epoch`` was called.
 
     Parameters
     ----------
@@ -108,8 +108,8 @@ class RandomRotatePoints(RandomTransform):
     Raises
     ------
     ValueError
-        If the seed is negative, the angle is negative or not finite, or (when called) the data is a
-        batch: its clouds would share one angle.
+        If the seed is negative, the angle is negative or not finite, or (when called) the data is a batch, whose clouds
+        would share one angle.
     """
 
     def __init__(self, seed: int = 0, max_angle: float = math.pi) -> None:
@@ -131,22 +131,22 @@ class RandomRotatePoints(RandomTransform):
 
 
 class RandomScalePoints(RandomTransform):
-    """Dilate the points of each cloud about the origin by a random factor, such as images by their center.
+    """Scale the points of each cloud about the origin, the center of an image, by a random factor.
 
-    Like rotations (:class:`RotatePoints`) dilations of a point set are exact: no pixel is resampled. For one fixed
-    factor s take ``TransformPoints([[s, 0], [0, s]])``.
+    Like rotations (:class:`RotatePoints`), dilations of a point set are exact: no pixel is resampled. For one fixed
+    factor s use ``TransformPoints([[s, 0], [0, s]])``.
 
     Parameters
     ----------
     seed
-        As of :class:`RandomRotatePoints`.
+        As for :class:`RandomRotatePoints`.
     least, most
-        The logarithm of the factor is uniform between those of the two.
+        Bounds of the factor, whose logarithm is uniformly distributed.
 
     Raises
     ------
     ValueError
-        If the seed is negative, the factors are not 0 < least <= most, or (when called) the data is a batch: its
+        If the seed is negative, the factors are not 0 < least <= most, or (when called) the data is a batch, whose
         clouds would share one factor.
 
     Examples
@@ -177,23 +177,23 @@ class RandomScalePoints(RandomTransform):
 
 
 class RotateImage:
-    """Rotate an image by resampling it on its own grid: for comparison with :class:`RotatePoints`.
+    """Rotate an image by resampling it on its own grid, for comparison with :class:`RotatePoints`.
 
-    Spline interpolation about the center, black outside; what leaves the frame is lost. Intensities
-    are clipped to [0, 1], so use it before :class:`Standardize`.
+    The image is rotated about its center by spline interpolation. Pixels from outside the image are black, and parts
+    that leave the frame are lost. Intensities are clipped to [0, 1], so use this transform before :class:`Standardize`.
 
     Parameters
     ----------
     angle
-        In radians, counter-clockwise as displayed. A quarter turn of a square image permutes pixels.
+        Angle in radians, counter-clockwise as displayed. A quarter turn of a square image permutes pixels.
     order
-        Order of the spline, 0 (nearest) to 5; 1 is bilinear, 3 cubic.
+        Order of the spline, 0 (nearest) to 5; 1 is bilinear, 3 is cubic.
 
     Raises
     ------
     ValueError
-        If the angle is not finite, the order is none of these, or (when called) the data is not one
-        upright image with intensities in [0, 1].
+        If the angle is not finite, the order is not in 0 .. 5, or (when called) the data is not one upright image with
+        intensities in [0, 1].
     """
 
     def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
@@ -203,7 +203,7 @@ class RotateImage:
         cosine, sine = _cosine_sine(angle)
         self.angle = float(angle)
         self.order: Literal[0, 1, 2, 3, 4, 5] = order
-        # output (row, column) to input (row, column): the inverse rotation, with rows pointing down
+        # from output (row, column) to input (row, column): the inverse rotation, with rows pointing down
         self._matrix = np.array([[cosine, sine], [-sine, cosine]])
 
     def __call__(self, data: Data) -> Data:
@@ -232,17 +232,17 @@ class RotateImage:
 
 
 class RandomCrop:
-    """Cut an image of the same size out of the padded one at random, and mirror it left to right half of the time.
+    """Pad an image, crop it to its size at a random place, and mirror it left to right with probability 1/2.
 
-    Pixels move by whole steps, so nothing is resampled: the crops of a turned image are the turned crops, mirrored ones
-    up to half a turn. Positions and raster stay as they are. Draws come from torch's generator.
+    Pixels move by whole steps, so nothing is resampled. The crops of a rotated image are the rotated crops; mirrored
+    ones are equal up to half a turn. Positions and raster stay the same. Random numbers come from torch's generator.
 
     Parameters
     ----------
     padding
-        Rows and columns of zeros on every side, at least 0. Zeros are black before :class:`Standardize`.
+        Number of rows and columns of zeros on every side, at least 0. Zeros are black before :class:`Standardize`.
     flip
-        Whether to mirror.
+        Whether images are mirrored with probability 1/2.
 
     Raises
     ------
@@ -273,20 +273,20 @@ class RandomCrop:
 
 
 class AveragePixels:
-    """Average images over squares of pixels, positions too, and let the spacing be 1 again.
+    """Average the intensities and positions of images over squares of pixels, and rescale the spacing to 1.
 
-    Points are in raster order, as those of images are, and may have been turned since: the means turn along. Works on a
-    ``Data`` or a ``Batch`` of images.
+    Points must be in raster order, as in images, but may be rotated; then the averaged image is rotated in the same
+    way. The transform accepts a ``Data`` or a ``Batch`` of images.
 
     Parameters
     ----------
     size
-        Rows and columns of a square.
+        Number of rows and columns of a square.
 
     Raises
     ------
     ValueError
-        If the size is not positive, or (when called) the data are no images whose sides are multiples of it.
+        If the size is not positive, or (when called) the data are not images whose sides are multiples of it.
 
     Examples
     --------
@@ -325,18 +325,18 @@ class AveragePixels:
 
 
 class Standardize:
-    """Subtract a mean from each channel of ``x`` and divide by a standard deviation.
+    """Subtract a mean from each channel of ``x`` and divide it by a standard deviation.
 
     Parameters
     ----------
     mean, std
-        One number, or one per channel; std positive. ``Standardize(*dataset.statistics())``.
+        One number, or one per channel; std must be positive. See ``Standardize(*dataset.statistics())``.
 
     Raises
     ------
     ValueError
-        If a number is not finite, std is not positive, the lengths differ, or (when called) they do
-        not fit the channels of ``data.x``.
+        If a number is not finite, std is not positive, the lengths differ, or (when called) they do not match the
+        channels of ``data.x``.
     """
 
     def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
@@ -364,15 +364,15 @@ class Standardize:
 
 
 class DropBackground:
-    """Keep the points whose signal is not zero: an image of ink on paper becomes the cloud of its ink.
+    """Keep only the points whose signal is not zero, for example the ink of an image of handwriting.
 
-    Which points stay does not depend on where they are, so a network keeps its equivariance. A cloud whose signal is
-    zero everywhere keeps its first point. Attributes of points and edges are kept with theirs; ``grid`` goes.
+    The choice of points does not depend on their positions, so networks stay equivariant. A cloud whose signal is zero
+    everywhere keeps its first point. The attributes of the remaining points and edges are kept; ``grid`` is removed.
 
     Parameters
     ----------
     threshold
-        Points stay where some channel of ``data.x`` is above it, in absolute value; not negative.
+        Non-negative number. A point is kept if the absolute value of a channel of ``data.x`` exceeds it.
 
     Raises
     ------
@@ -395,7 +395,7 @@ class DropBackground:
         if len(x) and not bool(keep.any()):
             keep[0] = True
         kept = data.subgraph(keep)
-        kept.pop("grid", None)  # what is left is no raster
+        kept.pop("grid", None)  # the remaining points are not a raster
         return kept
 
     def __repr__(self) -> str:
@@ -403,14 +403,14 @@ class DropBackground:
 
 
 class PermutePoints:
-    """Put the points of a cloud in another order, a random one that the seed and their number determine.
+    """Permute the points of a cloud at random. The seed and the number of points determine the permutation.
 
-    The cloud is the same set of points, with all that belongs to each; a network must not notice.
+    The cloud is the same set of points with the same attributes, so the output of a network must not change.
 
     Parameters
     ----------
     seed
-        Non-negative integer. The same seed gives clouds of the same size the same order.
+        Non-negative integer. With the same seed, clouds of the same size are permuted in the same way.
 
     Raises
     ------
@@ -436,7 +436,7 @@ class PermutePoints:
             check_attribute(data, "x", size)
         order = torch.from_numpy(np.random.default_rng(self.seed).permutation(size))
         permuted = copy.copy(data)
-        for name in data.node_attrs() if size > 1 else ():  # of one point, the numbers of the cloud have one row too
+        for name in data.node_attrs() if size > 1 else ():  # with one point, attributes of the cloud also have one row
             value = data[name]
             if isinstance(value, Tensor):
                 permuted[name] = value.index_select(data.__cat_dim__(name, value), order.to(value.device))
@@ -449,7 +449,7 @@ class PermutePoints:
 
 
 def _cosine_sine(angle: float) -> tuple[float, float]:
-    """Cosine and sine of an angle, exactly 0 and +-1 at multiples of a quarter turn."""
+    """Return the cosine and sine of an angle, exactly 0 and +-1 at multiples of a quarter turn."""
     if not math.isfinite(angle):
         raise ValueError(f"angle: expected a finite number of radians, got {angle}")
     turns = angle / (math.pi / 2)

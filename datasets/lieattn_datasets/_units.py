@@ -1,4 +1,4 @@
-"""Units that targets come in, and the factors between them (CODATA 2018)."""
+"""Units of targets, and the conversion factors between them (CODATA 2018)."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class Units:
-    """The units a user asked for; quantities that are no energy, dipole or length keep theirs.
+    """Units of the results. Quantities other than energies, dipoles and lengths are not converted.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Units:
     Raises
     ------
     ValueError
-        If a unit is none of these.
+        If a unit is unknown.
     """
 
     energy: str = "eV"
@@ -44,7 +44,7 @@ class Units:
                 raise ValueError(f"{argument}_unit: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
 
     def convert(self, unit: str, power: int = 1) -> tuple[float, str]:
-        """Return what multiplies a number in ``unit ** power``, and the name of the unit it then has."""
+        """Return the factor that converts a number in ``unit ** power``, and the name of its new unit."""
         if unit not in _FACTORS:
             return 1.0, unit
         dimension, value = _FACTORS[unit]

@@ -1,4 +1,4 @@
-"""Wind on the sphere: a tangent vector field, month by month."""
+"""Monthly means of the wind on the sphere: tangent vector fields."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ _RELEASE = Release(
     digests={"wind_monthly_mean.npz": "content:a4606c899168195a37bee075c586b29852edeed5f527127109e8bea94e3b6809"},
 )
 
-# Months (from 1) of each split. No month is in two splits of the same task.
+# Months, counted from 1, of each split. No month is in two splits of the same task.
 _MONTHS: dict[str, dict[str, tuple[int, ...]]] = {
     "forecast": {"train": (1, 2, 3, 4, 5, 6, 7), "valid": (9,), "test": (11,)},
     "fill": {"train": (1, 2, 4, 5, 7, 8, 10, 11), "valid": (3, 9), "test": (6, 12)},
@@ -37,26 +37,27 @@ class WindOnSphere(Clouds):
     """Monthly mean wind at 200 hPa on the whole Earth, a field of tangent vectors on the unit sphere.
 
     An item has ``pos`` float32 ``[points, 3]`` (unit vectors: x through longitude 0, z through the north pole),
-    ``wind`` float32 ``[points, 3]`` (the input, m/s, tangent to the sphere), ``y`` float32 ``[points, 3]`` (the
-    target, likewise), ``x`` float32 ``[points, 1]`` (1 where the input is known, else 0), ``mask`` bool ``[points]``
-    (where the target counts), ``weight`` float32 ``[points]`` (areas, together 4 pi), and ``month`` int64 ``[1]``.
-    Vectors ``[points, 3]`` that turn along tell places and seasons apart: ``east``, the velocity of the ground (1 at
-    the equator), and, along the axis of the Earth, ``sun``, by how much the sun stands in the north in the middle of
-    this month (-1 to 1), and ``sun_change``, its rate.
+    ``wind`` float32 ``[points, 3]`` (the input, in m/s, tangent to the sphere), ``y`` float32 ``[points, 3]`` (the
+    target, in the same form), ``x`` float32 ``[points, 1]`` (1 if the input is known at a point, else 0), ``mask``
+    bool ``[points]`` (whether the target of a point counts), ``weight`` float32 ``[points]`` (areas, with the sum
+    4 pi), and ``month`` int64 ``[1]``. Further vectors ``[points, 3]``, which rotate with the points, distinguish
+    places and seasons: ``east``, the velocity of the ground (1 at the equator), and, along the axis of the Earth,
+    ``sun``, the relative declination of the sun in the middle of the month (-1 to 1, positive in the north), and
+    ``sun_change``, its rate of change.
 
-    At a pole, eastward and northward have no direction; the 144 pairs that the grid has there are one vector
-    seen from 144 longitudes. They become one point, with the mean of the 144 vectors in space.
+    At a pole, eastward and northward have no direction. The 144 pairs of components that the grid has there are one
+    vector seen from 144 longitudes, and are replaced by one point with the mean of the 144 vectors in space.
 
-    Tasks, with no month in two splits:
+    The tasks have no month in two splits:
 
-    * ``"forecast"``: the field of the next month from that of this one, everywhere. Training 1 to 2, ..., 7 to 8;
-      validation 9 to 10; test 11 to 12.
-    * ``"fill"``: the field at the points that are not observed (``mask``) from the observed ones (``x``), the sensors.
-      Training months 1, 2, 4, 5, 7, 8, 10, 11; validation 3, 9; test 6, 12. What to improve on is ``interpolated``
+    * ``"forecast"``: predict the field of the next month from that of this month, at all points. Training 1 to 2, ...,
+      7 to 8; validation 9 to 10; test 11 to 12.
+    * ``"fill"``: predict the field at the points that are not observed (``mask``) from the observed ones (``x``), the
+      sensors. Training months 1, 2, 4, 5, 7, 8, 10, 11; validation 3, 9; test 6, 12. The baseline is ``interpolated``
       ``[points, 3]``: means of the winds at the nearest sensors, with weights 1 / distance^3, along the sphere.
 
-    The axis of the Earth is a real direction: a network that is equivariant under all rotations knows where the poles
-    are if it is given ``east`` or ``sun``.
+    The axis of the Earth is a physical direction: a network that is equivariant to all rotations can only know where
+    the poles are if its input contains ``east`` or ``sun``.
 
     Parameters
     ----------
@@ -67,25 +68,25 @@ class WindOnSphere(Clouds):
     task
         ``"forecast"`` or ``"fill"``.
     points
-        How many of the 10,226 points of the grid an item has, chosen anew for each item so that each stands for
-        about the same area. Default: all.
+        Number of points of an item. They are chosen among the 10,226 points of the grid, differently for each item, so
+        that all represent about the same area. Default: all.
     observed
-        Share of the points that are known, for ``"fill"``.
+        Share of the points that are observed, for ``"fill"``.
     neighbors
-        Sensors that a value is interpolated from.
+        Number of sensors from which a value is interpolated.
     draws
-        Items per month, with other points and other observed ones.
+        Number of items per month, with different points and different sensors.
     seed
-        Of points and observed points.
+        Seed of points and sensors.
     verify
-        Compare the digest. False reads any file of the same format.
+        Compare the digest. If False, any file in the same format is read.
     transform
         Called with each new ``Data``.
 
     Attributes
     ----------
     scale : float
-        Root mean square speed over the sphere in the training months, m/s.
+        Root mean square speed over the sphere in the training months, in m/s.
 
     Raises
     ------
@@ -187,14 +188,14 @@ class WindOnSphere(Clouds):
 def wind_vectors(
     u: ArrayLike, v: ArrayLike, latitude: ArrayLike, longitude: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Turn eastward and northward components on a grid into vectors in space.
+    """Convert eastward and northward components on a grid to vectors in space.
 
     Parameters
     ----------
     u, v
-        ``[fields, latitudes, longitudes]``.
+        Eastward and northward components ``[fields, latitudes, longitudes]``.
     latitude, longitude
-        Radians; the first latitude is the north pole, the last one the south pole.
+        Angles in radians. The first latitude is the north pole, the last one is the south pole.
 
     Returns
     -------
@@ -204,7 +205,7 @@ def wind_vectors(
     Raises
     ------
     ValueError
-        If these are no finite numbers, or shapes do not fit.
+        If a number is not finite, or shapes do not match.
     """
     east, north = real_array("u", u), real_array("v", v)
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
@@ -226,12 +227,12 @@ def wind_vectors(
     poles = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
     directions = np.concatenate([poles[:1], places[1:-1].reshape(-1, 3), poles[1:]])
     fields = np.concatenate([first, middle, last], axis=1)
-    fields[:, [0, -1], 2] = 0.0  # cos of a quarter turn is not quite zero
+    fields[:, [0, -1], 2] = 0.0  # the cosine of a quarter turn is not exactly zero
     return directions, fields.astype(np.float32)
 
 
 def _interpolate(places: NDArray[np.float64], wind: Tensor, known: NDArray[np.bool_], neighbors: int) -> Tensor:
-    """Tangent vectors ``[points, 3]``: those at the known points, else weighted means of those of the nearest ones."""
+    """Return tangent vectors ``[points, 3]``, which are weighted means of the nearest known ones at unknown points."""
     from scipy.spatial import KDTree
 
     nearest = min(neighbors, int(known.sum()))
@@ -245,7 +246,7 @@ def _interpolate(places: NDArray[np.float64], wind: Tensor, known: NDArray[np.bo
 
 
 def _ring_areas(rings: int) -> NDArray[np.float64]:
-    """Area between the circles halfway to the next rings; the first and the last are caps."""
+    """Return the areas between the circles halfway to the neighboring rings. The first and the last are caps."""
     step = math.pi / (rings - 1)
     colatitude = step * np.arange(rings)
     upper, lower = np.maximum(colatitude - step / 2, 0), np.minimum(colatitude + step / 2, math.pi)

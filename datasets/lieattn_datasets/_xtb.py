@@ -1,4 +1,4 @@
-"""Molecules made on the spot: conformers by rdkit, labels by tblite's GFN2-xTB. No file is needed."""
+"""Generated molecules: conformers from rdkit, labels from tblite's GFN2-xTB. No file is needed."""
 
 import functools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lieattn_datasets._smiles import SMALL_MOLECULES
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
 from lieattn_datasets._units import Units
 
-_ACCURACY = 0.01  # of the self-consistent charges, in tblite's scale: as the labels of QM9GFN2 were made
+_ACCURACY = 0.01  # of the self-consistent charges, in tblite's scale: the same as for the labels of QM9GFN2
 _SHARES = (0.8, 0.1)
 _BOHR = Units(length="angstrom").convert("bohr")[0]
 _HARTREE = Units().convert("Ha")[0]
@@ -26,18 +26,18 @@ _DEBYE = Units().convert("e bohr")[0]
 
 @dataclass(frozen=True)
 class GFN2Labels:
-    """Result of one single point, in eV, angstrom, debye and e.
+    """Result of a single-point calculation, in eV, angstrom, debye and e.
 
     Parameters
     ----------
     energy
-        Total energy, eV.
+        Total energy in eV.
     force
-        ``[atoms, 3]``, eV/angstrom.
+        Forces ``[atoms, 3]`` in eV/angstrom.
     dipole
-        ``[3]``, debye.
+        Dipole moment ``[3]`` in debye.
     charge
-        ``[atoms]``, partial charges in e.
+        Partial charges ``[atoms]`` in e.
     """
 
     energy: float
@@ -47,15 +47,16 @@ class GFN2Labels:
 
 
 class GFN2Molecules(Molecules):
-    """Small organic molecules with GFN2-xTB energies, forces and dipoles, computed when the data set is made.
+    """Small organic molecules with GFN2-xTB energies, forces and dipoles, computed during construction.
 
-    A real molecular task without any file: SMILES become conformers (ETKDG, then the MMFF force field), whose atoms are
-    displaced at random, and tblite labels each. Some 10 ms per conformer; results are kept for the process. The same
-    seed gives the same molecules with the same version of rdkit.
+    This is a real molecular task that needs no file. Conformers are generated from SMILES (by ETKDG, then the MMFF
+    force field), their atoms are displaced at random, and tblite computes the labels. This takes about 10 ms per
+    conformer, and results are cached in the process. The same seed gives the same molecules with the same version of
+    rdkit.
 
     An item has ``z``, ``pos`` (angstrom), ``y`` ``[1, 1]`` (the energy, also as ``energy`` ``[1]``), ``force`` float32
     ``[atoms, 3]`` (the energy unit per angstrom), ``dipole`` ``[1, 3]``, ``charge`` ``[atoms]`` (partial charges in e)
-    and ``molecule`` ``[1]`` (its place among the SMILES). All conformers of a molecule are in the same split.
+    and ``molecule`` ``[1]`` (the index of its SMILES). All conformers of a molecule are in the same split.
 
     Parameters
     ----------
@@ -63,18 +64,18 @@ class GFN2Molecules(Molecules):
         ``"train"``, ``"valid"`` or ``"test"``: 80, 10 and 10 % of the molecules, by a permutation with a fixed seed; or
         ``"all"``.
     smiles
-        Which molecules, closed-shell. Default: 81 of up to 7 atoms of C, N, O and F.
+        SMILES of the molecules, which must be closed-shell. Default: 81 molecules of up to 7 atoms of C, N, O and F.
     conformers
-        Conformers of each.
+        Number of conformers of each molecule.
     noise
-        Standard deviation of the displacement of each coordinate, angstrom: without it forces are small.
+        Standard deviation of the displacement of each coordinate, in angstrom. Without displacements forces are small.
     seed
-        Of conformers and displacements.
+        Seed of conformers and displacements.
     energy_unit, dipole_unit
         As for :class:`QM9`.
     references
-        Subtract from the energy a sum over its atoms, one number per species, fitted by least squares to the training
-        molecules in float64 (``atom_energies`` after construction, in the energy unit).
+        Whether a sum over the atoms is subtracted from the energy. It has one number per species, fitted by least
+        squares to the training molecules in float64 (the attribute ``atom_energies``, in the energy unit).
     transform
         Called with each new ``Data``.
 
@@ -128,7 +129,7 @@ class GFN2Molecules(Molecules):
             new = sorted(set(z.tolist()) - set(known.tolist()))
             if new:
                 raise ValueError(
-                    f"no training molecule contains the element {new[0]}: use more molecules, or references=False"
+                    f"no training molecule contains the element {new[0]}; use more molecules, or references=False"
                 )
             fitted, free = fit_atoms(energy, z, offsets, parts["train"])
             energy = energy - free
@@ -155,12 +156,12 @@ class GFN2Molecules(Molecules):
 
 
 def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Make one conformer of a molecule, hydrogens included: ETKDG from the seed, then MMFF to a minimum.
+    """Generate one conformer of a molecule with hydrogens, by ETKDG from the seed and then MMFF to a minimum.
 
     Returns
     -------
     tuple
-        Nuclear charges ``[atoms]`` and positions ``[atoms, 3]``, angstrom.
+        Nuclear charges ``[atoms]`` and positions ``[atoms, 3]`` in angstrom.
 
     Raises
     ------
@@ -186,7 +187,7 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
             raise ValueError(f"SMILES {smiles!r} has a charge or unpaired electrons, which are not supported")
         molecule = Chem.AddHs(molecule)
         if chemistry.EmbedMolecule(molecule, randomSeed=seed) != 0:
-            raise ValueError(f"SMILES {smiles!r} could not be embedded in space")
+            raise ValueError(f"SMILES {smiles!r} could not be embedded in three dimensions")
         if not chemistry.MMFFHasAllMoleculeParams(molecule):
             raise ValueError(f"SMILES {smiles!r} has atoms without MMFF parameters")
         chemistry.MMFFOptimizeMolecule(molecule, maxIters=2000)
@@ -195,21 +196,21 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
 
 
 def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
-    """Compute a neutral closed-shell molecule with GFN2-xTB: energy, forces, dipole, charges.
+    """Compute energy, forces, dipole and charges of a neutral closed-shell molecule with GFN2-xTB.
 
     Parameters
     ----------
     z
-        Nuclear charges, ``[atoms]``.
+        Nuclear charges ``[atoms]``.
     pos
-        ``[atoms, 3]``, angstrom.
+        Positions ``[atoms, 3]`` in angstrom.
 
     Raises
     ------
     ImportError
         If tblite is not installed.
     ValueError
-        If the self-consistent charges do not converge, or the input is no molecule.
+        If the self-consistent charges do not converge, or the input is not a molecule.
     """
     try:
         from tblite.interface import Calculator
@@ -237,7 +238,7 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
 def _labeled(
     smiles: str, number: int, seed: int, noise: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], GFN2Labels]:
-    """Make and label one conformer; the splits of a data set share this work."""
+    """Generate and label one conformer. The splits of a data set share the cached results."""
     stream = frozen_stream(seed, number)
     z, pos = embed_molecule(smiles, int(stream.randint(2**31 - 1)))
     pos = pos - pos.mean(axis=0) + noise * stream.standard_normal(pos.shape)
@@ -248,7 +249,7 @@ def _labeled(
 
 
 def _split(number: NDArray[np.int64], size: int) -> dict[str, NDArray[np.int64]]:
-    """Indices of the items of each split, by molecule."""
+    """Return the indices of the items of each split. Molecules are never divided between splits."""
     order = frozen_stream(2024).permutation(size)
     ends = np.rint(np.cumsum(_SHARES) * size).astype(np.int64)
     parts = zip(SPLITS, np.split(order, ends), strict=True)

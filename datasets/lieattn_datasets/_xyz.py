@@ -1,4 +1,4 @@
-"""Molecules and crystals of one's own, in extended XYZ files."""
+"""Your own molecules and crystals, in extended XYZ files."""
 
 import io
 import re
@@ -15,32 +15,33 @@ from lieattn_datasets._molecules import Molecules, describe_frames
 from lieattn_datasets._splits import seeded
 from lieattn_datasets._streams import SPLITS
 
-_MOST_COLUMNS = 1000  # of each atom
-_SHOWN = 200  # characters of what is wrong
+_MOST_COLUMNS = 1000  # for each atom
+_SHOWN = 200  # characters of a problem in a message
 
 
 class ExtendedXYZ(Molecules):
-    """Frames of an extended XYZ file, with energies, forces, stress, virial and periodic cell where the file has them.
+    """Frames of an extended XYZ file, with energies, forces, stress, virial and periodic cell if the file has them.
 
-    Read by the package ase, in its units: angstrom and eV. Items are those of :meth:`Molecules.from_ase`.
+    The file is read with the package ase, in its units angstrom and eV. Items are as in :meth:`Molecules.from_ase`.
 
     Parameters
     ----------
     path
-        The file: for each frame the number of atoms, a line of properties such as ``Lattice="..."``,
+        The file. Each frame consists of the number of atoms, a line of properties such as ``Lattice="..."``,
         ``Properties=species:S:1:pos:R:3:forces:R:3`` and ``energy=-31.7``, and a line for each atom.
     split
-        ``"train"``, ``"valid"`` or ``"test"``, by a permutation of the frames; or ``"all"``. Frames that follow each
-        other in a simulation are alike: test on frames of another file.
+        ``"train"``, ``"valid"`` or ``"test"``, by a permutation of the frames; or ``"all"``. Successive frames of a
+        simulation are correlated, so test on frames of another file.
     shares
-        Of ``"train"`` and ``"valid"``; the other frames are ``"test"``.
+        Shares of ``"train"`` and ``"valid"``. The other frames are ``"test"``.
     split_seed
-        Of the permutation: the same for all splits.
+        Seed of the permutation. Use the same for all splits.
     energy_unit
-        ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``, of energies, forces and stresses.
+        Unit of energies, forces and stresses: ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``.
     references
-        Subtract from the energy a sum over its atoms, one number per element, fitted to the frames of ``"train"``, or
-        to all with ``"all"`` (``atom_energies``, in the energy unit).
+        Whether a sum over the atoms is subtracted from the energy. It has one number per element, fitted to the frames
+        of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy
+        unit).
     transform
         Called with each new ``Data``.
 
@@ -49,7 +50,7 @@ class ExtendedXYZ(Molecules):
     ImportError
         If ase is not installed.
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
         If the file is damaged or incomplete, only some frames have a property, or an argument is out of range.
     """
@@ -81,7 +82,7 @@ class ExtendedXYZ(Molecules):
 
 
 def _read(path: Path) -> list[Any]:
-    """Read all frames with ase, after checking that the file holds what its headers promise."""
+    """Read all frames with ase, after a check that the file contains the atoms that its headers promise."""
     try:
         from ase.io import read
     except ImportError as error:
@@ -99,12 +100,12 @@ def _read(path: Path) -> list[Any]:
 
 
 def _check_frames(text: str) -> None:
-    """Raise ValueError unless all lines belong to frames: ase skips what is behind an empty line."""
+    """Raise ValueError unless all lines belong to frames, since ase ignores everything after an empty line."""
     lines = text.rstrip().split("\n")
     at = 0
     while at < len(lines):
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[at]) or int(lines[at]) == 0:
-            raise ValueError(f"line {at + 1} is not the number of atoms of a frame: {lines[at]!r}")
+            raise ValueError(f"line {at + 1}: expected the number of atoms of a frame, got {lines[at]!r}")
         atoms, there = int(lines[at]), max(0, len(lines) - at - 2)
         if atoms > there:
             raise ValueError(
@@ -114,7 +115,7 @@ def _check_frames(text: str) -> None:
 
 
 def _properties(line: str) -> dict[str, Any]:
-    """Properties of a frame, refused if they promise more columns than a line can have."""
+    """Return the properties of a frame; raise ValueError if they promise too many columns."""
     from ase.io.extxyz import key_val_str_to_dict
 
     found: dict[str, Any] = key_val_str_to_dict(line)

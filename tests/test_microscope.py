@@ -134,11 +134,13 @@ def test_what_of_each_model_can_be_seen(name):
     if all(turn.inside for turn in microscope.turns):
         assert microscope.deviation() < 1e-9 * max(1.0, float(stable.abs().max()))
     if layers == 0:
-        with pytest.raises(ValueError, match=r"network: \w+ has no attention between points; .* view 'field'"):
+        with pytest.raises(
+            ValueError, match=r"network: expected attention between points, got \w+ without it; .* view 'field'"
+        ):
             microscope.attention()
         return
     if not rolls:
-        with pytest.raises(ValueError, match="a roll-out multiplies probabilities, but weights of blocks"):
+        with pytest.raises(ValueError, match="got 'rollout', which multiplies probabilities; weights of blocks"):
             microscope.rollout()
         return
     borders = name == "AffineSelfConvNet"  # attention to zeros beyond the border is lost
@@ -297,7 +299,7 @@ def test_fields_are_pulled_back_by_the_action():
     network, data = randomize(gsa(cyclic(8))).double(), image(5)
     microscope = viz.Microscope(network, data)
     raw, stable = microscope.fields(), microscope.stabilized()
-    assert [turn.label for turn in microscope.turns[:3]] == ["as it is", "turned by 45°", "turned by 90°"]
+    assert [turn.label for turn in microscope.turns[:3]] == ["unchanged", "rotated by 45°", "rotated by 90°"]
     for number, turn in enumerate(microscope.turns):
         element = int((cyclic(8).elements - turn.matrix).abs().amax(dim=(1, 2)).argmin())
         back = int(cyclic(8).inverse_index[element])
@@ -349,7 +351,7 @@ def test_titles_state_what_was_measured(flat):
     apart = float(re.search(r"differ by ([\d.e+-]+)", lines[-1])[1])
     assert apart == pytest.approx(flat.deviation(1), rel=0.06)
     title = flat.picture().get_suptitle()
-    assert title.startswith("GSANet: fields of turned clouds, pulled back, differ by ")
+    assert title.startswith("GSANet: fields of transformed clouds, pulled back, differ by ")
     boards = [text.get_text() for text in flat.picture("attention", layer=2, frame=1).texts]
     assert "point 27 of blocks.1; its frame 1, by frames of the keys; mean over the heads" in boards
     assert [text for text in boards if text.startswith("frame ")] == [f"frame {h} ({90 * h}°)" for h in range(4)]
@@ -420,7 +422,7 @@ def test_a_page_refuses_what_it_cannot_show(tmp_path):
     network = models.GSANet(cyclic(4), 1, 2, channels=6, blocks=(1,), heads=2, neighborhood=Radius(1.5))
     torch.nn.init.constant_(next(weight for name, weight in network.named_parameters() if "query" in name), torch.nan)
     cloud = Data(x=torch.rand(5, 1), pos=torch.rand(5, 2))
-    with pytest.raises(ValueError, match="are not finite, and a page cannot show them"):
+    with pytest.raises(ValueError, match="network: expected finite attention and fields for this cloud"):
         viz.Microscope(network, cloud).save(tmp_path / "page.html", "attention")
     assert not list(tmp_path.iterdir())
 
@@ -533,7 +535,7 @@ def test_errors_name_what_is_allowed(flat, tmp_path):
         flat.save(tmp_path / "a.gif", "overview")
     with pytest.raises(ValueError, match="data: expected one cloud with points, got PointClouds"):
         viz.Microscope(network, Batch.from_data_list([data, data]))
-    with pytest.raises(ValueError, match="network: no layer of Pooled has values at the 16 points"):
+    with pytest.raises(ValueError, match="network: expected a layer with values at the 16 points, got none in Pooled"):
         viz.Microscope(Pooled(), data)
     assert not list(tmp_path.iterdir())
 
@@ -564,4 +566,4 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
         assert told in capsys.readouterr().err
     assert not Path("p.xyz").exists()
     assert main(["picture", "rot-mnist-p4", "--view", "attention", "--out", "a.gif"]) == 2
-    assert "AttentiveCNN has no attention between points; it has fields: view 'field'" in capsys.readouterr().err
+    assert "got AttentiveCNN without it; it has fields: use view 'field'" in capsys.readouterr().err

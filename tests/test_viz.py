@@ -110,7 +110,7 @@ def test_rows_differ_outside_the_group(c4, digit):
         everywhere, in_group = measured(figure)
         assert everywhere > 1e-3
         assert in_group < 1e-5
-        assert [text for text in texts(figure) if "°" in text][:3] == ["0°", "90°", "30°\noutside"]
+        assert [text for text in texts(figure) if "°" in text][:3] == ["0°", "90°", "30°\nnot in\nthe group"]
 
 
 def test_without_equivariance_the_title_says_so(digit):
@@ -218,7 +218,7 @@ def test_error_curves_in_order_on_logarithmic_axes():
         (([8], []), "as many errors as places"),
         (([], []), "as many errors as places"),
         (([8], [math.nan]), "finite places and errors"),
-        (([8], [-1.0]), "errors from 0, got -1"),
+        (([8], [-1.0]), "errors of at least 0, got -1"),
     ):
         with pytest.raises(ValueError, match=rf"curves\['a'\]: expected {told}"):
             viz.error_curves({"a": curve}, "side", "error")
@@ -271,7 +271,7 @@ def test_bad_choices(c4, digit):
     with pytest.raises(ValueError, match=r"point: expected one of the layer's points 0\.\.63, got 64"):
         viz.attention_maps(c4, digit, [0.0], point=64)
     alone = make(cyclic(4), neighborhood=Radius(0.5, include_self=False))
-    with pytest.raises(ValueError, match="point: 3 has no neighbors in block 1"):
+    with pytest.raises(ValueError, match="point: expected one with neighbors in block 1, got 3"):
         viz.attention_maps(alone, digit, [0.0], point=3)
 
 

@@ -1,8 +1,8 @@
 """Pictures of networks: fields and attention of one cloud under rotation, accuracy and training curves.
 
-Every picture is a ``matplotlib.figure.Figure`` on an Agg canvas. Nothing touches pyplot, so they can be made without
-a display and in threads; without matplotlib their functions raise ImportError. Angles are in radians in the arguments
-and in degrees in the pictures.
+Every picture is a ``matplotlib.figure.Figure`` on an Agg canvas. pyplot is not used, so pictures can be made without
+a display and in threads. If matplotlib is not installed, the functions raise ImportError. Angles are in radians in the
+arguments and in degrees in the pictures.
 """
 
 from lieattn.viz._affine_filters import affine_maps, effective_filters

@@ -1,4 +1,4 @@
-"""Pictures of Affine Self Convolution: its affine maps, and the filters that attention makes of them."""
+"""Pictures of Affine Self Convolution: its affine maps, and the filters that attention forms from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-_CELL, _GAP, _LEFT, _TOP = 1.0, 0.05, 0.85, 1.05  # inches of a panel, and of what is around them
+_CELL, _GAP, _LEFT, _TOP = 1.0, 0.05, 0.85, 1.05  # inches of a panel, between panels, and of the margins
 _MARKS = (draw.COLORS[1], draw.COLORS[5], draw.COLORS[2])
 _Layer = AffineSelfConvolution | SimpleAffineSelfConvolution
 
@@ -30,18 +30,18 @@ _Layer = AffineSelfConvolution | SimpleAffineSelfConvolution
 def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4) -> Figure:
     r"""Draw the affine maps that a block of an Affine Self Convolution network has learned.
 
-    One row a channel. Columns: the factors ψ(m, v) of every frame m, and the summand β(v), over the displacements v in
-    the window; first of the keys, then of the values, where these have maps of their own. In another output frame h the
-    same tables are read at h⁻¹ m and h⁻¹ v.
+    Each row is a channel. The columns are the factors ψ(m, v) of every frame m and the summand β(v), over the
+    displacements v in the window, first for the keys and then for the values, if these have separate maps. In another
+    output frame h the same tables are read at h⁻¹ m and h⁻¹ v.
 
     Parameters
     ----------
     network
-        With the layer ``"affine"`` or ``"simple"``.
+        Network with the layer ``"affine"`` or ``"simple"``.
     block
-        Which one, counted from 0.
+        Index of the block, counted from 0.
     channels
-        How many channels are drawn, from the first on; all of them if the block has fewer.
+        Number of channels that are drawn, starting with the first; all of them if the block has fewer.
 
     Raises
     ------
@@ -72,29 +72,31 @@ def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4
     for channel in range(count):
         sheet.label(channel, f"channel {channel}")
     which = f"{group.name}, block {block} of {len(network.blocks)}"
-    sheet.title(f"Affine maps, {which}", r"factor $\psi$ of each frame of a neighbor, and summand $\beta$")
-    sheet.colorbar("RdBu_r", norm, "")
+    told = r"factor $\psi$ of each frame of a neighbor, and summand $\beta$, over the displacements in the window"
+    sheet.title(f"Affine maps, {which}", told)
+    sheet.colorbar("RdBu_r", norm, r"$\psi$, $\beta$")
     return sheet.figure
 
 
 def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int = 0, channel: int = 0) -> Figure:
-    r"""Draw the filters that attention makes of an affine map: of one image, and of the image moved by the group.
+    r"""Draw the filters that attention forms from an affine map, for one image and for the image moved by the group.
 
-    One row for each element g of the group, which moves the image. Columns: the image with three pixels marked; then
-    for each of them the weights α(g, x; y) of its attention in the frame g, and the filter that these make of the
-    values' factors, α(g, x; y) ψ(1, g⁻¹(y - x)), over the displacements y - x in the window. A convolution would have
-    the same filter at all pixels. Marked are the ones with the sharpest attention, with the widest, and between. If
-    the network is equivariant, each row is the first one moved by g: the title says how far they differ once that is
-    undone, as measured.
+    There is one row for each element g of the group, which moves the image. The columns are the image with three
+    marked pixels, and for each of them the attention weights α(g, x; y) in the frame g and the product with the factors
+    of the values, the filter α(g, x; y) ψ(1, g⁻¹(y - x)), over the displacements y - x in the window. A convolution
+    would have the same filter at all pixels. The pixels are those with the sharpest attention, the widest attention,
+    and one between. If the network is equivariant, each row is the first row moved by g. The title gives the measured
+    difference after moving the rows back.
 
     Parameters
     ----------
     network, block
-        See :func:`affine_maps`, also for errors; what is drawn is a copy in eval mode.
+        See :func:`affine_maps`, also for errors. A copy of the network in eval mode is used.
     image
-        ``[in_channels, rows, columns]``, with as many rows as columns if the group has quarter turns.
+        One image ``[in_channels, rows, columns]``, with as many rows as columns if the group has quarter turns.
     channel
-        Which channel of the values; the attention is that of its head. ValueError is raised if there is none such.
+        Index of the channel of the values. The attention is that of its head. ValueError is raised if the channel does
+        not exist.
     """
     draw.require_matplotlib()
     check_arguments(effective_filters, locals())
@@ -113,7 +115,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
     turned = _map(layer).turned.cpu()
     spread, filters = 0.0, []
     for h, view in enumerate(views):
-        # Where the group moves the points that were chosen.
+        # The positions to which the group moves the chosen points.
         goals = first.graph.pos[chosen].double() @ group.elements[h].T
         view.points = torch.cdist(goals, view.graph.pos.double()).argmin(dim=1)
         expected = first.filters[chosen][:, turned[:, h]]
@@ -140,7 +142,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
                 draw.look_at(axes, *_square(window))
     largest = float(torch.stack(filters).abs().max())
     what = f"Filters of block {block}, channel {channel}, {group.name}"
-    sheet.title(what, f"rows moved back differ by {spread:.1e} (largest value {largest:.2g})")
+    sheet.title(what, f"filters of rows that are moved back differ by {spread:.1e} (largest value {largest:.2g})")
     sheet.colorbar("magma", norms[0], r"$\alpha$", 0, 2)
     sheet.colorbar("RdBu_r", norms[1], r"$\alpha\,\psi$", 1, 2)
     return sheet.figure
@@ -148,7 +150,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
 
 @dataclass(eq=False)
 class _View:
-    """Attention weights and filters of an image, ``[points, rows of the window]``, and the points to draw."""
+    """Attention weights and filters of an image, ``[points, rows of the window]``, and the points that are drawn."""
 
     image: Tensor  # [rows, columns]
     graph: LiftedGraph
@@ -158,24 +160,26 @@ class _View:
 
 
 def _layer(network: AffineSelfConvNet, block: int) -> tuple[_Layer, PointClouds]:
-    """The layer of a block, and the displacements of its window as points."""
+    """Return the layer of a block, and the displacements of its window as points."""
     check_is("network", network, AffineSelfConvNet)
     if not 0 <= block < len(network.blocks):
         raise ValueError(f"block: expected one of 0..{len(network.blocks) - 1}, got {block}")
     layer: Any = cast(Any, network.blocks[block]).layer
     if not isinstance(layer, _Layer):
-        raise ValueError(f"network: expected the layer 'affine' or 'simple', got {type(layer).__name__}, without maps")
+        raise ValueError(
+            f"network: expected the layer 'affine' or 'simple', got {type(layer).__name__}, which has no affine maps"
+        )
     offsets = torch.tensor(cast(RelativePositionTable, layer.positions).offsets)
     return layer, point_clouds(offsets, grid=torch.tensor([[1, len(offsets)]]))
 
 
 def _map(layer: _Layer) -> Any:
-    """The affine map of the values."""
+    """Return the affine map of the values."""
     return layer.affine_map if isinstance(layer, SimpleAffineSelfConvolution) else layer.value_map
 
 
 def _view(network: AffineSelfConvNet, layer: _Layer, image: Tensor, h: int, channel: int) -> _View:
-    """Attention weights and filters of every pixel in the frame h."""
+    """Return the attention weights and filters of every pixel in the frame h."""
     seen: list[Any] = []
     weight = next(network.parameters())
     with torch.no_grad(), layer.register_forward_pre_hook(lambda _, given: seen.append(given)):
@@ -191,7 +195,10 @@ def _view(network: AffineSelfConvNet, layer: _Layer, image: Tensor, h: int, chan
 
 
 def _sharp_to_wide(view: _View, window: PointClouds, count: int) -> Tensor:
-    """Pixels from the sharpest attention to the widest; away from each other and from the border, if there is room."""
+    """Return pixels from the sharpest to the widest attention.
+
+    If there is room, they are apart from each other and from the border.
+    """
     pos, reach = view.graph.pos, float(window.pos.abs().max())
     entropy = torch.special.entr(view.attention).sum(dim=1)
     inside = (pos - pos.amin(dim=0)).amin(dim=1).minimum((pos.amax(dim=0) - pos).amin(dim=1)) >= reach
@@ -206,14 +213,14 @@ def _sharp_to_wide(view: _View, window: PointClouds, count: int) -> Tensor:
 
 
 def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
-    """The image, with the window around each of the points."""
+    """Draw the image, with the window around each of the points."""
     from matplotlib.patches import Rectangle
 
     rows, columns = view.image.shape
     pixels = point_clouds(pixel_positions(rows, columns), grid=torch.tensor([[rows, columns]]))
     values = view.image.flatten()
     draw.points(axes, pixels, values, 0.0, "gray", draw.color_scale(values))
-    # Behind a pooling pixels are larger.
+    # After a pooling pixels are larger.
     scale = rows / (float(view.graph.pos[:, 1].max() - view.graph.pos[:, 1].min()) + 1)
     half = scale * (float(window.pos.abs().max()) + 0.5)
     for mark, point in zip(_MARKS, view.points.tolist(), strict=False):
@@ -224,12 +231,12 @@ def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
 
 
 def _square(clouds: PointClouds) -> tuple[Tensor, float]:
-    """Center and half width of the square that holds pixels of unit spacing."""
+    """Return the center and half the width of the square that contains pixels of unit spacing."""
     return clouds.pos.mean(dim=0), float(clouds.pos.abs().max()) + 0.6
 
 
 class _Sheet(draw.Canvas):
-    """Square panels in rows, and in blocks of columns that stand apart."""
+    """Square panels in rows and in separate blocks of columns."""
 
     def __init__(self, rows: int, widths: list[int]) -> None:
         blocks = [block for block, width in enumerate(widths) for _ in range(width)]
@@ -239,16 +246,16 @@ class _Sheet(draw.Canvas):
         super().__init__(self.right + 0.85, self.bottom + 0.12)
 
     def axes(self, row: int, column: int) -> Axes:
-        """The panel, without a frame."""
+        """Return a panel without a frame."""
         return self.panel(self.lefts[column], self.tops[row], _CELL)
 
     def text(self, column: int, width: int, text: str, above: float, **style: Any) -> None:
-        """A heading over some columns."""
+        """Write a heading over several columns."""
         middle = (self.lefts[column] + self.lefts[column + width - 1] + _CELL) / 2
         self.write(middle, _TOP - above, text, **{"ha": "center", "size": 8, **style})
 
     def label(self, row: int, text: str) -> None:
-        """The label of a row."""
+        """Write the label of a row."""
         self.write(_LEFT - 0.08, self.tops[row] + _CELL / 2, text, ha="right", va="center", size=8)
 
     def title(self, title: str, measured: str) -> None:
@@ -256,7 +263,7 @@ class _Sheet(draw.Canvas):
         self.write(0.2, 0.48, measured, size=8, color=draw.GRAY)
 
     def colorbar(self, cmap: str, norm: Normalize, label: str, number: int = 0, of: int = 1) -> None:
-        """The color scale of a row at the right edge, one ``of`` several that are stacked."""
+        """Draw a color scale at the right edge, with this number ``of`` several that are stacked."""
         share = (self.bottom - _TOP) / of
         height = min(0.8 * share, 2.5)
         self.scale(self.right + 0.12, _TOP + number * share + (share - height) / 2, 0.1, height, cmap, norm, label)

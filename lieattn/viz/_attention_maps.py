@@ -1,4 +1,4 @@
-"""Pictures of the attention of attentive group convolutional networks: one image under quarter turns and mirrors."""
+"""Pictures of the attention of attentive group convolutional networks for one image under rotations and reflections."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _ARROW = 1.6  # pixels that the longest arrow spans
 def attention_picture(
     network: AttentiveNetwork, images: Tensor, *, planar: bool = True, passed: bool = False
 ) -> Tensor:
-    """Product over all layers of their spatial attention, pose by pose, at the size of the image.
+    """Return the product of the spatial attention of all layers, for each pose, at the size of the image.
 
     The map of every layer is resized to the image bilinearly with corner pixels aligned, as in the figures of
-    attentive group convolution. These maps are the sigmoid's output, the residual α⁻ that is *subtracted*: bright is
-    what the layers weaken.
+    attentive group convolution. The maps are the output of the sigmoid, the residual α⁻ that is *subtracted*: layers
+    weaken the bright regions.
 
     Parameters
     ----------
     network
-        With attention to the input of its layers (α_F) or to their poses (α_RH), whose maps are shared by all output
-        channels. Dropout and batch statistics are those of evaluation.
+        Network with attention to the input of its layers (α_F) or to their poses (α_RH), whose maps are shared by all
+        output channels. It is evaluated in eval mode.
     images
-        ``[images, in_channels, rows, columns]``.
+        Images ``[images, in_channels, rows, columns]``.
     planar
-        Whether the map of the first layer, which has no poses, counts for all of them (rotated MNIST, PCam and p4m
+        Whether the map of the first layer, which has no poses, is a factor for all poses (rotated MNIST, PCam and p4m
         All-CNN in the paper) or is left out (p4 All-CNN).
     passed
-        Whether to multiply 1 - α⁻, what passes, in place of α⁻.
+        Whether the factors are 1 - α⁻, the share that passes, instead of α⁻.
 
     Returns
     -------
     Tensor
-        ``[images, order, rows, columns]``; the sum over the poses is the picture. ValueError is raised if the network
-        has another kind of attention.
+        Products ``[images, order, rows, columns]``. Their sum over the poses is the picture. ValueError is raised if
+        the network has another kind of attention.
     """
     check_arguments(attention_picture, locals())
     if network.attention not in ("input", "pose"):
@@ -59,7 +59,7 @@ def attention_picture(
             f"{network.attention!r}"
         )
     if network.group.dim != 2:
-        raise ValueError(f"network: expected one for images, got {network.group.name} in space")
+        raise ValueError(f"network: expected a network for images, got the group {network.group.name} in space")
     network = copy.deepcopy(network).eval()
     with torch.no_grad():
         images = network.images(images)
@@ -83,20 +83,21 @@ def attention_under_group(
 ) -> Figure:
     """Draw the attention of a network for one image moved by every element of its group.
 
-    One column an element: above the image, below its attention picture (:func:`attention_picture`, summed over the
-    poses), with an arrow at every pixel for the pose that has the most of it, which points where the pose sends "up"
-    and is as long as the product of its maps exceeds the mean over the poses; the longest arrow spans 1.6 pixels.
-    For an equivariant network the columns are moved copies of the first: the title gives the largest difference after
-    moving them back, relative to the largest entry, as measured.
+    Each column is an element, with the image above and its attention picture below (:func:`attention_picture`, summed
+    over the poses). An arrow at every pixel shows the pose with the largest product of maps. It points to the image of
+    "up" under the pose, and its length is the difference of the product to the mean over the poses; the longest arrow
+    spans 1.6 pixels. For an equivariant network the columns are moved copies of the first. The title gives the measured
+    largest difference after moving them back, relative to the largest entry.
 
     Parameters
     ----------
     network, passed
         See :func:`attention_picture`, also for errors.
     image
-        ``[in_channels, rows, columns]`` with as many rows as columns, else ValueError.
+        One image ``[in_channels, rows, columns]`` with as many rows as columns; ValueError is raised otherwise.
     arrows
-        ``"dominant"`` as above; ``"all"`` poses as in the paper, as long as the products themselves; or ``"none"``.
+        ``"dominant"`` as above; ``"all"`` for the arrows of all poses as in the paper, whose lengths are the products;
+        or ``"none"``.
     """
     require_matplotlib()
     check_arguments(attention_under_group, locals())
@@ -110,7 +111,7 @@ def attention_under_group(
     axes = figure.subplots(2, group.order, squeeze=False)
     top = float(pictures.sum(dim=1).max())
     lengths = pictures - pictures.mean(dim=1, keepdim=True) if arrows == "dominant" else pictures
-    longest = max(float(lengths.max()), 1e-3 * float(pictures.max()))  # which leaves rounding out
+    longest = max(float(lengths.max()), 1e-3 * float(pictures.max()))  # so that rounding is not magnified
     for h in range(group.order):
         shown = moved[h].mean(dim=0)
         axes[0][h].imshow(shown.cpu(), cmap="gray")
@@ -121,8 +122,9 @@ def attention_under_group(
         for axis in axes[:, h]:
             axis.set_axis_off()
     figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the poses")
-    what = "attention that passes" if passed else "attention that is subtracted"
-    figure.suptitle(f"{what}; columns moved back differ by {_difference(group, pictures):.1e}", fontsize=10)
+    what = r"product of $1 - \alpha^-$ (passes)" if passed else r"product of $\alpha^-$ (is subtracted)"
+    apart = _difference(group, pictures)
+    figure.suptitle(f"{what}; relative difference of columns that are moved back: {apart:.1e}", fontsize=10)
     return figure
 
 
@@ -139,7 +141,7 @@ def _draw_poses(axes: Axes, group: FiniteGroup, lengths: Tensor, longest: float,
 
 
 def _difference(group: FiniteGroup, pictures: Tensor) -> float:
-    """Largest difference of the pictures from the moved first one, relative to its largest entry."""
+    """Return the largest difference of the pictures to the moved first one, relative to its largest entry."""
     first = pictures[group.identity_index][None, None]
     expected = torch.cat([act_on_grid(group, h, first)[0] for h in range(group.order)])
     return relative_error(pictures, expected, floor=1e-30)

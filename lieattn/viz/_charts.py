@@ -1,4 +1,4 @@
-"""Charts: accuracy against the angle, quantities against the epoch, errors against anything."""
+"""Charts: accuracy against the angle, quantities against the epoch, errors against other quantities."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Draw accuracy against the angle by which the test set is rotated, one labeled line an entry.
+    """Draw accuracy against the angle by which the test set is rotated, with one labeled line for each entry.
 
     ``curves`` maps the name of a network or group to its angles in radians, in any order, and its accuracies in [0, 1].
-    ValueError is raised if there are no curves, or if one is empty, has angles and accuracies of different lengths, or
-    values that are not accuracies.
+    ValueError is raised if there are no curves, if a curve is empty, if its angles and accuracies have different
+    lengths, or if its values are not accuracies.
     """
     check_arguments(accuracy_by_angle, locals())
     lines = {}
@@ -40,10 +40,10 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
 
 
 def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
-    """Draw a quantity against the epoch, one labeled line an entry.
+    """Draw a quantity against the epoch, with one labeled line for each entry.
 
     ``histories`` maps the name of a network or group to the values after epochs 1, 2, ..., with NaN for missing ones;
-    ``ylabel`` says what they are. ValueError is raised if there are no histories, or one has no finite value.
+    ``ylabel`` is the name of the quantity. ValueError is raised if there are no histories, or one has no finite value.
     """
     check_arguments(training_curves, locals())
     lines = {}
@@ -62,18 +62,18 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
 def error_curves(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str, ylabel: str, *, log: bool = False
 ) -> Figure:
-    """Draw errors on a logarithmic axis against a number or a time, one labeled line an entry.
+    """Draw errors on a logarithmic axis against a number or a time, with one labeled line for each entry.
 
     ``curves`` maps the name of a method to the places where it was measured, in any order, and its errors; an error of
-    0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` say what they are. With ``log`` the axis of places is logarithmic
-    too. ValueError is raised if there are no curves, or if one is empty, has places and errors of different lengths, or
-    has errors that are negative or NaN.
+    0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` are the names of both quantities. With ``log`` the axis of places is
+    also logarithmic. ValueError is raised if there are no curves, if a curve is empty, if its places and errors have
+    different lengths, or if an error is negative or NaN.
     """
     check_arguments(error_curves, locals())
     lines = {}
     for name, (places, errors) in _curves(curves, "places", "errors").items():
         if not (errors >= 0).all():
-            raise ValueError(f"curves[{name!r}]: expected errors from 0, got {errors.min():g}")
+            raise ValueError(f"curves[{name!r}]: expected errors of at least 0, got {errors.min():g}")
         lines[name] = (places, np.maximum(errors, 1e-17))
     figure, axes = _labeled_lines(xlabel, ylabel, lines, log=("x", "y") if log else ("y",))
     from matplotlib.ticker import MaxNLocator, NullFormatter
@@ -88,7 +88,10 @@ def error_curves(
 
 
 def charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Charts side by side in a figure of a size in inches: faint lines across, and no frame at the top and right."""
+    """Return a figure of a size in inches with charts side by side.
+
+    They have faint horizontal lines, and no frame at the top and right.
+    """
     figure = blank_figure(width, height)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
     charts: list[Axes] = list(figure.subplots(1, len(xlabels), squeeze=False)[0])
@@ -108,7 +111,10 @@ def _labeled_lines(
     ylim: tuple[float, float] | None = None,
     log: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
-    """Lines with their names at their right ends, moved apart where they would overlap; ``log`` names axes."""
+    """Draw lines with their names at their right ends, moved apart if they would overlap.
+
+    ``log`` contains the names of the logarithmic axes.
+    """
     figure, (axes,) = charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
     axes.set(**{f"{axis}scale": "log" for axis in log})
@@ -127,14 +133,14 @@ def _labeled_lines(
 
 
 def _apart(places: Sequence[float], gap: float) -> Iterable[float]:
-    """Ascending places in [0, 1] moved as little as possible (least squares) to be at least a gap apart."""
+    """Move ascending places in [0, 1] as little as possible (least squares) so that they are at least a gap apart."""
     shifts = gap * np.arange(len(places))
     moved: Iterable[float] = shifts + np.clip(isotonic_regression(places - shifts).x, 0, max(0.0, 1 - shifts[-1]))
     return moved
 
 
 def style_of(number: int) -> dict[str, Any]:
-    """Color and marker of a line."""
+    """Return the color and marker of a line."""
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
@@ -159,7 +165,7 @@ def _at_least_one(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _curves(curves: Mapping[str, Any], places: str, values: str) -> dict[str, tuple[Any, Any]]:
-    """Arrays of places, ascending, and of the values there, by name."""
+    """Return arrays of ascending places and of the values at these places, for each name."""
     found = {}
     for name, curve in _at_least_one("curves", curves).items():
         if not isinstance(curve, tuple | list) or len(curve) != 2:
@@ -176,7 +182,7 @@ def _curves(curves: Mapping[str, Any], places: str, values: str) -> dict[str, tu
 
 
 def _numbers(argument: str, values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Values as an array."""
+    """Return values as an array."""
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError) as error:

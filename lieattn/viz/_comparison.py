@@ -1,4 +1,4 @@
-"""The picture of a comparison: errors against what training costs, as curves with bands."""
+"""The picture of a comparison: errors against the costs of training, as curves with bands."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ALIKE = 1.15  # ratio up to which numbers of parameters count as the same
-_WIDE = 4  # ratio from which costs are on a logarithmic axis
-_POWERS = 1e5  # from which numbers are powers of ten
+_ALIKE = 1.15  # ratio up to which numbers of parameters count as equal
+_WIDE = 4  # ratio from which the axis of costs is logarithmic
+_POWERS = 1e5  # number from which ticks are labeled with powers of ten
 _Row = Mapping[str, Any]
 
 
 def comparison(report: Mapping[str, Any]) -> Figure:
     """Draw the report of ``lieattn compare``.
 
-    Panels: the error on the validation set during training against the seconds that were counted, against steps and
-    against multiply-adds, with the error on the test set at the end; the test error against the number of parameters
-    where these differ; and, where models were trained on several shares of the data, against the number of clouds.
-    Lines and points are means over seeds, bands and bars standard deviations. For classification the error is the share
-    of wrong labels.
+    The panels show the error on the validation set during training against the measured seconds, against steps and
+    against multiply-adds, with the error on the test set at the end; the test error against the number of parameters,
+    if these differ; and the test error against the number of training clouds, if models were trained on several shares
+    of the data. Lines and points are means over seeds, bands and bars are standard deviations. For classification the
+    error is the share of wrong labels.
 
-    ``report`` is the content of the JSON file that the command writes; ValueError is raised if it has no finished
-    training, or is of an earlier version, which kept no curves.
+    ``report`` is the content of the JSON file that the command writes. ValueError is raised if it has no finished
+    training, or was written by an earlier version, which stored no curves.
     """
     require_matplotlib()
     rows = [row for row in report["summary"] if row["test"]["mean"] is not None]
@@ -39,7 +39,8 @@ def comparison(report: Mapping[str, Any]) -> Figure:
         raise ValueError("report: expected at least one finished training, got none")
     if any("curve" not in row for row in rows):
         raise ValueError(
-            "report: was written by an earlier version; run the same command again to update it (its cells are kept)"
+            "report: expected curves, got a report of an earlier version; run the same command again to update it "
+            "(its cells are kept)"
         )
     drawing = _Drawing(rows, higher_is_better=report["higher_is_better"])
     panels: dict[str, Callable[[Axes], None]] = {name: drawing.along(name) for name in drawing.costs()}
@@ -61,7 +62,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Rows of a summary, each a model on a share of the data, and how they are drawn."""
+    """Drawing of the rows of a summary. Each row is a model that was trained on a share of the data."""
 
     rows: Sequence[_Row]
     higher_is_better: bool
@@ -78,21 +79,21 @@ class _Drawing:
         return [row for row in self.rows if row["fraction"] == largest]
 
     def costs(self) -> dict[str, Callable[[_Row, float, float], float]]:
-        """For each kind of cost of training, a function that gives it for a row, a number of steps, and seconds."""
+        """Return functions that compute each cost of training from a row, a number of steps, and seconds."""
         found: dict[str, Callable[[_Row, float, float], float]] = {
             "seconds of training": lambda row, steps, seconds: seconds,
             "steps": lambda row, steps, seconds: steps,
         }
-        if all(row["operations"] for row in self.whole):  # earlier versions counted none
+        if all(row["operations"] for row in self.whole):  # earlier versions did not count them
             found["multiply-adds"] = lambda row, steps, seconds: steps * row["operations"]
         return found
 
     def along(self, name: str) -> Callable[[Axes], None]:
-        """The validation during training, against a cost, and the test at the end."""
+        """Return a function that draws the validation error during training against a cost, and the test error."""
         cost = self.costs()[name]
 
         def draw(axes: Axes) -> None:
-            axes.set_title("validation on the way, test at the end", size=8.5, color=INK)
+            axes.set_title("validation during training, test at the end", size=8.5, color=INK)
             places = [[cost(row, point["steps"], point["seconds"]) for point in row["curve"]] for row in self.whole]
             for row, x in zip(self.whole, places, strict=True):
                 self._band(axes, x, row)
@@ -107,16 +108,16 @@ class _Drawing:
         return draw
 
     def by_parameters(self, axes: Axes) -> None:
-        """The test against the number of parameters."""
+        """Draw the test error against the number of parameters."""
         axes.set_title("test", size=8.5, color=INK)
         for row in self.whole:
             self._end(axes, row["parameters"], row)
         axes.locator_params(axis="x", nbins=5)
 
     def by_clouds(self, axes: Axes) -> None:
-        """The test against the size of the training set."""
+        """Draw the test error against the size of the training set."""
         axes.set(xscale="log")
-        axes.set_title("test, by the size of the training set", size=8.5, color=INK)
+        axes.set_title("test, for several sizes of the training set", size=8.5, color=INK)
         for model, style in self.styles.items():
             mine = sorted((row for row in self.rows if row["model"] == model), key=lambda row: row["clouds"])
             means = self._errors([row["test"]["mean"] for row in mine])
@@ -131,14 +132,14 @@ class _Drawing:
         return 1 - np.asarray(values, float) if self.higher_is_better else np.asarray(values, float)
 
     def _end(self, axes: Axes, x: float, row: _Row) -> None:
-        spread = row["test"]["std"] or 0.0  # of a single seed there is none
+        spread = row["test"]["std"] or 0.0  # a single seed has no standard deviation
         style = {"markersize": 5, "linewidth": 1.2, "capsize": 2, **self.styles[row["model"]]}
         axes.errorbar(x, float(self._errors(row["test"]["mean"])), yerr=spread, **style)
 
     def _band(self, axes: Axes, places: Sequence[float], row: _Row) -> None:
-        """A line through the means of a curve, and a band of a standard deviation to both sides."""
+        """Draw a line through the means of a curve, and a band of one standard deviation to both sides."""
         style, means = self.styles[row["model"]], self._errors([point["mean"] for point in row["curve"]])
-        spread = np.nan_to_num(np.asarray([point["std"] for point in row["curve"]], float))  # of a single seed none
+        spread = np.nan_to_num(np.asarray([point["std"] for point in row["curve"]], float))  # NaN for a single seed
         axes.plot(places, means, **{"markersize": 2.5, "linewidth": 1.1, "alpha": 0.7, **style})
-        low = np.maximum(means - spread, 0.2 * means)  # a logarithmic axis has no place for what lies below zero
+        low = np.maximum(means - spread, 0.2 * means)  # a logarithmic axis cannot show negative numbers
         axes.fill_between(places, low, means + spread, color=style["color"], alpha=0.13, linewidth=0)

@@ -1,4 +1,4 @@
-"""Drawing: blank figures, and the points and frames in a panel."""
+"""Drawing of blank figures, and of points and frames in a panel."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, GRAY, FAINT = "#222222", "#777777", "#dddddd"
-# Okabe and Ito's colors, told apart by color-blind readers too.
+# Okabe and Ito's colors, which color-blind readers can also distinguish.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _ANIMATION_DPI, _ANIMATION_COLORS = 90, {"viridis": 80, "magma": 80, "RdBu_r": 55, "gray": 33}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """A figure without pyplot, of a size in inches."""
+    """Return an empty figure of a size in inches, without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -38,32 +38,32 @@ def blank_figure(width: float, height: float) -> Figure:
 
 
 class Canvas:
-    """A figure whose parts are placed in inches, from its left and top."""
+    """A figure whose parts are placed in inches from its left and top."""
 
     def __init__(self, width: float, height: float) -> None:
         self.size = width, height
         self.figure = blank_figure(width, height)
 
     def place(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Axes at a place."""
+        """Return axes at a place."""
         across, down = self.size
         return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
 
     def panel(self, left: float, top: float, side: float) -> Axes:
-        """A square without a frame, whose axes have one unit."""
+        """Return a square without a frame, with the same unit on both axes."""
         axes = self.place(left, top, side, side)
         axes.set_aspect("equal")
         axes.set_axis_off()
         return axes
 
     def write(self, left: float, top: float, text: str, **style: Any) -> None:
-        """Text at a place."""
+        """Write text at a place."""
         self.figure.text(left / self.size[0], 1 - top / self.size[1], text, **{"color": INK, **style})
 
     def scale(
         self, left: float, top: float, width: float, height: float, cmap: str, norm: Normalize, label: str
     ) -> None:
-        """A color scale at a place."""
+        """Draw a color scale at a place."""
         from matplotlib.cm import ScalarMappable
 
         bar = self.figure.colorbar(ScalarMappable(norm, cmap), cax=self.place(left, top, width, height))
@@ -73,7 +73,7 @@ class Canvas:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a picture, in the format of the suffix of ``path``, and return where; folders are made as needed."""
+    """Write a picture in the format of the suffix of ``path``, and return the path. Missing folders are created."""
     path = Path(path)
     with replacing(path) as part:
         figure.savefig(part, dpi=figure.dpi, format=path.suffix.removeprefix(".") or None)
@@ -81,7 +81,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def save_animation(figures: Iterable[Figure], path: Path, *, seconds: float = 0.45) -> Path:
-    """Write figures of one size as a GIF that repeats; folders are made as needed."""
+    """Write figures of one size as a repeating GIF, and return the path. Missing folders are created."""
     from PIL import Image
 
     pictures, palette = [], Image.new("P", (1, 1))
@@ -98,7 +98,7 @@ def save_animation(figures: Iterable[Figure], path: Path, *, seconds: float = 0.
 
 
 def _palette() -> list[int]:
-    """Red, green and blue of 256 colors: those of the scales, grays, and the first colors of marks on white."""
+    """Return red, green and blue of 256 colors: the color scales, grays, and shades of the colors of marks."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
@@ -118,19 +118,19 @@ def points(
     only: Tensor | None = None,
     **style: Any,
 ) -> None:
-    """Each point as a square (of a raster) or a disc, turned by the angle."""
+    """Draw each point as a square (for a raster) or a disc, rotated by the angle."""
     from matplotlib.collections import PolyCollection
 
     verts = _tiles(clouds, angle)
     chosen = torch.arange(len(verts)) if only is None else only
     tiles = PolyCollection(verts[chosen.numpy()], array=values[chosen].numpy(), cmap=cmap, norm=norm)
-    edge = "0.6" if clouds.grid is None else "face"  # or white points would not be seen
+    edge = "0.6" if clouds.grid is None else "face"  # gray edges make white points visible
     tiles.set(**{"edgecolor": edge, "linewidth": min(0.3, 2.4 / len(verts) ** 0.5), **style})
     axes.add_collection(tiles, autolim=False)
 
 
 def _tiles(clouds: PointClouds, angle: float) -> Any:
-    """Corners ``[points, corners, 2]``."""
+    """Return the corners of squares or discs, ``[points, corners, 2]``."""
     corners = 4 if clouds.grid is not None else 24
     around = angle + np.pi / corners + 2 * np.pi * np.arange(corners) / corners
     radius = spacing(clouds) * (np.sqrt(0.5) if corners == 4 else 0.48)
@@ -138,7 +138,7 @@ def _tiles(clouds: PointClouds, angle: float) -> Any:
 
 
 def spacing(clouds: PointClouds) -> float:
-    """Typical distance to the nearest other point; 1 if there is none."""
+    """Return the median distance to the nearest other point, or 1 if there is none."""
     from scipy.spatial import cKDTree
 
     pos = clouds.pos.cpu().double().numpy()
@@ -148,7 +148,7 @@ def spacing(clouds: PointClouds) -> float:
 
 
 def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle: float) -> None:
-    """Outline the neighbors of a point, and the point."""
+    """Outline a point and its neighbors."""
     from matplotlib.collections import PolyCollection
 
     verts, color = _tiles(graph, angle), COLORS[1]
@@ -157,7 +157,7 @@ def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle
 
 
 def frame(axes: Axes, frames: Tensor, h: int) -> None:
-    """Arrow h e_x in the lower left corner, and a stub h e_y where mirrors make a difference."""
+    """Draw an arrow h e_x in the lower left corner, and a stub h e_y if there are reflections among the frames."""
     mirrors = has_mirrors(frames)
     along, across = 0.16 * frames[h].numpy().T
     across = across / 2 if mirrors else 0 * across
@@ -170,38 +170,38 @@ def frame(axes: Axes, frames: Tensor, h: int) -> None:
 
 
 def has_mirrors(frames: Tensor) -> bool:
-    """Whether there are mirrors among matrices ``[*, dim, dim]``."""
+    """Return whether there are reflections among matrices ``[*, dim, dim]``."""
     return bool((torch.linalg.det(frames) < 0).any())
 
 
 def element_name(matrix: Tensor) -> str:
-    """Angle of h e_x for an orthogonal matrix h ``[2, 2]``, followed by m if h is a mirror and then a rotation."""
+    """Return the angle of h e_x for an orthogonal matrix h ``[2, 2]``, followed by m if h contains a reflection."""
     angle = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
     return f"{round(angle, 1):g}°" + (" m" if float(torch.linalg.det(matrix)) < 0 else "")
 
 
 def in_words(matrix: Tensor) -> str:
-    """What an orthogonal matrix ``[dim, dim]`` in two or three dimensions does to points, by its angle."""
+    """Describe the action of an orthogonal matrix ``[dim, dim]`` in two or three dimensions by its angle."""
     dim, mirrors = len(matrix), float(torch.linalg.det(matrix)) < 0
     if dim == 2:
-        # A mirror is one along the bisector of the first axis and its image.
+        # The axis of a reflection is the bisector of the first axis and its image.
         degrees = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
-        return f"mirrored at {degrees / 2:.4g}°" if mirrors else f"turned by {degrees:.4g}°"
+        return f"reflected, axis at {degrees / 2:.4g}°" if mirrors else f"rotated by {degrees:.4g}°"
     proper = -matrix if mirrors else matrix
     cosine = (float(proper.diagonal().sum()) - 1) / 2
     degrees = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
-    return f"turned by {degrees:.4g}°" + (", inverted" if mirrors else "")
+    return f"rotated by {degrees:.4g}°" + (", inverted" if mirrors else "")
 
 
 def extent(clouds: PointClouds) -> tuple[Tensor, float]:
-    """Center of the points, and the half width of a panel that contains them in every orientation."""
+    """Return the center of the points, and half the width of a panel that contains them in every orientation."""
     center = clouds.pos.mean(dim=0)
     reach = float((clouds.pos - center).norm(dim=1).max())
     return center, reach + spacing(clouds)
 
 
 def neighbor_reach(graph: LiftedGraph, keys: Tensor, point: int) -> float:
-    """Half width of a panel around a point that contains its neighbors in every orientation."""
+    """Return half the width of a panel around a point that contains its neighbors in every orientation."""
     return float((graph.pos[keys] - graph.pos[point]).norm(dim=1).max()) + spacing(graph)
 
 
@@ -211,7 +211,7 @@ def look_at(axes: Axes, center: Tensor, reach: float) -> None:
 
 
 def color_scale(values: Tensor) -> Normalize:
-    """One color scale for all values, which has a range even if the values are constant."""
+    """Return a color scale for all values. It has a range even if the values are constant."""
     from matplotlib.colors import Normalize
 
     bottom, top = float(values.min()), float(values.max())
@@ -219,7 +219,7 @@ def color_scale(values: Tensor) -> Normalize:
 
 
 def color_scale_from_zero(values: Tensor, top: float | None = None) -> Normalize:
-    """A color scale from 0 to the largest value, or ``top``; symmetric about 0 if there are negative values."""
+    """Return a color scale from 0 to the largest value or ``top``; symmetric about 0 if there are negative values."""
     from matplotlib.colors import Normalize
 
     largest = max(float(values.abs().max()), top or 0.0) or 1.0
@@ -227,7 +227,7 @@ def color_scale_from_zero(values: Tensor, top: float | None = None) -> Normalize
 
 
 def in_plane(clouds: PointClouds) -> PointClouds:
-    """The same points with their first two coordinates, the second 0 on a line."""
+    """Return the same points with their first two coordinates. The second is 0 for points on a line."""
     pos = clouds.pos.detach().cpu()
     return replace(clouds, pos=torch.cat([pos, pos.new_zeros(len(pos), 1)], dim=1)[:, :2])
 

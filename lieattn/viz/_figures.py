@@ -1,4 +1,4 @@
-"""Pictures of what a network does with one cloud: fields and attention, one row a rotation."""
+"""Pictures of the fields and the attention of a network for one cloud, with one row for each rotation."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def feature_fields(
 ) -> Figure:
     """Draw a field of the network for one cloud under rotations, and the same field stabilized.
 
-    One row an angle. Columns: the rotated input; the field at each element h of the group, at the rotated points;
-    the stabilized field (:func:`stabilized_fields`) at the points before rotation, which for an equivariant network
-    looks the same in every row. An arrow shows h e_x, and a stub h e_y if the group has mirrors. The title gives the
-    largest difference between stabilized rows, over all channels, as measured.
+    Each row is an angle. The columns are the rotated input; the field at each element h of the group, at the rotated
+    points; and the stabilized field (:func:`stabilized_fields`) at the points before rotation, which for an equivariant
+    network is the same in every row. An arrow shows h e_x, and a stub shows h e_y if the group has reflections. The
+    title gives the measured largest difference between stabilized rows, over all channels.
 
     Parameters
     ----------
     network
-        Its group acts on the plane. Dropout is off while it is observed.
+        Network whose group acts on the plane. A copy in eval mode is evaluated.
     data
         torch_geometric ``Data`` of one cloud with features ``x`` ``[points, channels]`` and ``pos`` ``[points, 2]``.
-        Points are drawn as squares if it has ``grid``, else as discs.
+        Points are drawn as squares if it has ``grid``, and as discs otherwise.
     angles
         Rotations about the origin, counter-clockwise, in radians.
     channel
-        Which channel; None for the norm over all channels.
+        Index of the channel; None for the norm over all channels.
     layer
         0 for the lifting layer, k for the k-th block; negative numbers count from the last block.
 
     Raises
     ------
     TypeError, ValueError
-        If ``network`` is no GSANet on the plane, ``data`` is not one cloud, or there are no angles or no such layer or
-        channel.
+        If ``network`` is not a GSANet on the plane, ``data`` is not one cloud, there are no angles, or the layer or
+        channel does not exist.
     """
     draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
@@ -85,12 +85,12 @@ def feature_fields(
 
 
 def stabilized_fields(network: GSANet, data: Any, angles: Sequence[float], *, layer: int = -1) -> Tensor:
-    """Fields of rotated copies of one cloud, with the rotation taken off again.
+    """Return the fields of rotated copies of one cloud, with the rotation undone.
 
-    Points keep their order when a cloud is rotated, so only the fiber is left to permute back: by the element of the
-    group that the rotation is, or by the rotation in the group nearest to it. If the network is equivariant and the
+    Points keep their order when a cloud is rotated, so only the fiber must be permuted back: by the element of the
+    group that equals the rotation, or by the rotation in the group nearest to it. If the network is equivariant and the
     rotations are in its group, all rows are equal up to rounding. Parameters and errors are those of
-    :func:`feature_fields`; fields ``[angles, points, fiber, channels]`` are returned on the CPU.
+    :func:`feature_fields`. The fields ``[angles, points, fiber, channels]`` are on the CPU.
     """
     observer = Observer(network, data, angles, layer)
     return observer.stabilized(observer.fields())
@@ -105,22 +105,22 @@ def attention_maps(
     head: int | None = None,
     layer: int = -1,
 ) -> Figure:
-    """Draw where one point attends to, for each output frame, under rotations of its cloud.
+    """Draw the attention of one point to its neighbors, for each output frame, under rotations of its cloud.
 
-    One row an angle. Columns: the rotated input with the neighborhood of the point outlined; then the attention of
-    each output frame h on the neighbors, summed over the frames of query and key and normalized to 1. In an
-    equivariant network a rotation g turns the map of h into that of g h. The title gives how far the rows differ once
-    that is undone, as measured.
+    Each row is an angle. The columns are the rotated input with the neighborhood of the point outlined, and the
+    attention of each output frame h to the neighbors, summed over the frames of query and key and normalized to 1. In
+    an equivariant network a rotation g maps the attention of h to that of g h. The title gives the measured difference
+    of the rows after this is undone.
 
     Parameters
     ----------
     network, data, angles, layer
-        As for :func:`feature_fields`, also for errors; the layer's attention is meant.
+        As for :func:`feature_fields`, also for errors. The attention is that of the layer.
     point
-        Index of the query among the points the layer attends on, which has neighbors, else ValueError; the one nearest
-        to the center if absent.
+        Index of the query among the points of the layer. ValueError is raised if it has no neighbors. Default: the
+        point nearest to the center.
     head
-        Which head, ValueError if there is none such; the mean over all heads if absent.
+        Index of the head. ValueError is raised if it does not exist. Default: the mean over all heads.
     """
     draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
@@ -150,7 +150,7 @@ def attention_maps(
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A cloud after a rotation, and the element of the group that equals the rotation or is nearest to it."""
+    """A rotated cloud, and the element of the group that equals the rotation or is nearest to it."""
 
     angle: float
     element: int
@@ -158,17 +158,17 @@ class View:
     data: Any
     geometry: GSAGeometry
 
-    graph: LiftedGraph  # that the attention of the layer works on
-    clouds: PointClouds  # points that its output lives on, after its crop
+    graph: LiftedGraph  # the graph of the attention of the layer
+    clouds: PointClouds  # the points of its output, after its crop
 
     def keys(self, point: int) -> Tensor:
-        """The neighbors of a point."""
+        """Return the neighbors of a point."""
         first, end = self.graph.neighbors.row_ptr[point : point + 2].tolist()
         return self.graph.neighbors.source[first:end].cpu()
 
 
 class Observer:
-    """Views of one cloud under rotations, with the fields and attention of a layer of the network on them."""
+    """Views of one cloud under rotations, with the fields and the attention of a layer of the network."""
 
     def __init__(self, network: GSANet, data: Any, angles: Sequence[float], layer: int) -> None:
         if not isinstance(network, GSANet):
@@ -202,14 +202,14 @@ class Observer:
         return f"block {self.layer}" if self.layer else "the lifting layer"
 
     def view(self, angle: float) -> View:
-        """The cloud after a rotation."""
+        """Return the view of the rotated cloud."""
         matrix = SO(2).exp(torch.tensor([angle], dtype=torch.float64))
         distance = (self.group.elements - matrix).abs().amax(dim=(1, 2))
-        # A rotation outside is compared with rotations only: a mirror may be nearer, but would turn the picture over.
+        # Rotations outside of the group are compared with rotations only: a nearer reflection would mirror the picture.
         distance[torch.linalg.det(self.group.elements) < 0] = math.inf
         element = int(distance.argmin())
         in_group = bool(distance[element] < _IN_GROUP)
-        # The group's own matrix where there is one: its quarter turns are exact.
+        # Matrices of the group are preferred, since their quarter turns are exact.
         rotated = moved(self.data, self.group.elements[element] if in_group else matrix)
         parameter = next(self.network.parameters())
         check_tensor("data.x", self.data.x, "floating features")
@@ -222,13 +222,13 @@ class Observer:
         return View(angle, element, in_group, rotated, geometry, *steps[self.layer])
 
     def fields(self) -> Tensor:
-        """``[views, points, fiber, channels]`` on the CPU."""
+        """Return the fields ``[views, points, fiber, channels]`` on the CPU."""
         with torch.no_grad():
             found = [self.network.features(view.data.x, view.geometry)[self.layer].cpu() for view in self.views]
         return torch.stack(found)
 
     def attention(self, point: int, head: int | None) -> Tensor:
-        """Weights ``[views, points, fiber]`` of the keys of one query, normalized to 1."""
+        """Return the weights ``[views, points, fiber]`` of the keys of one query, normalized to 1."""
         layer: Any = self.network.blocks[self.layer - 1].attention if self.layer else self.network.lifting
         check_index("head", head, layer.heads)
         maps, seen = [], list[Any]()
@@ -238,7 +238,7 @@ class Observer:
                 weights = layer.weights(*seen.pop())
                 first, end = view.graph.neighbors.row_ptr[point : point + 2].tolist()
                 if first == end:
-                    raise ValueError(f"point: {point} has no neighbors in {self.name}")
+                    raise ValueError(f"point: expected one with neighbors in {self.name}, got {point}")
                 by_key = weights[first:end].sum(dim=(2, 3))  # [neighbors, fiber, heads]
                 by_key = (by_key / by_key.sum(dim=0)).cpu()
                 dense = by_key.new_zeros(view.graph.num_points, by_key.shape[1])
@@ -247,19 +247,19 @@ class Observer:
         return torch.stack(maps)
 
     def stabilized(self, fields: Tensor) -> Tensor:
-        """Fields ``[views, points, fiber, channels]`` with the fiber of each permuted back."""
+        """Return fields ``[views, points, fiber, channels]`` with the fiber of each permuted back."""
         back = [int(self.group.inverse_index[view.element]) for view in self.views]
         return torch.stack([self.group.translate(h, field) for h, field in zip(back, fields, strict=True)])
 
 
 class Sheet(draw.Canvas):
-    """A grid of square panels in blocks of columns: inputs in the first, then blocks of one panel an element h."""
+    """A grid of square panels in blocks of columns: the inputs, then blocks with one panel for each element h."""
 
     def __init__(self, observer: Observer, headings: Sequence[str], widths: Sequence[int]) -> None:
         self.views = views = observer.views
         self.group = group = observer.group
         side = min(1.45, max(0.62, 10.5 / sum(widths)))
-        # Blocks of columns stand further apart than the columns of one block.
+        # Blocks of columns are further apart than the columns of one block.
         blocks = [block for block, width in enumerate(widths) for _ in range(width)]
         lefts = [_LEFT + column * (side + _GAP) + block * _BLOCK_GAP for column, block in enumerate(blocks)]
         tops = [_TOP + number * (side + _GAP) for number in range(len(views))]
@@ -268,7 +268,7 @@ class Sheet(draw.Canvas):
         self.axes = [[self.panel(left, top, side) for left in lefts] for top in tops]
         for view, top, row in zip(views, tops, self.axes, strict=True):
             _draw_input(row[0], view)
-            label = _degrees(view.angle) + ("" if view.in_group else "\noutside")
+            label = _degrees(view.angle) + ("" if view.in_group else "\nnot in\nthe group")
             self.write(_LEFT - 0.08, top + side / 2, label, ha="right", va="center", size=8)
         for block, heading in enumerate(headings):
             inside = [left for left, own in zip(lefts, blocks, strict=True) if own == block]
@@ -277,15 +277,15 @@ class Sheet(draw.Canvas):
                 self.write(left + side / 2, _TOP - 0.03, draw.element_name(group.elements[h]), ha="center", size=7.5)
 
     def title(self, what: str, stable: Tensor) -> None:
-        """Write what is drawn, and the largest difference between stabilized rows ``[views, ...]``."""
+        """Write the title, and the largest difference between stabilized rows ``[views, ...]``."""
         self.write(0.25, 0.3, f"{what}, {self.group.name}", size=10, weight="bold")
         inside = stable[torch.tensor([view.in_group for view in self.views])]
         measured = f"largest difference between stabilized rows: {_spread(stable)}"
         if 1 < len(inside) < len(stable):
-            measured += f"; between those in the group: {_spread(inside)}"
+            measured += f"; for rotations in the group: {_spread(inside)}"
         measured += f" (largest value {float(stable.abs().max()):.2g})"
         if draw.has_mirrors(self.group.elements):
-            measured += "; m: mirrored frame"
+            measured += "; m: reflected frame"
         self.write(0.25, 0.52, measured, size=8, color=draw.GRAY)
 
     def colorbar(self, cmap: str, norm: Normalize, label: str) -> None:
@@ -301,7 +301,7 @@ def _draw_input(axes: Axes, view: View) -> None:
 
 
 def _spread(rows: Tensor) -> str:
-    """Largest difference between two rows."""
+    """Return the largest difference between two rows."""
     largest = float((rows.amax(dim=0) - rows.amin(dim=0)).max())
     return f"{largest:.1e}" if largest else "0"
 

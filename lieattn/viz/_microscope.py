@@ -1,4 +1,4 @@
-"""A microscope for networks: attention, its roll-out and feature fields of one cloud, as figures and files."""
+"""A microscope for networks: attention, its roll-out and the fields of one cloud, as figures and files."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ View = Literal["overview", "attention", "rollout", "field"]
 
 
 class Microscope:
-    """Look at what a network does with one cloud: three lines, from a network to a picture.
+    """Visualize what a network computes for one cloud.
 
-    It records one forward pass of a copy of the network in eval mode: the weights of each layer of attention, and the
-    field behind each layer. The cloud is also turned by elements of the group that the network states, to see its
-    fields turn along. Layers are numbered from 0 in the order of the forward pass, and negative numbers count from the
-    last; :attr:`attention_layers` and :attr:`field_layers` have their names. Frames are numbered as in the layer.
+    One forward pass of a copy of the network in eval mode is recorded: the weights of each layer of attention, and the
+    field after each layer. The cloud is also transformed by elements of the group that the network states, to show how
+    its fields transform. Layers are numbered from 0 in the order of the forward pass, and negative numbers count from
+    the last; :attr:`attention_layers` and :attr:`field_layers` are their names. Frames are numbered as in the layer.
 
     Parameters
     ----------
     network
-        Any ``network(data)``. Networks of convolutions have fields but no attention; the gates of attentive
-        convolutions are found among the fields.
+        Any ``network(data)``. Convolutional networks have fields but no attention; the gates of attentive convolutions
+        are among the fields.
     data
-        One cloud with ``pos`` ``[points, dim]`` as the network takes it, of which two or three coordinates are drawn.
-        Molecules, with ``edge_index`` or with ``z`` where ase is installed, are drawn with bonds.
+        One cloud with ``pos`` ``[points, dim]``, an input of the network. Two or three coordinates are drawn. Molecules
+        with ``edge_index``, or with ``z`` if ase is installed, are drawn with bonds.
     turns
-        Largest number of turns, the identity included: elements of a finite group, else equal angles about one axis.
+        Largest number of transformed clouds, including the unchanged one: elements of a finite group, or otherwise
+        rotations by equal angles about one axis.
     seed
         Seed of that axis, which is drawn at random for points in space.
 
@@ -68,7 +69,7 @@ class Microscope:
 
     @property
     def attention_layers(self) -> tuple[str, ...]:
-        """Names of the layers of attention; empty where there are none."""
+        """Names of the layers of attention; empty if there are none."""
         return tuple(layer.name for layer in self._seen.recording.attention)
 
     @property
@@ -78,21 +79,21 @@ class Microscope:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The maps by which the cloud is turned, the identity first."""
+        """The maps by which the cloud is transformed, starting with the identity."""
         return self._seen.turns
 
     def attention(
         self, point: int | None = None, *, frame: int | None = None, head: int | None = None, layer: int = -1
     ) -> Tensor:
-        """Weights ``[points, keys]`` float64 with which a query attends to the frames of each point.
+        """Return the weights ``[points, keys]`` float64 with which a query attends to the frames of each point.
 
         Parameters
         ----------
         point
-            The query, an index of the points of the layer. If absent, the point nearest to the center of the cloud or,
-            on a sphere, nearest to the eye.
+            Index of the query among the points of the layer. Default: the point nearest to the center of the cloud or,
+            on a sphere, nearest to the viewer.
         frame, head
-            The frame of the query, and the attention head; the mean over all of them if absent.
+            Indices of the frame of the query and of the attention head. Default: the mean over all of them.
         layer
             Number of the layer in :attr:`attention_layers`.
 
@@ -106,16 +107,16 @@ class Microscope:
         Raises
         ------
         ValueError
-            If there is no attention, or no such layer, point, frame or head.
+            If there is no attention, or the layer, point, frame or head does not exist.
         """
         check_arguments(Microscope.attention, locals())
         return self._seen.attention(point, frame, head, layer)
 
     def rollout(self, point: int | None = None, *, frame: int | None = None, layer: int = -1) -> Tensor:
-        """Attention rolled out from a layer to the input: weights ``[points, keys]`` float64 of a query.
+        """Return the attention of a query that is rolled out from a layer to the input, ``[points, keys]`` float64.
 
         Points and keys are those of the first layer of attention. The matrices of all layers up to this one are
-        multiplied; each is the mean over the heads of a layer, averaged with the identity, which stands for the
+        multiplied. Each is the mean over the heads of a layer, averaged with the identity, which represents the
         residual connection: see docs/microscope.md. Arguments and errors are those of :meth:`attention`; ValueError is
         also raised if weights are negative.
         """
@@ -123,25 +124,25 @@ class Microscope:
         return self._seen.rollout(point, frame, layer)
 
     def fields(self, layer: int = -1) -> Tensor:
-        """Fields of the turned clouds as they are, ``[turns, points, fiber, channels]`` float64.
+        """Return the fields of the transformed clouds, ``[turns, points, fiber, channels]`` float64.
 
-        The points are in the same order for all turns.
+        The points are in the same order for all clouds.
         """
         check_arguments(Microscope.fields, locals())
         return self._seen.fields(layer)[0]
 
     def stabilized(self, layer: int = -1) -> Tensor:
-        """Fields of the turned clouds, pulled back by the turn u: (u⁻¹ f_u)(g) = f_u(u g).
+        """Return the fields of the transformed clouds, pulled back by the map u: (u⁻¹ f_u)(g) = f_u(u g).
 
-        The shape is ``[turns, points, fiber, channels]``. All turns have the same values, up to rounding, if the
-        network is equivariant. How the channels of modules of other libraries transform is not known; their fields are
-        norms over the channels, ``[turns, points, 1, 1]``.
+        The shape is ``[turns, points, fiber, channels]``. If the network is equivariant, the values are the same for
+        all maps, up to rounding. It is not known how the channels of modules of other libraries transform; their fields
+        are norms over the channels, ``[turns, points, 1, 1]``.
         """
         check_arguments(Microscope.stabilized, locals())
         return self._seen.fields(layer)[1]
 
     def deviation(self, layer: int = -1) -> float:
-        """Error of equivariance: the largest difference between a stabilized field and that of the unturned cloud."""
+        """Return the equivariance error: the largest difference of a stabilized field to that of the given cloud."""
         check_arguments(Microscope.deviation, locals())
         stable = self._seen.fields(layer)[1]
         return float((stable - stable[0]).abs().max())
@@ -163,16 +164,17 @@ class Microscope:
         Parameters
         ----------
         view
-            ``"overview"``: features, field, field of the turned cloud, attention of up to four layers.
-            ``"attention"`` of a query: a row for each layer, columns for the mean over its frames and for each of them;
-            or, of one ``frame``, for the frames of the keys. ``"rollout"``: the same from each layer to the input.
-            ``"field"``: rows of turned clouds, raw fields and beside them stabilized ones.
+            ``"overview"`` shows features, field, field of the transformed cloud, and the attention of up to four
+            layers. ``"attention"`` shows the attention of a query: rows are layers, and columns are the mean over the
+            frames of the query and each of these frames; or, if ``frame`` is given, the frames of the keys.
+            ``"rollout"`` shows the same from each layer to the input. ``"field"`` shows raw and stabilized fields; rows
+            are transformed clouds.
         point, frame, head
             See :meth:`attention`.
         layer
-            One layer; up to four of them if absent, of fields the last.
+            Index of one layer. Default: up to four layers of attention, and the last field.
         channel
-            Of a field; the norm over all channels if absent.
+            Index of a channel of a field. Default: the norm over all channels.
         """
         draw.require_matplotlib()
         check_arguments(Microscope.picture, locals())
@@ -193,16 +195,18 @@ class Microscope:
         layer: int | None = None,
         channel: int | None = None,
     ) -> Path:
-        """Write a view to a file, and return where; folders are made as needed.
+        """Write a view to a file, and return its path. Missing folders are created.
 
         Parameters
         ----------
         path
-            ``.png`` and other formats of matplotlib: see :meth:`picture`. ``.gif``: the query moves over the points, or
-            the cloud turns (``"field"``). ``.html``: one file for any browser, without a network, in which view, layer,
-            head, frame, query and turn are chosen, opened with what is chosen here.
+            A file with ``.png`` or the suffix of another format of matplotlib contains the figure of :meth:`picture`. A
+            ``.gif`` file is an animation: the query moves over the points, or the cloud is transformed (``"field"``).
+            An ``.html`` file opens in any browser without a connection. View, layer, head, frame, query and
+            transformation can be chosen in it, and start with the arguments of this call.
         view
-            If absent, the overview in figures; in other files attention, where there is some, else the field.
+            Default: the overview in figures. In other files it is the attention, if the network has attention layers,
+            or otherwise the field.
         point, frame, head, layer, channel
             See :meth:`picture`.
         """

@@ -1,4 +1,4 @@
-"""The recordings of a microscope: a network evaluated on one cloud, and on rotated copies of it."""
+"""The recordings of a microscope: a network evaluated on one cloud, and on transformed copies of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Layer = TypeVar("_Layer", Attention, Field)
 
 
 class Turn(NamedTuple):
-    """A linear map of points ``[dim, dim]`` float64, its name, and whether it belongs to the group of the network."""
+    """A linear map of points ``[dim, dim]`` float64, its description, and whether it is in the group of the network."""
 
     label: str
     matrix: Tensor
@@ -35,7 +35,7 @@ class Turn(NamedTuple):
 
 
 class Observation:
-    """A recorded forward pass, and those of the rotated cloud, which are computed on first use."""
+    """A recorded forward pass, and those of the transformed clouds, which are computed on first use."""
 
     def __init__(self, network: nn.Module, data: Data, turns: int, seed: int) -> None:
         clouds = point_clouds(data)
@@ -44,20 +44,22 @@ class Observation:
         self.data, self.guarantee = data, getattr(network, "guarantee", "the network states no guarantee")
         network = copy.deepcopy(getattr(network, "_orig_mod", network)).cpu().eval()
         for module in network.modules():
-            if isinstance(module, LieTransformer):  # whose pieces give the same results
+            if isinstance(module, LieTransformer):  # without pieces the results are the same
                 module.lifting = replace(module.lifting, piece=None)
         self._recorder = Recorder(network)
         self.name = type(self._recorder.inner).__name__
         self.recording = self._recorder(data)
         if not self.recording.fields and not self.recording.attention:
-            raise ValueError(f"network: no layer of {self.name} has values at the {clouds.num_points} points")
+            raise ValueError(
+                f"network: expected a layer with values at the {clouds.num_points} points, got none in {self.name}"
+            )
         self._kinds: Any = {"pos": "position", "cell": "vector"}
         self._kinds |= dict.fromkeys(getattr(network, "vector_inputs", ()), "vector")
         self.turns = _turns(getattr(network, "symmetry", None), clouds.pos.shape[1], turns, seed)
 
     @property
     def input(self) -> tuple[PointClouds, Tensor]:
-        """The cloud that was given, and the mean of its features, or its nuclear charges, ``[points]`` float64."""
+        """The given cloud, and the mean of its features or its nuclear charges, ``[points]`` float64."""
         clouds, x = point_clouds(self.data), self.data.get("x", self.data.get("z"))
         features = clouds.pos.new_ones(clouds.num_points) if x is None else x
         flat = features.detach().cpu().double().reshape(clouds.num_points, -1).mean(dim=1)
@@ -70,27 +72,32 @@ class Observation:
         return isinstance(getattr(self._recorder.inner, "space", None), Sphere)
 
     def scene(self, clouds: PointClouds) -> Scene:
-        """The scene in which the points of a layer are drawn."""
+        """Return the scene in which the points of a layer are drawn."""
         return Scene.of(self.data, clouds, sphere=self.sphere)
 
     def attention_layer(self, layer: int) -> Attention:
-        """The layer of attention with this number; ValueError if there is none."""
+        """Return the layer of attention with this number; raise ValueError if there is none."""
         if not self.recording.attention:
             gates = any(field.name.endswith("gate") for field in self.recording.fields)
             more = "its gates are among the fields" if gates else "it has fields"
-            raise ValueError(f"network: {self.name} has no attention between points; {more}: view 'field'")
+            raise ValueError(
+                f"network: expected attention between points, got {self.name} without it; {more}: use view 'field'"
+            )
         return _chosen(self.recording.attention, layer)
 
     def field_layer(self, layer: int) -> Field:
-        """The field with this number; ValueError if there is none."""
+        """Return the field with this number; raise ValueError if there is none."""
         if not self.recording.fields:
-            raise ValueError(f"network: {self.name} has no layer with a field as output; expected view 'attention'")
+            raise ValueError(
+                f"network: expected a layer with a field as output, got none in {self.name}; use view 'attention'"
+            )
         return _chosen(self.recording.fields, layer)
 
     def query(self, found: Attention, point: int | None, frame: int | None) -> int:
-        """The query point of a layer; if absent, that nearest to the center, or of a sphere nearest to the eye.
+        """Return the index of the query of a layer: ``point``, if given, or a default.
 
-        ValueError is raised if there is none such.
+        The default is the point nearest to the center or, on a sphere, nearest to the viewer. ValueError is raised if
+        the point or the frame does not exist.
         """
         pos = found.places.pos
         check_index("point", point, len(pos))
@@ -115,14 +122,17 @@ class Observation:
         return rolled_out(layers[: layer % len(layers) + 1], flow)[0]
 
     def fields(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Raw and stabilized fields of the turned clouds, ``[turns, points, fiber, channels]`` both."""
+        """Return raw and stabilized fields of the transformed clouds, both ``[turns, points, fiber, channels]``."""
         before = self.field_layer(layer)
         number = layer % len(self.recording.fields)
         raw, stable = [before.x], [before.x]
         for turn, recording in zip(self.turns[1:], self._turned, strict=True):
             found = pulled_back(before, recording.fields[number], turn.matrix)
             if found is None:
-                raise ValueError(f"data: the points of {before.name} do not turn with the cloud {turn.label}")
+                raise ValueError(
+                    f"data: expected points of {before.name} that move with the cloud, got others for the cloud "
+                    f"{turn.label}"
+                )
             raw.append(found[0])
             stable.append(found[1])
         return torch.stack(raw), torch.stack(stable)
@@ -147,10 +157,13 @@ def _chosen(layers: Sequence[_Layer], layer: int) -> _Layer:
 
 
 def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
-    """Elements of the group that a network states, or else rotations by equal angles; the identity comes first."""
+    """Return elements of the group that a network states, or otherwise rotations by equal angles.
+
+    The identity comes first.
+    """
     group = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
     group = group.stabilizer if isinstance(group, SemidirectProduct) else group
-    identity = Turn("as it is", torch.eye(dim, dtype=torch.float64), True)
+    identity = Turn("unchanged", torch.eye(dim, dtype=torch.float64), True)
     if isinstance(group, FiniteGroup) and group.order > 1 and group.dim == dim:
         elements = [matrix for matrix in group.elements if not torch.allclose(matrix, identity.matrix)]
         return (identity, *(Turn(in_words(matrix), matrix, True) for matrix in elements[: count - 1]))
@@ -160,5 +173,5 @@ def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
     axis = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     along = axis.new_ones(1) if dim == 2 else axis / axis.norm()
     angles = [2 * math.pi * number / count for number in range(1, count)]
-    labels = [f"turned by {math.degrees(angle):.4g}°" for angle in angles]
+    labels = [f"rotated by {math.degrees(angle):.4g}°" for angle in angles]
     return (identity, *(Turn(label, SO(dim).exp(x * along), inside) for label, x in zip(labels, angles, strict=True)))

@@ -1,4 +1,4 @@
-"""The views of a microscope as one HTML file: numbers as JSON, and the script that draws them."""
+"""The views of a microscope as one HTML file, which contains numbers as JSON and a script that draws them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lieattn.viz._scene import bonds_of, camera_of, symbols_of
 from lieattn.viz._views import frame_name
 
 _COLORS, _STEPS = ("magma", "viridis", "RdBu_r", "gray_r"), 48
-_MOST_NUMBERS = 3_000_000  # of one kind, 8 MB of text
+_MOST_NUMBERS = 3_000_000  # in one array, which is 8 MB of text
 _MOST_CHANNELS = 8
-_QUERIES = 64  # that are rolled out at a time
+_QUERIES = 64  # rolled out at a time
 
 
 def write_page(
@@ -39,7 +39,7 @@ def write_page(
     layer: int | None,
     channel: int | None,
 ) -> Path:
-    """Write the page, which first shows the view that was chosen; see :meth:`Microscope.save`."""
+    """Write the page, which first shows the chosen view; see :meth:`Microscope.save`."""
     require_matplotlib()
     start = _start(scope, view, point, frame, head, layer, channel)
     places: list[Places] = []
@@ -57,12 +57,13 @@ def write_page(
         "symbols": symbols_of(scope.data),
         "colors": {name: _colors(name) for name in _COLORS},
     }
-    moves = "Drag, or Shift and the arrow keys, rotate. " if content["camera"] else ""
+    moves = "Drag, or use Shift and the arrow keys, to rotate. " if content["camera"] else ""
     texts = {
         "title": f"{scope.name}: attention and fields of one cloud",
         "guarantee": scope.guarantee,
-        "help": f"Click a point to make it the query; in a picture, the arrow keys go through points or turns. {moves}"
-        "Weights are the mean over the frames of the query and the heads, the sum over the frames of the keys.",
+        "help": "Click a point to make it the query. If a picture has the focus, the arrow keys select the next or "
+        f"previous point or transformation. {moves}Weights are means over the frames of the query and the heads, and "
+        "sums over the frames of the keys, unless one of them is selected.",
     }
     folder = resources.files("lieattn.viz")
     page = Template((folder / "microscope.html").read_text()).substitute(
@@ -83,7 +84,7 @@ def _start(
     layer: int | None,
     channel: int | None,
 ) -> dict[str, Any]:
-    """The choices that the page opens with, after checks."""
+    """Return the initial choices of the page, after checks."""
     number = -1 if layer is None else layer
     query = 0
     if view == "field":
@@ -102,13 +103,16 @@ def _start(
 
 
 def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:
-    """The cloud that was given, with the mean of its features."""
+    """Return the given cloud, with the mean of its features."""
     cloud, features = scope.input
     return {"places": _index(places, Places(cloud, None, 1)), "values": features.tolist()}
 
 
 def _attention(layer: Attention, places: list[Places], scope: Observation) -> dict[str, Any]:
-    """Weights ``[edges, fiber, keys, heads]``, edges sorted by query; the mean over heads where there are too many."""
+    """Return weights ``[edges, fiber, keys, heads]`` with edges sorted by query.
+
+    If there are too many weights, they are averaged over the heads and then summed over the keys.
+    """
     weights = layer.weights
     if weights.numel() > _MOST_NUMBERS:
         weights = weights.mean(dim=-1, keepdim=True)
@@ -130,7 +134,7 @@ def _attention(layer: Attention, places: list[Places], scope: Observation) -> di
 
 
 def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
-    """Weights ``[points, fiber, points of the input]``; none where weights are no probabilities."""
+    """Return rolled out weights ``[points, fiber, points of the input]``, or an empty list for negative weights."""
     found, layers = [], scope.recording.attention
     if any(bool((layer.weights < 0).any()) for layer in layers):
         return []
@@ -152,7 +156,10 @@ def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
 
 
 def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, Any]:
-    """Raw and stabilized values ``[turns, points, fiber, 1 + channels]``: the norm over all, and the first channels."""
+    """Return raw and stabilized values ``[turns, points, fiber, 1 + channels]``.
+
+    They are the norm over all channels, followed by the first channels.
+    """
     raw, stable = scope.fields(number)
     known = max(0, min(_MOST_CHANNELS, _MOST_NUMBERS // (raw[..., 0].numel() * len(scope.recording.fields)) - 1))
     own, shown = scope.recording.fields[number].places, range(min(known, raw.shape[-1]))
@@ -173,13 +180,13 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
 def _check_size(scope: Observation, values: Tensor) -> None:
     if values.numel() > _MOST_NUMBERS:
         raise ValueError(
-            f"data: a page holds at most {_MOST_NUMBERS:,} numbers per layer, but {scope.data.num_nodes} points have "
-            f"{values.numel():,}; draw a .png, or use a smaller cloud"
+            f"data: expected at most {_MOST_NUMBERS:,} numbers per layer for a page, got {values.numel():,} for "
+            f"{scope.data.num_nodes} points; draw a .png, or use a smaller cloud"
         )
 
 
 def _index(places: list[Places], own: Places) -> int:
-    """Index of a set of points among those of the page, to which it is added if it is new."""
+    """Return the index of a set of points among those of the page. New points are added."""
     for number, known in enumerate(places):
         if known.pos.shape == own.pos.shape and torch.equal(known.pos, own.pos):
             return number
@@ -195,9 +202,9 @@ def _place(places: Places) -> dict[str, Any]:
 
 
 def _packed(values: Tensor) -> dict[str, Any]:
-    """Finite numbers as 16 bits between the lowest and the highest, little-endian, in base64."""
+    """Encode finite numbers as 16 bits between the lowest and the highest, little-endian, in base64."""
     if not bool(values.isfinite().all()):
-        raise ValueError("network: its attention or fields of this cloud are not finite, and a page cannot show them")
+        raise ValueError("network: expected finite attention and fields for this cloud, got NaN or infinity")
     low, high = float(values.min()), float(values.max())
     part = (values - low) / ((high - low) or 1.0)
     data = (65535 * part).round().numpy().astype("<u2").tobytes()

@@ -1,4 +1,4 @@
-"""What is recorded of a forward pass of any network: attention weights, fields, and the points they belong to."""
+"""Recording of a forward pass of any network: attention weights, fields, and the points to which they belong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule
 from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
 from lieattn.reps import Irreps
 
-_APART = 1e-3  # of the size of a cloud: points nearer than that are one point
+_APART = 1e-3  # relative to the size of a cloud: points with a smaller distance are the same point
 _NOT_LAYERS = (nn.Identity, nn.Linear, nn.LayerNorm, nn.Dropout, nn.ModuleList, CloudNorm, FieldBatchNorm)
 
 
@@ -24,8 +24,8 @@ _NOT_LAYERS = (nn.Identity, nn.Linear, nn.LayerNorm, nn.Dropout, nn.ModuleList, 
 class Places:
     """Elements of a group over points, on the CPU.
 
-    ``frames`` are the linear parts of the elements, ``[1, fiber, dim, dim]`` where they are the same over all points,
-    else ``[points, fiber, dim, dim]``; None for a fiber of 1.
+    ``frames`` are the linear parts of the elements: ``[1, fiber, dim, dim]`` if they are the same over all points,
+    ``[points, fiber, dim, dim]`` otherwise, and None for a fiber of 1.
     """
 
     clouds: PointClouds
@@ -34,7 +34,7 @@ class Places:
 
     @property
     def pos(self) -> Tensor:
-        """``[points, dim]`` float64."""
+        """Positions ``[points, dim]`` float64."""
         return self.clouds.pos
 
 
@@ -45,22 +45,22 @@ class Attention:
     Attributes
     ----------
     name
-        That of its module.
+        Name of the module.
     places
-        Points and frames of the queries; the keys are over the same points.
+        Points and frames of the queries. The keys are over the same points.
     target, source
         Point of the query and of the key of each edge, int64 ``[edges]``.
     weights
-        ``[edges, fiber, keys, heads]``: how much a frame of the query attends to a frame of the key. The axis of the
-        keys is 1 where each frame attends to itself alone (``tied``), and where all frames of a key point have one
-        weight together.
+        Weights ``[edges, fiber, keys, heads]`` with which a frame of the query attends to a frame of the key. The axis
+        of the keys is 1 if each frame attends only to itself (``tied``), or if all frames of a key point share one
+        weight.
     total
-        Sum of the weights of each query, ``[points, fiber, heads]``: 1 for a softmax. It counts those of zeros outside
-        of an image, which are in no edge.
+        Sum of the weights of each query, ``[points, fiber, heads]``: 1 for a softmax. It includes the weights of zeros
+        outside of an image, which belong to no edge.
     keys
-        Frames over a key point.
+        Number of frames over a key point.
     tied, lifting
-        Whether each frame attends to itself alone; whether the layer lifts features of points.
+        Whether each frame attends only to itself, and whether the layer lifts features of points.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Attention:
         return self.weights.shape[-1]
 
     def of_query(self, point: int, frame: int | None, head: int | None) -> Tensor:
-        """Weights ``[points, keys]`` of a query; the mean over its frames, and over heads, where none is chosen.
+        """Return the weights ``[points, keys]`` of a query; the mean over its frames and over heads if None is given.
 
-        They are ``[points, 1]`` where all frames of a key point have one weight together.
+        They are ``[points, 1]`` if all frames of a key point share one weight.
         """
         chosen = self.target == point
         weights = self.weights[chosen]
@@ -94,11 +94,11 @@ class Attention:
         return weights.new_zeros(len(self.places.pos), weights.shape[1]).index_add_(0, self.source[chosen], weights)
 
     def step(self, flow: Tensor) -> Tensor:
-        """Weights of queries ``[*, points, fiber]`` passed on to keys, ``[*, points, keys]``; see ``rolled_out``."""
+        """Propagate weights of queries ``[*, points, fiber]`` to keys, ``[*, points, keys]``; see ``rolled_out``."""
         if bool((self.weights < 0).any()):
             raise ValueError(
-                f"view: a roll-out multiplies probabilities, but weights of {self.name} are negative: they are not "
-                "normalized by a softmax; expected 'attention' or 'field'"
+                "view: expected 'attention' or 'field', got 'rollout', which multiplies probabilities; weights of "
+                f"{self.name} are negative, since they are not normalized by a softmax"
             )
         seen = self.total > 0
         share = self.weights / torch.where(seen, self.total, 1.0)[self.target][:, :, None]
@@ -114,15 +114,15 @@ class Attention:
         received.index_add_(flow.ndim - 2, self.source, sent)
         if self.lifting or self.keys != self.places.fiber:
             return received
-        alone = ~seen.all(dim=-1)  # who has no neighbors keeps all
+        alone = ~seen.all(dim=-1)  # queries without neighbors keep their whole weight
         return (received + flow) / 2 + flow * alone / 2
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """Values ``x`` ``[points, fiber, channels]`` behind a layer; ``irreps`` are those of the channels, if there are.
+    """Values ``x`` ``[points, fiber, channels]`` after a layer, and the ``irreps`` of the channels, if there are any.
 
-    Of modules that know no graph and no irreps, they are the norms over the channels, ``[points, 1, 1]``.
+    For modules without a graph and without irreps, the values are norms over the channels, ``[points, 1, 1]``.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Layers of attention and fields, in the order of the forward pass, and the data that the network saw."""
+    """Layers of attention and fields, in the order of the forward pass, and the input data of the network."""
 
     attention: tuple[Attention, ...]
     fields: tuple[Field, ...]
@@ -141,14 +141,14 @@ class Recording:
 
 
 class Recorder:
-    """Records a network while it is evaluated. Its hooks remain on the network, so it should get a copy."""
+    """Records a network while it is evaluated. Its hooks remain on the network, so pass a copy."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         inner = (m for m in network.modules() if isinstance(m, EquivariantModule))
         self.inner = next((m for m in inner if not isinstance(m, Wrapper | FieldModel)), network)
         self.names = {module: name for name, module in network.named_modules()}
-        self.parts = set(self.inner.modules())  # of an ensemble the first network alone
+        self.parts = set(self.inner.modules())  # in an ensemble only those of the first network
         named = ((module, name) for module, name in self.names.items() if module in self.parts)
         self.layers = {module: self._short(name) for module, name in named if self._is_layer(module, name)}
         self.heads = {getattr(m, "head", None) for m in network.modules() if isinstance(m, Network)} - {None}
@@ -161,7 +161,7 @@ class Recorder:
             module.register_forward_hook(self._leave)
 
     def __call__(self, data: Data) -> Recording:
-        """What was recorded in the first call of each module; further calls are left out."""
+        """Evaluate the network and return the recording. Only the first call of each module is recorded."""
         self._calls, self._seen, self._fields, self._data = [], {}, {}, data
         with torch.no_grad(), watching_weights(self._watch):
             self.network(Batch.from_data_list([data]))
@@ -178,7 +178,7 @@ class Recorder:
         return owner is self.inner and bool(last) and isinstance(module, GroupAttention)
 
     def _short(self, name: str) -> str:
-        """The name of a module without that of the network that wraps it."""
+        """Return the name of a module without that of the network that wraps it."""
         return name.removeprefix(f"{self.names[self.inner]}.").removesuffix(".attention")
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
@@ -198,7 +198,7 @@ class Recorder:
             self._fields[name] = field
 
     def _field(self, name: str, output: Any, inputs: Any) -> Field | None:
-        """The values at points of an output; None if it has none."""
+        """Return the values of an output at points, or None if it has none."""
         x, *rest = output if isinstance(output, tuple) else (output,)
         if not isinstance(x, Tensor) or x.ndim not in (2, 3) or not x.is_floating_point():
             return None
@@ -238,20 +238,20 @@ class Recorder:
         self._seen[module] = _attention(name, places, seen, levels, lifting=lifting)
 
     def _lifted(self, graph: LiftedGraph) -> Places:
-        """Points and frames of a graph; those of images are in pixels of the first image."""
+        """Return the points and frames of a graph. Positions in images are in pixels of the input image."""
         if not isinstance(self.inner, AttentiveNetwork) and hasattr(self.inner, "images") and graph.grid is not None:
             side = Raster.read(point_clouds(self._data))[0].sides[0]
             return _places(graph, side / int(graph.grid[0, 0]))
         return _places(graph)
 
     def _grids(self, network: AttentiveNetwork) -> Iterator[Field]:
-        """Fields behind the blocks, and the gates of the layers that have one for all channels."""
+        """Yield the fields after the blocks, and the gates of the layers that have one gate for all channels."""
         data = self._data
         for number, x in enumerate(network.fields(data, network.embedded_vectors(data))):
             yield _on_grid(network, f"block {number}", x)
         for name, maps in network.attention_maps(data).items():
             if (gate := maps.spatial) is not None:
-                # [images, 1, *sides] of a lifting layer, [images, 1, order, *sides], or one for each pair of poses.
+                # Shapes are [images, 1, *sides] (lifting), [images, 1, order, *sides], or one gate per pair of poses.
                 dim = network.group.dim
                 gate = gate.mean(dim=(1, 3, 4))[:, None] if gate.ndim == 5 + dim else gate
                 gate = gate if gate.ndim == 3 + dim else gate[:, :, None]
@@ -259,30 +259,31 @@ class Recorder:
 
 
 def rolled_out(layers: tuple[Attention, ...], flow: Tensor) -> Tensor:
-    r"""Attention rolled out over layers (Abnar, Zuidema 2020), for queries of the last of them.
+    r"""Roll out attention over layers (Abnar, Zuidema 2020), for queries of the last layer.
 
-    With A the mean of the weights of a layer over its heads, a matrix of group elements (point, frame), rows sum to 1,
+    Let A be the mean of the weights of a layer over its heads, a matrix of group elements (point, frame) whose rows sum
+    to 1. The roll-out is
 
     .. math::  R = \tilde A_L P_L \tilde A_{L-1} \cdots P_2 \tilde A_1, \qquad \tilde A = (A + I) / 2,
 
-    where the half of the identity is the residual connection. It is left out, Ã = A, where keys are features of points
-    (lifting). A weight that all frames of a key point share is spread evenly over them. Between layers on other points,
-    as behind crops and poolings, P takes each point to those nearest to it, in equal shares.
+    where half the identity represents the residual connection. It is left out, Ã = A, if keys are features of points
+    (lifting). A weight that all frames of a key point share is divided evenly between them. Between layers on different
+    points, as after crops and poolings, P maps each point to the nearest ones, in equal shares.
 
-    **Equivariance.** R(u g, u g') of the moved cloud is R(g, g') where the weights are.
+    **Equivariance.** If the weights are equivariant, R(u g, u g') of the transformed cloud equals R(g, g').
 
     Parameters
     ----------
     layers
-        In the order of the forward pass; all weights are at least 0, else ValueError.
+        Layers in the order of the forward pass. ValueError is raised if a weight is negative.
     flow
-        ``[queries, points, fiber]``, how much of each element of the last layer a query is made of.
+        Share of each element of the last layer in a query, ``[queries, points, fiber]``.
 
     Returns
     -------
     Tensor
-        ``[queries, points, keys]``, over the keys of the first layer. Rows sum to those of ``flow``, less what attends
-        to zeros outside of an image.
+        Weights ``[queries, points, keys]`` over the keys of the first layer. Rows have the same sums as those of
+        ``flow``, minus the attention to zeros outside of an image.
     """
     above: Attention | None = None
     for layer in reversed(layers):
@@ -293,10 +294,11 @@ def rolled_out(layers: tuple[Attention, ...], flow: Tensor) -> Tensor:
 
 
 def pulled_back(before: Field, after: Field, turn: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The field of a turned cloud, as it is and pulled back by the turn u, both ``[points, fiber, channels]``.
+    """Return the field of a transformed cloud, raw and pulled back by the map u, both ``[points, fiber, channels]``.
 
-    Both have the points in the order of ``before``. Pulled back, the value at g is the one at u g, or at the frame of
-    the turned cloud that is nearest to u g. The result is None if the points of the two fields do not match.
+    Both have the points in the order of ``before``. In the field that is pulled back, the value at g is the one at u g,
+    or at the frame of the transformed cloud that is nearest to u g. The result is None if the points of the two fields
+    do not match.
     """
     pos, frames = before.places.pos @ turn.mT, before.places.frames
     if after.x.shape[0] != len(pos) or after.x.shape[1:] != before.x.shape[1:]:
@@ -317,7 +319,7 @@ def pulled_back(before: Field, after: Field, turn: Tensor) -> tuple[Tensor, Tens
 
 
 def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:
-    """Weights ``[*, points, fiber]`` at ``pos``, over the points of a layer before."""
+    """Map weights ``[*, points, fiber]`` at ``pos`` to the points of a previous layer."""
     if pos.shape == places.pos.shape and torch.equal(pos, places.pos):
         return flow
     distance = torch.cdist(pos, places.pos)
@@ -327,9 +329,9 @@ def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:
 
 
 def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lifting: bool) -> Attention:
-    """Weights of a layer, ``[edges, fiber, keys, heads]``; where points have nodes of several scales, these are frames.
+    """Return the attention of a layer, with weights ``[edges, fiber, keys, heads]``.
 
-    ``levels`` is the number of scales.
+    ``levels`` is the number of scales. If points have nodes at several scales, these are treated as frames.
     """
     weights = _plain(seen.weights)
     if seen.pattern == "query_sum":
@@ -345,7 +347,7 @@ def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lif
         target, source = target // levels, source // levels
     own = weights.sum(dim=2)
     total = own.new_zeros(len(places.pos), *own.shape[1:]).index_add_(0, target, own)
-    inside = source < len(places.pos)  # where borders are zeros there is one point more, outside
+    inside = source < len(places.pos)  # with zeros at borders there is one more point outside of the image
     tied = seen.pattern == "framewise"
     kept = weights[inside]
     return Attention(name, places, target[inside], source[inside], kept, total, seen.keys * levels, tied, lifting)
@@ -372,7 +374,7 @@ def _cloud(pos: Tensor, grid: Tensor | None) -> PointClouds:
 
 
 def _on_grid(network: AttentiveNetwork, name: str, x: Tensor) -> Field:
-    """A field ``[1, channels, order, *sides]`` on its pixels."""
+    """Return a field ``[1, channels, order, *sides]`` with its pixels as points."""
     group, sides = network.group, tuple(x.shape[3:])
     pos = pixel_positions(*sides, dtype=torch.float64)
     frames = group.elements[None] if x.shape[2] > 1 else None
@@ -380,13 +382,13 @@ def _on_grid(network: AttentiveNetwork, name: str, x: Tensor) -> Field:
 
 
 def _square(clouds: PointClouds, points: int) -> Tensor | None:
-    """Raster of a crop of a square image."""
+    """Return the raster of a crop of a square image."""
     side = round(points**0.5)
     return None if clouds.grid is None or side * side != points else torch.tensor([[side, side]])
 
 
 def _graphs(value: Any) -> Iterator[LiftedGraph]:
-    """Graphs within nested tuples."""
+    """Yield the graphs within nested tuples."""
     if isinstance(value, LiftedGraph):
         yield value
     elif isinstance(value, tuple | list):
@@ -399,6 +401,6 @@ def _one(frame: int, fiber: int) -> Tensor:
 
 
 def _plain(x: Any) -> Tensor:
-    """A tensor in float64 on the CPU."""
+    """Return a tensor in float64 on the CPU."""
     found: Tensor = x.detach().cpu().double()
     return found

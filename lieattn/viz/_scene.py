@@ -1,4 +1,4 @@
-"""Panels of points in the plane and in space, with bonds, and grids of such panels with a color scale for each row."""
+"""Panels of points in the plane and in space, with bonds, and grids of panels with a color scale for each row."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _LEFT, _RIGHT, _TOP, _BOTTOM, _GAP = 0.95, 0.95, 1.0, 0.12, 0.06  # inches
 _WIDEST, _LARGEST = 11.0, 2.4
 _TILT = 0.3  # radians
-_LONGER = 1.25  # than the sum of two covalent radii a bond may be
-_MANY = 4  # bonds for each point: graphs with more edges are neighborhoods, which would cover the points
+_LONGER = 1.25  # largest length of a bond, relative to the sum of the covalent radii
+_MANY = 4  # bonds per point: graphs with more edges are neighborhoods, which would cover the points
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What panels show in addition to values.
+    """Parts of panels in addition to colored points.
 
-    These are the ``bonds`` int64 ``[bonds, 2]``, and the ``sphere`` if points lie on one. ``camera`` ``[3, 3]`` maps
-    points to coordinates to the right, upwards, and towards the viewer; it is None in the plane.
+    These are the ``bonds`` int64 ``[bonds, 2]``, and the ``sphere`` if points are on a sphere. ``camera`` ``[3, 3]``
+    maps points to coordinates to the right, upwards, and towards the viewer; it is None in the plane.
     """
 
     bonds: Tensor
@@ -40,7 +40,7 @@ class Scene:
 
     @classmethod
     def of(cls, data: Data, clouds: PointClouds, *, sphere: bool) -> Scene:
-        """The scene of a cloud. Bonds are kept if its points are those of the data."""
+        """Return the scene of a cloud. It has bonds if the cloud has as many points as the data."""
         bonds = bonds_of(data) if data.num_nodes == clouds.num_points else torch.zeros(0, 2, dtype=torch.int64)
         return cls(bonds, sphere, camera_of(data.pos) if clouds.pos.shape[1] > 2 else None)
 
@@ -113,21 +113,21 @@ class Board(draw.Canvas):
             self.write(left + side / 2, _TOP - 0.05, heading, ha="center", va="bottom", size=8)
 
     def title(self, what: str, more: str) -> None:
-        """The title of the figure: what is drawn, and what was measured."""
+        """Write the title of the figure, and a second line with measurements."""
         self.write(0.2, 0.3, what, size=10, weight="bold")
         self.write(0.2, 0.52, more, size=8, color=draw.GRAY)
 
     def row_scale(self, row: int, cmap: str, norm: Any, label: str) -> None:
-        """The color scale of a row."""
+        """Draw the color scale of a row."""
         height = 0.8 * self.side
         self.scale(self.right + 0.12, self.tops[row] + 0.1 * self.side, 0.1, height, cmap, norm, label)
 
 
 def bonds_of(data: Data) -> Tensor:
-    """Bonds ``[bonds, 2]`` int64 of a molecule: its own edges if these are few, else pairs that are near.
+    """Return the bonds ``[bonds, 2]`` int64 of a molecule: its edges, if these are few, or pairs of near atoms.
 
-    Near are atoms whose distance is at most 1.25 times the sum of their covalent radii, for ``data.z`` and with ase.
-    None are found otherwise.
+    Two atoms are near if their distance is at most 1.25 times the sum of their covalent radii. This needs ``data.z``
+    and ase; otherwise there are no bonds.
     """
     none = torch.zeros(0, 2, dtype=torch.int64)
     edges, z, pos = data.get("edge_index"), data.get("z"), data.pos.detach().cpu().double()
@@ -144,7 +144,7 @@ def bonds_of(data: Data) -> Tensor:
 
 
 def symbols_of(data: Data) -> list[str]:
-    """Chemical symbols of atoms; none if ase is not installed."""
+    """Return the chemical symbols of atoms, or an empty list if ase is not installed."""
     z = data.get("z")
     if not isinstance(z, Tensor) or z.ndim != 1 or importlib.util.find_spec("ase") is None:
         return []
@@ -154,12 +154,12 @@ def symbols_of(data: Data) -> list[str]:
 
 
 def camera_of(pos: Tensor) -> Tensor:
-    """A rotation ``[3, 3]`` float64 to a view of the broadest side of a cloud, slightly tilted."""
+    """Return the rotation ``[3, 3]`` float64 to a slightly tilted view of the broadest side of a cloud."""
     centered = pos.detach().cpu().double()[:, :3]
     centered = centered - centered.mean(dim=0)
     axes = torch.linalg.svd(centered, full_matrices=True).Vh if len(centered) > 1 else torch.eye(3, dtype=torch.float64)
     largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
-    axes = axes * largest.sign()  # the same of the same cloud everywhere
+    axes = axes * largest.sign()  # so that the signs do not depend on the machine
     axes = torch.cat([axes[:2], torch.linalg.cross(axes[:1], axes[1:2])])
     tilts = torch.tensor([[_TILT, 0.0, 0.0], [0.0, _TILT, 0.0]], dtype=torch.float64)
     first, second = SO(3).exp(tilts)

@@ -1,4 +1,4 @@
-"""What is left of weights that are turned: those of a convolution, by interpolation, and those of attention."""
+"""A picture of rotated weights: those of attention, and those of a convolution, which are interpolated."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ _ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
 
 
 def steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> Figure:
-    """Draw positional scores that turn without interpolation beside a convolution that does not (GSA-Nets, Figure 2).
+    """Draw positional scores, which rotate without interpolation, and a convolution with interpolation.
 
-    The score of a pixel u of the neighborhood is ⟨q, ρ(h⁻¹ u)⟩, a function of the plane, which each frame h evaluates
-    where it has to. A convolution that had the same weights at 0° knows them on pixels only, and has to interpolate
-    (here bilinearly) to turn them. The chart shows how far each is from its weights at 0° when it is turned by an angle
-    and back, relative to the largest: interpolation is exact at quarter turns alone. The square of pixels has no other
-    symmetry, so the layers themselves are exact at other angles only where neighborhoods are balls that turn.
+    The picture illustrates Figure 2 of GSA-Nets. The score of a pixel u of the neighborhood is ⟨q, ρ(h⁻¹ u)⟩, a
+    function on the plane, which each frame h evaluates at any position. A convolution with the same weights at 0° has
+    them only at pixels, and must interpolate (here bilinearly) to rotate them. The chart shows the difference to the
+    weights at 0° after a rotation by an angle and back, relative to the largest weight: interpolation is exact only for
+    quarter turns. Squares of pixels have no other rotational symmetry, so the layers are exact at other angles only if
+    neighborhoods are balls that rotate with the points.
 
     Parameters
     ----------
     size
-        Pixels of a side of the neighborhood, an odd number from 3.
+        Number of pixels along a side of the neighborhood, an odd number of at least 3.
     order
-        Number of angles in a full turn, a multiple of 4; those of the first quarter are drawn.
+        Number of angles in a full turn, a multiple of 4. The angles of the first quarter are drawn.
     seed
-        Of the encoding and the query.
+        Seed of the encoding and the query.
     """
     draw.require_matplotlib()
     check_arguments(steerability, locals())
@@ -70,14 +71,14 @@ class _Score:
             self.query = torch.randn(16, dtype=torch.float64)
         self.size, self.group = size, cyclic(order)
         self.pixels = pixel_positions(size, size, dtype=torch.float64)
-        # Turned pixels leave the square, unless they are in the disc.
+        # Rotated pixels can leave the square unless they are in the disc.
         self.disc = self.pixels.norm(dim=1) <= (size - 1) / 2
         self.mean = torch.zeros((), dtype=torch.float64)
-        self.mean = self._scores(self.pixels)[:, 0].mean()  # a softmax does not see it, but borders of zeros would
+        self.mean = self._scores(self.pixels)[:, 0].mean()  # it has no effect on a softmax, but on zeros at borders
         self.upright = self._scores(self.pixels)
 
     def _scores(self, pos: Tensor) -> Tensor:
-        """``[points, fiber]``, as the point in the middle sees them."""
+        """Return the scores ``[points, fiber]`` for the point in the middle as the query."""
         graph = lift(pos, self.group, AllPairs(), length=(self.size - 1) / 2)
         with torch.no_grad():
             terms = self.encoding(graph)
@@ -90,14 +91,14 @@ class _Score:
         return self.upright[:, a]
 
     def attention_error(self, a: int) -> float:
-        """The turned score at the turned pixels against the upright one."""
+        """Return the difference of the rotated score at the rotated pixels to the upright score."""
         return self._error(self._scores(self.pixels @ self.group.elements[a].T)[:, a])
 
     def interpolated(self, a: int, weights: Tensor | None = None) -> Tensor:
-        """Weights ``[points]``, those at 0° if absent, turned by bilinear interpolation, 0 outside of the square."""
+        """Rotate weights ``[points]``, by default those at 0°, by bilinear interpolation with zeros outside."""
         weights = self.upright[:, 0] if weights is None else weights
         back = self.pixels @ self.group.elements[a]  # h⁻¹ u
-        # The raster has its rows from the top, and from -1 to 1.
+        # grid_sample has rows from the top, and coordinates from -1 to 1.
         places = back * torch.tensor([1.0, -1.0], dtype=torch.float64) * 2 / (self.size - 1)
         image = weights.view(1, 1, self.size, self.size)
         sampled = torch.nn.functional.grid_sample(image, places.view(1, self.size, self.size, 2), align_corners=True)
@@ -117,7 +118,7 @@ def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[floa
     canvas = draw.Canvas(width, height)
     norm = draw.color_scale_from_zero(torch.stack([image for images, _ in rows.values() for image in images]))
 
-    canvas.write(0.25, 0.3, "Weights turned by an angle", size=10, weight="bold")
+    canvas.write(0.25, 0.3, "Weights rotated by an angle", size=10, weight="bold")
     chart = canvas.place(width - _CHART - 0.15, _TOP, _CHART, height - _TOP - 0.55)
     for row, (name, (images, errors)) in enumerate(rows.items()):
         top = _TOP + row * (_SIDE + _GAP)
@@ -130,7 +131,8 @@ def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[floa
                 axes.set_title(f"{angle:g}°", size=8, color=draw.INK)
         style = {"color": draw.COLORS[row], "marker": draw.MARKERS[row], "markersize": 4, "clip_on": False}
         chart.semilogy(degrees, [max(error, _ROUNDING) for error in errors], label=name.split(",")[0], **style)
-    chart.set_title("error when turned by the angle and back\n(none is drawn as 1e-17)", size=8.5, color=draw.INK)
+    told = "relative error after rotation by the angle and back\n(an error of 0 is drawn as 1e-17)"
+    chart.set_title(told, size=8.5, color=draw.INK)
     chart.set_xlabel("angle (degrees)", size=8, color=draw.INK)
     chart.set_xticks(degrees)
     chart.set_ylim(_ROUNDING, 10)

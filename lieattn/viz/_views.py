@@ -1,4 +1,4 @@
-"""Views of a microscope as figures of matplotlib: rows of panels, and figures one after another."""
+"""Views of a microscope as figures of matplotlib: grids of panels, and sequences of figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORDS = {"attention": "Attention of a point (ring)", "rollout": "Attention of a
 def attention_board(
     scope: Observation, view: str, point: int | None, frame: int | None, head: int | None, layer: int | None
 ) -> Figure:
-    """A row for each layer; columns for the frames of the query or, of one frame, of the keys."""
+    """Return a figure with rows for layers and columns for the frames of the query or, for one frame, of the keys."""
     numbers = _layers(scope, layer)
     queries = {number: _query_of(scope, number, numbers[0], point, frame) for number in numbers}
     maps = {number: _maps(scope, view, number, queries[number], frame, head) for number in numbers}
@@ -39,7 +39,7 @@ def attention_board(
 def attention_moments(
     scope: Observation, view: str, frame: int | None, head: int | None, layer: int | None
 ) -> Iterator[Figure]:
-    """One figure for each of up to 24 query points, which follow each other from neighbor to neighbor."""
+    """Yield a figure for each of up to 24 query points, ordered from neighbor to neighbor."""
     numbers = _layers(scope, layer)
     tour = _tour(scope.attention_layer(numbers[0]).places.pos)
     tour = [tour[k] for k in _spread(len(tour), _MOST_QUERIES)]
@@ -51,7 +51,7 @@ def attention_moments(
 
 
 def field_board(scope: Observation, layer: int, frame: int | None, channel: int | None) -> Figure:
-    """A row for each of up to four turns: the cloud, raw fields, stabilized fields."""
+    """Return a figure with a row for each of up to four maps: the cloud, raw fields, stabilized fields."""
     raw, stable, frames = _shown(scope, layer, frame, channel)
     rows = _spread(len(scope.turns), _MOST_ROWS)
     names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
@@ -72,7 +72,7 @@ def field_board(scope: Observation, layer: int, frame: int | None, channel: int 
 
 
 def field_moments(scope: Observation, layer: int, frame: int | None, channel: int | None) -> Iterator[Figure]:
-    """One figure for each turn: above the turned cloud and its raw fields, below both pulled back."""
+    """Yield a figure for each map: the transformed cloud and its raw fields above, both pulled back below."""
     raw, stable, frames = _shown(scope, layer, frame, channel)
     names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
     cloud, features = scope.input
@@ -92,7 +92,7 @@ def field_moments(scope: Observation, layer: int, frame: int | None, channel: in
 
 
 def overview(scope: Observation, point: int | None) -> Figure:
-    """Features, the last field, that of the turned cloud, and the attention of up to four layers."""
+    """Return a figure of the features, the last field, also for a transformed cloud, and the attention of layers."""
     layers = [] if not scope.recording.attention else _layers(scope, None)
     columns = max(3, len(layers))
     cloud, features = scope.input
@@ -118,7 +118,7 @@ def overview(scope: Observation, point: int | None) -> Figure:
                 panels[0][2], inner, places.clouds, raw[1], "the same, " + turn.label, "viridis", norm, turn=turn.matrix
             )
             apart, largest = float((stable - stable[0]).abs().max()), float(fields.abs().max())
-            title += f": fields of turned clouds, pulled back, differ by {apart:.1e} (largest value {largest:.2g})"
+            title += f": fields of transformed clouds, pulled back, differ by {apart:.1e} (largest value {largest:.2g})"
     for axes, number in zip(panels[-1], layers, strict=False):
         found = scope.attention_layer(number)
         query = _query_of(scope, number, layers[0], point, None)
@@ -138,13 +138,14 @@ def _attention_figure(
     maps: dict[int, list[Tensor]],
     tops: Sequence[float],
 ) -> Figure:
-    """Panels of maps ``[points]``, the first for all frames together."""
+    """Return a figure of maps ``[points]``. The first column is for all frames together."""
     width = max(map(len, maps.values()))
     first = scope.attention_layer(next(iter(maps)))
     at_input = scope.attention_layer(0)
     labelled = first if frame is None else at_input if view == "rollout" else first
     frames = [frame_name(labelled.places, h) for h in range(width - 1)]
-    columns = ["input", "all frames" if frame is None else "all frames of keys", *frames]
+    together = "mean over frames" if frame is None else "sum over frames of keys"
+    columns = ["input", together if frames else "attention", *frames]
     rows = [scope.attention_layer(number).name for number in maps]
     board = Board(rows, columns)
     cloud, features = scope.input
@@ -173,7 +174,7 @@ def _attention_figure(
 
 
 def _maps(scope: Observation, view: str, layer: int, point: int, frame: int | None, head: int | None) -> list[Tensor]:
-    """Weights ``[points]`` for all frames together, then for each frame of the query or, of one frame, of the keys."""
+    """Return weights ``[points]`` for all frames, then for each frame of the query or, for one frame, of the keys."""
 
     def weights(h: int | None) -> Tensor:
         if view == "rollout":
@@ -190,14 +191,14 @@ def _maps(scope: Observation, view: str, layer: int, point: int, frame: int | No
 
 
 def _layers(scope: Observation, layer: int | None) -> list[int]:
-    """Numbers of the layer chosen, or of up to four."""
+    """Return the number of the chosen layer, or those of up to four layers."""
     scope.attention_layer(-1 if layer is None else layer)
     count = len(scope.recording.attention)
     return _spread(count, _MOST_ROWS) if layer is None else [layer % count]
 
 
 def _query_of(scope: Observation, layer: int, indexed: int, point: int | None, frame: int | None) -> int:
-    """The query of a layer: ``point`` of another one, or what is nearest to it here."""
+    """Return the query of a layer that is nearest to ``point`` of another layer."""
     found, other = scope.attention_layer(layer), scope.attention_layer(indexed)
     point = scope.query(other, point, frame if other.places.fiber > 1 else None)
     scope.query(found, None, frame)
@@ -205,10 +206,10 @@ def _query_of(scope: Observation, layer: int, indexed: int, point: int | None, f
 
 
 def _in_input(pos: Tensor, places: Tensor, point: int) -> int:
-    """The point of the input that a point of a layer stands for: its own, or the nearest where layers have others.
+    """Return the point of the input that corresponds to a point of a layer.
 
-    Networks may shift and scale what they are given, so both clouds are compared about their means, in units of their
-    farthest points.
+    If the layer has other points, it is the nearest one. Networks may shift and scale their input, so both clouds are
+    compared relative to their means, in units of the distances of their farthest points.
     """
     if len(pos) == len(places):
         return point
@@ -222,7 +223,7 @@ def _nearest(pos: Tensor, place: Tensor) -> int:
 
 
 def _tour(pos: Tensor) -> list[int]:
-    """Points, each the nearest to the one before of those that are left."""
+    """Return the points in an order in which each is the nearest remaining point to the previous one."""
     left, tour = set(range(1, len(pos))), [0]
     while left:
         here = pos[tour[-1]]
@@ -233,12 +234,12 @@ def _tour(pos: Tensor) -> list[int]:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Up to so many numbers below a count, the first and the last among them."""
+    """Return at most ``most`` evenly spaced numbers below a count, including the first and the last."""
     return [round(k * (count - 1) / (most - 1)) for k in range(most)] if count > most else list(range(count))
 
 
 def _shown(scope: Observation, layer: int, frame: int | None, channel: int | None) -> tuple[Tensor, Tensor, list[int]]:
-    """Raw and stabilized values ``[turns, points, frames]`` of the frames that are shown."""
+    """Return raw and stabilized values ``[turns, points, frames]`` of the frames that are shown."""
     raw, stable = scope.fields(layer)
     fiber, channels = raw.shape[2:]
     check_index("frame", frame, fiber)
@@ -249,7 +250,7 @@ def _shown(scope: Observation, layer: int, frame: int | None, channel: int | Non
 
 
 def _gray(features: Tensor) -> tuple[str, Any]:
-    """Colors of the input; one gray where all features are equal."""
+    """Return the colors of the input. If all features are equal, all points are gray."""
     ends = torch.stack([features.min(), features.max()])
     if bool(ends[0] == ends[1]):
         ends = ends + torch.tensor([-0.4, 0.6])
@@ -273,7 +274,7 @@ def _draw_field(
 
 
 def _arrow(axes: Axes, places: Places, h: int) -> None:
-    """The frame h in the corner, where frames are the same over all points of the plane."""
+    """Draw the frame h in the corner, if frames are the same over all points of the plane."""
     if places.frames is not None and places.frames.shape[0] == 1 and places.frames.shape[-1] == 2:
         scale = torch.linalg.det(places.frames[0]).abs().sqrt()[:, None, None]
         draw.frame(axes, places.frames[0] / scale, h)
@@ -289,7 +290,7 @@ def _titled(
     norm: Any = None,
     **options: Any,
 ) -> None:
-    """A panel with a title and a color scale of its own, from 0 or about it."""
+    """Draw a panel with a title and its own color scale, which starts at 0 or is symmetric about 0."""
     from matplotlib.cm import ScalarMappable
 
     norm = draw.color_scale_from_zero(values) if norm is None else norm
@@ -302,7 +303,7 @@ def _titled(
 
 
 def frame_name(places: Places, h: int) -> str:
-    """The angle of a frame of the plane, marked m where a mirror comes first; else its number."""
+    """Return the number of a frame and, in the plane, its angle, followed by m if it contains a reflection."""
     frames = places.frames
     if frames is None or len(frames) > 1 or frames.shape[-1] != 2:
         return f"frame {h}" if places.fiber > 1 else "field"
@@ -311,7 +312,8 @@ def frame_name(places: Places, h: int) -> str:
 
 def _label(scope: Observation, row: int) -> str:
     turn = scope.turns[row]
-    return turn.label.replace(" by ", "\nby ").replace(" at ", "\nat ") + ("" if turn.inside else "\n(outside)")
+    outside = "" if turn.inside else "\n(not in\nthe group)"
+    return turn.label.replace(" by ", "\nby ").replace(", ", ",\n") + outside
 
 
 def _quantity(channel: int | None) -> str:
@@ -322,6 +324,7 @@ def _field_title(scope: Observation, layer: int, channel: int | None) -> tuple[s
     what = "norm over the channels" if channel is None else f"channel {channel}"
     raw, stable = scope.fields(layer)
     apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
-    outside = "" if all(turn.inside for turn in scope.turns) else "; turns outside of the group"
-    measured = f"stabilized fields of {len(scope.turns)} turns differ by {apart:.1e} (largest value {largest:.2g})"
-    return f"Field of {scope.field_layer(layer).name}, {what}: {scope.name}", measured + outside
+    outside = "" if all(turn.inside for turn in scope.turns) else "; some maps are not in the group of the network"
+    count = len(scope.turns)
+    measured = f"stabilized fields of {count} transformed clouds differ by {apart:.1e} (largest value {largest:.2g})"
+    return f"Field of layer {scope.field_layer(layer).name}, {what}: {scope.name}", measured + outside

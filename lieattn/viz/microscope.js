@@ -1,11 +1,11 @@
-// The page of lieattn.viz.Microscope: draws what the JSON of the page holds. See _page.py for its parts.
+// The page of lieattn.viz.Microscope. It draws the content of the JSON of the page; see _page.py for its parts.
 "use strict";
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const state = { ...page.start, camera: page.camera, keys: null };
 const find = (id) => document.getElementById(id);
 
-// Numbers are 16 bits between the lowest and the highest of an array.
+// Numbers are stored as 16 bits between the lowest and the highest of an array.
 function decoded(array) {
   const bytes = Uint8Array.from(atob(array.data), (c) => c.charCodeAt(0));
   const view = new DataView(bytes.buffer), step = (array.high - array.low) / 65535;
@@ -25,7 +25,7 @@ const mean = (list) => list.reduce((a, b) => a + b, 0) / Math.max(list.length, 1
 const chosen = (index, count) => (index === null ? [...Array(count).keys()] : [index]);
 const points = () => page.places[layer().places].pos.length;
 
-// How much the query attends to each point: the mean over frames and heads, the sum over the frames of the keys.
+// Attention of the query to each point: the mean over frames and heads, the sum over the frames of the keys.
 function attention() {
   const { rows, source, weights: packed, places } = layer(), { shape, values } = array(layer(), "weights");
   const [, frames, keys, heads] = shape, seen = new Array(page.places[places].pos.length).fill(0);
@@ -50,7 +50,7 @@ function field(name, turn) {
   return [...Array(count).keys()].map((i) => mean(chosen(state.frame, frames).map((f) => at(i, f))));
 }
 
-// What is drawn: one or two clouds with values, and the ends of the color scale.
+// The content of the panels: one or two clouds with values, and the ends of the color scale.
 function scene() {
   if (state.view === "field") {
     const { places, raw } = layer(), turn = page.turns[state.turn], { shape, values } = array(layer(), "raw");
@@ -58,7 +58,7 @@ function scene() {
     return {
       panels: [
         { title: `raw: ${turn.label}`, places, values: field("raw", state.turn), turn: turn.matrix },
-        { title: "pulled back: stands still", places, values: field("stable", state.turn) },
+        { title: "pulled back: unchanged if the network is equivariant", places, values: field("stable", state.turn) },
       ],
       range: [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))], colors: "viridis",
       unit: layer().channels[state.channel],
@@ -73,8 +73,8 @@ function scene() {
   };
 }
 
-// The query among the points of the input, where these are others. Networks may shift and scale what they are given, so both
-// clouds are compared about their means, in units of their farthest points.
+// The query among the points of the input, if the layer has other points. Networks may shift and scale their input, so both
+// clouds are compared relative to their means, in units of the distances of their farthest points.
 function ringed(places) {
   const own = page.places[layer().places].pos, given = page.places[places].pos;
   if (places === layer().places || own.length === given.length) return state.point;
@@ -90,7 +90,7 @@ function unit(pos) {
   return centered.map((p) => p.map((x) => x / farthest));
 }
 
-// The cloud that was given, turned as the fields are, with a ring around the query.
+// The given cloud, transformed like the fields, with a ring around the query.
 function input() {
   const { places, values } = page.input, range = [Math.min(...values), Math.max(...values)], field = state.view === "field";
   const turn = field ? page.turns[state.turn].matrix : undefined;
@@ -104,7 +104,7 @@ function color(name, value, [low, high]) {
 
 const turned = (matrix, p) => (matrix ? matrix.map((row) => row.reduce((sum, m, k) => sum + m * p[k], 0)) : p);
 
-// Coordinates on the screen, and the depth towards the eye.
+// Coordinates on the screen, and the depth towards the viewer.
 const seen = (p) => (page.camera ? turned(state.camera, p) : [p[0], p[1] ?? 0, 0]);
 
 function draw(canvas, panel, { range, colors }) {
@@ -180,8 +180,8 @@ function tell(shown, hovered) {
   const { panels, range } = shown, number = (x) => Number(x.toPrecision(3)).toString();
   if (hovered) find("told").textContent = `${named(hovered.point)}: ${number(hovered.value)}`;
   else if (state.view === "field") {
-    const { deviation, largest } = layer(), inside = page.turns[state.turn].inside ? "" : ", a turn outside of the group";
-    find("told").textContent = `pulled back, the field differs by ${deviation[state.turn].toExponential(1)} (largest value ${number(largest)})${inside}`;
+    const { deviation, largest } = layer(), inside = page.turns[state.turn].inside ? "" : "; this map is not in the group of the network";
+    find("told").textContent = `the field that is pulled back differs by ${deviation[state.turn].toExponential(1)} (largest value ${number(largest)})${inside}`;
   } else {
     const { values, query } = panels[0], best = values.indexOf(values.reduce((a, b) => Math.max(a, b)));
     find("told").textContent = `${named(state.point)} attends most to point ${best}: ${number(values[best])}; sum ${number(values.reduce((a, b) => a + b, 0))}`;
@@ -261,7 +261,7 @@ find("play").addEventListener("click", ({ target }) => {
   target.textContent = playing ? "stop" : "play";
 });
 
-// Turn the camera about the axes of the screen.
+// Rotate the camera about the axes of the screen.
 function rotate(round, up) {
   const [c, s, C, S] = [Math.cos(round), Math.sin(round), Math.cos(up), Math.sin(up)];
   const by = [[c, 0, s], [S * s, C, -S * c], [-C * s, S, C * c]];

@@ -347,7 +347,7 @@ def water(points):
 def test_titles_state_what_was_measured(flat):
     figure = flat.picture("field", layer=1, channel=2)
     lines = [text.get_text() for text in figure.texts]
-    assert lines[-2] == "Field of blocks.0, channel 2: GSANet"
+    assert lines[-2] == "Field of layer blocks.0, channel 2: GSANet"
     apart = float(re.search(r"differ by ([\d.e+-]+)", lines[-1])[1])
     assert apart == pytest.approx(flat.deviation(1), rel=0.06)
     title = flat.picture().get_suptitle()

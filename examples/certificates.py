@@ -1,4 +1,4 @@
-"""Networks of other libraries, for ``lieattn certify examples.certificates:NAME``; the table is in docs/certify.md."""
+"""Networks of other libraries for ``lieattn certify examples.certificates:NAME``, see the table in docs/certify.md."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def _edges_and_distances(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def schnet() -> nn.Module:
-    """SchNet of PyTorch Geometric with random weights, on edges of ours: energies, invariant to E(3)."""
+    """Return SchNet of PyTorch Geometric with random weights and edges of lieattn: energies, invariant to E(3)."""
     return _schnet(_edges_and_distances)
 
 
@@ -31,12 +31,12 @@ def _first_neighbors(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def schnet_capped() -> nn.Module:
-    """The same with at most four neighbors, the first ones, as a cap on neighbors has it."""
+    """Return the same network with at most the first four neighbors, as with a cap on the number of neighbors."""
     return _schnet(_first_neighbors)
 
 
 class PointNet2(nn.Module):
-    """PointNet++ with one set abstraction and a global one, as in the examples of PyTorch Geometric."""
+    """PointNet++ with one local and one global set abstraction, as in the examples of PyTorch Geometric."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class PointNet2(nn.Module):
         self.head = nn.Linear(64, 4)
 
     def forward(self, pos: Tensor, batch: Tensor) -> Tensor:
-        """Logits ``[clouds, 4]``."""
+        """Return logits ``[clouds, 4]``."""
         chosen = fps(pos, batch, ratio=0.5)
         row, col = radius(pos, pos[chosen], 2.0, batch, batch[chosen])
         x = self.local((None, None), (pos, pos[chosen]), torch.stack([col, row]))
@@ -54,16 +54,16 @@ class PointNet2(nn.Module):
 
 
 def pointnet2() -> nn.Module:
-    """PointNet++ with random weights: it sees components of vectors, and positions in the last level."""
+    """Return PointNet++ with random weights. It reads components of vectors, and positions in the last level."""
     return PointNet2()
 
 
 def e3nn() -> nn.Module:
-    """A network of e3nn with random weights: vectors, equivariant to E(3)."""
+    """Return a network of e3nn with random weights: vectors, equivariant to E(3)."""
     from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 
     class Vectors(nn.Module):
-        """A network of e3nn that gives each cloud a vector; its inputs are atomic numbers."""
+        """A network of e3nn that returns a vector for each cloud. Its inputs are atomic numbers."""
 
         kind = "vector"
 
@@ -72,7 +72,7 @@ def e3nn() -> nn.Module:
             self.network = SimpleNetwork("0e", "1o", max_radius=3.0, num_neighbors=6, num_nodes=12, mul=4, layers=1)
 
         def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
-            """Vectors ``[clouds, 3]``."""
+            """Return vectors ``[clouds, 3]``."""
             data: dict[str, Any] = {"pos": pos, "batch": batch, "x": z[:, None].to(pos)}
             return self.network(data)
 

@@ -1,12 +1,12 @@
-"""Figures of a trained example on its test data: errors in the units of the literature, and of equivariance.
+"""Measure a trained example on its test data: errors in the units of the literature, and equivariance errors.
 
     python examples/evaluate.py runs/TASK/checkpoints/best.ckpt [--task TASK] [--clouds 0]
 
 TASK is the name of the folder in ``runs``: qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation, wind
 or sensors.
-The data are the test set that the checkpoint names, or its first ``--clouds`` items. The last line has the figures as
-JSON. ``equivariance`` is how far the prediction for a randomly turned cloud is from the turned prediction, root mean
-square, as a share of the predictions; ``mse_over_time`` of springs is the error at each step of a roll-out.
+The data are the test set of the checkpoint, or its first ``--clouds`` items. The last line contains the results as
+JSON. ``equivariance`` is the root mean square difference between the prediction for a randomly rotated cloud and the
+rotated prediction, relative to the predictions. ``mse_over_time`` of springs is the error at each step of a roll-out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Figures = dict[str, float | list[float]]
 
 
 def predictions(task: PointSetTask, items: Sequence[Data], name: str) -> Tensor:
-    """Predictions of one target for all items, in the units of the data."""
+    """Return the predictions of one target for all items, in the units of the data."""
     parts = []
     for batch in DataLoader(list(items), batch_size=BATCH):
         with torch.no_grad():
@@ -48,12 +48,15 @@ def predictions(task: PointSetTask, items: Sequence[Data], name: str) -> Tensor:
 
 
 def targets(items: Sequence[Data], name: str) -> Tensor:
-    """The same for the targets."""
+    """Return one target of all items."""
     return torch.cat([item[name] for item in items])
 
 
 def equivariance(task: PointSetTask, items: Sequence[Data], name: str, vectors: tuple[str, ...], turns: bool) -> float:
-    """Relative difference of predictions for turned clouds and turned predictions, if they turn, root mean square."""
+    """Return the relative root mean square difference of predictions for rotated clouds and rotated predictions.
+
+    Predictions are rotated if ``turns`` is True.
+    """
     generator = torch.Generator().manual_seed(0)
     moved, expected = [], []
     for item in items:
@@ -69,13 +72,13 @@ def equivariance(task: PointSetTask, items: Sequence[Data], name: str, vectors: 
 
 
 def qm9_homo(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Mean absolute error in meV."""
+    """Return the mean absolute error in meV."""
     error = predictions(task, items, "y") - targets(items, "y")
     return {"error_meV": float(error.abs().mean()), "equivariance": equivariance(task, items[:100], "y", (), False)}
 
 
 def qm9_dipole(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Mean absolute errors in Debye, and of the direction in degrees for moments of more than 1 D."""
+    """Return mean absolute errors in debye, and of the direction in degrees for moments of more than 1 D."""
     found, true = predictions(task, items, "dipole"), targets(items, "dipole")
     lengths, long = true.norm(dim=1), true.norm(dim=1) > 1
     angle = torch.rad2deg(torch.cosine_similarity(found[long], true[long]).clamp(-1, 1).acos())
@@ -90,7 +93,7 @@ def qm9_dipole(task: PointSetTask, items: Sequence[Data]) -> Figures:
 
 
 def rmd17_ethanol(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Mean absolute errors of energies and of components of forces."""
+    """Return mean absolute errors of energies and of components of forces."""
     energy = float((predictions(task, items, "energy") - targets(items, "energy")).abs().mean())
     force = float((predictions(task, items, "force") - targets(items, "force")).abs().mean())
     return {
@@ -103,7 +106,7 @@ def rmd17_ethanol(task: PointSetTask, items: Sequence[Data]) -> Figures:
 
 
 def nbody(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Mean squared errors of coordinates, of the network and of straight lines."""
+    """Return mean squared errors of coordinates, for the network and for motion on straight lines."""
     true = targets(items, "y")
     straight = torch.cat([item.pos + item.time * item.vel for item in items])
     return {
@@ -114,7 +117,7 @@ def nbody(task: PointSetTask, items: Sequence[Data]) -> Figures:
 
 
 def springs(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Mean squared errors over five points and on a roll-out, and how far true and learned energies stray on it."""
+    """Return mean squared errors over five points and on a roll-out, and drifts of true and learned energies on it."""
     five = predictions(task, items, "y") - targets(items, "y")
     whole = Springs("test", size=min(len(items), 100), chunk=None)
     batch = Batch.from_data_list([whole[index] for index in range(len(whole))])
@@ -142,7 +145,7 @@ def springs(task: PointSetTask, items: Sequence[Data]) -> Figures:
 
 
 def constellation(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Share of right counts, of constellations with all four right, and what the most frequent count would give."""
+    """Return the shares of correct counts, of items with four correct counts, and of the most frequent count."""
     right = predictions(task, items, "y").argmax(dim=-1) == targets(items, "y")
     most = max(float((targets(items, "y") == count).float().mean()) for count in range(3))
     return {
@@ -154,7 +157,7 @@ def constellation(task: PointSetTask, items: Sequence[Data]) -> Figures:
 
 
 def wind(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Root mean square errors over the area in m/s, of the network, of what it starts from, and of no wind."""
+    """Return root mean square errors over the area in m/s, for the network, for its input, and for no wind."""
     known = "interpolated" if "interpolated" in items[0] else "wind"
     found, true, before = predictions(task, items, "y"), targets(items, "y"), targets(items, known)
     area = targets(items, "weight").double() * targets(items, "mask")
@@ -176,7 +179,7 @@ TASKS["sensors"] = wind
 
 
 def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
-    """Measure, print and return the figures."""
+    """Measure, print and return the results."""
     name = Path(checkpoint).resolve().parent.parent.name if task is None else task
     if name not in TASKS:
         raise ValueError(f"task: expected one of {sorted(TASKS)}, got {name!r}")
@@ -198,5 +201,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("--task", choices=sorted(TASKS))
-    parser.add_argument("--clouds", type=int, default=0, help="first items of the test set only; 0 for all")
+    parser.add_argument("--clouds", type=int, default=0, help="number of first items of the test set; 0 for all")
     main(**vars(parser.parse_args()))

@@ -1,9 +1,9 @@
-"""Train networks of Affine Self Convolution and of attentive group convolution beside their plain counterparts.
+"""Compare networks of Affine Self Convolution and of attentive group convolution with their plain counterparts.
 
-Reads ``cifar10_subset.npz`` (2,000 training images: numbers are far from those of the whole CIFAR-10) or, with
-``--data rotated_mnist``, ``mnist_rot_recipe.npz``, a re-creation of rotated MNIST. Every network sees the same epochs
-and the optimizer of the paper; the table gives its parameters, the accuracy on the test images, the part of them that
-keep their class under a quarter turn, and the minutes of training.
+The data are ``cifar10_subset.npz`` (2,000 training images, so results are far from those on the full CIFAR-10) or, with
+``--data rotated_mnist``, ``mnist_rot_recipe.npz``, a re-creation of rotated MNIST. All networks are trained for the
+same number of epochs with the optimizer of the paper. The table contains the number of parameters, the accuracy on the
+test images, the share of test images whose class does not change under a quarter turn, and the minutes of training.
 
     python examples/published_networks.py --root DIR --networks "ResNet,ASC,p4 ResNet,p4 ASC" --epochs 10
     python examples/published_networks.py --root DIR --data rotated_mnist --networks "p4-CNN,p4-CNN alpha_F"
@@ -44,7 +44,7 @@ NETWORKS = [turns + name for turns in ("", "p4 ") for name in RESIDUAL] + [
 
 @dataclass(frozen=True)
 class Config:
-    """What a run consists of."""
+    """Settings of a run."""
 
     root: str = "data"
     data: str = "cifar10"
@@ -62,7 +62,7 @@ class Config:
 
 
 def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
-    """Training and test images, standardized."""
+    """Return standardized training and test images."""
     if config.data not in ("cifar10", "rotated_mnist"):
         raise ValueError(f"data: expected 'cifar10' or 'rotated_mnist', got {config.data!r}")
     source = CIFAR10Subset if config.data == "cifar10" else RotatedMNISTRecipe
@@ -74,7 +74,7 @@ def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
 
 
 def build(name: str, config: Config, channels: int) -> nn.Module:
-    """Network by its name in the table."""
+    """Build a network from its name in the table."""
     if name not in NETWORKS:
         raise ValueError(f"networks: expected some of {NETWORKS}, got {name!r}")
     group = cyclic(4) if name.startswith("p4") else trivial(2)
@@ -90,7 +90,7 @@ def build(name: str, config: Config, channels: int) -> nn.Module:
 
 
 def train(network: nn.Module, sets: tuple[ImagePoints, ImagePoints], config: Config) -> float:
-    """Train in place; returns the minutes it took."""
+    """Train the network in place, and return the minutes of training."""
     module = PointSetClassifier(
         network,
         classes=10,
@@ -121,7 +121,7 @@ def train(network: nn.Module, sets: tuple[ImagePoints, ImagePoints], config: Con
 
 @torch.no_grad()
 def evaluate(network: nn.Module, images: ImagePoints, batch_size: int) -> tuple[float, float]:
-    """Accuracy, and the part of the images whose class is the same after a quarter turn."""
+    """Return the accuracy, and the share of images whose class is the same after a quarter turn."""
     network.eval()
     right = same = 0
     turn = cyclic(4)
@@ -134,7 +134,7 @@ def evaluate(network: nn.Module, images: ImagePoints, batch_size: int) -> tuple[
 
 
 def main(config: Config) -> dict[str, dict[str, float]]:
-    """Train and test all networks; returns the figures."""
+    """Train and test all networks, and return the results."""
     warnings.filterwarnings("ignore", ".*(does not have many workers|Checkpoint directory)")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     sets = load(config)
@@ -147,7 +147,7 @@ def main(config: Config) -> dict[str, dict[str, float]]:
         accuracy, unchanged = evaluate(network, sets[1], config.batch_size)
         size = sum(parameter.numel() for parameter in network.parameters())
         print(
-            f"{name:18}  {size:9,} parameters  {accuracy:.2%} right  {unchanged:.2%} unchanged  {minutes:.1f} minutes"
+            f"{name:18}  {size:9,} parameters  {accuracy:.2%} correct  {unchanged:.2%} unchanged  {minutes:.1f} minutes"
         )
         results[name] = {
             "parameters": size,

@@ -1,8 +1,9 @@
-"""Train GSA-Nets on upright handwritten digits as point sets, and test them on turned ones.
+"""Train GSA-Nets on upright handwritten digits as point sets, and test them on rotated ones.
 
-Three networks of the same size see scikit-learn's digits (8 x 8 pixels, 1,797 images) upright only: Z2 knows
-translations, C4 quarter turns, C8 turns by 45 degrees. Turning the point sets exactly, without resampling, shows
-what each is blind to. Prints one table, the paths of the pictures, and a last line ``RESULT {json}``.
+Three networks of the same size are trained on scikit-learn's digits (8 x 8 pixels, 1,797 images), which are upright.
+They are equivariant to translations (Z2), also to quarter turns (C4), or also to rotations by 45 degrees (C8). The
+point sets of the test are rotated exactly, without resampling. The output is a table, the paths of the pictures, and a
+last line ``RESULT {json}``.
 
     python examples/rotated_digits.py [--epochs 12] [--out runs/rotated_digits]
 """
@@ -37,7 +38,7 @@ from lieattn_datasets import Digits, ImagePoints, RotatePoints, Standardize
 
 @dataclass(frozen=True)
 class Config:
-    """What a run consists of; the defaults take a few minutes on two cores."""
+    """Settings of a run. With the defaults it takes a few minutes on two cores."""
 
     epochs: int = 12
     channels: int = 20
@@ -57,7 +58,7 @@ BATCH = 120
 
 
 class History(Callback):
-    """Validation accuracy and seconds of every epoch."""
+    """Records the validation accuracy and the seconds of every epoch."""
 
     def __init__(self) -> None:
         self.accuracy: list[float] = []
@@ -69,35 +70,35 @@ class History(Callback):
         self._started = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, module: Any) -> None:
-        """Stop the clock: the validation is not part of the training."""
+        """Stop the clock, since the validation is not part of the training."""
         if not trainer.sanity_checking:
             self.seconds.append(time.perf_counter() - self._started)
 
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:
-        """Note the accuracy."""
+        """Record the accuracy."""
         if not trainer.sanity_checking:
             self.accuracy.append(float(trainer.callback_metrics["val/accuracy"]))
 
 
 def build(group: FiniteGroup, config: Config) -> GSANet:
-    """Lifting on the 8 x 8 pixels, max pooling to 4 x 4, and two blocks of group self-attention."""
+    """Build a network: lifting on the 8 x 8 pixels, max pooling to 4 x 4, and two blocks of group self-attention."""
     return GSANet(
         group,
         channels=config.channels,
         blocks=(0, 2),
         heads=config.heads,
         neighborhood=Radius(config.radius),
-        options=GSAOptions(values=False),  # pixels differ, so positions in the scores suffice
+        options=GSAOptions(values=False),  # pixels differ, so positions are needed only in the scores
     )
 
 
 def train(network: GSANet, sets: Mapping[str, ImagePoints], config: Config, folder: Path) -> History:
-    """Train in place on upright digits."""
+    """Train the network in place on upright digits."""
     history = History()
     module = PointSetClassifier(
         network,
         classes=10,
-        label_smoothing=0.1,  # about a thousand digits are soon learned by heart
+        label_smoothing=0.1,  # against overfitting to about a thousand digits
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=config.rate, weight_decay=1e-4),
         schedule=WarmupCosine(warmup_epochs=config.epochs / 6),
     )
@@ -121,7 +122,7 @@ def train(network: GSANet, sets: Mapping[str, ImagePoints], config: Config, fold
 
 @torch.no_grad()
 def logits_at(network: GSANet, digits: list[Data], angles: Tensor) -> Tensor:
-    """Logits ``[clouds, classes]``, each digit turned by its angle in ``angles`` ``[clouds]`` radians."""
+    """Return logits ``[clouds, classes]`` of digits that are rotated by ``angles`` ``[clouds]`` in radians."""
     network.eval()
     turned = [RotatePoints(float(angle))(digit) for digit, angle in zip(digits, angles, strict=True)]
     return torch.cat([network(batch) for batch in DataLoader(turned, batch_size=BATCH)])
@@ -130,7 +131,7 @@ def logits_at(network: GSANet, digits: list[Data], angles: Tensor) -> Tensor:
 def evaluate(
     network: GSANet, group: FiniteGroup, test: ImagePoints, config: Config
 ) -> tuple[dict[str, float], list[float]]:
-    """Figures of one network, which knows the group, and its accuracy at every angle of ``SIXTEENTHS``."""
+    """Return the results of one network with this group, and its accuracy at every angle of ``SIXTEENTHS``."""
     digits = [test[number] for number in range(len(test))]
     labels = torch.cat([digit.y for digit in digits])
     logits = [logits_at(network, digits, torch.full((len(digits),), angle)) for angle in SIXTEENTHS]
@@ -155,7 +156,7 @@ def evaluate(
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """Aligned text, a line a network."""
+    """Return an aligned table with one line for each network."""
     head = (
         f"{'group':6}{'parameters':>11}{'upright':>9}{'group angles':>14}{'45 degrees':>12}{'random':>8}"
         f"{'equivariance error':>20}{'s/epoch':>9}"
@@ -170,7 +171,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 
 def main(config: Config) -> dict[str, dict[str, float]]:
-    """Run everything; returns the figures per group."""
+    """Train and test all networks, save the pictures, and return the results for each group."""
     warnings.filterwarnings("ignore", ".*does not have many workers")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     started, out = time.perf_counter(), Path(config.out)

@@ -1,9 +1,9 @@
 """Train a GSA-Net on rotated MNIST with a small budget, and test it.
 
-Reads a folder that holds either the original files of Larochelle et al. (``mnist_rotation_new.zip`` or the two .amat
-files) or ``mnist_rot_recipe.npz``, a re-creation from MNIST whose numbers are close to, but not comparable with,
-published ones; the output says which it was. By default the images are averaged over 2 x 2 pixels, to 14 x 14
-points, so that minutes on two cores suffice; ``--network paper`` trains the network of the paper on 28 x 28.
+The folder contains either the original files of Larochelle et al. (``mnist_rotation_new.zip`` or the two .amat files)
+or ``mnist_rot_recipe.npz``, a re-creation from MNIST whose results are close to published ones but not comparable with
+them. The output names the data. By default the images are averaged over 2 x 2 pixels, to 14 x 14 points, so that
+training takes only minutes on two cores; ``--network paper`` trains the network of the paper on 28 x 28.
 
     python examples/rotated_mnist.py --root DIR [--group C4] [--epochs 9] [--train 10000] [--test 10000]
 """
@@ -36,7 +36,7 @@ GROUPS = {"Z2": trivial(2), "C4": cyclic(4), "C8": cyclic(8), "D4": dihedral(4)}
 
 @dataclass(frozen=True)
 class Config:
-    """What a run consists of."""
+    """Settings of a run."""
 
     root: str = "data"
     group: str = "C4"
@@ -51,7 +51,7 @@ class Config:
 
 
 def load(config: Config) -> tuple[dict[str, ImagePoints], str]:
-    """Training, validation and test images, and what they are."""
+    """Return training, validation and test images, and the name of the data."""
     recipe = (Path(config.root) / "mnist_rot_recipe.npz").exists()
     source = RotatedMNISTRecipe if recipe else RotatedMNIST
     counts: tuple[tuple[Split, int], ...] = (("train", config.train), ("valid", 2_000), ("test", config.test))
@@ -66,7 +66,7 @@ def load(config: Config) -> tuple[dict[str, ImagePoints], str]:
 
 
 def averaged(images: ImagePoints) -> ImagePoints:
-    """Means over 2 x 2 pixels: 28 x 28 to 14 x 14, which quarter turns respect."""
+    """Average 28 x 28 images over 2 x 2 pixels to 14 x 14, which commutes with quarter turns."""
     height, width = images.image_shape
     stacked = np.stack(
         [images[i].x.reshape(height // 2, 2, width // 2, 2).mean(dim=(1, 3)) for i in range(len(images))]
@@ -75,7 +75,7 @@ def averaged(images: ImagePoints) -> ImagePoints:
 
 
 def build(group: FiniteGroup, network: str) -> GSANet:
-    """Build the network of the paper, or a small one: lifting on 14 x 14 points, two blocks on 7 x 7."""
+    """Build the network of the paper, or a small one with lifting on 14 x 14 points and two blocks on 7 x 7."""
     if network == "paper":
         return GSANet.rot_mnist(group)
     if network != "small":
@@ -92,7 +92,7 @@ def build(group: FiniteGroup, network: str) -> GSANet:
 
 
 def main(config: Config) -> dict[str, float | str]:
-    """Train and test; returns the figures."""
+    """Train and test the network, and return the results."""
     warnings.filterwarnings("ignore", ".*(does not have many workers|Checkpoint directory)")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     if config.group not in GROUPS:

@@ -1,11 +1,11 @@
-"""An experiment for every target of QM9, or every molecule of rMD17: an error of each, in its unit.
+"""Run an experiment for every target of QM9, or every molecule of rMD17, and report the errors in their units.
 
     python examples/papers/every.py examples/papers/homogeneous/qm9_lieconv_t3.yaml
     python examples/papers/every.py examples/papers/homogeneous/rmd17.yaml --values aspirin ethanol
 
-What else is given goes to each ``lieattn fit``, such as ``--config examples/papers/small.yaml``. The errors are those
-of the weights with the least error in validation. They are printed, and written to ``errors.json`` in the folder of the
-run, with a folder for each value beside it.
+All other arguments are passed to each ``lieattn fit``, for example ``--config examples/papers/small.yaml``. The errors
+are those of the weights with the smallest validation error. They are printed, and written to ``errors.json`` in the
+folder of the run, which also contains a folder for each value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lieattn.cli import main as lieattn
 from lieattn.train import load_data, load_task
 from lieattn_datasets import MD17_MOLECULES
 
-# What a data set is asked for by, and all that there is of it.
+# The argument of each data set that selects a target or molecule, and all its values.
 KNOWN = {
     "QM9": ("targets", ("alpha", "gap", "homo", "lumo", "mu", "cv", "g298", "h298", "r2", "u298", "u0", "zpve")),
     "RMD17": ("molecule", MD17_MOLECULES),
@@ -32,7 +32,7 @@ KNOWN = {
 
 
 def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -> dict[str, dict[str, float | str]]:
-    """Train, test, print and return the errors by value."""
+    """Train and test the network for each value; print and return the errors."""
     content = yaml.safe_load(Path(config).read_text())
     data = content["data"]
     if isinstance(data, str):
@@ -60,6 +60,6 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="qm9_*.yaml or rmd17.yaml of examples/papers/homogeneous")
-    parser.add_argument("--values", nargs="+", default=(), help="targets or molecules; all if absent")
+    parser.add_argument("--values", nargs="+", default=(), help="targets or molecules (default: all)")
     given, others = parser.parse_known_args()
     main(given.config, given.values, others)

@@ -1,12 +1,12 @@
-"""Networks that other libraries have published, read and called as the networks of this one.
+"""Published networks of other libraries, with the interface of the networks of this library.
 
-Each class here is an adapter: it hands kinds of points and the edges that :mod:`lieattn.geometry` finds to a network of
-another library, and reads numbers of clouds, or vectors of clouds or points, from the features that come back. What is
-learned besides the other library's own weights is a small read-out, the same for all. Packages are imported where a
-network is made, so only those that are used must be installed: README.md.
+Each class is an adapter. It passes kinds of points and the edges of :mod:`lieattn.geometry` to a network of another
+library, and computes numbers of clouds, or vectors of clouds or points, from the resulting features. In addition to the
+weights of the other library it has a small read-out, which is the same for all networks. Packages are imported when a
+network is constructed, so only the packages of used networks must be installed: see README.md.
 
-Forces of networks without directed features are gradients of energies, of :class:`lieattn.models.EnergyForces` around
-them.
+Forces of networks without directed features are gradients of energies, computed by
+:class:`lieattn.models.EnergyForces`.
 """
 
 from ._base import BesideStraightLines, Peer, Points

@@ -1,4 +1,4 @@
-"""What the adapters share: how a batch is read, and how outputs are read from features."""
+"""Base class of the adapters, which reads batches and computes outputs from features."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch_geometric.data import Data
 from lieattn.geometry import Neighbors, PointClouds, Radius, find_neighbors, point_clouds
 
 KINDS = 10
-"""Rows of embedding tables: nuclear charges up to that of fluorine, and 0."""
+"""Number of rows of embedding tables: nuclear charges up to that of fluorine, and 0."""
 
 
 class Points(NamedTuple):
-    """What networks read of a batch: kinds of points, given vectors, and edges without loops."""
+    """Inputs of networks: kinds of points, input vectors, and edges without loops."""
 
     clouds: PointClouds
     lists: Neighbors
@@ -32,32 +32,33 @@ class Points(NamedTuple):
         return self.clouds.pos
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
-        """Messages ``[edges, *]`` summed at their targets."""
+        """Sum messages ``[edges, *]`` at their targets."""
         return self.lists.sum_to_targets(messages)
 
 
 class Peer(nn.Module, abc.ABC):
-    """What the adapters share: how data are read, and how outputs are read from features of points.
+    """Base class of the adapters, which reads data and computes outputs from features of points.
 
-    Invariant outputs are numbers of each point, pooled over the cloud. Vectors are sums of the directed features with
-    coefficients made of the invariant ones; those that are summed over a cloud get charges times positions besides, as
-    dipoles are made in PaiNN, and all get the vector inputs with such coefficients.
+    Invariant outputs are numbers of each point, pooled over the cloud. Vectors are sums of the directed features, with
+    coefficients that are computed from the invariant features. Vectors that are summed over a cloud also contain a term
+    of charges times positions, like dipoles in PaiNN. All vectors contain the vector inputs, with coefficients of the
+    same form.
 
     Parameters
     ----------
     width
-        Channels, by which ``lieattn compare`` matches parameters or work.
+        Number of channels, by which ``lieattn compare`` matches parameters or work.
     out_channels
-        Numbers of a cloud, for ``kind`` "invariant".
+        Number of outputs of a cloud, for ``kind`` "invariant".
     kind, pool
-        As those of :class:`lieattn.models.FramewiseTransformer`; one vector for ``kind`` "vector".
+        As in :class:`lieattn.models.FramewiseTransformer`; one vector for ``kind`` "vector".
     radius
-        Of the neighborhoods, where radial functions end.
+        Radius of the neighborhoods, at which radial functions end.
     vector_inputs
-        Attributes of the data with vectors that turn along, such as velocities.
+        Attributes of the data with vectors that rotate with the points, such as velocities.
     """
 
-    directed = True  # whether features hold vectors
+    directed = True  # whether features contain vectors
     takes_vectors = False
 
     def __init__(
@@ -72,17 +73,17 @@ class Peer(nn.Module, abc.ABC):
     ) -> None:
         super().__init__()
         if vector_inputs and not self.takes_vectors:
-            raise ValueError(f"vector_inputs: {type(self).__name__} takes none, got {list(vector_inputs)}")
+            raise ValueError(f"vector_inputs: expected none for {type(self).__name__}, got {list(vector_inputs)}")
         if kind == "vector" and pool == "none" and not self.directed:
             raise ValueError(
-                f"kind: {type(self).__name__} has no directed features; take forces as gradients of an energy, by "
-                f"lieattn.models.EnergyForces"
+                f"kind: expected 'invariant', got 'vector' for {type(self).__name__}, which has no directed features; "
+                "use forces that are gradients of an energy, computed by lieattn.models.EnergyForces"
             )
         self.width, self.out_channels, self.kind, self.pool = width, out_channels, kind, pool
         self.vector_inputs, self.neighborhood = tuple(vector_inputs), Radius(radius, include_self=False)
 
     def read(self, data: Data) -> Points:
-        """Clouds, kinds and edges of a batch."""
+        """Return the clouds, kinds, input vectors and edges of a batch."""
         clouds = point_clouds(data)
         lists = find_neighbors(clouds, self.neighborhood)
         kinds = data.z if data.get("z") is not None else 1 + (data.x[:, 0] > 0).long()
@@ -92,17 +93,17 @@ class Peer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Invariant features ``[points, *]``, and directed ones ``[points, 3, *]`` or None."""
+        """Return invariant features ``[points, *]``, and directed features ``[points, 3, *]`` or None."""
 
     def forward(self, data: Data) -> Tensor:
-        """Numbers ``[clouds, out_channels]``, or vectors ``[clouds, 3]`` or ``[points, 3]``."""
+        """Return numbers ``[clouds, out_channels]``, or vectors ``[clouds, 3]`` or ``[points, 3]``."""
         points = self.read(data)
         outputs = self.outputs(points)
         pooled = outputs if self.pool == "none" else getattr(points.clouds, self.pool)(outputs)
         return cast(Tensor, pooled)
 
     def outputs(self, points: Points) -> Tensor:
-        """Outputs of the points, before they are pooled."""
+        """Return the outputs of the points, before they are pooled."""
         invariant, directed = self.features(points)
         if self.kind == "invariant":
             return cast(Tensor, self.head(invariant))
@@ -116,7 +117,7 @@ class Peer(nn.Module, abc.ABC):
         return (vectors * coefficients[:, None]).sum(dim=2)
 
     def make_head(self, channels: int, vectors: int) -> None:
-        """Make the read-out, for so many invariant and directed features."""
+        """Construct the read-out for these numbers of invariant and directed features."""
         width = self.out_channels
         if self.kind == "vector":
             width = vectors + len(self.vector_inputs) + (self.pool == "sum")
@@ -124,10 +125,10 @@ class Peer(nn.Module, abc.ABC):
 
 
 class BesideStraightLines:
-    """Transform of charged particles: the target y becomes what is left of it beside motion on straight lines."""
+    """Transform of charged particles: the target y becomes its difference to motion on straight lines."""
 
     def __call__(self, data: Data) -> Data:
-        """A new item with ``y - pos - time * vel``; time is ``[1]``."""
+        """Return a new item with the target ``y - pos - time * vel``, where time is ``[1]``."""
         data = copy.copy(data)
         data.y = data.y - data.pos - data.time * data.vel
         return data

@@ -1,4 +1,4 @@
-"""Networks of atoms of PyTorch Geometric, on edges of :mod:`lieattn.geometry` where their own need torch_cluster."""
+"""Molecular networks of PyTorch Geometric, with edges of :mod:`lieattn.geometry` instead of those of torch_cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._base import KINDS, Peer, Points
 
 
 class GeometricSchNet(Peer):
-    """SchNet of PyTorch Geometric, which takes its edges by ``interaction_graph``; its own read-out, one number."""
+    """SchNet of PyTorch Geometric, with edges from ``interaction_graph`` and its own read-out of one number."""
 
     directed = False
 
@@ -23,7 +23,10 @@ class GeometricSchNet(Peer):
 
         super().__init__(width, **options)
         if self.kind != "invariant" or self.out_channels != 1:
-            raise ValueError("kind, out_channels: SchNet of PyTorch Geometric gives one number of a cloud")
+            raise ValueError(
+                "kind, out_channels: expected 'invariant' and 1 for SchNet of PyTorch Geometric, got "
+                f"{self.kind!r} and {self.out_channels}"
+            )
         self.network = Network(width, width, layers, basis, self.neighborhood.radius, self._edges)
         self.network.embedding = nn.Embedding(KINDS, width)
 
@@ -32,26 +35,26 @@ class GeometricSchNet(Peer):
         return lists.edge_index, lists.displacements(pos).norm(dim=1)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Not read: the network pools its own outputs."""
-        raise NotImplementedError("SchNet of PyTorch Geometric gives outputs, not features")
+        """Raise NotImplementedError, since the network pools its own outputs."""
+        raise NotImplementedError("SchNet of PyTorch Geometric returns outputs, not features")
 
     def forward(self, data: Data) -> Tensor:
-        """Numbers ``[clouds, 1]``."""
+        """Return numbers ``[clouds, 1]``."""
         clouds = point_clouds(data)
         total = cast(Tensor, self.network(data.z, clouds.pos, clouds.batch))
         return total if self.pool == "sum" else total / clouds.counts[:, None]
 
 
 class DimeNet(Peer):
-    """DimeNet++ of PyTorch Geometric (Gasteiger et al. 2020): messages of edges, weighed by angles.
+    """DimeNet++ of PyTorch Geometric (Gasteiger et al. 2020): messages of edges with weights that depend on angles.
 
-    Its own forward finds edges by torch_cluster and pairs of edges by torch_sparse; here both come from the lists of
-    neighbors, and its blocks are called one by one.
+    Its own forward method finds edges with torch_cluster and pairs of edges with torch_sparse. Here both are computed
+    from the neighbor lists, and its blocks are called one by one.
 
     Parameters
     ----------
     angles
-        Spherical functions of the angle, whose formulas sympy finds when the network is made.
+        Number of spherical functions of the angle. sympy computes their formulas during construction.
     """
 
     directed = False
@@ -63,7 +66,7 @@ class DimeNet(Peer):
 
         super().__init__(width, **options)
         if self.kind != "invariant":
-            raise ValueError("kind: DimeNet++ gives invariant numbers")
+            raise ValueError(f"kind: expected 'invariant' for DimeNet++, got {self.kind!r}")
         self.network = Network(
             width,
             self.out_channels,
@@ -80,14 +83,14 @@ class DimeNet(Peer):
         self.network.emb.emb = nn.Embedding(KINDS, width)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Not read: the output blocks of the network give the outputs."""
-        raise NotImplementedError("DimeNet++ gives outputs, not features")
+        """Raise NotImplementedError, since the output blocks of the network compute the outputs."""
+        raise NotImplementedError("DimeNet++ returns outputs, not features")
 
     def outputs(self, points: Points) -> Tensor:
-        """Numbers of the points, summed over the output blocks."""
+        """Return numbers of the points, summed over the output blocks."""
         network, lists, between = self.network, points.lists, points.between
         first, second = edge_pairs(lists)
-        # The angle at j between j - k and i - j, of edges k -> j and j -> i.
+        # The angle at j between j - k and i - j, for edges k -> j and j -> i.
         along, before = -between[second], -between[first]
         angle = torch.atan2(torch.cross(along, before, dim=1).norm(dim=1), (along * before).sum(dim=1))
         length = between.norm(dim=1)
@@ -101,7 +104,7 @@ class DimeNet(Peer):
 
 
 class ViSNet(Peer):
-    """ViSNet of PyTorch Geometric (Wang et al. 2024): attention on numbers and vectors, on edges of the lists.
+    """ViSNet of PyTorch Geometric (Wang et al. 2024): attention on numbers and vectors, on edges of neighbor lists.
 
     Its module ``distance``, which needs torch_cluster, is replaced by the neighborhood.
     """
@@ -117,12 +120,12 @@ class ViSNet(Peer):
         self.make_head(width, width)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Of the last layer."""
+        """Return the features of the last layer."""
         return cast(tuple[Tensor, Tensor], self.network(points.kinds, points.pos, points.clouds.batch))
 
 
 class _WithLoops(nn.Module):
-    """Edges with loops, their lengths and vectors, as ViSNet wants them."""
+    """Edges with loops, their lengths and vectors, in the form that ViSNet needs."""
 
     def __init__(self, radius: float) -> None:
         super().__init__()
@@ -138,7 +141,7 @@ class _WithLoops(nn.Module):
 
 
 def edge_pairs(lists: Neighbors) -> tuple[Tensor, Tensor]:
-    """All pairs of an edge k -> j and an edge j -> i with i ≠ k, as indices of edges: two int64 ``[pairs]``."""
+    """Return all pairs of edges k -> j and j -> i with i ≠ k, as two tensors of indices of edges, int64 ``[pairs]``."""
     counts = lists.degree[lists.source]
     second = torch.arange(lists.num_edges, device=lists.device).repeat_interleave(counts)
     starts = counts.cumsum(0) - counts

@@ -1,4 +1,4 @@
-"""SchNet, PaiNN, EGNN, NequIP and MACE, of the packages that publish them."""
+"""SchNet, PaiNN, EGNN, NequIP and MACE, from published packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._base import KINDS, Peer, Points
 
 
 class SchNet(Peer):
-    """SchNet of schnetpack (Schütt et al. 2017): convolutions with filters of the distance."""
+    """SchNet of schnetpack (Schütt et al. 2017): convolutions with filters that depend on the distance."""
 
     directed = False
 
@@ -28,14 +28,14 @@ class SchNet(Peer):
         self.make_head(width, 0)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Of the last interaction."""
+        """Return the features of the last interaction."""
         return self.network(_schnetpack_inputs(points))["scalar_representation"], None
 
 
 class PaiNN(Peer):
     """PaiNN of schnetpack (Schütt, Unke and Gastegger 2021): messages of numbers and vectors.
 
-    Vector inputs are what the vectors start from, in place of zeros.
+    The vector features are initialized with vector inputs, if there are any, instead of zeros.
     """
 
     takes_vectors = True
@@ -52,12 +52,12 @@ class PaiNN(Peer):
         self.make_head(width, width)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Of the last block."""
+        """Return the features of the last block."""
         network = self.network
         if self.start is None:
             found = network(_schnetpack_inputs(points))
             return found["scalar_representation"], found["vector_representation"]
-        # The layers of the network one by one, since its own forward starts from zeros.
+        # The layers are called one by one, since the forward method of the network starts from zeros.
         lists, length = points.lists, points.between.norm(dim=1, keepdim=True)
         filters = network.filter_net(network.radial_basis(length)) * network.cutoff_fn(length)[..., None]
         x, v = network.embedding(points.kinds)[:, None], self.start(points.given.transpose(1, 2))
@@ -69,10 +69,10 @@ class PaiNN(Peer):
 
 
 class EGNN(Peer):
-    """EGNN of egnn-pytorch (Satorras et al. 2021): the points move, and how far they went is the directed feature.
+    """EGNN of egnn-pytorch (Satorras et al. 2021): the points move, and their displacement is the directed feature.
 
-    The package has no velocities. Vector inputs enter by their lengths as features of points, and by their products
-    with x_source - x_target as features of edges.
+    The package does not support velocities. The lengths of vector inputs are features of points, and their inner
+    products with x_source - x_target are features of edges.
     """
 
     takes_vectors = True
@@ -94,7 +94,7 @@ class EGNN(Peer):
         self.make_head(width, 1)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Of the last layer."""
+        """Return the features of the last layer."""
         edges, given = points.lists.edge_index, points.given
         x = self.embedding(points.kinds)
         if self.lengths is not None:
@@ -108,20 +108,20 @@ class EGNN(Peer):
 
 
 class NequIP(Peer):
-    """The layers of NequIP (Batzner et al. 2022) of nequip: tensor product convolutions with gates.
+    """The layers of NequIP (Batzner et al. 2022) from nequip: tensor product convolutions with gates.
 
-    ``NequIPGNNModel`` of the package ends in energies; here its modules end in scalars and vectors of the points.
+    ``NequIPGNNModel`` of the package returns energies. Here its modules return scalars and vectors of the points.
 
     Parameters
     ----------
     degree
         Largest degree of features and harmonics.
     embedding
-        Channels of the embedded kinds.
+        Number of channels of the embedded kinds.
     radial
-        Hidden units of the networks of distances.
+        Number of hidden units of the radial networks.
     neighbors
-        Mean number of neighbors, by whose root sums are divided.
+        Mean number of neighbors. Sums are divided by its square root.
     """
 
     takes_vectors = True
@@ -179,7 +179,7 @@ class NequIP(Peer):
         self.make_head(width, width)
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Of the last layer."""
+        """Return the features of the last layer."""
         lists = points.lists
         data = {
             "pos": points.pos,
@@ -193,26 +193,26 @@ class NequIP(Peer):
         for layer in self.layers:
             data = layer(data)
         x = data["node_features"]
-        # e3nn keeps the coordinates of vectors in the order of positions.
+        # e3nn has the coordinates of vectors in the order of positions.
         return x[:, : self.width], x[:, self.width :].unflatten(1, (-1, 3)).transpose(1, 2)
 
 
 class MACE(Peer):
-    """MACE of mace-torch (Batatia et al. 2022): products of many bodies.
+    """MACE of mace-torch (Batatia et al. 2022): many-body products.
 
-    Numbers are read by its own read-outs, vectors from its features. The package pins e3nn 0.4.4: it needs an
-    environment of its own.
+    Numbers are outputs of its own read-outs, and vectors are computed from its features. The package pins e3nn 0.4.4,
+    so it needs a separate environment.
 
     Parameters
     ----------
     degree, correlation
-        Largest degree of harmonics, and factors of the products.
+        Largest degree of harmonics, and number of factors of the products.
     species
         Kinds that occur.
     radial
-        Hidden units of the networks of distances.
+        Number of hidden units of the radial networks.
     neighbors
-        Mean number of neighbors, by which sums are divided.
+        Mean number of neighbors. Sums are divided by it.
     """
 
     species: Tensor
@@ -230,7 +230,7 @@ class MACE(Peer):
         **options: Any,
     ) -> None:
         import numpy as np
-        from mace import modules  # before e3nn 0.4.4, which can read its own constants only after this import
+        from mace import modules  # imported first, since e3nn 0.4.4 can read its own constants only after this import
 
         from e3nn import o3  # isort: skip
 
@@ -263,7 +263,7 @@ class MACE(Peer):
         lists, clouds = points.lists, points.clouds
         none = points.pos.new_zeros(lists.num_edges, 3)
         batch = {
-            "positions": points.pos.clone(),  # which the package sets to require gradients
+            "positions": points.pos.clone(),  # a copy, since the package makes it require gradients
             "node_attrs": (points.kinds[:, None] == self.species).to(points.pos),
             "edge_index": lists.edge_index,
             "shifts": none,
@@ -275,19 +275,19 @@ class MACE(Peer):
         return cast(dict[str, Tensor], self.network(batch, training=self.training, compute_force=False))
 
     def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Of the last layer."""
+        """Return the features of the last layer."""
         x = self._found(points)["node_feats"][:, -4 * self.width :]
         return x[:, : self.width], x[:, self.width :].unflatten(1, (-1, 3)).transpose(1, 2)
 
     def outputs(self, points: Points) -> Tensor:
-        """Energies of the atoms, or vectors."""
+        """Return energies of the atoms, or vectors."""
         if self.kind == "vector":
             return super().outputs(points)
         return self._found(points)["node_energy"][:, None]
 
 
 def _let_schnetpack_import() -> None:
-    """Give torch back the name that schnetpack 2.2 imports for annotations; torch 2.13 has it no more."""
+    """Restore a name in torch that schnetpack 2.2 imports for annotations, and that torch 2.13 has removed."""
     from torch.utils.data import dataloader
 
     if not hasattr(dataloader, "T_co"):

@@ -1,7 +1,7 @@
-"""Networks of PyTorch Geometric for shapes, on the neighborhoods and the farthest points of :mod:`lieattn.geometry`.
+"""Networks of PyTorch Geometric for shapes, with neighborhoods and farthest points of :mod:`lieattn.geometry`.
 
-They are not equivariant: positions and normals are numbers to them. Their layers are PyTorch Geometric's; what would
-need torch_cluster, the choice of centers and of neighbors, is the library's.
+They are not equivariant, since the coordinates of positions and normals are features. The layers are those of PyTorch
+Geometric. The selection of centers and neighbors, which would need torch_cluster, is that of this library.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from lieattn.geometry import Nearest, Neighborhood, PointClouds, Radius, farthes
 
 
 class PointNet(nn.Module):
-    """PointNet++ (Qi et al. 2017): features of balls around fewer and fewer centers, and a maximum over the cloud.
+    """PointNet++ (Qi et al. 2017): features of balls around a decreasing number of centers, then a maximum.
 
     Parameters
     ----------
     in_channels, out_channels
-        Channels of ``data.x``, and numbers of a cloud.
+        Number of channels of ``data.x``, and of outputs of a cloud.
     width
-        Channels of the first level; twice as many in each that follows.
+        Number of channels of the first level. It doubles from level to level.
     shares, radii
-        For each level the share of the points that are kept as centers, and the radius of their balls.
+        Share of the points that are kept as centers, and radius of their balls, for each level.
     vector_inputs
         Attributes with vectors, whose coordinates are further channels.
     """
@@ -56,7 +56,7 @@ class PointNet(nn.Module):
         self.head = MLP([2 * channels, channels, out_channels], norm=None, dropout=0.0)
 
     def forward(self, data: Data) -> Tensor:
-        """Numbers ``[clouds, out_channels]``."""
+        """Return numbers ``[clouds, out_channels]``."""
         x, clouds = _features(data, self.vector_inputs), point_clouds(data)
         for level, share, radius in zip(self.levels, self.shares, self.radii, strict=True):
             edges, centers = _around_centers(clouds, Radius(radius), share)
@@ -67,18 +67,18 @@ class PointNet(nn.Module):
 
 
 class PointTransformer(nn.Module):
-    """Point Transformer (Zhao et al. 2021): attention of vectors on nearest points, then on fewer of them.
+    """Point Transformer (Zhao et al. 2021): vector attention on nearest points, at several levels.
 
     Parameters
     ----------
     in_channels, out_channels, vector_inputs
         As for :class:`PointNet`.
     width
-        Channels of the first level; twice as many in each that follows.
+        Number of channels of the first level. It doubles from level to level.
     shares
         Share of the points that are kept before each further level.
     neighbors
-        Nearest points that a point attends to, itself besides.
+        Number of nearest points to which a point attends, in addition to itself.
     """
 
     kind = "invariant"
@@ -105,7 +105,7 @@ class PointTransformer(nn.Module):
         self.head = MLP([width, width, out_channels], norm=None)
 
     def forward(self, data: Data) -> Tensor:
-        """Numbers ``[clouds, out_channels]``."""
+        """Return numbers ``[clouds, out_channels]``."""
         clouds = point_clouds(data)
         x = self.embed(torch.cat([_features(data, self.vector_inputs), clouds.pos], dim=1))
         x = self.first(x, clouds.pos, find_neighbors(clouds, self.neighborhood).edge_index)
@@ -137,7 +137,7 @@ def _features(data: Data, vector_inputs: Sequence[str]) -> Tensor:
 
 
 def _around_centers(clouds: PointClouds, neighborhood: Neighborhood, share: float) -> tuple[Tensor, PointClouds]:
-    """Edges ``[2, edges]`` from the points to a share of them, far apart, and the clouds of those."""
+    """Select a share of the points as centers that are far apart; return edges ``[2, edges]`` to them, and them."""
     chosen = farthest_points(clouds.pos, fraction=share, batch=clouds.batch)
     edges = find_neighbors(clouds, neighborhood).edge_index
     number = edges.new_full((len(clouds.pos),), -1)

@@ -1,10 +1,11 @@
-"""Search of learning rates, alike for all models of a comparison: what each reaches on the validation set.
+"""Search of learning rates for all models of a comparison in the same way, by their results on the validation set.
 
 python peers/search.py --config configs/compare_base.yaml configs/compare_molecules.yaml peers/homo.yaml --root DIR \
     --seconds 8 --models PaiNN EGNN
 
-It is a comparison of its own, of every model of its matched width with every rate, one seed, next to no test. The same
-command continues it. A table goes to the standard output, ``runs/rates_NAME`` has the records.
+The search is a comparison of every model, at its matched width, with every rate, with one seed and very few test
+clouds. The same command continues an interrupted search. A table is written to the standard output, and the records are
+written to ``runs/rates_NAME``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lieattn.compare import Settings, match_models, read_settings
 
 
 def searched(settings: Settings, rates: list[float], seconds: float) -> dict[str, Any]:
-    """Settings of the search, as a configuration file has them."""
+    """Return the settings of the search in the form of a configuration file."""
     content = dataclasses.asdict(settings)
     models = {}
     for name, (model, _) in match_models(settings).items():
@@ -37,12 +38,12 @@ def searched(settings: Settings, rates: list[float], seconds: float) -> dict[str
     few = {"budget": budget, "seeds": settings.seeds[:1], "memory": False, "equivariance": {"clouds": 1, "elements": 1}}
     limit = {**content["data"]["limit"], "test": 8}
     data = {**content["data"], "limit": limit, "rotate_test": False}
-    match = {**content["match"], "tolerance": 0.99}  # models have the widths that were found
+    match = {**content["match"], "tolerance": 0.99}  # models already have their matched widths
     return {**content, **few, "match": match, "data": data, "models": models}
 
 
 def run() -> None:
-    """Read the command line, search, and print what was found."""
+    """Read the command line, search, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", nargs="+", required=True)
     parser.add_argument("--root")
@@ -50,7 +51,7 @@ def run() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[0.002, 0.004, 0.008])
     parser.add_argument("--seconds", type=float, default=8)
     options, changes = parser.parse_known_args()
-    sys.path.append(os.getcwd())  # whose `peers` the class paths name, as with `lieattn compare`
+    sys.path.append(os.getcwd())  # class paths name its package `peers`, as in `lieattn compare`
     name = Path(options.config[-1]).stem
     settings = read_settings(options.config, options.root, [change.removeprefix("--") for change in changes])
     chosen = {key: model for key, model in settings.models.items() if key in (options.models or settings.models)}

@@ -1,4 +1,4 @@
-"""Crystals: a network learns energies, forces and stresses of strained argon, then finds its lattice in ASE."""
+"""Crystals: train on energies, forces and stresses of strained argon, then relax its lattice with ASE."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ CONFIG = Path(__file__).parent.parent / "configs" / "crystals.yaml"
 
 
 def argon(seed: int, size: float = 0.1) -> Atoms:
-    """Four atoms of argon, rattled, in a cell that is strained at random, with energy, forces and stress."""
+    """Return four displaced atoms of argon in a randomly strained cell, with energy, forces and stress."""
     atoms = bulk("Ar", "fcc", a=5.3, cubic=True)
     strain = np.random.default_rng(seed).normal(scale=size / 3, size=(3, 3))
     atoms.set_cell(atoms.cell.array @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
@@ -30,7 +30,7 @@ def argon(seed: int, size: float = 0.1) -> Atoms:
 
 
 def main(frames: int = 200, epochs: int = 10) -> tuple[float, float]:
-    """Return the error of an entry of the stress in eV/Å³ and that of the side of the cell in Å."""
+    """Return the mean absolute error of the entries of the stress in eV/Å³ and the error of the cell length in Å."""
     Path("data").mkdir(exist_ok=True)
     write("data/crystals.xyz", [argon(seed) for seed in range(frames)])
     lieattn(["fit", "--config", str(CONFIG), "--trainer.max_epochs", str(epochs)])
@@ -44,7 +44,7 @@ def main(frames: int = 200, epochs: int = 10) -> tuple[float, float]:
         atoms.calc = calculator
         BFGS(FrechetCellFilter(atoms), logfile=None).run(fmax=0.005, steps=100)  # type: ignore[arg-type]
         sides.append(atoms.cell.lengths().mean())
-    print(f"stress error {np.mean(errors):.6f} eV/Å³; cell {sides[0]:.3f} Å, of what was learned {sides[1]:.3f} Å")
+    print(f"stress error {np.mean(errors):.6f} eV/Å³; cell length {sides[0]:.3f} Å, reference {sides[1]:.3f} Å")
     return float(np.mean(errors)), float(abs(sides[0] - sides[1]))
 
 

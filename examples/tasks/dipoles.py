@@ -1,4 +1,4 @@
-"""Dipole moments of molecules, labelled on the spot by GFN2-xTB: vectors that turn with the molecule, exactly."""
+"""Dipole moments of molecules, computed by GFN2-xTB: the predicted vectors rotate exactly with the molecule."""
 
 import torch
 from torch_geometric.loader import DataLoader
@@ -9,7 +9,7 @@ from lieattn_datasets import GFN2Molecules, MoleculeFeatures
 
 
 def main(conformers: int = 8, epochs: int = 30) -> float:
-    """Train, and return the mean absolute error of a component in debye, on molecules that were not trained on."""
+    """Train, and return the mean absolute error of a component in debye on test molecules."""
     torch.manual_seed(0)
     features = MoleculeFeatures(species=[1, 6, 7, 8, 9], powers=1)  # one-hot: 5 channels
     train, test = (GFN2Molecules(split, conformers=conformers, transform=features) for split in ("train", "test"))
@@ -37,7 +37,7 @@ def main(conformers: int = 8, epochs: int = 30) -> float:
     held = next(iter(DataLoader(test, batch_size=len(test))))
     with torch.no_grad():
         error = (network(held) - held.dipole).abs().mean().item()
-    print(f"mean absolute error {error:.3f} D a component; of no dipole at all {held.dipole.abs().mean():.3f} D")
+    print(f"mean absolute error of a component {error:.3f} D; of the prediction 0: {held.dipole.abs().mean():.3f} D")
     return error
 
 

@@ -1,4 +1,4 @@
-"""Layers of lieattn under layers of PyTorch Geometric: digits as graphs of pixels, tested turned by 90 degrees."""
+"""Layers of lieattn before layers of PyTorch Geometric: digits as graphs of pixels, tested rotated by 90 degrees."""
 
 import math
 
@@ -16,7 +16,7 @@ from lieattn_datasets import Digits, RotatePoints
 
 
 class Network(torch.nn.Module):
-    """Lift, attend, pool the fiber: features that do not turn go to SAGEConv, on the same edges."""
+    """Lift, attend and pool the fiber; the invariant features are inputs of SAGEConv on the same edges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Network(torch.nn.Module):
         self.pool, self.sage, self.head = FiberPool("max"), SAGEConv(32, 64), torch.nn.Linear(64, 10)
 
     def forward(self, data: Data) -> Tensor:
-        """Class scores ``[images, 10]`` of a batch of images as points."""
+        """Return class scores ``[images, 10]`` of a batch of images as points."""
         graph = lift(data.pos, cyclic(4), Radius(3.0), batch=data.batch, length=1.0)
         x = self.pool(self.block(self.lifting(data.x, graph), graph))
         edge_index = torch.stack([graph.neighbors.source, graph.neighbors.target])
@@ -33,7 +33,7 @@ class Network(torch.nn.Module):
 
 
 def main(epochs: int = 10, digits: int = 1078) -> float:
-    """Train on upright digits and return the accuracy on digits turned by 90 degrees."""
+    """Train on upright digits and return the accuracy on digits rotated by 90 degrees."""
     network = Network()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     for _ in range(epochs):
@@ -44,7 +44,7 @@ def main(epochs: int = 10, digits: int = 1078) -> float:
     turned = DataLoader(Digits("test").with_transform(RotatePoints(math.pi / 2)), batch_size=100)
     with torch.no_grad():
         accuracy = torch.cat([network(batch).argmax(dim=1) == batch.y for batch in turned]).float().mean().item()
-    print(f"accuracy on digits turned by 90 degrees: {accuracy:.1%}")
+    print(f"accuracy on digits rotated by 90 degrees: {accuracy:.1%}")
     return accuracy
 
 

@@ -1,4 +1,4 @@
-"""Molecular dynamics of own molecules: a network learns the forces of frames from ASE, then drives ASE itself."""
+"""Molecular dynamics of your own molecules: train on forces of frames from ASE, then run dynamics with ASE."""
 
 import torch
 from ase import units
@@ -15,12 +15,12 @@ from lieattn.models.irreps import DistanceTransformer
 
 
 def features(data: Data) -> Data:
-    """One-hot species, which the network reads; the calculator makes them too."""
+    """Add one-hot species as features. The calculator applies the same function."""
     return data.update({"x": (data.z[:, None] == torch.tensor([1, 6, 8])).double()})
 
 
 def frame(seed: int) -> Data:
-    """Rattled ethanol, in Å, with forces in eV/Å."""
+    """Return ethanol with random displacements, in Å, and forces in eV/Å."""
     atoms = molecule("CH3CH2OH", calculator=EMT())
     atoms.rattle(0.08, seed=seed)
     z, pos, force = (torch.tensor(x) for x in (atoms.numbers, atoms.positions, atoms.get_forces()))
@@ -28,7 +28,7 @@ def frame(seed: int) -> Data:
 
 
 def main(frames: int = 64, steps: int = 300) -> tuple[float, float]:
-    """Return the error of a force component in eV/Å, and how far the energy strays in 25 fs, in eV."""
+    """Return the mean absolute error of force components in eV/Å, and the energy drift in 25 fs in eV."""
     torch.manual_seed(0)
     data = [frame(seed) for seed in range(frames + 16)]
     network = DistanceTransformer(3, 1, neighborhood=Radius(4.0), channels=32, layers=2, heads=2, pool="sum")

@@ -1,4 +1,4 @@
-"""A network of one's own on e3nn, for `lieattn compare --config own_e3nn.yaml` in this folder."""
+"""Your own network based on e3nn, for `lieattn compare --config own_e3nn.yaml` in this folder."""
 
 import itertools
 
@@ -13,9 +13,9 @@ from lieattn.ops import bessel_functions
 
 
 class TwoConvolutions(torch.nn.Module):
-    """Two tensor-product convolutions; the l = 1 part is summed to one vector a cloud."""
+    """Two tensor-product convolutions, whose l = 1 part is summed to one vector per cloud."""
 
-    kind = "vector"  # how the outputs turn, as `compare` and `certify` read it
+    kind = "vector"  # how the outputs transform, for `compare` and `certify`
 
     def __init__(self, in_channels: int, channels: int = 16, cutoff: float = 4.0) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class TwoConvolutions(torch.nn.Module):
         self.products, self.radial = torch.nn.ModuleList(products), torch.nn.ModuleList(radial)
 
     def forward(self, data: Data) -> Tensor:
-        """Vectors ``[clouds, 3]`` of a batch with features x ``[points, in_channels]``."""
+        """Return vectors ``[clouds, 3]`` of a batch with features x ``[points, in_channels]``."""
         clouds = point_clouds(data)
         edges = find_neighbors(clouds, self.neighborhood)
         arrow = edges.displacements(clouds.pos)

@@ -1,4 +1,4 @@
-"""Images of one's own: a folder of PNG files for each class, told apart upright or turned by quarter turns."""
+"""Your own images: classify PNG files with one folder for each class, upright or rotated by quarter turns."""
 
 import math
 import tempfile
@@ -16,7 +16,7 @@ from lieattn_datasets import ImageFolder, RotatePoints
 
 
 def write(root: Path, count: int) -> None:
-    """Handwritten digits as 0/0.png, ..., in place of images of your own."""
+    """Write handwritten digits to 0/0.png, ... They represent your own images."""
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images[:count], digits.target, strict=False)):
         (root / str(label)).mkdir(exist_ok=True)
@@ -24,7 +24,7 @@ def write(root: Path, count: int) -> None:
 
 
 def main(count: int = 1797, epochs: int = 12) -> float:
-    """Train on 80 % of the images, upright, and return the accuracy on another 10 %, turned by 90 degrees."""
+    """Train on 80 % of the images, upright, and return the accuracy on another 10 %, rotated by 90 degrees."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as root:
         write(Path(root), count)
@@ -41,7 +41,7 @@ def main(count: int = 1797, epochs: int = 12) -> float:
     with torch.no_grad():
         right = [network.eval()(batch).argmax(dim=1) == batch.y for batch in DataLoader(test, batch_size=64)]
     accuracy = torch.cat(right).float().mean().item()
-    print(f"accuracy on {len(test)} turned images: {accuracy:.1%}")
+    print(f"accuracy on {len(test)} rotated images: {accuracy:.1%}")
     return accuracy
 
 

@@ -1,4 +1,4 @@
-"""Meshes of one's own: a folder of files and the class of each, told apart however they are turned."""
+"""Your own meshes: classify the files of a folder with given classes, in any orientation."""
 
 import tempfile
 from pathlib import Path
@@ -20,7 +20,7 @@ SHAPES = {
 
 
 def write(root: Path, count: int) -> dict[str, str]:
-    """Upright solids of any size, in place of meshes of your own; returns the class of each file."""
+    """Write upright solids of random sizes, which represent your own meshes, and return the class of each file."""
     labels: dict[str, str] = {}
     for number in range(count):
         labels[f"{number}.stl"] = name = list(SHAPES)[number % len(SHAPES)]
@@ -29,12 +29,12 @@ def write(root: Path, count: int) -> dict[str, str]:
 
 
 def main(count: int = 300, epochs: int = 12) -> float:
-    """Train on upright meshes and return the accuracy on others that are turned any way."""
+    """Train on upright meshes, and return the accuracy on randomly rotated test meshes."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as root:
         options: dict[str, Any] = {"labels": write(Path(root), count), "points": 128, "shares": (0.75, 0.0)}
         train, test = MeshFolder(root, "train", **options), MeshFolder(root, "test", rotate="SO3", **options)
-    # The points have no features; the network sees where they are, and the normals of the surface there.
+    # The points have no features: the inputs of the network are their positions and normals.
     network = FramewiseTransformer(PrincipalFrames(), 1, 3, channels=32, layers=2, vector_inputs=["normal"], length=0.5)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     for _ in range(epochs):
@@ -46,7 +46,7 @@ def main(count: int = 300, epochs: int = 12) -> float:
     batch = next(iter(DataLoader(test, batch_size=len(test))))
     with torch.no_grad():
         accuracy = (network(batch).argmax(dim=1) == batch.y).float().mean().item()
-    print(f"accuracy on {len(test)} turned meshes: {accuracy:.1%}")
+    print(f"accuracy on {len(test)} rotated meshes: {accuracy:.1%}")
     return accuracy
 
 

@@ -1,4 +1,4 @@
-"""A loop of one's own over clouds of different sizes: noisy triangles, squares and circles, however turned."""
+"""Your own training loop over clouds of different sizes: noisy triangles, squares and circles in any orientation."""
 
 import torch
 from torch_geometric.data import Batch, Data
@@ -9,7 +9,7 @@ from lieattn.models import FramewiseTransformer
 
 
 def outline(label: int, turned: bool) -> Data:
-    """20 to 40 points on an outline; with ``turned`` by any angle."""
+    """Return 20 to 40 points on an outline, which is rotated by a random angle if ``turned``."""
     angle = 2 * torch.pi * torch.rand(int(torch.randint(20, 41, ())))
     side = torch.pi / (3, 4, 360)[label]  # half the angle at the center over one side: the circle has 360 sides
     radius = torch.cos(torch.tensor(side)) / torch.cos(angle % (2 * side) - side)
@@ -19,7 +19,7 @@ def outline(label: int, turned: bool) -> Data:
 
 
 def main(clouds: int = 600, epochs: int = 12) -> float:
-    """Train on upright outlines and return the accuracy on turned ones."""
+    """Train on upright outlines, and return the accuracy on rotated ones."""
     torch.manual_seed(0)
     train = DataLoader([outline(i % 3, turned=False) for i in range(clouds)], batch_size=32, shuffle=True)
     test = Batch.from_data_list([outline(i % 3, turned=True) for i in range(300)])
@@ -35,7 +35,7 @@ def main(clouds: int = 600, epochs: int = 12) -> float:
         print(f"epoch {epoch + 1}: loss of the last batch {loss.item():.3f}")
     with torch.no_grad():
         accuracy = (network(test).argmax(dim=1) == test.y).float().mean().item()
-    print(f"accuracy on turned outlines: {accuracy:.1%}")
+    print(f"accuracy on rotated outlines: {accuracy:.1%}")
     return accuracy
 
 

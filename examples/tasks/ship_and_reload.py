@@ -1,4 +1,4 @@
-"""Ship and reload: train with a Trainer of your own, save one file, and read it elsewhere, in the units of the data."""
+"""Train with your own Trainer, save one file, and load it elsewhere, with outputs in the units of the data."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from lieattn.train import PointSetData, PointSetRegressor
 
 
 class Clouds(torch.utils.data.Dataset[Data]):
-    """Eight points each, and what is to be learned of them: the sum of all distances, in thousandths."""
+    """Clouds of eight points with one target: the sum of all distances, in thousandths."""
 
     def __init__(self, seeds: range) -> None:
         self.seeds = seeds
@@ -29,7 +29,7 @@ class Clouds(torch.utils.data.Dataset[Data]):
 
 
 def main(folder: str = "runs/ship_and_reload", clouds: int = 256, epochs: int = 20) -> float:
-    """Train, save, reload; return the mean absolute error of the reloaded network over the deviation of the targets."""
+    """Train, save and reload; return the mean absolute error relative to the standard deviation of the targets."""
     lightning.seed_everything(0)
     train, test = Clouds(range(clouds)), Clouds(range(clouds, clouds + 64))
     network = FramewiseTransformer(tetrahedral(), 1, 1, channels=16, layers=2, neighborhood=Radius(2.0))
@@ -39,10 +39,10 @@ def main(folder: str = "runs/ship_and_reload", clouds: int = 256, epochs: int = 
     path = Path(folder) / "network.safetensors"
     lieattn.save(task.model, path)
 
-    again = lieattn.load(path)  # in another program, on another machine
+    again = lieattn.load(path)  # also in another program or on another machine
     batch = next(iter(DataLoader(test, batch_size=len(test))))
     error = ((again(batch) - batch.y).abs().mean() / batch.y.std()).item()
-    print(f"{path}: {again.guarantee}\nerror {error:.2f} of the deviation of the targets")
+    print(f"{path}: {again.guarantee}\nerror {error:.2f} times the standard deviation of the targets")
     return error
 
 

@@ -1,4 +1,4 @@
-"""Temperatures at stations: from those that report to those that do not, wherever the globe is turned."""
+"""Temperatures at stations: predict those that do not report from those that do, equivariantly on the sphere."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from lieattn_datasets import on_sphere
 
 
 def weather(rng: np.random.Generator, stations: int = 60) -> Data:
-    """A smooth field of anomalies in degrees Celsius at stations of their own, of which half report."""
+    """Return a smooth field of anomalies in degrees Celsius at random stations, of which half report."""
     latitude, longitude = np.degrees(np.arcsin(rng.uniform(-1, 1, stations))), rng.uniform(-180, 180, stations)
     pos = on_sphere(latitude, longitude)
     centers = on_sphere(np.degrees(np.arcsin(rng.uniform(-1, 1, 6))), rng.uniform(-180, 180, 6))
@@ -22,7 +22,7 @@ def weather(rng: np.random.Generator, stations: int = 60) -> Data:
 
 
 def main(days: int = 400, epochs: int = 12) -> float:
-    """Train and return the root mean square error in kelvin at the stations that do not report."""
+    """Train, and return the root mean square error in kelvin at the stations that do not report."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     train, test = ([weather(rng) for _ in range(count)] for count in (days, 50))
@@ -40,7 +40,7 @@ def main(days: int = 400, epochs: int = 12) -> float:
     held = next(iter(DataLoader(test, batch_size=len(test))))
     with torch.no_grad():
         error = (4 * network(held)[:, 0] - held.y)[held.hidden].square().mean().sqrt().item()
-    print(f"error {error:.2f} K; of no anomaly at all {held.y[held.hidden].square().mean().sqrt():.2f} K")
+    print(f"error {error:.2f} K; of the prediction 0: {held.y[held.hidden].square().mean().sqrt():.2f} K")
     return error
 
 

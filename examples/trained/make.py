@@ -1,11 +1,11 @@
-"""Train one of the small networks that come with the library, and write its file and its card.
+"""Train one of the small networks that are included in the library, and write its file and its card.
 
-    python examples/trained/make.py qm9-homo                          # trains by examples/trained/qm9-homo.yaml first
-    python examples/trained/make.py qm9-homo --checkpoint FILE --minutes 8.5    # makes them of a training that was
+    python examples/trained/make.py qm9-homo                          # first trains with examples/trained/qm9-homo.yaml
+    python examples/trained/make.py qm9-homo --checkpoint FILE --minutes 8.5    # uses a checkpoint of a finished run
 
-Writes NAME.safetensors, which ``lieattn.load`` reads, and NAME.json, the card: how the network was made and trained, on
-which data, what it reached on test data, what ``lieattn.certify`` measured, and one prediction. The configurations read
-``data/`` in the folder where the command runs (see examples/README.md).
+The command writes NAME.safetensors, which ``lieattn.load`` reads, and the card NAME.json. The card describes the
+network, its training and its data, and contains the results on test data, the measurements of ``lieattn.certify``, and
+one prediction. The configurations read ``data/`` in the folder where the command runs (see examples/README.md).
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ ATOMS = "z [atoms] nuclear charges int64, pos [atoms, 3] in angstrom"
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint does not say of a network, and how it is tested."""
+    """Information on a network that is not in its checkpoint, and options of its tests."""
 
     task: str
     inputs: str
     outputs: str
     terms: str
-    config: str = ""  # if it is another one than that of its name
-    test: int | None = None  # the first ones of the test set, all if absent
-    clouds: int = 2  # of the certificate
-    single: float = TOLERANCES[torch.float32]  # its tolerance in float32
+    config: str = ""  # its configuration, if that has another name
+    test: int | None = None  # number of first items of the test set; None for all
+    clouds: int = 2  # clouds of the certificate
+    single: float = TOLERANCES[torch.float32]  # tolerance of the certificate in float32
 
 
 ABOUT = {
@@ -104,7 +104,7 @@ ABOUT = {
         f"{ATOMS}; those of aspirin, in any order",
         "kcal/(mol angstrom) [atoms, 3]",
         "CC0; Christensen and von Lilienfeld, revised MD17, arXiv 2007.09593 (2020)",
-        single=5e-5,  # 1.1e-3 were found where 8.9e-4 are allowed by default, perhaps since bonds are stiff
+        single=5e-5,  # errors reach 1.1e-3, and the default allows 8.9e-4; the reason may be that bonds are stiff
     ),
     "springs": About(
         "six particles on springs: the field of the dynamics, trajectories",
@@ -128,7 +128,7 @@ ABOUT = {
 
 
 def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, machine: str) -> dict[str, Any]:
-    """Train if there is no checkpoint, write both files, and return the card."""
+    """Train if no checkpoint is given, write both files, and return the card."""
     about = ABOUT[name]
     config = (HERE / (about.config or f"{name}.yaml")).resolve()
     command = f"lieattn fit --config examples/{config.relative_to(HERE.parent.resolve())}"
@@ -179,7 +179,7 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
 
 
 def trained(name: str, config: Path) -> tuple[Path, float]:
-    """Train as the configuration says; the best checkpoint on the validation set, and minutes of processor time."""
+    """Train with a configuration; return the best checkpoint on the validation set and minutes of processor time."""
     root = Path("runs") / "trained" / name
     command = [sys.executable, "-m", "lieattn", "fit", "--config", str(config), "--trainer.default_root_dir", str(root)]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -190,7 +190,7 @@ def trained(name: str, config: Path) -> tuple[Path, float]:
 
 
 def model(task: train.PointSetTask, transform: Any) -> nn.Module:
-    """The network as others use it: outputs in the units of the data, inputs as they come."""
+    """Return the network in its final form, with raw inputs and outputs in the units of the data."""
     found = task.model
     if isinstance(found, Rescaled):
         units = [number for name in found.names for number in found.units(name)]
@@ -200,7 +200,7 @@ def model(task: train.PointSetTask, transform: Any) -> nn.Module:
 
 
 def tested(task: train.PointSetTask, test: Dataset[Any]) -> dict[str, float]:
-    """Figures on test data, in their units, and how many items these were."""
+    """Return the results on test data, in their units, and the number of items."""
     trainer = Trainer(
         accelerator="cpu",
         logger=False,
@@ -215,7 +215,7 @@ def tested(task: train.PointSetTask, test: Dataset[Any]) -> dict[str, float]:
 
 
 def described(dataset: Any, spec: dict[str, Any], terms: str) -> dict[str, Any]:
-    """The training set: how it is made, the digest of its items without transforms, and what may be done with it."""
+    """Describe the training set: its arguments, the digest of its items without transforms, and its terms."""
     plain = dataset.with_transform(None)
     found = hashlib.sha256()
     for index in range(len(plain)):
@@ -233,7 +233,7 @@ def described(dataset: Any, spec: dict[str, Any], terms: str) -> dict[str, Any]:
 
 
 def summary(certificate: Certificate, tolerances: Mapping[torch.dtype, float]) -> dict[str, Any]:
-    """The verdict, and the largest errors of each check by dtype."""
+    """Return the verdict, and the largest errors of each check for each dtype."""
     checks = dict.fromkeys(row.check for row in certificate.rows)
     return {
         "verdict": certificate.verdict,
@@ -250,12 +250,12 @@ def summary(certificate: Certificate, tolerances: Mapping[torch.dtype, float]) -
 
 
 def rounded(error: float) -> float | None:
-    """Two digits; None where a network refuses what was given, as images that are turned off their lattice."""
+    """Round to two digits. Return None if the network refuses the input, such as images rotated off their lattice."""
     return None if math.isnan(error) else float(f"{error:.2g}")
 
 
 def _relative(certificate: Certificate) -> Iterator[tuple[str, float | None]]:
-    """Largest change under the group, and outside of it, as a share of the outputs, in the coarsest dtype."""
+    """Yield the largest change under the group and outside of it, relative to the outputs, in float32."""
     for check in ("element", "outside"):
         found = [row.relative for row in certificate.rows if row.check == check and row.dtype == "float32"]
         if found:
@@ -263,13 +263,13 @@ def _relative(certificate: Certificate) -> Iterator[tuple[str, float | None]]:
 
 
 def example(network: nn.Module, item: Data) -> dict[str, Any]:
-    """One item of the test set as lists, and what the network gives for it."""
+    """Return one item of the test set as lists, and the output of the network for it."""
     given = {name: listed(value) for name, value in item.to_dict().items() if isinstance(value, Tensor)}
     return {"input": given, "output": listed(network(Batch.from_data_list([item])).detach())}
 
 
 def listed(value: Tensor) -> Any:
-    """Nested lists with as many digits as float32 needs."""
+    """Convert a tensor to nested lists with as many digits as float32 needs."""
     if not value.is_floating_point():
         return value.tolist()
     return json.loads(json.dumps(np.vectorize(lambda number: float(str(np.float32(number))))(value.numpy()).tolist()))
@@ -279,7 +279,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=list(ABOUT))
     parser.add_argument("--out", type=Path, default=HERE.parent.parent / "lieattn" / "trained")
-    parser.add_argument("--checkpoint", type=Path, help="of a training that was, in place of a new one")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint of a finished training, instead of a new one")
     parser.add_argument("--minutes", type=float, help="processor time of that training")
     parser.add_argument("--machine", default=f"{os.cpu_count()} cores, one thread")
     main(**vars(parser.parse_args()))

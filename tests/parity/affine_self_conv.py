@@ -1,8 +1,8 @@
-"""Compare a golden file of Affine Self Convolution with our layers.
+"""Compare a golden file of Affine Self Convolution with the layers of the library.
 
-The files number group elements MIR^m ROT^r on displacements (row, column) and index tables by row and column; ours are
-``trivial(2)``, ``cyclic(4)`` and ``dihedral(4)`` on (right, up). Both are compared as matrices, never by formulas for
-the numbers.
+The files number group elements MIR^m ROT^r on displacements (row, column), and index tables by row and column. The
+library has ``trivial(2)``, ``cyclic(4)`` and ``dihedral(4)`` on (right, up). Elements of both are matched as matrices,
+not by formulas for their numbers.
 """
 
 import math
@@ -25,7 +25,7 @@ from lieattn.nn.relative import RelativePositionTable
 from tests.parity import files
 
 DTYPES = (torch.float64, torch.float32)
-# A float32 evaluation of a network rounds in every layer, not its input alone.
+# In float32 a network rounds in every layer, not only its input.
 ROUNDINGS = 8
 ROT = np.array([[0, -1], [1, 0]])
 MIR = np.array([[-1, 0], [0, 1]])
@@ -53,11 +53,11 @@ def check(path):
 
 
 def conditioning(arrays, case):
-    """How far outputs are off, relative to their largest entry, if the input alone is rounded to float32.
+    """Return the errors of outputs, relative to their largest entries, if only the input is rounded to float32.
 
-    Scores of a network can be so large that softmax magnifies what earlier layers round: half a unit in the last place
-    of the input of ``net_p4_asc_small`` moves its features by up to 6e-6, and float32 evaluations of it, in plain maths
-    or fused, are 2e-6 to 2e-5 off, as it happens.
+    Scores of a network can be so large that softmax magnifies rounding errors of earlier layers: half a unit in the
+    last place of the input of ``net_p4_asc_small`` changes its features by up to 6e-6, and the errors of float32
+    evaluations of it, with plain operations or fused, are 2e-6 to 2e-5.
     """
     file, largest = File(arrays, torch.float64), {}
     x, draw = file.tensor("x"), torch.Generator().manual_seed(0)
@@ -87,7 +87,7 @@ class File:
             for m in range(mirrors)
             for r in range(turns)
         ]
-        # ours[k]: our number of their element k; theirs[k]: their number of ours.
+        # ours[k] is the library's number of the file's element k, and theirs[k] is the inverse map.
         self.ours = self.group.index(torch.from_numpy(np.stack(matrices)).double())
         self.theirs = self.ours.argsort()
 
@@ -106,17 +106,17 @@ class File:
         return files.plain(self.arrays[name]) if name in self.arrays else default
 
     def names(self, found):
-        """Outputs that the file holds: those that it lists, or all that are found."""
+        """Return the names of the outputs in the file: those that it lists, or all that are found."""
         listed = self.arrays.get("outputs", [name for name in found if name in self.arrays])
         return [files.text(name) for name in np.atleast_1d(listed)]
 
     def points(self, x):
-        """[B, C, (H), X, Y] to [points, fiber, C]."""
+        """Convert [B, C, (H), X, Y] to [points, fiber, C]."""
         x = x[:, :, None] if self.planar else x[:, :, self.theirs]
         return x.permute(0, 3, 4, 2, 1).flatten(0, 2)
 
     def images(self, field, raster):
-        """[points, fiber, C] to [B, C, (H), X, Y]."""
+        """Convert [points, fiber, C] to [B, C, (H), X, Y]."""
         x = field.unflatten(0, (raster.images, *raster.sides)).permute(0, 4, 3, 1, 2)
         return x[:, :, 0] if self.planar else x[:, :, self.ours]
 
@@ -125,11 +125,11 @@ class File:
         return lift(pos, self.group, PixelSquare(size))
 
     def frames(self, table):
-        """[d, (H), ...] to [H, d, ...], H in our order."""
+        """Convert [d, (H), ...] to [H, d, ...], with H in the order of the library."""
         return table[None] if self.planar else table[:, self.theirs].movedim(1, 0)
 
     def linear(self, name):
-        """[o, C, (H)] to [H, o, C]."""
+        """Convert [o, C, (H)] to [H, o, C]."""
         weight = self.leaf(name)
         return weight[None] if self.planar else weight[..., self.theirs].movedim(-1, 0)
 
@@ -143,7 +143,7 @@ class File:
         if "gradients" in self.arrays:
             (outputs[names[-1]] * self.tensor("cotangent")).sum().backward()
             gradients = [files.text(name) for name in np.atleast_1d(self.arrays["gradients"])]
-            # One that vanishes is a difference of large terms: the gradient is one vector, with one largest entry.
+            # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
             size = max(float(np.abs(self.arrays[f"grad_{name}"]).max()) for name in gradients)
             for name in gradients:
                 leaf = self.leaves[name]
@@ -163,18 +163,18 @@ class File:
 
 
 def offset_numbers(size):
-    """Their number, row by row, of each of our rows of the window."""
+    """Return the file's number, row by row, of each row of the window in the library."""
     right, up = torch.tensor(RelativePositionTable.square(size).offsets).round().long().unbind(1)
     return (size // 2 - up) * size + size // 2 + right
 
 
 def table_rows(table):
-    """[..., k, k] to [..., rows] in our order."""
+    """Convert [..., k, k] to [..., rows] in the order of the library."""
     return table.flatten(-2)[..., offset_numbers(table.shape[-1])]
 
 
 def affine_layer(file, prefix=""):
-    """The layer that a file or a block of it describes, and its parameters by our names."""
+    """Return the layer that a file or a block of it describes, and its parameters by the names of the library."""
 
     def has(name):
         return prefix + name in file.arrays
@@ -221,7 +221,7 @@ def affine_layer(file, prefix=""):
         parameters |= {"query_map.psi": file.frames(leaf("psi_Q")), "query_map.beta": leaf("beta_Q")}
         parameters |= map_parameters("key_map", "_K") | map_parameters("value_map", "_V")
         return layer.to(file.dtype), parameters
-    # Our first half of a head is that of the coordinate to the right, theirs that of the rows, downwards.
+    # The first half of a head belongs to the coordinate to the right in the library, and to the row in the file.
     halves = torch.arange(channels).unflatten(0, (heads, 2, -1)).flip(1).flatten()
     for name in ("query", "key"):
         parameters[f"{name}.weight"] = parameters[f"{name}.weight"][:, halves]
@@ -232,7 +232,7 @@ def affine_layer(file, prefix=""):
 
 
 class _Attend(torch.nn.Module):
-    """A layer that returns its weights and what its output map is given, for functional_call."""
+    """A layer that also returns its weights and the input of its output map, for functional_call."""
 
     def __init__(self, layer):
         super().__init__()
@@ -283,7 +283,7 @@ def squeeze_excite(file, prefix):
     hidden, channels = file.arrays[f"{prefix}W2"].shape
     names = {"squeeze.weight": "W2", "squeeze.bias": "b2", "excite.weight": "W1", "excite.bias": "b1"}
     layer = GroupSqueezeExcite(channels)
-    # Hidden units of any number, also where it does not divide that of the channels.
+    # The number of hidden units need not divide that of the channels.
     layer.squeeze, layer.excite = torch.nn.Linear(channels, hidden), torch.nn.Linear(hidden, channels)
     layer = layer.to(file.dtype)
     return layer, {ours: file.leaf(prefix + theirs) for ours, theirs in names.items()}
@@ -296,7 +296,7 @@ def check_bottleneck(file, x):
 
 
 def bottleneck(file, prefix=""):
-    """The block of a file, in eval mode, and its parameters and statistics."""
+    """Return the block of a file, in eval mode, and its parameters and statistics."""
     layer, parameters = affine_layer(file, f"{prefix}asc.")
     width, in_channels = file.arrays[f"{prefix}W_in"].shape[:2]
     out_channels = len(file.arrays[f"{prefix}W_out"])
@@ -331,7 +331,7 @@ def norm_state(file, ours, theirs):
 
 
 def called(module, state, *inputs):
-    """What the module gives with these parameters and statistics, which must be all of them."""
+    """Call the module with these parameters and statistics, which must be complete."""
     assert set(state) == set(module.state_dict())
     return functional_call(module, state, inputs)
 
@@ -341,7 +341,7 @@ def within(prefix, state):
 
 
 class _Features(torch.nn.Module):
-    """A network that returns its last field too, for functional_call."""
+    """A network that also returns its last field, for functional_call."""
 
     def __init__(self, network):
         super().__init__()

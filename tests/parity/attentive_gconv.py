@@ -1,4 +1,4 @@
-"""Compare a golden file of attentive group convolution with our layers and networks.
+"""Compare a golden file of attentive group convolution with the layers and networks of the library.
 
 The groups are built with their elements in the order of the files, so that all indices agree.
 """
@@ -78,7 +78,7 @@ class File:
         return files.text(self.arrays.get(name, default))
 
     def field(self):
-        """x with an axis of poses, also for the group of translations."""
+        """Return x with an axis of poses, also for the group of translations."""
         batch, channels = self.x.shape[:2]
         return self.x.reshape(batch, channels, self.group.order, *self.x.shape[-2:])
 
@@ -90,7 +90,7 @@ class File:
         self.parameters[name] = parameter
 
     def compare(self, name, found, size=None):
-        """Float64 to 1e-10; float32 relative to ``size``, the largest entry expected if absent."""
+        """Compare up to 1e-10 in float64, in float32 relative to ``size``, by default the largest expected entry."""
         expected = torch.from_numpy(np.asarray(self.arrays[name])).double()
         found = found.detach().double()
         assert found.numel() == expected.numel(), f"{name}: {tuple(found.shape)}, stored {tuple(expected.shape)}"
@@ -104,7 +104,7 @@ class File:
         assert set(names) == {files.text(name) for name in self.arrays.get("gradients", names)}
         if names:
             (out * self.tensor("cotangent").reshape(out.shape)).sum().backward()
-            # One that vanishes is a difference of large terms: the gradient is one vector, with one largest entry.
+            # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
             size = max(float(np.abs(self.arrays[f"grad_{name}"]).max()) for name in names)
             for name in names:
                 leaf = self.parameters[name]
@@ -115,13 +115,13 @@ class File:
 
 
 def group_named(name):
-    """z2, p4 or p4m with elements MIR^m ROT^r in the order of the files, acting on (right, up)."""
+    """Return z2, p4 or p4m with elements MIR^m ROT^r in the order of the files, acting on (right, up)."""
     known = {"z2": (1, 1), "p4": (1, 4), "p4m": (2, 4)}
     if name not in known:
         raise AssertionError(f"unknown group {name!r}; known are {sorted(known)}")
     mirrors, turns = known[name]
     rot, mir = torch.tensor([[0.0, -1.0], [1.0, 0.0]]), torch.diag(torch.tensor([-1.0, 1.0]))
-    # Rows and columns to right and up.
+    # From (row, column) to (right, up).
     to_plane = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
     power = torch.linalg.matrix_power
     elements = [to_plane @ power(mir, m) @ power(rot, r) @ to_plane.T for m in range(mirrors) for r in range(turns)]
@@ -129,7 +129,7 @@ def group_named(name):
 
 
 def build(file, prefix, *, lifting, dilation="dilation"):
-    """Layer of the library from the arrays that start with ``prefix``: attention, gates and all."""
+    """Return the layer, with its attention and gates, from the arrays that start with ``prefix``."""
     kernel = file.arrays[f"{prefix}kernel"]
     sizes = (file.group, kernel.shape[1], kernel.shape[0], kernel.shape[-1])
     options = {"pad": file.number(f"{prefix}pad", 0), "stride": file.number(f"{prefix}stride", 1), "inexact": "allow"}
@@ -184,7 +184,7 @@ def norm(file, name):
 
 
 def pool(reduction):
-    """Of 2 x 2 pixels, which on odd sides leaves the last ones out."""
+    """Return a pooling of 2 x 2 pixels, which ignores the last ones on odd sides."""
     return GridSpatialPool(2, reduction, inexact="allow")
 
 
@@ -197,7 +197,7 @@ def attend_to_responses(file, *, lifting):
     layer = build(file, "", lifting=lifting)
     x = file.x if lifting else file.field()
     out, maps = layer.attend(x, return_maps=True)
-    # The maps come from an evaluation of their own; what users get without them must be the same.
+    # The maps come from a separate evaluation, and the output without them must be the same.
     alone = layer(x)
     assert (alone - out).abs().max() <= (1e-10 if file.dtype == torch.float64 else 1e-5 * out.abs().max())
     return {"f_tilde": layer.responses(x), "alpha_C": maps.channel, "alpha_X": maps.spatial, "out": alone}
@@ -212,7 +212,7 @@ def attend_to_input(file, *, lifting):
 
 def residual(file):
     def given(name):
-        """An array with an axis of input poses, which responses of a lifting layer do not have."""
+        """Return an array with an axis of input poses, which is added for responses of a lifting layer."""
         tensor = file.parameters[name] = file.tensor(name).requires_grad_()
         return tensor.unsqueeze(4) if tensor.ndim == 6 else tensor
 
@@ -238,7 +238,7 @@ def residual_block(file):
 
 
 def dense_block(file):
-    """The layer that keeps the channels of ``x`` comes first, the one that takes more of them is the transition."""
+    """Check a dense block. Its layer has the input channels of ``x``, and that of the transition has more."""
     names = [name for name in file.arrays if not name.startswith("grad_")]
     layers = [name.removesuffix(".kernel") for name in names if name.endswith(".kernel")]
     norms = [name.removesuffix(".gamma") for name in names if name.endswith(".gamma")]
@@ -255,7 +255,7 @@ def dense_block(file):
 
 
 def put_together(file, network, count):
-    """Give a network the layers and normalizations of the file."""
+    """Replace the layers and normalizations of a network by those of the file."""
     for number in range(count):
         network.layers[number] = build(file, f"conv{number + 1}.", lifting=number == 0)
     for number in range(len(network.norms)):
@@ -276,7 +276,7 @@ def net_rotmnist(file):
 
 
 def published(file, logits):
-    """The network that a user loads gives the same logits, has the promised size, and shows the stored attention."""
+    """Check that the published network has the same logits and the stated size, and return its attention maps."""
     network = published_attentive_cnn(file.arrays).to(file.dtype)
     assert sum(parameter.numel() for parameter in network.parameters()) == file.number("parameter_count", 0)
     own = network(file.x)

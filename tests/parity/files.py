@@ -1,4 +1,4 @@
-"""Golden files as arrays and settings, whatever numpy types a writer gave them."""
+"""Reading of golden files as arrays and settings, with any numpy types."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def read(path):
-    """Arrays of a file by name, and its settings: those of the JSON string ``meta``, and scalar arrays."""
+    """Return the arrays of a file by name, and its settings from the JSON string ``meta`` and scalar arrays."""
     with np.load(path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     settings = json.loads(text(arrays.pop("meta"))) if "meta" in arrays else {}
@@ -17,13 +17,13 @@ def read(path):
 
 
 def text(value):
-    """A string given as string, bytes, or an array of one of them."""
+    """Return a string that is stored as string, bytes, or an array of one of them."""
     value = np.asarray(value).item()
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def plain(value):
-    """A setting as bool, int, float, str or list; numbers without a fraction are integers."""
+    """Return a setting as bool, int, float, str or list. Numbers without a fraction become integers."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.item() if value.size == 1 else value.tolist()
     if isinstance(value, bytes):

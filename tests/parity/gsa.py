@@ -1,7 +1,7 @@
-"""Compare a golden file of GSA-Nets with our layers.
+"""Compare a golden file of GSA-Nets with the layers of the library.
 
-The file's index k of a frame stands for the encoding of A_k (x_j - x_i); ours at frame h is that of h⁻¹(x_j - x_i).
-So the group whose k-th element is A_k⁻¹ makes all indices agree, rows of the frame encoding included.
+The index k of a frame in the file stands for the encoding of A_k (x_j - x_i); the library encodes h⁻¹(x_j - x_i) at
+frame h. All indices, including the rows of the frame encoding, agree for the group whose k-th element is A_k⁻¹.
 """
 
 import copy
@@ -62,8 +62,8 @@ def check_layer(arrays, meta, dtype):
         (out * _tensor(arrays["R"], dtype)).sum().backward()
         names = [name for name in arrays if name.startswith("grad_")]
         assert names, "a file with R must hold gradients"
-        # Gradients that vanish are differences of large terms: the gradient is one vector, measured by its
-        # largest entry, and each array that does not vanish by the looser bound that the README gives for float32.
+        # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
+        # Arrays that do not vanish are also compared with the looser bound that the README states for float32.
         largest = max(np.abs(arrays[name]).max() for name in names)
         for name in names:
             leaf = leaves[name.removeprefix("grad_")]
@@ -107,7 +107,7 @@ KINDS = {
 
 
 class _Attend(torch.nn.Module):
-    """A layer that returns its weights too, for functional_call."""
+    """A layer that also returns its weights, for functional_call."""
 
     def __init__(self, layer):
         super().__init__()
@@ -140,7 +140,7 @@ def _graph(images, height, width, group, neighborhood, length, dtype):
 
 
 def _with_coordinates(graph, coords):
-    """The graph with the file's coordinates, which were rounded to float32."""
+    """Return the graph with the coordinates of the file, which were rounded to float32."""
     radius = (np.array(coords.shape[1:3]) - 1) // 2
     own = graph.relative.positions[:, graph.group.identity_index] * int(radius.max())
     offset = own.round().long() + torch.from_numpy(radius)
@@ -182,7 +182,7 @@ def _network_parameters(leaves, axis):
 
 
 def _probabilities(weights, graph, arrays, meta):
-    """Pairs (ours, stored) for each query pixel and image."""
+    """Yield pairs (found, stored) for each query pixel and image."""
     height, width = arrays["x"].shape[-2:]
     stored = arrays["probs_f64"]
     local = meta["kind"].endswith("local")
@@ -238,7 +238,7 @@ def _network(arrays, meta, dtype, table):
 
 
 def _widen(network, widths):
-    """Give each block its own number of output channels, where stages of ours are wider from their first block on."""
+    """Give each block its own number of output channels, since in the library all blocks of a stage have the same."""
     heads, frame_table = network.lifting.heads, network.options.frame_table
     for number, (width, wider) in enumerate(pairwise(widths)):
         encoding = CoordinateEncoding(2, wider // 2, network.group, frame_table)
@@ -276,7 +276,7 @@ def _network_arrays(leaves, network):
 
 
 def _run_network(network, image, arrays):
-    """Fields by the file's names, and the logits."""
+    """Return the fields by the names of the file, and the logits."""
     images, _, height, width = image.shape
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     pos = torch.stack([rows, columns], dim=-1).reshape(1, -1, 2).to(image).repeat(images, 1, 1)
@@ -326,14 +326,14 @@ def _tensor(array, dtype):
 
 
 def _to_points(x):
-    """[B, C, (O,) H, W] to [points, (O,) C]."""
+    """Convert [B, C, (O,) H, W] to [points, (O,) C]."""
     if x.ndim == 4:
         return x.permute(0, 2, 3, 1).flatten(0, 2)
     return x.permute(0, 3, 4, 2, 1).flatten(0, 2)
 
 
 def _to_images(field, like):
-    """[points, O, C] to [B, C, O, H, W]."""
+    """Convert [points, O, C] to [B, C, O, H, W]."""
     return field.unflatten(0, (like.shape[0], *like.shape[-2:])).permute(0, 4, 3, 1, 2)
 
 

@@ -1,10 +1,10 @@
-"""Compare a golden file of LieTransformer or LieConv with our layers and models.
+"""Compare a golden file of LieTransformer or LieConv with the layers and models of the library.
 
-Their pairs hold coordinates of g_j⁻¹ g_i, i the receiver. The layers take whatever coordinates a graph has, so the
-file's pairs go in as they are; what the library makes of positions and frames is checked by the kinds ``lift`` and
-``model``. Lifted elements have neighbors of their own in these files, so they are points with a fiber of 1 here.
-Padded receivers are points like others for the kind ``attention``, which no point attends to. Elsewhere they are left
-out: they are no points of ours, and no valid point ever sees them.
+Pairs in the files are coordinates of g_j⁻¹ g_i, where i is the receiver. Layers accept any coordinates of a graph, so
+the pairs of the file are passed unchanged; the coordinates that the library computes from positions and frames are
+checked by the kinds ``lift`` and ``model``. In these files lifted elements have separate neighbors, so here they are
+points with a fiber of 1. For the kind ``attention``, padded receivers are points to which no point attends. For other
+kinds they are left out, since no valid point depends on them.
 """
 
 import numpy as np
@@ -66,7 +66,7 @@ def check_attention(arrays, meta):
 
 def _check_attention(arrays, meta, dtype):
     mask, index = arrays["mask"], arrays.get("neighbour_index")
-    # Padded points lie at the origin, where some groups have no coordinates.
+    # Padded points are at the origin, where some groups have no coordinates.
     seen = np.isfinite(arrays["pair"]).all(-1)
     if index is not None:
         seen |= ~_chosen(index, mask.shape[1])
@@ -76,7 +76,7 @@ def _check_attention(arrays, meta, dtype):
     graph.relative.coordinates.requires_grad_()
     x = padded.points(arrays["features"]).to(dtype)[:, None].requires_grad_()
     out = layer(x, graph)[:, 0]
-    # A padded receiver may have padded neighbors only, and then gets zero here.
+    # A padded receiver may have only padded neighbors, and then its output is zero in the library.
     known = (graph.neighbors.degree > 0) | padded.points(mask)
     compare("out", out[known], padded.points(arrays["out"])[known], meta)
     weights = layer.weights(x, graph)[:, 0, 0]
@@ -95,7 +95,7 @@ def _check_attention(arrays, meta, dtype):
 
 
 def _chosen(index, size):
-    """Whether j is a neighbor of i, [b, N, N]."""
+    """Return whether j is a neighbor of i, [b, N, N]."""
     chosen = np.zeros((*index.shape[:2], size), bool)
     np.put_along_axis(chosen, index, True, axis=2)
     return chosen
@@ -103,7 +103,7 @@ def _chosen(index, size):
 
 def _check_gradients(arrays, meta, layer, padded, graph, x):
     stored = {name.removeprefix("grad_"): array for name, array in arrays.items() if name.startswith("grad_")}
-    # In float32 a gradient that vanishes, as that of a key bias under a softmax, is rounding of the other ones.
+    # In float32, a vanishing gradient, such as that of a key bias under a softmax, is a rounding error of the others.
     size = max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in stored.values())
     if "pair" in stored:
         found = torch.zeros(stored["pair"].shape, dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""What the golden files of LieTransformer hold, brought to our layout and names."""
+"""Reading of golden files of LieTransformer, in the layout and with the names of the library."""
 
 import re
 
@@ -24,11 +24,11 @@ DEFAULTS = {
     "tol_log": 1e-9,
 }
 MASKS = ("mask", "mask_lifted", "neighbour_valid")
-FLOAT32 = 1e-4  # of the largest entry; the README has tolerances for float64 only
+FLOAT32 = 1e-4  # relative to the largest entry; the README has tolerances only for float64
 
 
 def read(path):
-    """Arrays in the types of the README, with a mask where there is none, and settings with their defaults."""
+    """Return arrays in the types of the README, with a mask if there is none, and settings with their defaults."""
     arrays, meta = files.read(path)
     for name, array in arrays.items():
         if name in MASKS:
@@ -49,7 +49,7 @@ def tensor(array):
 
 
 def pair_graph(neighbors, coordinates, batch, clouds):
-    """Graph of points whose relative elements have these coordinates, ``[edges, 1, 1, k]``."""
+    """Return a graph of points whose relative elements have these coordinates, ``[edges, 1, 1, k]``."""
     pos = torch.zeros(len(batch), 1, dtype=coordinates.dtype)
     relative = RelativeElements(
         space=Euclidean(Translations(1)), pos=pos, batch=batch, neighbors=neighbors, group=trivial(1), given=coordinates
@@ -58,7 +58,7 @@ def pair_graph(neighbors, coordinates, batch, clouds):
 
 
 class Padded:
-    """Clouds padded to one size, with the mask of what is there."""
+    """Clouds padded to one size, with the mask of valid points."""
 
     def __init__(self, mask):
         self.mask = tensor(mask)
@@ -68,11 +68,11 @@ class Padded:
         self.slot = self.mask.nonzero()[:, 1]
 
     def points(self, padded):
-        """Rows that are there: [b, N, *] to [points, *]."""
+        """Select the rows of valid points: [b, N, *] to [points, *]."""
         return tensor(padded)[self.mask]
 
     def graph(self, pair, index=None, valid=None, keys=None, dtype=torch.float64):
-        """Our graph of the file's pairs; ``keys`` restricts the points attended to, [b, N]."""
+        """Return the graph of the pairs of the file. ``keys`` [b, N] restricts the keys."""
         clouds, size = self.mask.shape
         if index is None:
             adjacent = torch.ones(clouds, size, size, dtype=torch.bool)
@@ -90,23 +90,26 @@ class Padded:
         return pair_graph(neighbors, coordinates, self.cloud, clouds)
 
     def edges_of(self, neighbors):
-        """Index (cloud, i, j) of each edge in an array [b, N, N, *]."""
+        """Return the index (cloud, i, j) of each edge in an array [b, N, N, *]."""
         target, source = neighbors.target, neighbors.source
         return self.cloud[target], self.slot[target], self.slot[source]
 
     def dense(self, values, neighbors):
-        """[edges, h] to [points, h, N], zero where no edge is."""
+        """Convert [edges, h] to [points, h, N], with zeros for pairs without an edge."""
         out = torch.zeros(*self.mask.shape, self.mask.shape[1], values.shape[-1], dtype=values.dtype)
         out[self.edges_of(neighbors)] = values.detach()
         return out[self.mask].transpose(1, 2)
 
     def receivers(self, attention):
-        """The file's [b, h, N, N] as [points, h, N]."""
+        """Convert [b, h, N, N] of the file to [points, h, N]."""
         return tensor(attention).transpose(1, 2)[self.mask]
 
 
 def compare(name, found, expected, meta, tolerance=None, size=None):
-    """Float64 by the file's absolute tolerance; float32 relative to ``size``, the largest entry expected if absent."""
+    """Compare with the absolute tolerance of the file in float64, and relative to ``size`` in float32.
+
+    The default of ``size`` is the largest expected entry.
+    """
     found = found.detach()
     expected = expected if isinstance(expected, torch.Tensor) else tensor(expected)
     expected = expected.detach()
@@ -121,7 +124,7 @@ def compare(name, found, expected, meta, tolerance=None, size=None):
 
 
 def compare_stored(found, arrays, meta):
-    """What was found, ``{name: tensor}``, with those arrays of the file that there are, at least one."""
+    """Compare tensors by name with the arrays of the file, which must contain at least one of them."""
     names = [name for name in found if name in arrays]
     assert names, f"nothing to compare: the file has none of {sorted(found)}"
     for name in names:
@@ -129,7 +132,7 @@ def compare_stored(found, arrays, meta):
 
 
 def load(module, parameters):
-    """All parameters from the file, none left at its initial value."""
+    """Load all parameters of a module from the file."""
     module.load_state_dict(parameters, strict=True)
     return module.eval()
 

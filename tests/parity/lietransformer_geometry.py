@@ -1,4 +1,4 @@
-"""Golden files of groups, lifts and subsampling against ``lieattn.groups``, ``.spaces`` and ``.geometry``."""
+"""Compare golden files of groups, lifts and subsampling with ``lieattn.groups``, ``.spaces`` and ``.geometry``."""
 
 import math
 
@@ -20,7 +20,7 @@ from lieattn.spaces import Euclidean, Orbits
 from tests.parity.lietransformer_files import Padded, compare, tensor
 
 COORDINATES = {"SE2grid": "grid", "SE3quat": "quaternion", "SO3quat": "quaternion"}
-ANGLES = {"SO2": 0, "RxSO2": 1}  # place of the angle, of groups where it is a coordinate by itself
+ANGLES = {"SO2": 0, "RxSO2": 1}  # index of the angle, for groups where it is a separate coordinate
 _AT_CUT = 1e-6
 _NEXT_TO_ORIGIN = 1e-150
 
@@ -40,7 +40,7 @@ def space_of(name):
 
 
 def same_turn(found, expected, place):
-    """Coordinates found, their angle moved by whole turns to that of the file; ``place`` None for no angle."""
+    """Shift the angle of coordinates by full turns to that of the file. ``place`` is None if there is no angle."""
     if place is None:
         return found
     turns = torch.zeros_like(found)
@@ -60,7 +60,7 @@ def check_explog(arrays, meta):
     turn, known = (x[:, : x.shape[1] - group.dim] if group.is_affine else x for x in (log, expected))
     flat = group.dim == 2 and turn.shape[1] > 0
     angles = [x[:, place or 0] if flat else x.norm(dim=1) for x in (turn, known)]
-    # At the cut the logarithm is one of several, which stand for one element.
+    # At the cut several logarithms represent the same element.
     cut = (angles[1].abs() > math.pi - _AT_CUT) & ((log - expected).abs().amax(1) > meta["tol_log"])
     compare("log_exact", log[~cut], expected[~cut], meta, meta["tol_log"])
     compare("log_exact at the cut", group.exp(log[cut]), group.exp(expected[cut]), meta, meta["tol_log"])
@@ -71,11 +71,11 @@ def check_explog(arrays, meta):
 
 
 def frames_of(arrays, meta, padded):
-    """What the stabilizer contributes to each element, ``[points, fiber, k, k]``, or None where it is trivial."""
+    """Return the stabilizer part of each element, ``[points, fiber, k, k]``, or None if the stabilizer is trivial."""
     name, samples = meta["group"], meta["lift_samples"]
 
     def draws(array):
-        """Those of each point, or of all points of a cloud."""
+        """Return the draws of each point; a file may have one for all points of a cloud."""
         return padded.points(np.broadcast_to(arrays[array], (*padded.mask.shape, *arrays[array].shape[2:])))
 
     if name == "SE2grid":
@@ -93,7 +93,7 @@ def frames_of(arrays, meta, padded):
 
 
 def positions(arrays, meta):
-    """The file's positions. Those at the origin, which rotations do not move, have the direction of the first axis."""
+    """Return the positions of the file. Those at the origin get the direction of the first axis for rotations."""
     x = tensor(arrays["positions"])
     if isinstance(group_of(meta["group"]), SO):
         x[..., 0] = torch.where((x == 0).all(-1), _NEXT_TO_ORIGIN, x[..., 0])
@@ -101,7 +101,7 @@ def positions(arrays, meta):
 
 
 def lifted(arrays, meta):
-    """Padded clouds, their graph, and our pairs ``[edges, fiber, fiber, k]`` in the file's convention."""
+    """Return padded clouds, their graph, and pairs ``[edges, fiber, fiber, k]`` in the convention of the file."""
     padded = Padded(arrays["mask"])
     x, frames = positions(arrays, meta)[padded.mask], frames_of(arrays, meta, padded)
     frames = None if frames is None else GivenFrames(frames)
@@ -110,13 +110,13 @@ def lifted(arrays, meta):
 
 
 def pairs_of(graph, convention):
-    """Coordinates of the authors for every edge."""
+    """Return the coordinates of the authors for every edge."""
     pairs, row = PublishedCoordinates(convention)(graph), graph.relative.row
     return pairs if row is None else pairs[row]
 
 
 def stored_pairs(arrays, padded, neighbors, samples):
-    """The file's [b, N, N, g] as ``[edges, fiber, fiber, g]``."""
+    """Convert [b, N, N, g] of the file to ``[edges, fiber, fiber, g]``."""
     pair = tensor(arrays["pair"])
     clouds, size = arrays["mask"].shape
     pair = pair.reshape(clouds, size, samples, size, samples, -1).transpose(2, 3)
@@ -125,7 +125,10 @@ def stored_pairs(arrays, padded, neighbors, samples):
 
 
 def as_stored(pairs, stored, name):
-    """Our pairs in the file's choice: the signs of quaternions are those of the absolute frames, ours have w >= 0."""
+    """Convert pairs to the choice of the file.
+
+    The signs of its quaternions are those of the absolute frames, while the library has w >= 0.
+    """
     if name in ("SE3quat", "SO3quat"):
         agree = (pairs[..., :4] * stored[..., :4]).sum(-1, keepdim=True).sign()
         return torch.cat([agree * pairs[..., :4], pairs[..., 4:]], dim=-1)
@@ -133,7 +136,7 @@ def as_stored(pairs, stored, name):
 
 
 def check_pairs(arrays, meta):
-    """Our pairs of the file's positions and draws, in its choice of signs and turns, compared with the file's."""
+    """Compute pairs from the positions and draws of the file, in its choice of signs and turns, and compare them."""
     padded, graph, pairs = lifted(arrays, meta)
     if "pair" in arrays:
         stored = stored_pairs(arrays, padded, graph.neighbors, meta["lift_samples"])
@@ -176,10 +179,10 @@ def check_lift(arrays, meta):
 
 
 def published_distance(space, pairs, alpha):
-    """Distance ``[*]`` by which the authors choose neighbors, from their logarithms.
+    """Return the distance ``[*]`` by which the authors choose neighbors, from logarithms.
 
-    alpha times the rotation plus 1 - alpha times the translation of the logarithm or the difference of the orbits.
-    Their group of translations alone has no such mixture: its distance is alpha times the length.
+    It is alpha times the rotation plus 1 - alpha times the translation of the logarithm or the difference of the
+    orbits. For the group of translations the distance is only alpha times the length.
     """
     group = space.group
     log = pairs[..., : group.algebra_dim]

@@ -1,4 +1,4 @@
-"""Golden files of whole networks: LieTransformer, its potentials, and the finite SE(2) variant."""
+"""Compare golden files of whole networks: LieTransformer, its potentials, and the finite SE(2) variant."""
 
 import re
 
@@ -54,7 +54,7 @@ def check_finite_se2(arrays, meta):
     names = ["features_lifted"] + [f"after_layer{number}" for number in range(layers)]
     for name, field in zip(names, fields, strict=True):
         if name in arrays:
-            # Theirs is ordered by rotation, then point.
+            # The file is ordered by rotation, then by point.
             stored = tensor(arrays[name]).unflatten(1, (rotations, slots)).transpose(1, 2)[padded.mask]
             compare(name, field, stored, meta)
     if "pair" in arrays:
@@ -63,7 +63,7 @@ def check_finite_se2(arrays, meta):
 
 
 def fields_of(blocks, call):
-    """What goes into the first block and comes out of each in a call, and its result."""
+    """Return the input of the first block and the output of each block in a call, and the result of the call."""
     fields = []
     hooks = [blocks[0].register_forward_pre_hook(lambda _, inputs: fields.append(inputs[0]))]
     hooks += [block.register_forward_hook(lambda _, inputs, out: fields.append(out)) for block in blocks]
@@ -128,7 +128,7 @@ def _two_linears(arrays, theirs, ours):
 
 
 def network(arrays, meta, clouds=None):
-    """LieTransformer with the file's weights, on frames of the file's draws."""
+    """Return a LieTransformer with the weights of the file, on frames from the draws of the file."""
     name = meta["group"]
     heads, layers = meta["heads"], meta["layers"]
     widths = {}
@@ -166,7 +166,7 @@ def network(arrays, meta, clouds=None):
         readout=Readout(
             order={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
             pool=meta["pool"],
-            # The authors build one for the read-out of points too, and do not use it.
+            # The authors also build one for the point-wise read-out, and do not use it.
             norm=not point_first and (meta["output_norm"] == "layer" or bool(head_norms(arrays))),
             activation=activation,
         ),
@@ -192,7 +192,7 @@ NORM_PARTS |= {"bias": "bias", "beta": "bias", "shift": "bias"}
 
 
 def head_norms(arrays):
-    """The normalization before each linear map of the head, whatever order the words and numbers of its names have."""
+    """Return the normalization before each linear map of the head, for any order of the parts of its names."""
     found = {}
     for name, array in arrays.items():
         words = re.findall(r"[a-z]+|[0-9]+", name.lower())
@@ -207,7 +207,7 @@ def head_norms(arrays):
 
 
 def lift_of(arrays, meta, clouds):
-    """The file's frames as a lift; ``clouds`` repeats them for clouds without draws of their own."""
+    """Return the frames of the file as a lift. ``clouds`` is given if the clouds have no own draws."""
     if clouds is not None and meta["group"] == "SE2grid":
         return FiniteFrames(cyclic(meta["lift_samples"]))
     frames = None if clouds is not None else frames_of(arrays, meta, Padded(arrays["mask"]))
@@ -221,7 +221,7 @@ def check_model(arrays, meta):
     with torch.no_grad():
         graph = model.geometry(point_clouds(positions(arrays, meta), mask=padded.mask))
         if meta["group"].endswith("quat") or meta["group"] in ANGLES:
-            # Signs and turns as in the file.
+            # Signs and turns are those of the file.
             relative = graph.relative.with_coordinates(pairs)
             graph = graph.with_relative(relative.bounded() if meta["squash"] == "tanh" else relative)
         fields, prediction = fields_of(model.blocks, lambda: model(data, graph))

@@ -1,6 +1,6 @@
-"""The parity runner on files made here: groups, borders, heads and networks that the committed goldens do not have.
+"""Tests of the parity runner on generated files: groups, borders, heads and networks that the goldens do not have.
 
-The reference is the README of the goldens, evaluated position by position, in its own indices.
+The reference evaluates the formulas in the README of the goldens, position by position, in its own indices.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ ORDERS = {"z2": [(0, 0)], "p4": [(0, r) for r in range(4)], "p4m": [(m, r) for m
 
 
 class Plane:
-    """A group on displacements (row, column) and how its elements combine, by its formulas."""
+    """A group on displacements (row, column) with the formulas for products of its elements."""
 
     def __init__(self, name):
         self.name, self.elements = name, ORDERS[name]
@@ -27,12 +27,12 @@ class Plane:
         return (rr - rp) % 4 if mp == mr else 4 + (rr + rp) % 4
 
     def fiber(self, array):
-        """Arrays of z2 have no pose axis; give them one behind the channels."""
+        """Add a pose axis after the channels to arrays of z2, which have none."""
         return array[:, None] if self.name == "z2" else array
 
 
 def embed(plane, x, weight, bias=None):
-    """[B, C, H, X, Y] and [o, C, (H)]."""
+    """Apply a linear map [o, C, (H)] to [B, C, H, X, Y]."""
     weight = weight[..., None] if plane.name == "z2" else weight
     poses = range(plane.order)
     out = torch.stack(
@@ -46,7 +46,7 @@ def embed(plane, x, weight, bias=None):
 
 
 def affine(plane, f, psi, beta, p, at, offset):
-    """A(P, x; y) [B, d], with psi [d, H, k, k] and beta [d, k, k], absent ones None."""
+    """Return A(P, x; y) [B, d] for psi [d, H, k, k] and beta [d, k, k], which may be None."""
     rows, columns = f.shape[-2:]
     size = (psi if beta is None else beta).shape[-1]
     here = plane.inverse[p] @ np.array(offset) + size // 2
@@ -59,7 +59,7 @@ def affine(plane, f, psi, beta, p, at, offset):
 
 
 def attend(plane, signals, tables, heads, scale, border):
-    """alpha and z from query, key, value and their tables (psi, beta); the query's have one entry."""
+    """Return alpha and z from query, key, value and their tables (psi, beta). Those of the query have one entry."""
     (query, key, value), (query_table, key_table, value_table) = signals, tables
     images, _, _, rows, columns = value.shape
     size = value_table[0].shape[-1]
@@ -86,7 +86,7 @@ def attend(plane, signals, tables, heads, scale, border):
 
 
 def layer(plane, a, x):
-    """alpha, z and out of the arrays of one layer."""
+    """Return alpha, z and out for the arrays of one layer."""
     heads, scale, border = int(a["heads"]), float(a["score_scale"]), str(a["border"])
     if "psi" in a:
         f = embed(plane, x, a["W"], a["b"]) if "W" in a else x
@@ -147,7 +147,7 @@ def block(plane, a, x):
 
 
 def lifted(plane, kernel, x):
-    """3 x 3 lifting convolution with zero border."""
+    """Apply a 3 x 3 lifting convolution with zero border."""
     padded = torch.nn.functional.pad(x, (1, 1, 1, 1))
     rows, columns = x.shape[-2:]
     poses = []
@@ -162,7 +162,7 @@ def lifted(plane, kernel, x):
 
 
 def evaluate(plane, a, x):
-    """Outputs by name, with an axis of poses in every field."""
+    """Return the outputs by name, with an axis of poses in every field."""
     case = str(a["case"])
     if case in ("asc", "simple", "sasa"):
         return dict(zip(("alpha", "z", "out"), layer(plane, a, x), strict=True))
@@ -184,7 +184,7 @@ def draw(*shape):
 
 
 def fan(*shape):
-    """A linear map that keeps the size of what it maps, so that float32 has a chance through a whole network."""
+    """Return a linear map that preserves the size of its input, so that float32 stays accurate in a deep network."""
     weight = draw(*shape)
     return weight / weight[0].numel() ** 0.5
 
@@ -288,7 +288,7 @@ FILES = {
 
 
 def stored(plane, a, shape, gradients):
-    """The arrays of a file: inputs, outputs and gradients, without poses on z2."""
+    """Return the arrays of a file: inputs, outputs and gradients, without poses for z2."""
     x = draw(*shape)
     leaves = {name: t.requires_grad_() for name, t in {"x": x, **a}.items() if isinstance(t, torch.Tensor)}
     outputs = evaluate(plane, {**a, **leaves}, leaves["x"])
@@ -325,7 +325,7 @@ def test_files_like_the_goldens(name, tmp_path):
 
 
 def test_gradients_that_vanish(tmp_path):
-    """A bias that all keys of a softmax share changes nothing; float32 finds the rounding of the other gradients."""
+    """A bias that all keys of a softmax share has no effect; its gradient in float32 is a rounding error."""
     plane, a, shape = asc_file("p4", (3, 4), "sasa", border="mask")
     arrays = stored(plane, a, shape, gradients=True)
     assert np.abs(arrays["grad_b_K"]).max() < 1e-12 < np.abs(arrays["grad_b_V"]).max()
@@ -339,7 +339,7 @@ def test_gradients_that_vanish(tmp_path):
 
 
 def test_scalars_of_other_types(tmp_path):
-    """Numbers as floats and arrays of one entry, strings as bytes, and outputs that no list names."""
+    """The runner accepts numbers as floats and arrays of one entry, strings as bytes, and files without ``outputs``."""
     plane, a, shape = asc_file("p4", (3, 4))
     arrays = stored(plane, a, shape, gradients=False)
     arrays |= {"case": np.array(b"asc"), "group": np.array([b"p4"]), "border": np.array(["zero"])}

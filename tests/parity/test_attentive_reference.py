@@ -1,6 +1,7 @@
-"""The parity runner on files of attentive group convolution made here: groups, sizes, strides, gradients that vanish.
+"""Tests of the parity runner on generated files of attentive group convolution.
 
-The reference is the README of the goldens, evaluated in numpy by loops over poses and positions, in its own indices.
+They have groups, sizes, strides and vanishing gradients that the goldens do not have. The reference evaluates the
+formulas in the README of the goldens in numpy, by loops over poses and positions, in its own indices.
 """
 
 import math
@@ -19,19 +20,19 @@ def elements(name):
 
 
 def moved(plane, m, r):
-    """MIR^m ROT^r of the last two axes, as the README has it in array indices."""
+    """Apply MIR^m ROT^r to the last two axes, by the formula of the README in array indices."""
     plane = np.rot90(plane, r, axes=(-2, -1))
     return plane[..., ::-1, :] if m else plane
 
 
 def relative(name, h, k):
-    """Number of h⁻¹ k."""
+    """Return the number of h⁻¹ k."""
     (mh, rh), (mk, rk) = elements(name)[h], elements(name)[k]
     return (rk - rh) % 4 if mh == mk else 4 + (rk + rh) % 4
 
 
 def acted(name, kernel, h):
-    """L_h of a kernel [..., H, k, k] on the group."""
+    """Apply L_h to a kernel [..., H, k, k] on the group."""
     return np.stack(
         [moved(kernel[..., relative(name, h, k), :, :], *elements(name)[h]) for k in range(len(elements(name)))],
         axis=-3,
@@ -39,7 +40,7 @@ def acted(name, kernel, h):
 
 
 def correlate(f, kernel, stride, pad, dilation):
-    """[X, Y] with [k, k], zero border."""
+    """Correlate [X, Y] with [k, k], with zero border."""
     f = np.pad(f, pad)
     reach = dilation * (len(kernel) - 1)
     rows, columns = ((side - reach - 1) // stride + 1 for side in f.shape)
@@ -53,7 +54,7 @@ def correlate(f, kernel, stride, pad, dilation):
 
 
 def responses(a, lifting):
-    """f_tilde [B, O, H, C, (H~), X', Y'] and the kernels."""
+    """Return f_tilde [B, O, H, C, (H~), X', Y'] and the kernels."""
     name, kernel, x = a["group"], a["kernel"], a["x"]
     order = range(len(elements(name)))
     options = [int(a.get(option, default)) for option, default in (("stride", 1), ("pad", 0), ("dilation", 1))]
@@ -85,7 +86,7 @@ def sigmoid(x):
 
 
 def channel_attention(a):
-    """Attention to the channels of the responses of a group convolution, with weights at h⁻¹ h~."""
+    """Return the attention to the channels of the responses of a group convolution, with weights at h⁻¹ h~."""
     name = a["group"]
     f_tilde, _ = responses({**a, "dilation": 1}, False)
     alpha = np.zeros((*f_tilde.shape[:5], 1, 1))
@@ -99,7 +100,7 @@ def channel_attention(a):
 
 
 def pose_attention(a):
-    """The gate of poses in front of a group convolution."""
+    """Return the output of the gate of poses before a group convolution."""
     name, x, weight = a["group"], a["x"], a["w_H"][..., 0, 0]
     order = range(len(elements(name)))
     alpha = np.stack(
@@ -140,7 +141,7 @@ def case(name, group, sides, size, *, c_in=2, c_out=3, images=2, constant=False,
 
 
 def with_gradients(a, *, balanced):
-    """Gradients of sum(out * cotangent); a convolution is linear in its input and in its kernel."""
+    """Return gradients of sum(out * cotangent). A convolution is linear in its input and in its kernel."""
     rng = np.random.default_rng(6)
     cotangent = 100 * rng.normal(size=a["out"].shape)
     if balanced:
@@ -157,7 +158,7 @@ def with_gradients(a, *, balanced):
 
 
 def residual_case(group, sides, *, lifting, factors=("alpha_C", "alpha_X")):
-    """What attention leaves of responses, which in a lifting layer have no axis of input poses."""
+    """Multiply responses by attention maps. In a lifting layer responses have no axis of input poses."""
     rng, order = np.random.default_rng(5), len(elements(group))
     poses = () if lifting else (order,)
     shapes = {"alpha_C": (2, *poses, 1, 1), "alpha_X": (1, *poses, *sides)}
@@ -177,7 +178,7 @@ def normalized(a, name, x):
 
 
 def dense_block(a):
-    """What a layer finds beside its cropped input, and half of the transition behind them."""
+    """Return a dense block (its cropped input and the output of a layer), and the transition after it."""
 
     def layer(name, x):
         return convolution({"group": a["group"], "kernel": a[f"{name}.kernel"], "measure": 1.0, "x": x}, False)["out"]
@@ -250,7 +251,7 @@ def test_gradients_that_vanish(name, group, tmp_path):
 
 
 def test_gradients_of_a_dense_block(tmp_path):
-    """By steps in the imaginary direction. The names of gradients end as those of layers and normalizations do."""
+    """Gradients are computed by complex steps. Their names end like those of layers and normalizations."""
     a = dense_case("p4", 2, 1)
     names, step = ["conv.kernel", "transition.kernel", "bn.gamma"], 1e-30j
     a |= {"cotangent": np.random.default_rng(6).normal(size=a["out"].shape), "gradients": np.array(names)}
@@ -268,7 +269,7 @@ def test_gradients_of_a_dense_block(tmp_path):
 
 
 def test_scalars_of_other_types(tmp_path):
-    """Numbers as floats and arrays of one entry, strings as bytes, and outputs that no list names."""
+    """The runner accepts numbers as floats and arrays of one entry, strings as bytes, and files without ``outputs``."""
     arrays = case("gconv", "p4", (5, 6), 3, pad=1, stride=1)
     other = {name: array for name, array in arrays.items() if name != "outputs"}
     other |= {"case": np.array(b"gconv"), "group": np.array([b"p4"]), "pad": np.float32(1), "stride": np.array([1.0])}

@@ -1,6 +1,6 @@
-"""Networks like the golden of GSA-Nets: programs, groups and widths that the committed file does not have.
+"""Tests of the parity runner on networks of GSA-Nets: programs, groups and widths that the golden does not have.
 
-As in ``test_reference``, the reference is the README of the goldens in numpy.
+As in ``test_reference``, the reference evaluates the formulas in the README of the goldens in numpy.
 """
 
 import json
@@ -41,7 +41,7 @@ def through_block(arrays, name, x, crop, table, act):
 
 
 def run(arrays, meta, image, table):
-    """Fields by the file's names, and the logits."""
+    """Return the fields by the names of the file, and the logits."""
     act = ACTIVATIONS[meta["activation"]]
     arrays = {name: array if name == "table" else array.astype(np.float64) for name, array in arrays.items()}
     fields = {"lift": evaluate(below(arrays, "lift/") | {"x": image}, True, True, SIZE)}
@@ -60,7 +60,7 @@ def run(arrays, meta, image, table):
 
 
 def network_file(name, n, steps, sides=(8, 8), *, between=False, activation="swish", table="equivariant"):
-    """``steps`` are "pool", or the width and the crop of a block."""
+    """Return the contents of a file of a network. ``steps`` are "pool", or the width and the crop of a block."""
     rng = np.random.default_rng(11)
     matrices = family(name, n)
 

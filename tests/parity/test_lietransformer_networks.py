@@ -1,6 +1,6 @@
-"""Whole networks like the goldens of LieTransformer: groups and options that the committed files do not have.
+"""Tests of the parity runner on whole networks of LieTransformer: groups and options that the goldens do not have.
 
-As in ``test_lietransformer_reference``, the reference is the README of the goldens in numpy.
+As in ``test_lietransformer_reference``, the reference evaluates the formulas in the README of the goldens in numpy.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ CLOUDS, POINTS, FEATURES = 2, 4, 3
 
 
 def wrap(angle):
-    """Into (-π, π], a half turn however rounded to +π."""
+    """Map angles to (-π, π]. Half turns become +π in spite of rounding."""
     wrapped = np.pi - (np.pi - angle) % (2 * np.pi)
     return np.where(wrapped < 1e-7 - np.pi, wrapped + 2 * np.pi, wrapped)
 
@@ -25,7 +25,7 @@ def turn(angle):
 
 
 def all_pairs(elements):
-    """g_j at [b, i, j] and g_i at [b, i, j]."""
+    """Return g_j at [b, i, j] and g_i at [b, i, j]."""
     shape = (*elements.shape[:2], elements.shape[1], *elements.shape[2:])
     return np.broadcast_to(elements[:, None], shape), np.broadcast_to(elements[:, :, None], shape)
 
@@ -51,7 +51,7 @@ def log_se3(rotation, t):
 
 
 def quaternion_pair(q, x):
-    """conj(q_j) q_i and R_j^T (x_i - x_j)."""
+    """Return conj(q_j) q_i and R_j^T (x_i - x_j)."""
     (qj, qi), (xj, xi) = all_pairs(q), all_pairs(x)
     real = (qj * qi).sum(-1, keepdims=True)
     vector = qj[..., :1] * qi[..., 1:] - qi[..., :1] * qj[..., 1:] - np.cross(qj[..., 1:], qi[..., 1:])
@@ -60,7 +60,7 @@ def quaternion_pair(q, x):
 
 
 def pairs_of(a, group, samples, choice=wrap):
-    """Pairs [b, N, N, g] from positions and draws; ``choice`` of the angle where it is a coordinate by itself."""
+    """Return pairs [b, N, N, g] from positions and draws. ``choice`` wraps the angle if it is a separate coordinate."""
     x = np.repeat(a["positions"], samples, axis=1)
     xj, xi = all_pairs(x)
     if group.startswith("T"):
@@ -93,7 +93,7 @@ def normalized(a, name, x, eps=1e-5):
 
 
 def blocks_of(a, meta, f, pair):
-    """Fields behind each block."""
+    """Return the fields after each block."""
     fields, eps = [], meta["norm_eps"]
     for number in range(meta["layers"]):
         own = {name.removeprefix(f"block{number}."): array for name, array in a.items()}
@@ -155,7 +155,7 @@ def model_case(group, samples=1, kernel="mlp", normalisation="softmax", seed=0, 
     if group.startswith("SE3"):
         q = rng.normal(size=(CLOUDS, 1 if group == "SE3shared" else POINTS, samples, 4))
         a["frame_quaternion"] = q / np.linalg.norm(q, axis=-1, keepdims=True)
-    with np.errstate(all="ignore"):  # padded points lie at the origin
+    with np.errstate(all="ignore"):  # padded points are at the origin
         a["pair"] = pairs_of(a, group, samples, choice)
     a["pair"] = np.nan_to_num(a["pair"], posinf=0, neginf=0)
     a |= {"embed_W": rng.normal(size=(C, FEATURES)), "embed_b": rng.normal(size=C)}
@@ -216,7 +216,7 @@ def test_networks_like_the_goldens(name, tmp_path):
 
 
 def set_attention(a, prefix, queries, keys, valid, norm):
-    """Attention block with the residual around the query projection."""
+    """Apply an attention block with the residual around the query projection."""
 
     def heads(x):
         return x.reshape(*x.shape[:-1], 2, -1)
@@ -270,7 +270,7 @@ def finite_case(readout, content, rotations, similarity, norm):
         "tol": 1e-10,
     }
     mask = np.arange(POINTS) < np.array([[POINTS], [POINTS - 1]])
-    # Fifth powers of distances far above 1 would drown the absolute tolerance in rounding.
+    # Rounding errors of fifth powers of distances far above 1 would exceed the absolute tolerance.
     a = {"mask": mask, "positions": rng.normal(size=(CLOUDS, POINTS, 2)) / 2 * mask[..., None]}
 
     def linear(name, rows, columns, tag=""):

@@ -1,6 +1,7 @@
-"""The parity runner on files of LieTransformer made here: kernels, options and sizes that the goldens do not have.
+"""Tests of the parity runner on generated files of LieTransformer.
 
-The reference is the README of the goldens, evaluated in numpy on dense arrays in its own indices.
+They have kernels, options and sizes that the goldens do not have. The reference evaluates the formulas in the README of
+the goldens in numpy, on dense arrays in its own indices.
 """
 
 import json
@@ -32,7 +33,7 @@ def heads_of(x):
 
 
 def mlp3(a, prefix, x, act):
-    """x: [b, N, N, h, in]."""
+    """Apply a network per head to x [b, N, N, h, in]."""
     for number in (1, 2, 3):
         x = act(np.einsum("bijhk,hkm->bijhm", x, a[f"{prefix}_W{number}"]) + a[f"{prefix}_b{number}"])
     return x[..., 0]
@@ -76,7 +77,7 @@ def logits(a, meta, f):
 
 
 def attend(a, meta, f):
-    """Logits, attention [b, h, N, N] and output."""
+    """Return logits, attention [b, h, N, N] and output."""
     score = logits(a, meta, f)
     valid = np.repeat(a["mask"][:, None], f.shape[1], axis=1)
     if "neighbour_index" in a:
@@ -96,7 +97,7 @@ def attend(a, meta, f):
 
 
 def parameters(rng, kernel, g, hidden=5, e=6):
-    """Random weights of an attention layer."""
+    """Return random weights of an attention layer."""
     a = {}
 
     def linear(name, rows, columns):
@@ -148,7 +149,7 @@ def layer_case(kernel, normalisation, activation="swish", neighbours=0, seed=0, 
         "tol": 1e-10,
     }
     if neighbours:
-        # Keys in an order of their own, padded ones among them.
+        # Keys are in random order and include padded ones.
         shuffled = np.argsort(rng.random(size=(len(sizes), size, size)), axis=2)
         a["neighbour_index"] = shuffled[..., :neighbours]
     return a, meta
@@ -201,7 +202,7 @@ STEP = 1e-30
 
 
 def with_gradients(arrays, meta, scale):
-    """Gradients of sum(out * cotangent) by complex steps: the imaginary part of one step is the derivative."""
+    """Return gradients of sum(out * cotangent) by complex steps: the imaginary part of a step is the derivative."""
     rng = np.random.default_rng(4)
     cotangent = scale * rng.normal(size=arrays["out"].shape)
     results = ("mask", "out", "attention", "logits", "neighbour_index")
@@ -222,7 +223,7 @@ def with_gradients(arrays, meta, scale):
     "case", [("dot_product_only", "softmax"), ("1212", "softmax"), ("mlp", "softmax"), ("mlp", "mean")]
 )
 def test_gradients_that_vanish(case, scale, tmp_path):
-    """Under a softmax a bias of the keys changes nothing, so that float32 finds the rounding of the other gradients."""
+    """Under a softmax a bias of the keys has no effect; its gradient in float32 is a rounding error."""
     arrays, meta = finished_layer(*case, g=2, sizes=(3, 2))
     meta["tol"] = 1e-10 * max(1.0, scale)
     arrays = with_gradients(arrays, meta, scale)
@@ -239,7 +240,7 @@ def test_gradients_that_vanish(case, scale, tmp_path):
 
 
 def test_float32_gradients_are_compared(tmp_path):
-    """Control: where float64 passes by its tolerance, float32 finds what is off by more than rounding."""
+    """Control: float32 detects errors above rounding that the tolerance of float64 allows."""
     arrays, meta = finished_layer("mlp", "softmax", g=2, sizes=(3, 2))
     arrays = with_gradients(arrays, meta, 1.0)
     meta["tol"] = 1.0
@@ -265,7 +266,7 @@ def test_settings_in_other_types(form, tmp_path):
 
 
 def test_arrays_in_other_types(tmp_path):
-    """Masks as numbers and indices of 32 bits; weights of 32 bits are exact, so the outputs are those of theirs."""
+    """The runner accepts masks as numbers, indices of 32 bits, and weights of 32 bits, which are converted exactly."""
     arrays, meta = layer_case("mlp", "mean", "swish", 3)
     arrays = {name: array.astype(np.float32) if array.dtype == float else array for name, array in arrays.items()}
     exact = {name: array.astype(float) if array.dtype == np.float32 else array for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""Numbers of the four papers: every file of DIR/<system>/*.npz, one test a file."""
+"""Golden numbers of the four papers: one test for every file DIR/<system>/*.npz."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ SYSTEMS = {
     "gsa": gsa.check,
     "lietransformer": lietransformer.check,
 }
-OTHERS = ("weights_0_1",)  # of tests/test_weights.py
+OTHERS = ("weights_0_1",)  # folders of tests/test_weights.py
 
 
 def pytest_generate_tests(metafunc):

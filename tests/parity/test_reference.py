@@ -1,6 +1,6 @@
-"""The parity runner on files made here: groups, sizes and shapes that the committed goldens do not have.
+"""Tests of the parity runner on generated files: groups, sizes and shapes that the goldens do not have.
 
-The reference is the README of the goldens, evaluated in numpy by loops over frames, in its own indices.
+The reference evaluates the formulas in the README of the goldens in numpy, by loops over frames, in its own indices.
 """
 
 import json
@@ -37,7 +37,7 @@ def encode(arrays, axis, p):
 
 
 def evaluate(arrays, lifting, local, size):
-    """Output [B, c_out, O, H, W] of a layer, in float64."""
+    """Return the output [B, c_out, O, H, W] of a layer, in float64."""
     a = {name: array.astype(np.float64) for name, array in arrays.items()}
     order, (heads, depth, c_in) = len(a["coords"]), a["W_q"].shape
     x = a["x"][:, :, None] if lifting else a["x"]
@@ -69,7 +69,7 @@ def evaluate(arrays, lifting, local, size):
 
 
 def layer_arrays(draw, matrices, channels, depth, side, *, lifting):
-    """Weights and coordinates of a layer: ``depth`` channels a head, coordinates of ``side`` x ``side`` offsets."""
+    """Return weights and coordinates of a layer: ``depth`` channels per head, ``side`` x ``side`` offsets."""
     c_in, c_out = channels
     steps = np.arange(side) - side // 2
     offsets = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1) / (side // 2)
@@ -137,7 +137,7 @@ def test_files_like_the_goldens(name, tmp_path):
     "meta", [lambda text: np.array(text.encode()), lambda text: np.array([text]), None], ids=["bytes", "row", "scalars"]
 )
 def test_settings_in_other_types(meta, tmp_path):
-    """Settings as bytes, as an array of one string, or as scalar arrays; optional arrays are absent."""
+    """The runner accepts settings as bytes, as an array of one string, or as scalar arrays, without optional arrays."""
     arrays, settings = golden("C", 3, "group_local", 4, 4, 3)
     arrays["out_f64"] = evaluate(arrays, False, True, 3)
     if meta is None:

@@ -1,6 +1,6 @@
-"""The parity runner on files of SO(2), R x SO(2) and SE(2): exponentials, lifts, attention and networks.
+"""Tests of the parity runner on files of SO(2), R x SO(2) and SE(2): exponentials, lifts, attention and networks.
 
-Angles are a matter of choice: files have them in (-π, π], in [0, 2π), or as differences that are not wrapped at all.
+The range of angles is a choice: files have them in (-π, π], in [0, 2π), or as differences that are not wrapped.
 """
 
 import numpy as np
@@ -60,7 +60,7 @@ def exponential_case(group, choice):
 @pytest.mark.parametrize("group", ["SO2", "RxSO2", "SE2"])
 def test_exponentials(group, choice, tmp_path):
     if group == "SE2" and choice == "from 0":
-        choice = "half turn up"  # there the other coordinates depend on the angle
+        choice = "half turn up"  # since the other coordinates depend on the angle
     arrays, meta = exponential_case(group, choice)
     passes(tmp_path, arrays, meta)
     few = {name: arrays[name] for name in ("coords", "exp_exact")}
@@ -90,17 +90,17 @@ def test_exponentials_of_translations(dim, tmp_path):
 
 
 def lift_case(group, choice):
-    """Points on both sides of the negative first axis among them, where the angle jumps."""
+    """Return positions that include points on both sides of the negative first axis, where the angle jumps."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(2, 6, 2))
     x[0, :4] = [[-1.5, 0.0], [-0.5, -0.0], [-2.0, 1e-17], [3.0, -0.0]]
     if group == "SO2":
-        x[0, 4] = 0  # its angle is 0, and the logarithm of its radius not finite
+        x[0, 4] = 0  # its angle is 0, and the logarithm of its radius is not finite
     mask = np.arange(6) < np.array([[6], [4]])
     x = x * mask[..., None]
     angle = CHOICES[choice](np.arctan2(x[..., 1], x[..., 0]))
     radius = np.linalg.norm(x, axis=-1)
-    with np.errstate(all="ignore"):  # padded points lie at the origin
+    with np.errstate(all="ignore"):  # padded points are at the origin
         log = np.log(radius)
         difference = CHOICES[choice](angle[:, :, None] - angle[:, None])[..., None]
         i, j = np.broadcast_to(radius[:, :, None], (2, 6, 6)), np.broadcast_to(radius[:, None], (2, 6, 6))
@@ -139,7 +139,7 @@ def test_lifts(group, choice, tmp_path):
         for error in (1e-6, np.pi):
             fails(tmp_path, changed(arrays, name, error), meta, f"{name}: error")
     radial = np.zeros(arrays["pair"].shape[-1])
-    radial[1 if group == "SO2" else 0] = 2 * np.pi  # a whole turn is nothing in an angle only
+    radial[1 if group == "SO2" else 0] = 2 * np.pi  # a full turn is an error, except in an angle
     fails(tmp_path, changed(arrays, "pair", radial), meta, "pair: error")
 
 
@@ -153,7 +153,7 @@ def test_points_without_a_mask(tmp_path):
 
 
 def test_attention_where_padded_points_have_no_coordinates(tmp_path):
-    """The logarithm of the radius of a padded point is -inf: what it receives is not compared, the others are."""
+    """The logarithm of the radius of a padded point is -inf. Its output is not compared, but those of others are."""
     arrays, meta = finished_layer("mlp", "softmax", g=2, sizes=(5, 3))
     padded = ~arrays["mask"]
     spoiled = {name: array.copy() for name, array in arrays.items()}
@@ -179,7 +179,7 @@ NAMES = (
 
 
 def renamed(arrays, pattern, gain="gain"):
-    """The arrays with other names for the normalizations of the head."""
+    """Return the arrays with other names for the normalizations of the head."""
     words = {"gain": gain, "bias": "bias"}
     found = {}
     for name, array in arrays.items():
@@ -212,7 +212,7 @@ def test_normalizations_of_a_head_are_told_by_their_arrays(tmp_path):
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("group", ["SO2", "RxSO2"])
 def test_networks_see_the_angles_of_the_file(group, choice, squash, tmp_path):
-    """The network is fed with the angles of the file, and these are the ones of its positions up to whole turns."""
+    """The input angles of the network are those of the file, which match its positions up to full turns."""
     arrays, meta = finished_model(group, squash=squash, choice=CHOICES[choice])
     passes(tmp_path, arrays, meta)
     passes(
@@ -222,5 +222,5 @@ def test_networks_see_the_angles_of_the_file(group, choice, squash, tmp_path):
     half = np.zeros(arrays["pair"].shape[-1])
     half[place] = np.pi
     fails(tmp_path, changed(arrays, "pair", half), meta, "pair: error")
-    # Other angles, whole turns away, are the same pairs, but not the network's input.
+    # Angles shifted by full turns give the same pairs, but not the same input of the network.
     fails(tmp_path, changed(arrays, "pair", 2 * half), meta, "(after_block0|prediction): error")

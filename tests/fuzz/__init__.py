@@ -1,7 +1,7 @@
-"""Fuzzing: random inputs of every kind against every entrance of the library, and how their outcomes are counted.
+"""Fuzzing: random inputs of every kind for all public entry points of the library, and counts of the outcomes.
 
-A :class:`Target` draws inputs and judges what became of them. The fast part runs in the suite (tests/test_fuzz.py),
-the long one as ``make fuzz``, which writes docs/fuzz.json and the table of docs/trust.md.
+A :class:`Target` draws inputs and judges their outcomes. A short run is part of the suite (tests/test_fuzz.py). The
+long run is ``make fuzz``, which writes docs/fuzz.json and the table of docs/trust.md.
 """
 
 from tests.fuzz._target import Finding, Target, Verdict

@@ -1,4 +1,4 @@
-"""The long run: ``python -m tests.fuzz`` runs every target in processes of its own, and writes the report."""
+"""The long run: ``python -m tests.fuzz`` runs every target in separate processes, and writes the report."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.fuzz._report import Tally, merge
 from tests.fuzz._target import GOOD
 from tests.fuzz.targets import TARGETS
 
-_CHUNK = 500  # inputs of a process; they are drawn from one seed
-_SECONDS = 1800  # that a chunk may take before it counts as a hang
+_CHUNK = 500  # inputs per process, which are drawn from one seed
+_SECONDS = 1800  # time limit of a chunk, after which it counts as a hang
 
 
 def main() -> int:
-    """Run the targets and write the report; 1 if something is not as it should be."""
+    """Run the targets and write the report. The exit status is 1 if there are bad outcomes."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", help=f"names of targets, all if absent: {', '.join(TARGETS)}")
+    parser.add_argument("targets", nargs="*", help=f"names of targets (default: all): {', '.join(TARGETS)}")
     parser.add_argument("--share", type=float, default=1.0, help="share of the inputs of the long run (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first chunk")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="where results are merged into")
+    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="file for the results")
     parser.add_argument("--chunk", nargs=3, metavar=("TARGET", "SEED", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.chunk:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _worker(name: str, start: int, number: int) -> None:
-    """Print every finding as a line of JSON, so that what came before a crash is known."""
+    """Print every finding as a line of JSON, so that the findings before a crash are known."""
     at = time.perf_counter()
 
     def tell(finding: Finding) -> None:
@@ -59,7 +59,7 @@ def _worker(name: str, start: int, number: int) -> None:
 
 
 def _long_run(name: str, options: argparse.Namespace) -> dict[str, object]:
-    """Counts of verdicts, the first details of each bad one, and the time of the slowest input."""
+    """Return the counts of verdicts, the first details of each bad one, and the time of the slowest input."""
     target = TARGETS[name]
     number = max(1, round(target.long * options.share))
     chunks = [(options.seed + at // _CHUNK, min(_CHUNK, number - at)) for at in range(0, number, _CHUNK)]
@@ -79,7 +79,7 @@ def _in_a_process(name: str, start: int, number: int) -> list[tuple[str, str, fl
     command = [sys.executable, "-m", "tests.fuzz", "--chunk", name, str(start), str(number)]
     end = None
     try:
-        one = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for cores would take most of the time
+        one = os.environ | {"OMP_NUM_THREADS": "1"}  # otherwise threads would wait for cores most of the time
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=one)
         output, errors = done.stdout, done.stderr
         if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Every loader of lieattn_datasets with small valid files of its formats, and what it reads from them."""
+"""Every loader of lieattn_datasets with small valid files of its formats, and the values that it reads."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Case:
     Attributes
     ----------
     write
-        Makes them in a folder.
+        Function that writes them to a folder.
     load
-        Reads them.
+        Function that reads them.
     checksums
-        Whether the format has checksums, so that no changed bit may pass unnoticed.
+        Whether the format has checksums, so that every changed bit must be detected.
     counts
-        Whether the format says how much there is, so that no missing end may pass unnoticed.
+        Whether the format states its size, so that every missing end must be detected.
     only
-        What the names of files that are damaged begin with.
+        Prefix of the names of files that are damaged.
     """
 
     write: Callable[[Path], Any]
@@ -57,7 +57,7 @@ class Case:
 
     @functools.cached_property
     def folder(self) -> Path:
-        """The valid files, made once in each process, which go when it ends."""
+        """Folder with the valid files, which are made once per process and removed at its end."""
         folder = Path(tempfile.mkdtemp(prefix="lieattn_data_"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         self.write(folder)
@@ -65,19 +65,19 @@ class Case:
 
     @functools.cached_property
     def files(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the files that are damaged."""
         names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
         return tuple(sorted(name for name in names if name.startswith(self.only)))
 
     @functools.cached_property
     def values(self) -> tuple[np.ndarray, ...]:
-        """What is read from them."""
+        """The values that are read from the valid files."""
         with tempfile.TemporaryDirectory() as copy:
             shutil.copytree(self.folder, copy, dirs_exist_ok=True)
             return self.read(Path(copy))
 
     def read(self, folder: Path) -> tuple[np.ndarray, ...]:
-        """Read all that the loader gives out of files in a folder, as arrays."""
+        """Return everything that the loader reads from files in a folder, as arrays."""
         loaded = self.load(folder)
         if isinstance(loaded, tuple):
             return loaded
@@ -88,7 +88,7 @@ class Case:
 
 
 def of_loaders() -> set[str]:
-    """Names of the public classes and functions that read files."""
+    """Return the names of the public classes and functions that read files."""
     public = ((name, getattr(ld, name)) for name in ld.__all__ if name != "MeshError")
     return {
         name
@@ -124,7 +124,7 @@ def _write_pcam(folder: Path) -> None:
 
 
 def _write_qm9(folder: Path) -> None:
-    """Three molecules in the original formats, of which the second is left out."""
+    """Write three molecules in the original formats. The second one is in the list of excluded molecules."""
     (folder / "raw").mkdir()
     molecule = (
         "gdb_{0}\n  made\n\n  3  2  0     0  0  0  0  0  0999 V2000\n"

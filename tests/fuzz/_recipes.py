@@ -1,4 +1,4 @@
-"""Every public entrance of the library with valid arguments: those of a name shared by many, and those of its own."""
+"""All public entry points of the library with valid arguments, which are shared by name or specific to one of them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ALIASES = {
     "start_time": ("times",),
     "end_time": ("times",),
 }
-"""Other names that a message may give an argument: those of its tensors."""
+"""Other names of arguments that messages may use, such as those of their tensors."""
 
 torch.manual_seed(0)
 C4 = cyclic(4)
@@ -114,13 +114,13 @@ LARGE = torch.rand(1, 3, 96, 96)
 
 
 def gsa(**options: Any) -> nn.Module:
-    """A small network on points with four features."""
+    """Return a small network on points with four features."""
     small = {"neighborhood": AllPairs(), "channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "out_channels": 3}
     return models.GSANet(C4, **{**small, **options}).eval()
 
 
 def edge_terms() -> RelativeTerms:
-    """What an edge network gives."""
+    """Return the output of an edge network."""
     return RelativeTerms(psi=torch.randn(EDGES, 4, 1, 1, 4))
 
 
@@ -562,7 +562,7 @@ OWN: dict[str, dict[str, Any]] = {
         "longitude": np.zeros(3),
     },
 }
-"""Arguments of one entrance, or of a class and all its methods."""
+"""Arguments of one entry point, or of a class and all its methods."""
 
 ALGEBRA = (
     "product",
@@ -668,7 +668,7 @@ EXEMPT = {
     "viz.Microscope.save": "writes files",
     "viz.Turn": "made by Microscope",
 }
-"""Entrances, or classes with all their methods, that are not called with bad arguments, and why."""
+"""Entry points, or classes with all their methods, that are not called with bad arguments, and the reasons."""
 BASES = {"Group", "LieGroup", "HomogeneousSpace", "Representation", "ConvolutionKernel", "Wrapper", "AttentiveNetwork"}
 RECORDS = {"PointClouds", "LiftedGraph", "Neighbors", "Padding", "RelativeElements", "RealIrrep", "Sites"}
 
@@ -677,7 +677,7 @@ RECORDS = {"PointClouds", "LiftedGraph", "Neighbors", "Padding", "RelativeElemen
 class Entrance:
     """A public callable with valid arguments.
 
-    Constructors of modules are tried out: ``later`` are names of arguments of the forward call behind.
+    Constructed modules are also called: ``later`` are the names of the arguments of this forward call.
     """
 
     call: Callable[[dict[str, Any]], Any]
@@ -686,12 +686,12 @@ class Entrance:
 
     @property
     def names(self) -> list[str]:
-        """Arguments that may be replaced."""
+        """Names of the arguments that may be replaced."""
         return sorted(self.arguments)
 
 
 def public() -> Iterator[tuple[str, type | None, str]]:
-    """Name, class (of methods) and attribute of all public callables; a method at the first class that has it."""
+    """Yield name, class (for methods) and attribute of all public callables. A method is listed only once."""
     seen: set[Any] = set()
     for module, part in [
         *((importlib.import_module(f"lieattn.{part}"), part) for part in PARTS),
@@ -719,11 +719,11 @@ def public() -> Iterator[tuple[str, type | None, str]]:
 
 
 PLACES = {name: (owner, attribute) for name, owner, attribute in public()}
-"""Where the callable of each name is."""
+"""Class (for methods) and attribute of the callable of each name."""
 
 
 def _given(name: str, argument: str, default: Any) -> Any:
-    """The valid value of an argument."""
+    """Return the valid value of an argument."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         prefix = ".".join(parts[:length])
@@ -736,7 +736,7 @@ def _given(name: str, argument: str, default: Any) -> Any:
 
 
 def takes_arguments(name: str) -> bool:
-    """Whether a callable has arguments to give it."""
+    """Return whether a callable has arguments."""
     owner, attribute = PLACES[name]
     parameters = inspect.signature(getattr(owner or _module(name), attribute)).parameters.values()
     return any(p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
@@ -749,7 +749,7 @@ def _valid(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call with arguments by name, but for those that can only be given by position."""
+    """Call a function with arguments by name, except for positional-only ones."""
     parameters = inspect.signature(function).parameters.values()
     places = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in arguments]
     by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
@@ -758,7 +758,7 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 @functools.cache
 def instance(name: str) -> Any:
-    """What a method is called on: an object of its class, made of valid arguments."""
+    """Return the object of a method, which is constructed from valid arguments."""
     made = INSTANCES.get(name)
     if made is not None:
         return made
@@ -774,7 +774,7 @@ def _module(name: str) -> Any:
 
 @functools.cache
 def entrance(name: str) -> Entrance:
-    """The entrance of a name, with its valid arguments."""
+    """Return the entry point of a name, with its valid arguments."""
     owner, attribute = PLACES[name]
     if owner is not None:
         return _method(name, attribute)
@@ -796,7 +796,7 @@ def _method(name: str, attribute: str) -> Entrance:
     on = owner if static else instance(name.rpartition(".")[0])
 
     def call(given: dict[str, Any]) -> Any:
-        fresh = copy.deepcopy(on) if isinstance(on, nn.Module) else on  # statistics would be spoiled
+        fresh = copy.deepcopy(on) if isinstance(on, nn.Module) else on  # calls could change statistics
         return _called(getattr(fresh, attribute), given)
 
     return Entrance(call, _valid(name, getattr(on, attribute)))

@@ -35,11 +35,11 @@ class Tally:
 
     @property
     def bad(self) -> dict[str, int]:
-        """Counts of what is not as it should be."""
+        """Counts of the bad verdicts."""
         return {verdict: count for verdict, count in self.counts.items() if verdict not in GOOD}
 
     def results(self, **more: object) -> dict[str, object]:
-        """What the report keeps."""
+        """Return the content of the report for this target."""
         total, unnamed = sum(self.counts.values()), self.counts[Verdict.UNNAMED]
         return {
             "name": self.name,
@@ -56,7 +56,7 @@ class Tally:
 
 
 def merge(path: Path, name: str, found: dict[str, object]) -> None:
-    """Put the results of a target into the report, and into the table of the page beside it."""
+    """Insert the results of a target in the report, and in the table of the page beside it."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[name] = found
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
@@ -64,7 +64,7 @@ def merge(path: Path, name: str, found: dict[str, object]) -> None:
 
 
 def table(results: dict[str, dict[str, object]]) -> str:
-    """A row a target: how many inputs, and what became of them."""
+    """Return a table with a row for each target: the number of inputs, and counts of their outcomes."""
     columns = list(Verdict)
     lines = [
         "| inputs | number | " + " | ".join(columns) + " | slowest | minutes |",
@@ -81,7 +81,7 @@ def table(results: dict[str, dict[str, object]]) -> str:
 
 
 def write_table(results: Path) -> None:
-    """Put the table between its marks in the page beside the results; a folder without the page is left alone."""
+    """Insert the table between its marks in the page beside the results, if the page exists."""
     page = results.with_name("trust.md")
     if page.exists():
         text = page.read_text()

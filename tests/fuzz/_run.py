@@ -1,4 +1,4 @@
-"""A small real run of ``lieattn fit``, made once for a process: what checkpoints and command lines are damaged from."""
+"""A small real run of ``lieattn fit``, once per process, from which damaged checkpoints and command lines are made."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lieattn.ops import backend
 
 @functools.cache
 def folder() -> Path:
-    """A folder of this process, which goes when it ends."""
+    """Return a folder of this process, which is removed at its end."""
     path = Path(tempfile.mkdtemp(prefix="lieattn-fuzz-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
 
 def config(root: Path) -> dict:
-    """A classifier of constellations: one epoch of two batches."""
+    """Return the configuration of a classifier of constellations: one epoch of two batches."""
 
     def spec(name: str, **arguments) -> dict:
         return {"class_path": name, "init_args": arguments}
@@ -50,7 +50,7 @@ def config(root: Path) -> dict:
         "trainer": {
             "default_root_dir": str(root),
             "max_epochs": 1,
-            "max_steps": 4,  # a number of epochs that is drawn may be any
+            "max_steps": 4,  # a limit, since random numbers of epochs can be large
             "accelerator": "cpu",
             "logger": False,
             "enable_progress_bar": False,
@@ -61,7 +61,7 @@ def config(root: Path) -> dict:
 
 @functools.cache
 def checkpoint() -> Path:
-    """Checkpoint of the run."""
+    """Return the checkpoint of the run."""
     file = folder() / "run.yaml"
     file.write_text(yaml.safe_dump(config(folder())))
     status, _, errors = command("fit", "--config", str(file))
@@ -71,7 +71,7 @@ def checkpoint() -> Path:
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command line in this process, in the folder and in plain maths."""
+    """Return exit status, output and errors of a command line in this process, in the folder with plain operations."""
     out, errors = io.StringIO(), io.StringIO()
     logging.getLogger("lightning").setLevel(logging.ERROR)
     quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors)

@@ -1,4 +1,4 @@
-"""Clouds of every kind that users have by accident: empty, of one point, coincident, huge, tiny, not contiguous."""
+"""Clouds of unusual kinds that occur in practice: empty, of one point, coincident, huge, tiny, not contiguous."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ KINDS = ("normal", "coincident", "zero padded", "on a line", "in a plane", "grid
 
 @st.composite
 def points(draw: st.DrawFn, dim: int, most: int = 12, kinds: tuple[str, ...] = KINDS) -> tuple[Tensor, Tensor]:
-    """Positions ``[points, dim]`` and the batch index of their clouds ``[points]``, which ascends and may skip."""
+    """Draw positions ``[points, dim]`` and an ascending batch index ``[points]``, which may skip numbers."""
     sizes = draw(st.lists(st.integers(0, most), min_size=1, max_size=3))
     dtype = draw(st.sampled_from(DTYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     pos = torch.cat([_cloud(draw(st.sampled_from(kinds)), size, dim, generator) for size in sizes]).to(dtype)
     batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    if draw(st.booleans()):  # strides that are not those of a contiguous tensor
+    if draw(st.booleans()):  # strides of a tensor that is not contiguous
         pos = pos.T.contiguous().T
     return pos, batch
 

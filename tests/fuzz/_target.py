@@ -1,4 +1,4 @@
-"""A target: inputs of a kind, and the judgement of what the library makes of one of them."""
+"""A target: inputs of a kind, and the judgement of the outcome for one of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypothesis.strategies import SearchStrategy
 
 
 class Verdict(StrEnum):
-    """What may become of an input. The first two are as they should be."""
+    """Outcome of an input. The first two are good."""
 
-    CORRECT = "correct"  # the answer is right, by a check that does not trust the code under test
-    NAMED = "named"  # refused with an error that says what was wrong: a user can act on it
-    UNNAMED = "unnamed"  # refused with an error from somewhere inside, or one that names nothing
-    SILENT = "silent"  # a wrong answer without a word
-    EXECUTED = "executed"  # code from a file ran
-    LOST = "lost"  # bytes that were there before are gone
-    HANG = "hang"  # no answer within the time limit
+    CORRECT = "correct"  # the result is correct, by a check that is independent of the code under test
+    NAMED = "named"  # refused with an error that names the problem, so that a user can correct it
+    UNNAMED = "unnamed"  # refused with an error from inside the library, or one that does not name the problem
+    SILENT = "silent"  # a wrong result without an error
+    EXECUTED = "executed"  # code from a file was executed
+    LOST = "lost"  # existing data are lost
+    HANG = "hang"  # no result within the time limit
     CRASH = "crash"  # the process ended
 
 
@@ -32,7 +32,7 @@ GOOD = frozenset({Verdict.CORRECT, Verdict.NAMED})
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict, and in a line what led to it."""
+    """A verdict, and its reason in one line."""
 
     verdict: Verdict
     detail: str = ""
@@ -45,11 +45,11 @@ class Target:
     Attributes
     ----------
     name
-        The row of the table.
+        Name in the table.
     cases
         Strategy that draws one input.
     check
-        What becomes of it. An exception that it lets through counts as unnamed.
+        Function from an input to its finding or verdict. An exception that it raises counts as unnamed.
     long, quick
         Number of inputs of ``make fuzz`` and of the suite.
     unnamed
@@ -64,7 +64,7 @@ class Target:
     unnamed: float = 0.0
 
     def judge(self, case: Any) -> Finding:
-        """The finding for one input; warnings are no errors here."""
+        """Return the finding for one input. Warnings are ignored."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -76,7 +76,10 @@ class Target:
         return found if isinstance(found, Finding) else Finding(found, str(case)[:300])
 
     def run(self, number: int, start: int, each: Callable[[Finding], None]) -> None:
-        """Draw so many inputs, from a seed, and hand every finding on. Nothing is shrunk, no examples are stored."""
+        """Draw this number of inputs from a seed, and call ``each`` with every finding.
+
+        Inputs are not shrunk, and no examples are stored.
+        """
 
         @seed(start)
         @settings(
@@ -94,7 +97,7 @@ class Target:
 
 
 def named(error: BaseException, *names: str) -> bool:
-    """Whether an error is one of bad input, and says one of these names (of arguments, files, ...)."""
+    """Return whether an error is one for bad input, and contains one of these names (of arguments, files, ...)."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     expected = isinstance(
         error, (ValueError, TypeError, KeyError, IndexError, OSError, NotImplementedError, ImportError)

@@ -1,4 +1,4 @@
-"""Calls of the public functions, constructors and methods of layers with one or two bad arguments."""
+"""Calls of public functions, constructors and methods with one or two bad arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = sorted(
 
 
 def bad_values(valid: Any) -> dict[str, Any]:
-    """Values that are not like the valid one, by a word for each. Some are legal all the same."""
+    """Return values that differ from the valid one, each with a short name. Some of them are also valid."""
     bad: dict[str, Any] = {
         "None": None,
         "a string": "bad",
@@ -130,7 +130,7 @@ def _with(data: Data, name: str, value: Any) -> Data:
 
 @st.composite
 def _cases(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
-    """The name of an entrance, and for one or two of its arguments the word for what they get."""
+    """Draw the name of an entry point, and names of bad values for one or two of its arguments."""
     name = draw(st.sampled_from(NAMES))
     valid = entrance(name).arguments
     names = draw(st.lists(st.sampled_from(sorted(valid)), min_size=1, max_size=2, unique=True))
@@ -138,7 +138,7 @@ def _cases(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
 
 
 def check(case: tuple[str, dict[str, str]]) -> Finding | Verdict:
-    """Call an entrance with valid arguments but for those of the case, and judge what it does."""
+    """Call an entry point with valid arguments except for those of the case, and judge the outcome."""
     name, words = case
     tried = entrance(name)
     replaced = {argument: bad_values(tried.arguments[argument])[word] for argument, word in words.items()}
@@ -159,7 +159,7 @@ def check(case: tuple[str, dict[str, str]]) -> Finding | Verdict:
 
 
 def is_named(error: Exception, tried: Entrance, replaced: Mapping[str, Any]) -> bool:
-    """Whether the library (or Python's own call) refused it on purpose, in a message with the name of an argument."""
+    """Return whether the library refused the call on purpose, in a message with the name of an argument."""
     text = str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     names = [*replaced, *(alias for argument in replaced for alias in ALIASES.get(argument, ()))]
@@ -172,18 +172,18 @@ def is_named(error: Exception, tried: Entrance, replaced: Mapping[str, Any]) -> 
     on_purpose = any(part in frame.filename for part in _LIBRARY) and raised
     if any(
         isinstance(value, str) and value == "nowhere" for value in tried.arguments.values()
-    ):  # what is there no file of is refused for that too
+    ):  # a missing file is also a reason to refuse the call
         names += ["root", "path", "nowhere"]
-    if "argument" in tried.arguments:  # a check, which is told what to call the other ones
+    if "argument" in tried.arguments:  # a check, whose argument is the name for its messages
         names.append(str({**tried.arguments, **replaced}["argument"]))
-    if tried.later:  # a constructor whose product was used: what it says about the inputs of that use is named too
+    if tried.later:  # a constructor whose object was called: messages may also name the arguments of that call
         names += tried.later
     said = any(re.search(rf"(?<![a-zA-Z_]){re.escape(word)}(?![a-zA-Z_])", text) for word in names)
     return isinstance(error, _EXPECTED) and on_purpose and said
 
 
 def is_finite(value: Any) -> bool:
-    """Whether no tensor or number in a value is nan or infinite."""
+    """Return whether all tensors and numbers in a value are finite."""
     if isinstance(value, Tensor):
         return value.device.type == "meta" or not value.is_floating_point() or bool(torch.isfinite(value).all())
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Checkpoints with flipped bits, cut off, spliced, edited, and hostile ones: loaded as they were, or refused."""
+"""Damaged checkpoints (flipped bits, truncated, spliced, edited) and hostile ones: loaded unchanged, or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lieattn.train import load_network, load_task, read_checkpoint
 from tests.fuzz._run import checkpoint, folder
 from tests.fuzz._target import Finding, Target, Verdict, named
 
-_WHOLE = 2**31  # places are numbers below it, shares of the length
+_WHOLE = 2**31  # places are numbers below it, and relative to the length
 _places = st.integers(0, _WHOLE - 1)
 _junk = st.one_of(
     st.none(),
@@ -38,7 +38,7 @@ _HOSTILE = ("os.system", "subprocess.run", "lieattn.train._last_checkpoint.os.sy
 
 
 class _Payload:
-    """Makes a file when it is unpickled."""
+    """An object that creates a file if it is unpickled."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
@@ -104,7 +104,7 @@ def _whole() -> tuple[bytes, dict[str, Any]]:
 
 
 def _write(path: Path, kind: str, how: Any, marker: Path) -> dict[str, Any]:
-    """Write a damaged checkpoint, and return what may be read from it."""
+    """Write a damaged checkpoint, and return the content that may be read from it."""
     whole, content = _whole()
     data = bytearray(whole)
     match kind:
@@ -162,7 +162,7 @@ def _at(items: list[Any], place: int) -> Any:
 
 
 def _leaves(value: Any, *, inner: bool = False):
-    """Places of all values, as (holder, key); of those that hold others too if ``inner``."""
+    """Yield the places of all values as (container, key), including containers if ``inner``."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in list(pairs):
         holds = isinstance(item, (dict, list))

@@ -1,4 +1,4 @@
-"""Command lines with a mistake: one message on stderr that says where it is, and exit status 2."""
+"""Command lines with a mistake: the expected outcome is one message on stderr that names it, and exit status 2."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _check(case) -> Finding | Verdict:
     name, kind, what = case
     status, _, errors = command(*_line(name, kind, what))
     told = errors.strip().rpartition("\nlieattn ")[2] if "\nlieattn " in errors else errors.strip()
-    if status == 0:  # what looked like a mistake is none, such as a batch that is larger than the data
+    if status == 0:  # the command line is valid after all, such as a batch that is larger than the data
         return Verdict.CORRECT
     if status != 2:
         return Finding(Verdict.SILENT, f"exit status {status} of {case}: {told[-300:]}")
@@ -77,8 +77,8 @@ def _check(case) -> Finding | Verdict:
 
 
 def _words(name: str, kind: str, what) -> list[str]:
-    """What a message must say some of: the file, the option or the file that it names, the setting."""
-    if name == "bench":  # which must not run
+    """Return words of which a message must contain one: the file, the option or the file that it names, the setting."""
+    if name == "bench":  # its name of a benchmark is invalid, so that no benchmark runs
         return ["benchmark"]
     match kind:
         case "file":
@@ -94,7 +94,7 @@ def _words(name: str, kind: str, what) -> list[str]:
 
 
 def _line(name: str, kind: str, what) -> list[str]:
-    """A command line that would work but for the mistake."""
+    """Return a command line that is valid except for the mistake."""
     trained, place = str(checkpoint()), folder() / "mistakes"
     place.mkdir(exist_ok=True)
     content = copy.deepcopy(config(place))
@@ -123,7 +123,7 @@ def _line(name: str, kind: str, what) -> list[str]:
 
 
 def _comparison(run: dict) -> dict:
-    """Settings that compare the network of a run with itself."""
+    """Return settings for a comparison with the network of a run."""
     task = run["model"]
     arguments = {key: value for key, value in task["init_args"].items() if key in ("classes", "labels")}
     return {
@@ -135,7 +135,7 @@ def _comparison(run: dict) -> dict:
 
 
 def _holders(value, section=""):
-    """Places of all settings, as (holder, key, the setting that the holder is the value of)."""
+    """Yield the places of all settings as (container, key, name of the container)."""
     for key, item in list(value.items()):
         yield value, key, section
         if isinstance(item, dict):
@@ -143,7 +143,7 @@ def _holders(value, section=""):
 
 
 def _file(place: Path, kind: str) -> str:
-    """A file that is none of those that commands take."""
+    """Write a file that is not valid for any command, and return its path."""
     path = place / f"{kind}.file"
     whole = checkpoint().read_bytes()
     contents = {

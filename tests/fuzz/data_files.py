@@ -1,4 +1,4 @@
-"""Damaged and hostile files against every loader of lieattn_datasets."""
+"""Damaged and hostile files for every loader of lieattn_datasets."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from tests.fuzz._data_sets import CASES, Case
 from tests.fuzz._target import Finding, Target, Verdict, named
 
-_SECONDS, _KIBIBYTES = 5.0, 300_000  # that reading a small file may take
-_MARK = "MARK"  # the file that code from a file would make
+_SECONDS, _KIBIBYTES = 5.0, 300_000  # limits for reading a small file
+_MARK = "MARK"  # name of the file that executed code would create
 _EVENTS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pickle.find_class")
 
 _watched: list[str] | None = None
@@ -41,7 +41,7 @@ def _watch(event: str, _: Any) -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[str]]:
-    """The events within, as Python reports them, that a loader never has: processes, connections, unpickled names."""
+    """Record the audit events of Python that a loader never causes: processes, connections, unpickled names."""
     global _watched
     if not getattr(watched, "installed", False):
         sys.addaudithook(_watch)
@@ -54,7 +54,7 @@ def watched() -> Iterator[list[str]]:
 
 
 class Hostile:
-    """An object that makes a file when it is unpickled."""
+    """An object that creates a file if it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, (f"touch {_MARK}",)
@@ -127,12 +127,12 @@ def _torch(draw: random.Random, _: bytes) -> bytes:
 
 @functools.cache
 def _zeros(mebibytes: int) -> bytes:
-    """Gzip members of zeros, one after the other."""
+    """Return concatenated gzip members of zeros."""
     return gzip.compress(bytes(1 << 24)) * (mebibytes // 16)
 
 
 def _bomb(draw: random.Random, content: bytes) -> bytes:
-    """The content, if it is packed, with what unpacks to two gibibytes behind it; else all bytes that there are."""
+    """Return an archive that unpacks to two gibibytes or states a wrong size; gzip files keep or lose their content."""
     if content[:2] == b"\x1f\x8b":
         return draw.choice([content, b""]) + _zeros(2048)
     names = [f"{name}.npy" for name in _arrays(content)] or ["a/test/b.off", "x"]
@@ -147,7 +147,7 @@ def _bomb(draw: random.Random, content: bytes) -> bytes:
 
 
 def _arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an npz archive, none of another file."""
+    """Return the arrays of an npz archive, or an empty dictionary for other files."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {key: value for key, value in archive.items() if isinstance(value, np.ndarray)}
@@ -156,7 +156,7 @@ def _arrays(content: bytes) -> dict[str, np.ndarray]:
 
 
 def _array(draw: random.Random, content: bytes) -> bytes:
-    """An archive of which one array is another: objects, another type or shape, numbers out of range."""
+    """Change one array of an archive: objects, another type or shape, numbers out of range."""
     arrays = _arrays(content)
     if not arrays:
         return _number(draw, content)
@@ -195,7 +195,7 @@ _ARRAYS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
 
 
 def _promise(draw: random.Random, content: bytes) -> bytes:
-    """An archive of which one array has a header that promises far more than there is, or nonsense."""
+    """Replace the header of one array of an archive by one that promises far too much, or is invalid."""
     arrays = _arrays(content)
     if not arrays:
         return _header(draw, content)
@@ -230,7 +230,7 @@ DAMAGES: dict[str, Damage] = {
     "other array": _array,
     "false promise": _promise,
 }
-_NOTICED = {"truncated", "flipped bits", "spliced", "inserted", "deleted", "header"}  # by checksums
+_NOTICED = {"truncated", "flipped bits", "spliced", "inserted", "deleted", "header"}  # detected by checksums
 
 
 @st.composite
@@ -248,7 +248,7 @@ def _check(case: tuple[str, str, str, int]) -> Finding | Verdict:
 
 
 def judge(valid: Case, file: str, content: bytes, damage: str, about: str) -> Finding | Verdict:
-    """What a loader makes of its files when one of them has another content."""
+    """Judge the outcome of a loader if one of its files has this content."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         root = Path(folder, "root")
@@ -275,7 +275,7 @@ def judge(valid: Case, file: str, content: bytes, damage: str, about: str) -> Fi
 
 
 def _compare(valid: Case, values: Any, expected: Any, damage: str, about: str) -> Finding | Verdict:
-    """Whether values are right, or may be others because the format cannot tell."""
+    """Judge values: they must be correct, unless the format cannot detect the damage."""
     same = len(values) == len(expected) and all(map(np.array_equal, values, expected))
     if same:
         return Verdict.CORRECT
@@ -284,7 +284,7 @@ def _compare(valid: Case, values: Any, expected: Any, damage: str, about: str) -
         or (valid.counts and damage == "truncated")
         or valid.only == "processed"
     ):
-        return Finding(Verdict.SILENT, f"{about}: other values than before the damage")
+        return Finding(Verdict.SILENT, f"{about}: values differ from those before the damage")
     if not all(np.isfinite(array).all() for array in values if array.dtype.kind == "f"):
         return Finding(Verdict.SILENT, f"{about}: numbers that are not finite")
     return Verdict.CORRECT

@@ -1,4 +1,4 @@
-"""Kernels against definitions: outputs, weights, gradients and second derivatives.
+"""Comparison of kernels with definitions: outputs, weights, gradients and second derivatives.
 
 The operator by all its evaluators, attentive convolution, and the networks of heads and of edges.
 """
@@ -35,15 +35,15 @@ from tests.fuzz._target import Finding, Target, Verdict
 _PATTERNS = ("joint", "framewise", "pooled", "query_sum")
 _NORMALIZATIONS = ("softmax", "softmax", "mean", "exp-mean", "none")
 _EXACT = 1e-9  # relative to the largest entry, in float64
-_TIMES = 10  # as far from the definition as plain maths in float32 may a faster evaluator be
-_FEW = 16  # roundings that any result may have, see Numbers.roundings
-_MOST = 60  # loops of the definition
+_TIMES = 10  # largest error of a faster evaluator, relative to that of plain operations in float32
+_FEW = 16  # number of rounding errors that any result may have, see Numbers.roundings
+_MOST = 60  # largest number of loops in the definition
 _WEIGHTS = 30_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is drawn; the rest follows from the seed."""
+    """The drawn properties of a case. All others follow from the seed."""
 
     seed: int
     pattern: str
@@ -66,10 +66,10 @@ _CASES = st.builds(
 
 
 class Numbers:
-    """Random choices, and numbers whose strides are of any kind, all from one seed."""
+    """Random choices, and numbers with strides of any kind, all from one seed."""
 
-    least = 0.0  # number that results are measured against if they are smaller
-    roundings = 0.0  # in units of the precision: what large scores and long sums cost whoever computes them
+    least = 0.0  # smallest scale to which errors of results are relative
+    roundings = 0.0  # errors of large scores and long sums for every evaluator, in units of the precision
 
     def __init__(self, seed: int, dtype: torch.dtype, gradients: bool) -> None:
         self.seed, self.dtype, self.gradients = seed, dtype, gradients
@@ -79,7 +79,7 @@ class Numbers:
         return self.toss.random() < probability
 
     def draw(self, *shape: int, times: float = 1.0, expanded: bool = True) -> Tensor:
-        """Normal numbers whose strides may be those of a transposed, a sliced or an expanded tensor."""
+        """Return normal numbers with the strides of a contiguous, transposed, sliced or expanded tensor."""
         kind = self.toss.choice(("contiguous", "contiguous", "transposed", "sliced", "expanded"))
 
         def normal(*shape: int) -> Tensor:
@@ -96,7 +96,7 @@ class Numbers:
         return normal(*shape)
 
     def direction(self, out: Tensor) -> Tensor:
-        """What outputs are multiplied with before gradients are taken, the same for every evaluator."""
+        """Return the factor of outputs before gradients are computed, which is the same for every evaluator."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         return torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
 
@@ -128,15 +128,15 @@ class Drawn(Numbers):
         if self.chance(0.2):
             self.options["scale"] = choice((0.0, 1.0, -0.5, 1e-6))
         self.operands = self._operands()
-        if self.with_query and self.points:  # weights are as uncertain as the largest score
+        if self.with_query and self.points:  # the rounding error of weights is that of the largest score
             query, key = self.operands["query"].double(), self.operands["key"].double()
             scale = self.options.get("scale", self.depth**-0.5)
             self.roundings = abs(scale) * float(torch.einsum("ighd,jmhd->igjmh", query, key).abs().max())
-        if self.row is not None:  # gradients of rows are sums over all edges that read them, one after the other
+        if self.row is not None:  # gradients of rows are sequential sums over all their edges
             self.roundings = max(self.roundings, math.sqrt(edges * self.fiber * self.width))
 
     def of(self, size: int) -> int:
-        """The size of an axis, or 1, for all entries."""
+        """Return the size of an axis, or 1 for an axis that is broadcast."""
         return size if self.chance(0.7) else 1
 
     def _indices(self, end: int, *shape: int) -> Tensor:
@@ -151,7 +151,7 @@ class Drawn(Numbers):
             size = self.toss.choice((1, 2, 3))
             return AllPairs(include_self=kind == "clouds")(torch.zeros(points, 1), torch.arange(points) // size)
         degree = torch.zeros(points, dtype=torch.int64)
-        if kind == "random":  # points without neighbors, and sources more than once, as in periodic boxes
+        if kind == "random":  # includes points without neighbors, and repeated sources, as in periodic boxes
             degree = self._indices(4, points) * self._indices(2, points)
         elif kind == "one list" and points:
             degree[self.toss.randrange(points)] = self.toss.choice((1, 20, 200))
@@ -162,7 +162,7 @@ class Drawn(Numbers):
         return Neighbors(row_ptr, source[order], target)
 
     def _operands(self) -> dict[str, Tensor | None]:
-        """Signals and terms by their names, those that are absent left out."""
+        """Return signals and terms by their names, without absent ones."""
         pattern, n, heads, depth, width, of = self.case.pattern, self.fiber, self.heads, self.depth, self.width, self.of
         outs, types, queries = self.outs, self.types, self.queries
         loud = self.toss.choice((1.0, 1.0, 1.0, 1e-3, 5.0, 30.0 if self.case.normalize == "softmax" else 1.0))
@@ -201,7 +201,7 @@ class Drawn(Numbers):
             given["displacement_bias"] = bias.masked_fill(masked, -torch.inf)
         if (
             self.with_query and self.width == self.depth and self.chance(0.2)
-        ):  # one signal, and one ψ, may serve as both
+        ):  # keys and values can share one signal and one ψ
             given["key"] = given["value"]
             if "psi" in given and "key_psi" in given:
                 given["key_psi"] = given["psi"]
@@ -212,7 +212,7 @@ class Drawn(Numbers):
         return f"{self.case} {self.options} {self.neighbors} {shapes} row={self.row is not None}"
 
 
-Outcome = list[list[Tensor]]  # the output, its gradients, and their gradients: what is measured against one another
+Outcome = list[list[Tensor]]  # the output, its gradients, and their gradients, which are compared
 
 
 def _evaluate(drawn: Drawn, evaluate: Callable[..., Tensor], dtype: torch.dtype, twice: bool) -> Outcome:
@@ -237,7 +237,7 @@ def _outcome(drawn: Numbers, out: Tensor, through: list[Tensor], twice: bool) ->
 
 
 def _gradients(out: Tensor, through: list[Tensor], direction: Tensor, twice: bool) -> list[Tensor]:
-    """Gradients, zero where there are none."""
+    """Return gradients, which are zero for tensors that have no effect."""
     if not out.requires_grad:
         return [torch.zeros_like(leaf) for leaf in through]
     options = {"create_graph": twice, "materialize_grads": True, "allow_unused": True}
@@ -245,9 +245,10 @@ def _gradients(out: Tensor, through: list[Tensor], direction: Tensor, twice: boo
 
 
 def _distance(found: Outcome, wanted: Outcome, least: float = 0.0) -> float:
-    """Largest difference, relative to the largest entry of its kind or one before; infinite if a number is missing.
+    """Return the largest difference, relative to the largest entry of its kind or a previous one.
 
-    Entries smaller than ``least`` are what rounding leaves of larger numbers that cancel.
+    It is infinite if a number is not finite. Entries smaller than ``least`` are rounding errors of larger numbers that
+    cancel.
     """
     farthest, scale = 0.0, least
     for ours, theirs in zip(found, wanted, strict=True):
@@ -260,19 +261,19 @@ def _distance(found: Outcome, wanted: Outcome, least: float = 0.0) -> float:
             if difference:
                 farthest = max(farthest, difference / scale if scale else math.inf)
         if not all(bool(b.isfinite().all()) for _, b in pairs):
-            break  # a point whose keys are all masked: how far its gradients are no numbers is nobody's to say
+            break  # if all keys of a point are masked, it is not specified which gradients are NaN
     return farthest
 
 
 def _compare(
     drawn: Numbers, wanted: Outcome, evaluators: list[str], evaluate: Callable[[str], Outcome]
 ) -> Finding | Verdict:
-    """Whether plain maths, first of the evaluators, is exact in double precision, and the others are as good as it."""
+    """Check that plain operations are exact in float64, and that the other evaluators are similarly accurate."""
     single, allowed = drawn.dtype == torch.float32, _EXACT
     before, threads = torch.get_num_threads(), drawn.toss.choice((1, 1, 2))
     try:
         for name in evaluators:
-            torch.set_num_threads(threads if name == "numba" else 1)  # those of torch wait long where cores are busy
+            torch.set_num_threads(threads if name == "numba" else 1)  # threads of torch wait long if cores are busy
             with backend(name):
                 found = evaluate(name)
             shapes, expected = ([[t.shape for t in kind] for kind in kinds] for kinds in (found, wanted))
@@ -312,7 +313,7 @@ def _check(case: Case) -> Finding | Verdict:
 
 
 def _check_weights(drawn: Drawn) -> Finding | Verdict:
-    """Whether the weights have the shape that is promised, and, without ψ and β, give the output."""
+    """Check that the weights have the stated shape and, without ψ and β, give the output."""
     given = dict(drawn.operands)
     signals, terms = [given.pop(name, None) for name in _SIGNALS], RelativeTerms(**given, row=drawn.row)
     out, weights = group_attention(*signals, drawn.neighbors, terms=terms, return_weights=True, **drawn.options)
@@ -336,7 +337,7 @@ def _check_weights(drawn: Drawn) -> Finding | Verdict:
 
 @dataclass(frozen=True)
 class Sized:
-    """What is drawn of a kernel without patterns."""
+    """The drawn properties of a case of a kernel without patterns."""
 
     seed: int
     dtype: torch.dtype
@@ -369,7 +370,7 @@ class Gated(Numbers):
         least = max(1, self.options["dilation"] * (size - 1) + 1 - 2 * self.options["pad"])
         rows, columns = (least + choice((0, 1, 3, 8)) for _ in range(2))
         loud = choice((1.0, 1.0, 0.01, 10.0))
-        # What is expanded has maxima that are equal, and derivatives that are anybody's choice.
+        # Expanded tensors would have equal maxima, where derivatives are not unique.
         self.operands = {
             "x": self.draw(choice((0, 1, 1, 2, 3)), ins, fiber, rows, columns, times=loud, expanded=False),
             "kernels": self.draw(out, order, ins, fiber, size, size, expanded=False),
@@ -390,7 +391,7 @@ class Gated(Numbers):
         return _outcome(self, evaluate(**leaves), list(leaves.values()), twice)
 
     def defined(self, x: Tensor, kernels: Tensor, **tables: Tensor) -> Tensor:
-        """The definition; ``self.gap`` is how far it is from where its derivatives jump."""
+        """Evaluate the definition, and set ``self.gap`` to the distance to the nearest jump of its derivatives."""
         options, self.gap = self.options, math.inf
         x = F.pad(x, (options["pad"],) * 4)
         shifts = torch.arange(kernels.shape[-1]) * options["dilation"]

@@ -1,4 +1,4 @@
-"""Calls of models: finite, alone as in a batch, in any order of the points, and moved as the symmetry says."""
+"""Calls of models: outputs are finite, the same alone and in a batch and in any order of points, and equivariant."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from lieattn.testing import randomize
 from tests.fuzz._strategies import points
 from tests.fuzz._target import Finding, Target, Verdict, named
 
-_RADIUS = 1.3712  # at which no points of a grid lie
-# Clouds whose coordinates are of the order of the radius, so that errors are those of rounding alone.
+_RADIUS = 1.3712  # no distance in a grid is equal to it
+# Clouds whose coordinates are of the order of the radius, so that errors are only rounding errors.
 _ORDINARY = ("normal", "coincident", "zero padded", "on a line", "in a plane", "grid")
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -60,7 +60,7 @@ def _steerable(model: Any, **options: Any) -> nn.Module:
 
 _VEL: dict[str, Any] = {"vector_inputs": ("vel",)}
 _LOGS = {"lifting": Lifting("log")}
-# The dimension of the points, and the model.
+# Dimension of the points, and the model.
 MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
     "GSANet T": (3, lambda: _gsa(tetrahedral(), **_VEL)),
     "GSANet D3": (2, lambda: _gsa(dihedral(3))),
@@ -121,7 +121,7 @@ def _cases(draw: st.DrawFn):
 def _check(case: Any) -> Finding | Verdict:
     name, ordinary, pos, batch, seed, factor = case
     model, generator = _model(name, pos.dtype), torch.Generator().manual_seed(seed)
-    batch = batch.unique(return_inverse=True)[1]  # what clouds without points give differs between read-outs
+    batch = batch.unique(return_inverse=True)[1]  # outputs of clouds without points depend on the read-out
     inputs = {"x": torch.randn(len(pos), 1, generator=generator, dtype=torch.float64).to(pos) * factor}
     inputs["vel"] = torch.randn(pos.shape, generator=generator, dtype=torch.float64).to(pos)
     inputs["z"] = torch.randint(1, 9, (len(pos),), generator=generator)
@@ -144,7 +144,8 @@ def _check(case: Any) -> Finding | Verdict:
                 return Finding(Verdict.SILENT, f"not the same alone: {case}")
     if not ordinary:
         return Verdict.CORRECT
-    # Principal axes follow the order of points equally far; outputs of as many clouds as points look like theirs.
+    # Principal axes depend on the order of equally far points. If there are as many clouds as points, outputs of points
+    # cannot be distinguished from those of clouds.
     if not model.symmetry.moving_axes and clouds < len(pos):
         order = torch.randperm(len(pos), generator=generator)
         shuffled = _outputs(model, pos[order], batch[order], {key: value[order] for key, value in inputs.items()})
@@ -166,7 +167,7 @@ def _outputs(model: nn.Module, pos: Tensor, batch: Tensor, inputs: dict[str, Ten
 
 
 def _moved(symmetry: Any, pos: Tensor, vel: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Points and velocities moved by an element of the group that is promised, and its linear part."""
+    """Return points and velocities transformed by an element of the stated group, and its linear part."""
     group = symmetry.group
     if isinstance(group, FiniteGroup):
         turn = group.elements[int(torch.randint(group.order, (), generator=generator))]

@@ -1,4 +1,4 @@
-"""Neighbor searches against the distances of all pairs."""
+"""Comparison of neighbor searches with the distances of all pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lieattn.geometry import AllPairs, Nearest, Radius
 from tests.fuzz._strategies import points
 from tests.fuzz._target import Finding, Target, Verdict
 
-_SLACK = 2e-5  # relative: distances at the radius itself may count as within or not
+_SLACK = 2e-5  # relative tolerance: points at the radius may or may not be neighbors
 
 
 @st.composite
@@ -50,7 +50,7 @@ def _check(case) -> Finding | Verdict:
 
 
 def _nearest_are_right(got, allowed, distance, k: int) -> bool:
-    """Each point has min(k, available) others, and none that was left out is nearer than one that was taken."""
+    """Check that each point has min(k, available) neighbors, and that no other point is nearer than one of them."""
     if not bool((got.sum(1) == allowed.sum(1).clamp(max=k)).all()):
         return False
     farthest = torch.where(got, distance, 0).amax(1) if len(got) else distance.new_zeros(0)

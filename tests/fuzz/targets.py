@@ -1,4 +1,4 @@
-"""All targets, by their names on the command line: each module beside this one adds its own, ``TARGETS``."""
+"""All targets by their names on the command line. Other modules of this package define them in ``TARGETS``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tests.torture`` disturbs the library at random moments, ``python -m tests.torture soak`` is long."""
+"""``python -m tests.torture`` disturbs the library at random moments; ``python -m tests.torture soak`` trains long."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tqdm import tqdm
 from tests.fuzz import Finding, Verdict
 from tests.fuzz._report import Tally, merge
 
-# Threads that wait for each other should not take the time of those that they wait for.
+# Waiting threads should not use the cores of those for which they wait.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 _NAME = "kills, interrupts and full disks"
 
 
 def main() -> int:
-    """Disturb, or soak; 1 if something is not as it should be."""
+    """Run disturbances or the long training. The exit status is 1 if there are bad outcomes."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("torture", "soak"), default="torture")
     parser.add_argument("--number", type=int, help="disturbances (default 240), or training steps (default 10,000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="disturbances at a time")
-    parser.add_argument("--minutes", type=float, default=30.0, help="after which nothing more is begun (default 30)")
-    parser.add_argument("--only", nargs="+", help="kinds of work, as they are named in _trials.py")
-    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="where results are merged into")
+    parser.add_argument("--minutes", type=float, default=30.0, help="no trial begins after this time (default 30)")
+    parser.add_argument("--only", nargs="+", help="kinds of work, by their names in _trials.py")
+    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="file for the results")
     parser.add_argument("--slot", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.slot:
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _torture(options: argparse.Namespace) -> dict[str, object]:
-    """Counts of all disturbances, by several processes that are fork servers."""
+    """Return the counts of all disturbances, which are made by several fork servers."""
     from tests.torture._trials import SHARES
 
     shares = {name: share for name, share in SHARES.items() if not options.only or name in options.only}
@@ -60,7 +60,7 @@ def _torture(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _slot(counts: dict[str, int], seed: int, minutes: float, tally: Tally, bar: tqdm) -> None:
-    """Read the findings of a process as they come."""
+    """Read the findings of a process while it runs."""
     command = [sys.executable, "-m", "tests.torture", "--slot", json.dumps(counts)]
     command += ["--seed", str(seed), "--minutes", str(minutes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | _ENVIRONMENT) as process:
@@ -70,11 +70,11 @@ def _slot(counts: dict[str, int], seed: int, minutes: float, tally: Tally, bar: 
                 tally.add(Finding(Verdict(verdict), detail), seconds, kind)
                 bar.update()
     if process.returncode != 0:
-        tally.add(Finding(Verdict.CRASH, f"the fork server itself ended with {process.returncode}"), 0.0)
+        tally.add(Finding(Verdict.CRASH, f"the fork server ended with exit status {process.returncode}"), 0.0)
 
 
 def _disturb(counts: dict[str, int], seed: int, minutes: float) -> None:
-    """Be a fork server: print a line for every disturbance, until there were so many of each kind of work."""
+    """Run a fork server, which prints a line for every disturbance until the counts of all kinds are reached."""
     import torch
 
     from tests.torture._children import adopt
@@ -85,7 +85,7 @@ def _disturb(counts: dict[str, int], seed: int, minutes: float) -> None:
     adopt()
     warm_up(set(counts))
     if not is_alone():
-        raise RuntimeError("threads do not survive a fork, and this process has some")
+        raise RuntimeError("expected a process with a single thread, since threads do not survive a fork")
     left = {name: count for name, count in counts.items() if count > 0}
     draw, until = random.Random(seed), time.monotonic() + 60 * minutes
     while left and time.monotonic() < until:

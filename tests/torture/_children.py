@@ -1,6 +1,6 @@
-"""A fork server: work in a child of this process, which is disturbed at a random moment and leaves nobody behind.
+"""A fork server: it runs work in a child, which is disturbed at a random moment and must leave no processes behind.
 
-Everything is imported before, and nothing has used several threads, since only one survives a fork.
+All imports happen before, and no code has used several threads, since only one thread survives a fork.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_SUBREAPER = 36  # of prctl(2): children of a process that died become our children
-LIMIT = 300.0  # seconds that a child may take, and its children after its end
+_SUBREAPER = 36  # option of prctl(2): children of a dead child become children of this process
+LIMIT = 300.0  # time limit in seconds for a child
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class End:
-    """How work ended: its exit status (-n for signal n), what it said, and what went wrong with the process itself."""
+    """The end of work: exit status (-n for signal n, None after the time limit), output, and remaining processes."""
 
     status: int | None
     said: str
@@ -36,7 +36,10 @@ class End:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What happens to a child, and when; a second signal ``pause`` later; a disk that is full after so many bytes."""
+    """A disturbance of a child ``after`` seconds.
+
+    A second signal follows ``pause`` seconds later. A full disk has ``room`` for this number of bytes.
+    """
 
     kind: str
     after: float
@@ -44,7 +47,7 @@ class Disturbance:
     room: int = 0
 
     def happen(self, pid: int) -> None:
-        """To the process, or, as a terminal does it, to all of its group."""
+        """Disturb the process or, like a terminal, all processes of its group."""
         if self.kind == "full disk":
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (self.room, self.room))
         elif self.kind == "Ctrl-C":
@@ -54,16 +57,16 @@ class Disturbance:
 
 
 def adopt() -> None:
-    """Become the parent of processes that children leave behind."""
+    """Make this process the parent of processes that children leave behind."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def run(work: Callable[[], int], folder: Path, disturbance: Disturbance | None = None) -> End:
-    """Do the work in a child, with ``folder/tmp`` for temporary files and ``folder/said`` for what it prints."""
+    """Run the work in a child, with ``folder/tmp`` for temporary files and ``folder/said`` for its output."""
     (folder / "tmp").mkdir(exist_ok=True)
     (folder / "said").write_text("")
     began = time.monotonic()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the child is one that can take them
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the child has its signal handlers
     pid = os.fork()
     if pid == 0:
         _be_the_child(work, folder)
@@ -105,7 +108,7 @@ def _be_the_child(work: Callable[[], int], folder: Path) -> None:
 
 
 def _until_its_end(pid: int, began: float, disturbance: Disturbance | None) -> int | None:
-    """Its exit status; None if it takes too long."""
+    """Wait for a child, and return its exit status, or None after the time limit."""
     pending = [] if disturbance is None else [(began + disturbance.after, disturbance)]
     if disturbance is not None and disturbance.kind == "SIGINT twice":
         pending.append((pending[0][0] + disturbance.pause, disturbance))
@@ -120,7 +123,10 @@ def _until_its_end(pid: int, began: float, disturbance: Disturbance | None) -> i
 
 
 def _end_all(patience: float = 15.0) -> int:
-    """Wait for adopted processes; how many did not end by themselves. Loaders of torch look every five seconds."""
+    """Wait for adopted processes, and return the number of those that must be killed.
+
+    Worker processes of torch check every five seconds whether their parent is alive.
+    """
     until, killed = time.monotonic() + patience, set()
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Trials: what is disturbed, how often, and the judgement of what is there afterwards.
+"""Trials: the disturbed work, the number of disturbances, and the judgement of the result.
 
-A trial disturbs the same work in the same folder a few times, as a user does who starts it again, and lets it end at
-last: the end must be that of work which nobody disturbed.
+A trial disturbs the same work in the same folder a few times, as if a user started it again, and then completes it. The
+result must be equal to that of undisturbed work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIGNALS = ("SIGKILL", "SIGINT", "SIGTERM", "SIGINT twice", "Ctrl-C")
 
 
 class Lost(Exception):
-    """Something that was there is not, or is not as it was."""
+    """Raised if existing data are missing or changed."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,19 @@ class Trial:
     Attributes
     ----------
     prepare
-        Fills an empty folder.
+        Function that fills an empty folder.
     work
-        Is run in a child, with the folder, until it ends or is disturbed; the same call continues it.
+        Function that runs in a child, with the folder, until it ends or is disturbed. The same call continues it.
     check
-        Raises :class:`Lost` if the folder is not as it should be after a disturbance; called with what
-        ``before`` gave at the moment before it.
+        Function that raises :class:`Lost` if the folder is damaged after a disturbance.
     result
-        What must be equal at the end to what undisturbed work gives; None for work without an end.
+        Function that returns the result, which must be equal to that of undisturbed work; None for work without an end.
     disturbances
-        What may happen; :data:`_SIGNALS` and a full disk.
+        Kinds of disturbances: :data:`_SIGNALS` and a full disk.
     seconds
-        Over which the moments are spread, for work without an end.
+        Period in which disturbances happen, for work without an end.
+    most
+        Largest number of disturbances of one trial.
     """
 
     prepare: Callable[[Path], None]
@@ -62,11 +63,11 @@ class Trial:
     result: Callable[[Path], Any] | None = None
     disturbances: tuple[str, ...] = (*_SIGNALS, "full disk")
     seconds: float = 1.0
-    most: int = 3  # disturbances in a row
+    most: int = 3
 
     @functools.cached_property
     def undisturbed(self) -> tuple[float, Any]:
-        """Seconds of the whole work, and its result."""
+        """Duration of the whole work in seconds, and its result."""
         with _folder() as folder:
             self.prepare(folder)
             end = run(lambda: self.work(folder), folder)
@@ -76,7 +77,7 @@ class Trial:
             return end.seconds, self.result(folder)
 
     def findings(self, draw: random.Random) -> Iterator[tuple[str, Finding]]:
-        """Each with the disturbance that it is about."""
+        """Run a trial, and yield the kind of each disturbance with its finding."""
         seconds = self.undisturbed[0] if self.result else self.seconds
         with _folder() as folder:
             self.prepare(folder)
@@ -99,13 +100,13 @@ class Trial:
         try:
             self.check(folder)
             if len(left := _left_over(folder)) > 1:
-                return Finding(Verdict.LOST, f"{text}: files pile up: {left}")
+                return Finding(Verdict.LOST, f"{text}: unfinished files accumulate: {left}")
             if last and self.result is not None:
                 found = run(lambda: self.work(folder), folder)
                 if found.status != 0:
                     return Finding(Verdict.LOST, f"{text}: it cannot be continued: {found.said[-300:]}")
                 if self.result(folder) != self.undisturbed[1]:
-                    return Finding(Verdict.SILENT, f"{text}: continued to another end")
+                    return Finding(Verdict.SILENT, f"{text}: the continued work has another result")
         except (Lost, CheckpointError, OSError, ValueError) as error:
             return Finding(Verdict.LOST, f"{text}: {error}")
         if end.status not in _STATUS[what.kind] | {0}:
@@ -117,7 +118,7 @@ class Trial:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="torture-"))  # a TemporaryDirectory would end with the first child
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))  # a TemporaryDirectory would be removed by the first child
     try:
         yield folder
     finally:
@@ -125,7 +126,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _left_over(folder: Path) -> list[str]:
-    """Files that were to be renamed."""
+    """Return the files that were not renamed from their temporary names."""
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.name.startswith(".")]
 
 
@@ -153,7 +154,7 @@ def _fit(threads: int, workers: int) -> Trial:
 
 
 def _check_compare(folder: Path) -> None:
-    """Records that were there at the last check are still there and the same; those that came are kept for the next."""
+    """Check that the records of the last check still exist unchanged, and keep new ones for the next check."""
     kept = folder / "kept"
     kept.mkdir(exist_ok=True)
     for copy in kept.iterdir():
@@ -194,13 +195,13 @@ def _check_reports(folder: Path) -> None:
         return
     found = json.loads(path.read_text())["number"]
     if path.read_text() != work.report_of(found) or found < work.noted(folder / "notes/report"):
-        raise Lost(f"the report is {found}, or part of it")
+        raise Lost(f"the report is {found}, or incomplete")
 
 
 def _check_pictures(folder: Path) -> None:
     path = folder / "picture.png"
     if work.noted(folder / "notes/picture") and not path.read_bytes().endswith(b"IEND\xaeB`\x82"):
-        raise Lost("the picture is not whole")
+        raise Lost("the picture is not complete")
 
 
 def _with_notes(folder: Path) -> None:
@@ -209,20 +210,23 @@ def _with_notes(folder: Path) -> None:
 
 @functools.cache
 def _checkpoint() -> Path:
-    """A checkpoint of an undisturbed run."""
+    """Return a checkpoint of an undisturbed run."""
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
     work.write_fit(folder, 0)
     if run(lambda: work.fit(folder, 1), folder).status != 0:
-        raise RuntimeError("no checkpoint to work with")
+        raise RuntimeError("the undisturbed run has no checkpoint")
     return folder / "checkpoints/last.ckpt"
 
 
 def _command(name: str, file: str, prepare: Callable[[Path], None], beside: str | None = None) -> Trial:
-    """A command that replaces a file, or writes another one beside it: there is the old one, or the new one, whole."""
+    """Return the trial of a command that replaces a file or writes another file beside it.
+
+    At any time there must be either the complete old file or the complete new one.
+    """
     new = functools.cache(lambda: trial.undisturbed[1])
 
     def write(folder: Path) -> None:
-        _checkpoint()  # not in the child
+        _checkpoint()  # made here, since it is cached only in this process
         prepare(folder)
         (folder / file).write_text("old")
 
@@ -231,7 +235,7 @@ def _command(name: str, file: str, prepare: Callable[[Path], None], beside: str 
         if (text := (folder / file).read_text()) not in allowed:
             raise Lost(f"{file} is neither the old nor the new one: {text[:40]!r}")
         if beside and (folder / beside).exists() and (folder / beside).read_text() != new():
-            raise Lost(f"{beside} is not whole")
+            raise Lost(f"{beside} is not complete")
 
     trial = Trial(
         write,
@@ -243,7 +247,7 @@ def _command(name: str, file: str, prepare: Callable[[Path], None], beside: str 
 
 
 def _check_qm9(folder: Path) -> None:
-    """It is read as it was made, whatever the cache is; and what was left by those who are gone goes away in time."""
+    """Check that the molecules are read correctly for any state of the cache, and that old unfinished files go away."""
     if left := _left_over(folder):
         os.utime(folder / left[0], (0, 0))
         (folder / "processed/lieattn_qm9.npz").unlink(missing_ok=True)
@@ -275,7 +279,7 @@ TRIALS: dict[str, Trial] = {
         disturbances=("SIGKILL", "SIGTERM"),
     ),
 }
-# Shares of the disturbances of a long run; kernels are interrupted apart from these, in a process of their own.
+# Shares of the disturbances of a long run. Kernels are interrupted in a separate process.
 SHARES = {
     "fit": 0.1,
     "fit, two threads": 0.07,
@@ -292,7 +296,7 @@ SHARES = {
 
 
 def findings(name: str, seed: int) -> Iterator[tuple[str, Finding, float]]:
-    """Of one trial: the kind of disturbance, what came of it, and the seconds that it took."""
+    """Run one trial, and yield the kind of each disturbance, its finding and its duration in seconds."""
     draw = random.Random(f"{name} {seed}")
     at = time.monotonic()
     for kind, found in _kernels(draw) if name == "kernels" else TRIALS[name].findings(draw):

@@ -1,4 +1,4 @@
-"""What is disturbed: commands on tiny configurations that save as often as they can, writers of files, kernel calls."""
+"""The disturbed work: commands on tiny configurations that save very often, writers of files, calls of kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BATCH, EPOCHS = 3, 3
 
 
 class Clouds(Dataset):
-    """Clouds with noise drawn anew whenever one is asked for, which a continued run must draw as the first one did."""
+    """Clouds with new noise on each access. A continued run must draw the same noise as an uninterrupted one."""
 
     def __init__(self, size: int = 12) -> None:
         self.size = size
@@ -48,7 +48,7 @@ class Clouds(Dataset):
 
 
 class Journal(Callback):
-    """Notes every step whose checkpoint was written before."""
+    """Callback that notes every step whose checkpoint is already written."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -59,12 +59,12 @@ class Journal(Callback):
 
 
 def note(path: Path, number: int) -> None:
-    """Keep a number, whatever happens to this process; also while it may not write to files of some length."""
+    """Record a number so that it survives the end of this process, also with a full disk."""
     (path.parent / f"{path.name}.{number}").touch()
 
 
 def noted(path: Path) -> int:
-    """The highest number that was noted, 0 if none."""
+    """Return the highest recorded number, or 0."""
     return max((int(file.name.rpartition(".")[2]) for file in path.parent.glob(f"{path.name}.*")), default=0)
 
 
@@ -80,7 +80,7 @@ def _network() -> dict[str, Any]:
 
 
 def write_fit(folder: Path, workers: int) -> None:
-    """The configuration of a run of a second or two, which saves after every step."""
+    """Write the configuration of a run of one or two seconds, which saves after every step."""
     clouds = _spec(f"{__name__}.Clouds")
     task = {
         "classes": 2,
@@ -108,14 +108,14 @@ def write_fit(folder: Path, workers: int) -> None:
 
 
 def fit(folder: Path, threads: int) -> int:
-    """Begin the run, or continue it where there is a checkpoint."""
+    """Start the run, or continue it if there is a checkpoint."""
     torch.set_num_threads(threads)
     last = folder / "checkpoints/last.ckpt"
     return main(["fit", "--config", str(folder / "run.yaml"), *(["--ckpt_path", "last"] if last.exists() else [])])
 
 
 def write_compare(folder: Path) -> None:
-    """Four cells of a few steps."""
+    """Write the configuration of a comparison with four cells of a few steps."""
     content = {
         "task": _spec("lieattn.train.PointSetClassifier", classes=2),
         "models": {"narrow": _network(), "two heads": _network()},
@@ -130,7 +130,7 @@ def write_compare(folder: Path) -> None:
 
 
 def compare(folder: Path, jobs: int) -> int:
-    """Run the cells that are missing, with a checkpoint after every step."""
+    """Run the missing cells, with a checkpoint after every step."""
     budgets._SAVE_EVERY = 0.0
     return main(["compare", "--config", str(folder / "compare.yaml"), "--out", str(folder), "--jobs", str(jobs)])
 
@@ -154,25 +154,25 @@ def predict(folder: Path, checkpoint: Path) -> int:
 
 
 def report_of(number: int) -> str:
-    """A report that tells whether it is whole."""
+    """Return a report whose content shows whether it is complete."""
     return json.dumps({"number": number, "rows": [number] * (500 + 977 * number % 20_000)})
 
 
 def write_reports(folder: Path) -> int:
-    """Replace a report over and over, and note which are there for sure."""
+    """Replace a report repeatedly, and record the numbers of completed reports."""
     number = noted(folder / "notes" / "report")
     while True:
         number += 1
         try:
             replace_text(folder / "report.json", report_of(number))
-        except OSError as error:  # as a command tells it
+        except OSError as error:  # reported like an error of a command
             sys.stderr.write(f"{error}\n")
             return 2
         note(folder / "notes" / "report", number)
 
 
 def write_pictures(folder: Path) -> int:
-    """Replace a picture over and over."""
+    """Replace a picture repeatedly."""
     from lieattn.viz import save, training_curves
 
     number = 0
@@ -183,7 +183,7 @@ def write_pictures(folder: Path) -> int:
 
 
 def write_qm9(folder: Path, molecules: int = 400) -> None:
-    """A folder of QM9 with a prepared file of made molecules."""
+    """Write a folder of QM9 with a prepared file of random molecules."""
     torch.manual_seed(0)
     sizes = torch.randint(3, 20, (molecules,)).tolist()
     made = [
@@ -201,7 +201,7 @@ def write_qm9(folder: Path, molecules: int = 400) -> None:
 
 
 def read_qm9(folder: Path, remake: bool) -> int:
-    """Read the folder, and write what was read; over and over without its cache if it is to be made again."""
+    """Read the folder and save its items or, with ``remake``, read it repeatedly without its cache."""
     cache = folder / "processed/lieattn_qm9.npz"
     while True:
         cache.unlink(missing_ok=True) if remake else None
@@ -212,9 +212,9 @@ def read_qm9(folder: Path, remake: bool) -> int:
 
 
 def interrupt_kernels(folder: Path, threads: int, seed: int, number: int) -> int:
-    """Interrupt calls of kernels, forwards and backwards, and see whether those that come next are right.
+    """Interrupt forward and backward calls of kernels, and check whether the following calls are correct.
 
-    Notes a line for each interrupt. The interrupts are those of a timer, at moments over the duration of a call.
+    A line is written for each interrupt. A timer interrupts at random moments within the duration of a call.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
@@ -244,7 +244,7 @@ def interrupt_kernels(folder: Path, threads: int, seed: int, number: int) -> int
 
 
 def _attention(points: int) -> Callable[[], list[Tensor]]:
-    """Two layers on a cloud: their outputs and all gradients."""
+    """Return a function that computes the outputs and all gradients of two layers on a cloud."""
     group = cyclic(4)
     graph = lift(torch.rand(points, 2) * points**0.5, group, Radius(1.5))
     x = torch.randn(points, 2)
@@ -259,7 +259,7 @@ def _attention(points: int) -> Callable[[], list[Tensor]]:
 
 
 def warm_up(names: set[str]) -> None:
-    """Import all, and compile the kernels of what is disturbed, on one thread."""
+    """Import all modules and compile the kernels of the disturbed work, with one thread."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if names != {"kernels"}:
@@ -271,5 +271,5 @@ def warm_up(names: set[str]) -> None:
 
 
 def is_alone() -> bool:
-    """Whether this process has one thread, so that it may fork."""
+    """Return whether this process has only one thread, so that it can fork."""
     return len(os.listdir("/proc/self/task")) == 1

@@ -1,4 +1,4 @@
-"""A long training of small networks on clouds of ever other sizes: memory, files and threads must stay as they are."""
+"""A long training of small networks on clouds of changing sizes: memory, files and threads must not grow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lieattn.groups import cyclic, octahedral
 from lieattn.models import FramewiseTransformer, GSANet, LieTransformer
 from lieattn.ops import backend
 
-WARM_UP = 0.1  # share of the steps, in which caches and pools fill
-TOLERANCE = 0.02  # growth of resident memory that is none, from the tenth after the warm-up to the last
+WARM_UP = 0.1  # share of the steps in which caches and pools fill
+TOLERANCE = 0.02  # allowed growth of resident memory from the tenth after the warm-up to the last tenth
 
 
 def soak(steps: int, seed: int) -> tuple[dict[str, float], str | None]:
-    """Train; returns what was measured, and what is wrong with it."""
+    """Train, and return the measurements and a description of the fault, if there is one."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     networks = _networks()
@@ -62,7 +62,7 @@ def soak(steps: int, seed: int) -> tuple[dict[str, float], str | None]:
 
 
 def _networks() -> list[tuple[nn.Module, int]]:
-    """Networks for clouds of one feature, and the dimension of the clouds."""
+    """Return networks for clouds of one feature, and the dimensions of the clouds."""
     small = {"channels": 8, "layers": 1, "heads": 2}
     near = Radius(1.5)
     return [
@@ -85,5 +85,5 @@ def _step(network: nn.Module, dim: int, optimizer: torch.optim.Optimizer, draw: 
 
 
 def _resident() -> float:
-    """Of this process, in MiB."""
+    """Return the resident memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

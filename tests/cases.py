@@ -29,7 +29,7 @@ OBLIQUE = (1.0, -2.0, 0.5)
 
 
 def oblique_rotation() -> torch.Tensor:
-    """A rotation of R^3, ``[3, 3]`` float64, about an axis that is not a coordinate axis."""
+    """Return a rotation of R^3, ``[3, 3]`` float64, about an axis that is not a coordinate axis."""
     hat = torch.tensor([[0.0, -0.3, 0.8], [0.3, 0.0, -0.5], [-0.8, 0.5, 0.0]], dtype=torch.float64)
     return torch.matrix_exp(hat)
 

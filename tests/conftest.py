@@ -19,7 +19,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def threads(request):
-    """Sets the number of torch threads, and restores it."""
+    """Yield a function that sets the number of torch threads, which is restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Like ``torch.manual_seed``, which spends half a millisecond on the call stack if CUDA is not initialized."""
+    """Set the seed faster than ``torch.manual_seed``, which records the call stack if CUDA is not initialized."""
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
@@ -59,7 +59,7 @@ BACKENDS = ["plain", "dense", "numba"]
 
 @pytest.fixture(params=BACKENDS)
 def every_backend(request):
-    """Runs a test with each CPU backend; backends use the plain implementation for unsupported cases."""
+    """Run a test with each CPU backend. Backends use the plain implementation for unsupported cases."""
     if request.param == "numba":
         pytest.importorskip("numba")
     with backend(request.param):

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "your_own_group.md"
 
 
 def code_of_page():
-    """Code blocks of the page, in order."""
+    """Return code blocks of the page, in order."""
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
 
 
@@ -81,7 +81,7 @@ OWN_NAMES = {"SO(2)_z", "R^3 x| SO(2)_z", "squeeze", "Heisenberg"}
 
 
 def turning(group):
-    """The coordinates of the Lie algebra that belong to a rotation, if any."""
+    """Return the coordinates of the Lie algebra that belong to a rotation, if any."""
     if isinstance(group, SemidirectProduct):
         return turning(group.stabilizer)
     if isinstance(group, RotationDilations):
@@ -95,7 +95,7 @@ def turns(group):
 
 
 def with_angle(group, a, angle):
-    """Coordinates with the rotation part scaled to an angle; unchanged for groups without rotations."""
+    """Return coordinates with the rotation part scaled to an angle; unchanged for groups without rotations."""
     part = turning(group)
     a = a.clone()
     if turns(group):
@@ -108,7 +108,7 @@ NEAR_PI = tuple(math.pi - d for d in (1e-2, 1e-3, 1e-4, 1e-6, 1e-8))
 
 
 def algebra_cases(group, angles=ANGLES + NEAR_PI, seed=0):
-    """Coordinates ``[cases, algebra_dim]`` float64: zero, small ones, and some of each angle."""
+    """Return coordinates ``[cases, algebra_dim]`` float64: zero, small ones, and some of each angle."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(count):
@@ -122,7 +122,7 @@ def algebra_cases(group, angles=ANGLES + NEAR_PI, seed=0):
 
 
 def elements(group, count=40, seed=0, dtype=torch.float64):
-    """Random elements, some near the identity and some near half turns."""
+    """Return random elements, some near the identity and some near half turns."""
     generator = torch.Generator().manual_seed(seed)
     near = group.exp(algebra_cases(group, seed=seed)[:: max(1, 60 // count)])
     return torch.cat([group.sample(count, generator=generator, dtype=torch.float64), near]).to(dtype)

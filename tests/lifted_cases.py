@@ -32,14 +32,15 @@ class Lifted:
     Attributes
     ----------
     space, group
-        What layers are made for: the space, and the finite group of the fiber, None where there is none.
+        Arguments of layers: the space, and the finite group of the fiber, or None if there is none.
     draw
-        ``draw(generator, dtype)`` gives points and batch.
+        ``draw(generator, dtype)`` returns points and batch.
     lift
-        ``lift(pos, batch)`` gives the graph.
+        ``lift(pos, batch)`` returns the graph.
     moves
-        ``moves(pos, batch)`` yields moved points, ``field -> field`` that moves a field along (None: compare after the
-        mean over the fiber, since the order of the frames may change), and the graph of the moved points.
+        ``moves(pos, batch)`` yields transformed points, a function that transforms a field in the same way, and the
+        graph of the transformed points. If the function is None, means over the fiber are compared, since the order of
+        the frames may change.
     """
 
     space: HomogeneousSpace
@@ -88,7 +89,7 @@ def _finite(group, frames=None, neighborhood=None):
 
 
 def _elements(space, draw, frames_of, neighborhood=None):
-    """Given frames, which random elements of the group transform with the points."""
+    """Return given frames, which random elements of the group transform with the points."""
     neighborhood = Radius(RADIUS) if neighborhood is None else neighborhood
 
     def with_frames(pos, batch, frames):
@@ -117,7 +118,7 @@ def _elements(space, draw, frames_of, neighborhood=None):
 
 
 def _principal(space, frames, dim):
-    """Frames computed from the data; their order in the fiber may change."""
+    """Return frames computed from the data; their order in the fiber may change."""
 
     def lifted(pos, batch):
         return lift(pos, frames, Radius(RADIUS), space, batch=batch)

@@ -186,7 +186,7 @@ def test_tables_on_turned_grids(group, kind, dtype):
 
 
 def turned(group, h, x, rows, columns):
-    """The field whose pixel array is transformed by h, as in rotating an image."""
+    """Return the field whose pixel array is transformed by h, as in rotating an image."""
     return from_grid(act_on_grid(group, h, to_grid(x, torch.tensor([[rows, columns]]))))
 
 
@@ -265,14 +265,14 @@ def test_image_batches_of_different_sizes():
 
 
 def literal(layer, x, group, sides, *, full, pairwise):
-    """The layer as loops over points, frames, offsets and frames, with one affine map per pair of elements."""
+    """Evaluate the layer by loops over points, frames, offsets and frames, with one affine map per pair of elements."""
     places = [(right, sides[0] - 1 - row) for row in range(sides[0]) for right in range(sides[1])]
     offsets = torch.tensor(layer.positions.offsets, dtype=torch.float64)
     out = x.new_zeros(len(x), group.order, layer.channels)
     embedded = layer.query(x), layer.key(x), layer.value(x)
 
     def affine(psi, beta, f, h, m, offset):
-        """One term of A(h, x; y), with psi and beta evaluated at h⁻¹m and h⁻¹(y - x)."""
+        """Return one term of A(h, x; y), with psi and beta evaluated at h⁻¹m and h⁻¹(y - x)."""
         seen = group.elements[group.inverse_index[h]] @ offset
         row = int((offsets - seen).norm(dim=1).argmin())
         factor = psi[group.relative_index[h, m], row]
@@ -617,7 +617,7 @@ def network(group, dtype=torch.float64, **options):
 
 @torch.no_grad()
 def change(model, group, rows=8, columns=12):
-    """The largest relative change of the logits under all transformations of the image."""
+    """Return the largest relative change of the logits under all transformations of the image."""
     dtype = next(model.parameters()).dtype
     images = torch.randn(2, 2, rows, columns, dtype=dtype)
     wanted = model(images)

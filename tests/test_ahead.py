@@ -29,7 +29,7 @@ def second(x):
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """Two kernels of a module that processes can import, and an empty folder for compiled kernels."""
+    """Yield two kernels of a module that processes can import, and an empty folder for compiled kernels."""
     (tmp_path / "tiny_kernels.py").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))

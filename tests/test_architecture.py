@@ -1,4 +1,4 @@
-"""Rules about the code: which part may import which, what must be light to import, what must be documented."""
+"""Rules about the code: imports between its parts, light imports, and complete documentation."""
 
 import ast
 import importlib
@@ -57,12 +57,12 @@ MOST_LINES = 500
 
 
 def part(path):
-    """The part of the library to which a file belongs: ``groups``, ``testing``, ``__init__``, ..."""
+    """Return the part of the library to which a file belongs: ``groups``, ``testing``, ``__init__``, ..."""
     return path.relative_to(LIBRARY).parts[0].removesuffix(".py")
 
 
 def imported(source, package):
-    """All names that a file of a package imports, also within functions; ``from a import b`` gives ``a.b``."""
+    """Return all names that a file of a package imports, also within functions; ``from a import b`` gives ``a.b``."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -81,7 +81,7 @@ def imports_of(path, root=ROOT):
 
 
 def parts_imported(names):
-    """Parts of the library among imported names."""
+    """Return parts of the library among imported names."""
     return {name.split(".")[1] for name in names if name.startswith("lieattn.")}
 
 
@@ -109,7 +109,7 @@ def test_private_modules_of_other_parts_are_not_imported(path):
 def test_models_do_not_import_each_other():
     """A family of models is a file or a folder. Code that families share is in private files beside these.
 
-    Weights that were published know the network they belong to.
+    Modules of published weights may import the network to which these belong.
     """
     for path in FILES:
         family = path.relative_to(LIBRARY).parts[1].removesuffix(".py") if part(path) == "models" else "_"

@@ -80,7 +80,7 @@ def evaluate(tensors, kind, way, **options):
 
 
 def written_out(tensors, kind, measure, dilation):
-    """The formulas of the paper, evaluated response by response."""
+    """Evaluate the formulas of the paper, response by response."""
     x, kernels, first, second, spatial = (tensor.detach() for tensor in tensors.values())
     images, channels, fiber = x.shape[:3]
     outputs, order = kernels.shape[:2]
@@ -276,7 +276,7 @@ def test_no_images():
 
 
 def grid_layers(group, kind):
-    """Layers for planes and for fields with 3 channels, by name."""
+    """Return layers for planes and for fields with 3 channels, by name."""
     options = {"attention": kind, "hidden": 2, "spatial_size": 3}
     gates = {"attention": kind, "hidden": 2, "spatial_size": 5, "spatial_dilation": 2}
     lifting = {
@@ -368,7 +368,7 @@ def test_an_operator_of_a_user_moves_along(group):
 
 
 def _untied(responses):
-    """One weight per input frame, independent of the output frame, which breaks the equivariance."""
+    """Return one weight per input frame, independent of the output frame, which breaks the equivariance."""
     return torch.sigmoid(responses) * torch.arange(4.0)[:, None, None, None, None]
 
 
@@ -402,7 +402,7 @@ def test_parameters_at_zero_hide_nothing():
 
 
 def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
-    """The form of the authors equals ours on p4, and is not equivariant on p4m."""
+    """The form of the authors equals that of the library on p4, and is not equivariant on p4m."""
     for group, exact in ((cyclic(4), True), (dihedral(4), False)):
         layer = GridAttentiveConvolution(group, 3, 2, 3, hidden=2, channel_action="cyclic")
         layer = randomize(layer, spread=1.5).double()
@@ -686,7 +686,7 @@ def test_block_without_shortcut_keeps_its_input():
 
 
 def as_published(network, group_name, kind):
-    """Arrays of a network whose group elements are in the order of the authors."""
+    """Return arrays of a network whose group elements are in the order of the authors."""
     arrays = {"group": np.array(group_name)}
     attention = {"none": "none", "input": "input", "pose": "rh"}.get(kind, "full")
     names = {"weight": "kernel", "first": "W1", "second": "W2", "spatial": "psi_X"}

@@ -60,7 +60,7 @@ class Steps(Callback):
 
 
 def averages(states):
-    """Averages by the recursion of the docstring, in float64."""
+    """Return averages by the recursion of the docstring, in float64."""
     found = {name: value.double() for name, value in states[0].items()}
     for n, state in enumerate(states[1:], 1):
         decay = min(DECAY, (1 + n) / (10 + n))

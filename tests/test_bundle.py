@@ -24,7 +24,7 @@ NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi"
 
 
 def copies(clouds, heads, dtype=torch.float64, isolated=True):
-    """Clouds with the same neighbor lists, one point without neighbors, and all tables."""
+    """Return clouds with the same neighbor lists, one point without neighbors, and all tables."""
     generator = torch.Generator().manual_seed(clouds)
 
     def draw(*shape):
@@ -100,7 +100,7 @@ def test_a_few_bundles():
     assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
 
 
-@pytest.mark.parametrize("clouds", [1, 4])  # whose heads leave lanes idle, or fill the vectors
+@pytest.mark.parametrize("clouds", [1, 4])  # heads leave lanes idle, or fill the vectors
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("frames", [1, FIBER])
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])

@@ -424,7 +424,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
-    """Three clouds with features, charges, vectors, masses and times, optionally on the unit sphere."""
+    """Return three clouds with features, charges, vectors, masses and times, optionally on the unit sphere."""
     generator = torch.Generator().manual_seed(1)
     found = []
     for size in (6, 4, 5):
@@ -442,7 +442,7 @@ def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
 
 
 def crystals(*, slab: bool = True) -> list[Data]:
-    """Clouds in periodic boxes with oblique edges, one of them a slab."""
+    """Return clouds in periodic boxes with oblique edges, one of them a slab."""
     found = molecules()
     edges = torch.tensor([[4.0, 0.3, 0.0], [0.5, 5.0, 0.2], [0.0, -0.4, 4.5]], dtype=torch.float64)
     for number, cloud in enumerate(found):
@@ -451,7 +451,7 @@ def crystals(*, slab: bool = True) -> list[Data]:
 
 
 def directed() -> list[Data]:
-    """Positions with directions."""
+    """Return positions with directions."""
     found = molecules()
     for cloud in found:
         cloud.pos = torch.cat([cloud.pos, torch.nn.functional.normalize(cloud.vel.double(), dim=1)], dim=1)
@@ -463,7 +463,7 @@ def images(size: int, channels: int = 1, number: int = 2) -> torch.Tensor:
 
 
 def pixels(size: int, channels: int = 1) -> list[Data]:
-    """The same images as point sets."""
+    """Return the same images as point sets."""
     axis = torch.arange(size) - (size - 1) / 2
     pos = torch.stack(torch.meshgrid(-axis, axis, indexing="ij"), dim=-1).flatten(0, 1).flip(1)
     grid = torch.tensor([[size, size]])
@@ -727,7 +727,7 @@ AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTabl
 
 
 def firsts(clouds: list[Data]) -> list[Data]:
-    """The same clouds with only one feature."""
+    """Return the same clouds with only one feature."""
     for cloud in clouds:
         cloud.x = cloud.x[:, :1]
     return clouds
@@ -1051,7 +1051,7 @@ def test_bad_json():
 
 
 def checkpoint(path, network: nn.Module, spec: dict, scales: dict[str, float] | None = None) -> str:
-    """A checkpoint like that of `lieattn fit`, without training."""
+    """Return a checkpoint like that of `lieattn fit`, without training."""
     weights = {f"network.{name}": value for name, value in network.state_dict().items()}
     weights |= {f"scale_{name}": torch.tensor(scale) for name, scale in (scales or {}).items()}
     entry = {

@@ -51,7 +51,7 @@ class Clouds(Dataset):
 
 
 def folder_of_user(place: Path) -> None:
-    """``mydata.py``, and a configuration of a tiny network on its data set."""
+    """Write ``mydata.py``, and a configuration of a tiny network on its data set."""
     (place / "mydata.py").write_text(MYDATA)
     network = {
         "class_path": "GSANet",  # named without its package
@@ -80,7 +80,7 @@ def folder_of_user(place: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The working directory of a user, which is not on the Python path."""
+    """Yield the working directory of a user, which is not on the Python path."""
     folder_of_user(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -252,7 +252,7 @@ def test_version():
 
 
 def test_installed_command_finds_classes_of_the_working_directory(home):
-    """``-P`` leaves the working directory off the path, as a console script does."""
+    """With ``-P`` the working directory is not on the path, as in a console script."""
     code = "import sys; from lieattn.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["fit", "--config", "run.yaml", "--trainer.fast_dev_run", "true"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

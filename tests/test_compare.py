@@ -1235,7 +1235,7 @@ def test_curves_of_seconds_have_the_shares_that_all_seeds_have():
 
 @pytest.fixture
 def other_python(tmp_path) -> Path:
-    """This interpreter under another path, like the interpreter of a separate environment."""
+    """Return this interpreter under another path, like the interpreter of a separate environment."""
     path = tmp_path / "environment" / "python"
     path.parent.mkdir()
     path.write_text(f'#!/bin/sh\nOTHER_ENVIRONMENT=1 exec "{sys.executable}" "$@"\n')

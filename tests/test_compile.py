@@ -51,7 +51,7 @@ def models(*quick):
 
 
 def network():
-    """A GSA-Net with one block, and a batch of images."""
+    """Return a GSA-Net with one block, and a batch of images."""
     net = GSANet(cyclic(2), 1, 3, channels=6, blocks=(1,), heads=2, neighborhood=PixelSquare(3))
     pos, grid = pixel_positions(4, 4), torch.tensor([[4, 4]])
     clouds = [Data(x=torch.randn(len(pos), 1), pos=pos, grid=grid) for _ in range(2)]
@@ -64,7 +64,7 @@ def assert_same(found, wanted, tolerance=1e-5):
 
 
 def outcomes(function, x, parameters):
-    """The output, and gradients of the parameters that have one."""
+    """Return the output, and gradients of the parameters that have one."""
     out = function(x)
     grads = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
     return [out, *(torch.zeros(()) if grad is None else grad for grad in grads)]
@@ -175,7 +175,7 @@ def test_positions_are_not_rounded_under_autocast(evaluation):
 
 
 def traced(name):
-    """A network, data and geometry, and a module that is a function of features and vectors only."""
+    """Return a network, data and geometry, and a module that is a function of features and vectors only."""
     make, clouds, _, _ = MODELS[name]
     net, data = randomize(make()).eval(), clouds()
     data = Batch.from_data_list(data) if isinstance(data, list) else data
@@ -342,14 +342,14 @@ def test_traces_that_keep_neighbors_are_refused():
 
 
 def small_energies():
-    """A network whose energies do not jump, and a cloud."""
+    """Return a network whose energies do not jump, and a cloud."""
     options = {"channels": 8, "layers": 1, "heads": 2, "readout": Readout(pool="sum")}
     net = LieTransformer(2, 1, frames=tetrahedral(), neighborhood=Radius(2.0, smooth=True), **options)
     return randomize(net).eval(), Data(x=torch.randn(6, 2), pos=torch.randn(6, 3))
 
 
 def energy_and_force():
-    """Energy and forces at fixed neighbors, as an exported program of features and positions; with expected values."""
+    """Return an exported program of energy and forces at fixed neighbors, its inputs, and the expected outputs."""
     net, data = small_energies()
     net.requires_grad_(False)
     geometry = net.geometry(data)
@@ -390,7 +390,7 @@ def test_energies_and_forces_are_exported_with_positions():
 
 
 def energy_force_and_stress():
-    """Energies, forces and stresses of a crystal as a program of features, positions and cell, at fixed neighbors."""
+    """Return an exported program of energy, forces and stress at fixed neighbors, its inputs, and expected outputs."""
     near, local = Radius(2.0, smooth=True), FramewiseOptions(attention="neighborhood")
     options = {"channels": 8, "layers": 1, "heads": 2, "neighborhood": near, "pool": "sum", "options": local}
     net = randomize(FramewiseTransformer(tetrahedral(), 2, 1, **options)).eval().requires_grad_(False)

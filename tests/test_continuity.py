@@ -84,7 +84,7 @@ WINDOWED = {"FramewiseTransformer", "DistanceTransformer", "TensorFieldNetwork",
 
 
 def crossing(dim, others, gap, seed=0):
-    """A cloud whose points 0 and 1 are at distance RADIUS + gap; ``others`` are additional points."""
+    """Return a cloud whose points 0 and 1 are at distance RADIUS + gap; ``others`` are additional points."""
     generator = torch.Generator().manual_seed(seed)
     pos = torch.randn(2 + others, dim, generator=generator, dtype=torch.float64)
     along = torch.nn.functional.normalize(torch.randn(dim, generator=generator, dtype=torch.float64), dim=0)

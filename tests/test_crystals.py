@@ -76,7 +76,7 @@ OTHER = [[1, 0, 0], [2, 1, 0], [0, -1, 1]]  # another basis of the same lattice
 
 
 def crystal(points=4, seed=0, dtype=torch.float64):
-    """Points inside and outside of an oblique cell, with several images nearby."""
+    """Return points inside and outside of an oblique cell, with several images nearby."""
     generator = torch.Generator().manual_seed(seed)
     cell = torch.tensor([[1.9, 0, 0], [0.7, 1.8, 0], [-0.8, 0.6, 2.1]], dtype=torch.float64)
     pos = 1.5 * torch.randn(points, 3, generator=generator, dtype=torch.float64)
@@ -95,7 +95,7 @@ def shifted(data, shift):
 
 
 def supercell(data, steps):
-    """The same crystal in another cell, whose vectors are combinations of the old ones, the rows of ``steps``."""
+    """Return the same crystal in another cell, whose vectors are combinations ``steps`` of the old ones."""
     steps = torch.tensor(steps, dtype=torch.float64)
     number = round(float(torch.linalg.det(steps).abs()))
     inverse, found = torch.linalg.inv(steps), []
@@ -139,7 +139,7 @@ def test_energies_do_not_depend_on_the_cell_that_is_chosen(name):
 
 
 def rotations(group):
-    """Rotations to which a network is exactly equivariant: all of a finite group, some of a Lie group, or none."""
+    """Return rotations to which a network is exactly equivariant: all of a finite group, some of a Lie group."""
     if isinstance(group, Translations):
         return []
     if isinstance(group, FiniteGroup):

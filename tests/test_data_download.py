@@ -91,7 +91,7 @@ def server(shared_server, monkeypatch):
 
 @pytest.fixture
 def nobody():
-    """An address at which no server listens."""
+    """Return an address at which no server listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/data"
@@ -246,7 +246,7 @@ class TestUnpack:
 
 
 def serve(server, monkeypatch, holder, key, contents):
-    """Make a release, one of a dictionary, download from the server, with the digests of other content."""
+    """Change a release in a dictionary so that files with these contents are downloaded from the server."""
     known = holder[key]
     sources = []
     for source in known.sources:

@@ -28,7 +28,7 @@ def write_images(root, *, color=False, count=5, suffix="png", side=(6, 8)):
 
 
 def png(width, height, data=b""):
-    """A gray PNG whose header may state another size than its data have."""
+    """Return a gray PNG whose header may state another size than its data have."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -336,7 +336,7 @@ class TestQM9GFN2:
 
 
 def prepared(count=20):
-    """Dictionaries as in the prepared file of torch_geometric."""
+    """Return dictionaries as in the prepared file of torch_geometric."""
     molecules = []
     for index in range(count):
         atoms = 3 + index % 4
@@ -757,7 +757,7 @@ def test_missing_packages_are_named(monkeypatch, package, call):
 
 
 def crystals(count=6, seed=0):
-    """ASE frames with a calculator that provides energies, forces and stresses."""
+    """Return ASE frames with a calculator that provides energies, forces and stresses."""
     ase, single = pytest.importorskip("ase"), pytest.importorskip("ase.calculators.singlepoint")
     rng, frames = np.random.default_rng(seed), []
     for size in range(2, 2 + count):

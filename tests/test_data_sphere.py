@@ -208,7 +208,7 @@ class TestSphericalMNIST:
 
 
 def rotating_sphere(axis, latitude, longitude):
-    """Eastward and northward components of axis x s, from their definition."""
+    """Return eastward and northward components of the field axis x s, from their definition."""
     phi, lam = np.meshgrid(latitude, longitude, indexing="ij")
     a, b, c = axis
     u = -np.sin(phi) * (a * np.cos(lam) + b * np.sin(lam)) + c * np.cos(phi)

@@ -47,7 +47,7 @@ def amat(images, labels):
 
 
 def cifar(images, labels, key="labels"):
-    """A batch as pickled by Python 2: protocol 2, byte strings, the old module name of NumPy."""
+    """Return a batch as pickled by Python 2: protocol 2, byte strings, the old module name of NumPy."""
     raw = images.transpose(0, 3, 1, 2).tobytes()
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     shape = b"K" + bytes([len(images)]) + b"M\x00\x0c\x86"

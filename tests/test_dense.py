@@ -33,7 +33,7 @@ def problem(batch, fiber=3, heads=2, dim=4, width=5, dtype=torch.float64):
 
 
 def results(signals, neighbors, name, *, scale=None, **options):
-    """Output and gradients, computed by one backend."""
+    """Return output and gradients, computed by one backend."""
     with backend(name):
         if name == "dense":
             assert explain(*signals, neighbors, **options).backend == "dense"

@@ -100,7 +100,7 @@ class Pool(nn.Module):
 
 
 def in_processes(count: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Results of ``function(rank, *arguments)`` in each process of a group. After a minute, processes are killed."""
+    """Return results of ``function(rank, *arguments)`` in each process of a group, which is killed after a minute."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def _task(name: str, network: nn.Module) -> Any:
 
 
 def gradients(rank: int, name: str, batches: list[list[int]]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of a step on batches that are parts of one batch."""
+    """Return loss and gradients of a step on batches that are parts of one batch."""
     data = Clouds(9)
     batch = Batch.from_data_list([data[index] for index in batches[rank]])
     step: Any = Step(_task(name, _network(name)).double())
@@ -210,7 +210,7 @@ def test_gradients_of_unequal_parts_are_those_of_the_whole(name, tmp_path):
 
 
 def normed(rank: int, sizes: list[int]) -> list[Any]:
-    """Results, gradients and statistics of both normalizations for a part of a field, and results in evaluation."""
+    """Return results, gradients, statistics, and results in eval mode of both normalizations for a part of a field."""
     torch.manual_seed(0)
     whole = torch.randn(sum(sizes), 3, 4, dtype=torch.float64) + 2
     weights = torch.randn_like(whole)
@@ -270,7 +270,7 @@ def test_all_parameters_take_part_in_every_batch(number, points):
 
 
 def sharded(rank: int, wrap: bool) -> tuple[list[float], int]:
-    """Losses of three steps of a transformer with sharded weights, and the number of weights in this process."""
+    """Return losses of three steps of a transformer with sharded weights, and the number of weights in this process."""
     torch.manual_seed(0)
     network = FramewiseTransformer(tetrahedral(), 1, 2, channels=8, layers=3)
     if wrap:
@@ -486,7 +486,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def members(session: int) -> list[int]:
-    """Processes of a session that have not ended, including zombies."""
+    """Return processes of a session that have not ended, including zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

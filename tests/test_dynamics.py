@@ -54,7 +54,7 @@ def draw(*shape, seed=0):
 
 
 def system(points=4, dim=2, clouds=3):
-    """Position, momentum, mass and (mass, stiffness) of some systems."""
+    """Return position, momentum, mass and (mass, stiffness) of some systems."""
     q, p = draw(clouds, points, dim), draw(clouds, points, dim, seed=1)
     mass, stiffness = draw(clouds, points, seed=2).abs() + 0.3, draw(clouds, points, seed=3).abs()
     return q, p, mass, torch.stack([mass, stiffness], dim=-1)

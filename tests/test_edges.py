@@ -28,7 +28,7 @@ def launched(monkeypatch):
 
 
 def random_lists(points: int, edges: int) -> Neighbors:
-    """Random edges, where the last point is neither a source nor a target."""
+    """Return random edges, where the last point is neither a source nor a target."""
     target = torch.randint(points - 1, (edges,)).sort().values
     row_ptr = torch.searchsorted(target, torch.arange(points + 1))
     return Neighbors(row_ptr, torch.randint(points - 1, (edges,)), target)
@@ -159,7 +159,7 @@ def test_no_edges_and_one(edges):
 
 @pytest.mark.parametrize("wrong", ["source", "row_ptr", "target"])
 def test_lists_that_lead_elsewhere_are_refused(wrong):
-    """With such indices, the kernel would read outside of its arrays."""
+    """With these indices, the kernel would read outside of its arrays."""
     neighbors = random_lists(6, 80)
     source, row_ptr, target = neighbors.source.clone(), neighbors.row_ptr.clone(), neighbors.target.clone()
     {"source": source, "row_ptr": row_ptr, "target": target}[wrong][3] = 2**40

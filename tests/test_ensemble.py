@@ -213,7 +213,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Checkpoint files of trained tasks, by name."""
+    """Return checkpoint files of trained tasks, by name."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for number, (name, make) in enumerate(TASKS.items()):
         trainer = quiet_trainer(folder)

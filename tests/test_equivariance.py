@@ -157,7 +157,7 @@ def call(name, layer, x, graph):
 
 
 def fits(name, case):
-    """Whether a layer supports a case: it may need a finite group, or frames that all points share."""
+    """Return whether a layer supports a case: it may need a finite group, or frames that all points share."""
     return (name not in OF_A_GROUP or case.group is not None) and (name not in RELATE_FRAMES or case.tied)
 
 
@@ -166,20 +166,20 @@ FITTING = [pytest.param(n, c, id=f"{n}, {k}") for n in LAYERS for k, c in LIFTED
 
 @cache
 def clouds_of(case, dtype):
-    """Points, batch and graph of a case. Like the graphs below, they are shared by all layers of this file."""
+    """Return points, batch and graph of a case. Like the graphs below, they are shared by all layers of this file."""
     pos, batch = case.draw(torch.Generator().manual_seed(0), dtype)
     return pos, batch, case.lift(pos, batch)
 
 
 @cache
 def moves_of(case, dtype):
-    """The transformations of the clouds of a case."""
+    """Return the transformations of the clouds of a case."""
     return list(case.moves(*clouds_of(case, dtype)[:2]))
 
 
 @cache
 def graph_of_few(case, points):
-    """The graph of a given number of points of a case."""
+    """Return the graph of a given number of points of a case."""
     pos, _, _ = clouds_of(case, torch.float32)
     return case.lift(pos[:points], torch.zeros(points, dtype=torch.int64))
 

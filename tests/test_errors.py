@@ -96,7 +96,7 @@ def integers(*values, **options):
 
 
 def check(table):
-    """One test per row: description, call, error class, and parts of the message, in order."""
+    """Return a test with one case per row: description, call, error class, and parts of the message, in order."""
     return pytest.mark.parametrize(
         ("call", "error", "pieces"), [row[1:] for row in table], ids=[row[0] for row in table]
     )
@@ -996,7 +996,7 @@ OPTIONS = ("length", "frame_table", "activation", "init_scale", "init")
 
 
 def network(group=None, neighborhood=BALL, **options):
-    """A small network; options are passed by name, whichever dataclass they belong to."""
+    """Return a small network; options are passed by name, whichever dataclass they belong to."""
 
     def taken(names):
         return {name: options.pop(name) for name in names if name in options}

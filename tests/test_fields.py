@@ -37,7 +37,7 @@ def draw(*shape, seed=0, dtype=torch.float64):
 
 
 class FieldToField(nn.Module):
-    """Lift, attend, mix, project: a field of one type in, a field of another out."""
+    """Maps a field of one type to a field of another type: lifts, attends, mixes and projects."""
 
     def __init__(self, group, source, target):
         super().__init__()
@@ -55,7 +55,7 @@ class FieldToField(nn.Module):
 
 
 def field_error(call, group, source, target, dtype=torch.float64, points=8, most=8):
-    """The largest relative error over a number of elements of H, each with a translation."""
+    """Return the largest relative error over a number of elements of H, each with a translation."""
     pos, values = draw(points, group.dim, dtype=dtype), draw(points, source.dim, seed=1, dtype=dtype)
     expected = call(values, pos)
     worst = 0.0

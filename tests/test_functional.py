@@ -177,7 +177,7 @@ def test_batches_of_features_with_random_neighbors():
 
 
 def assert_in_batches(outputs, variable, by_vmap=True):
-    """Gradients of all outputs in one call, in both ways that torch has, equal those computed one by one."""
+    """Check that gradients of all outputs in one call, in both ways of torch, equal those computed one by one."""
     unit = torch.eye(len(outputs), dtype=outputs.dtype)
 
     def pulled(direction):

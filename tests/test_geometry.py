@@ -44,13 +44,13 @@ from tests.cases import GROUPS, SMALL_GROUPS
 
 
 def per_edge(graph):
-    """Relative positions ``[edges, fiber, dim]``, with the index applied."""
+    """Return relative positions ``[edges, fiber, dim]``, with the index applied."""
     table, index = graph.relative.positions, graph.relative.row
     return table if index is None else table[index]
 
 
 def edges(graph):
-    """The edges of a graph, independent of its index: point numbers and relative positions."""
+    """Return the edges of a graph, independent of its index: point numbers and relative positions."""
     return graph.neighbors.source, graph.neighbors.target, per_edge(graph)
 
 
@@ -484,7 +484,7 @@ GRIDS = {
 
 
 def numbered(sizes):
-    """Numbers of the points of each image, as pictures."""
+    """Return numbers of the points of each image, as pictures."""
     starts = np.cumsum([0, *(h * w for h, w in sizes)])
     return [np.arange(a, b).reshape(size) for a, b, size in zip(starts, starts[1:], sizes, strict=False)]
 
@@ -516,7 +516,7 @@ def test_pooling_cells_against_numpy(sizes, size):
 
 
 def images(sizes):
-    """Images of these sizes as point clouds."""
+    """Return images of these sizes as point clouds."""
     pos = torch.cat([pixel_positions(*size) for size in sizes])
     ptr = torch.tensor([0, *np.cumsum([h * w for h, w in sizes])])
     return point_clouds(pos, ptr=ptr, grid=torch.tensor(sizes))

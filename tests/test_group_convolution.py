@@ -41,7 +41,7 @@ every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_
 
 
 def grid_error(layer, group, x):
-    """The largest error over the group, for a layer from planes or fields to fields."""
+    """Return the largest error over the group, for a layer from planes or fields to fields."""
     out = layer(x)
     return max(
         float((layer(act_on_grid(group, h, x)) - act_on_grid(group, h, out)).abs().max().detach())
@@ -50,12 +50,12 @@ def grid_error(layer, group, x):
 
 
 def sides_of(group, *sides):
-    """Rows and columns, and a third side in space."""
+    """Return rows and columns, and a third side in space."""
     return sides if group.dim == 2 else (sides[0] - 1, *sides)
 
 
 def grid_graph(images, group, size):
-    """The pixels of images ``[batch, ..., *sides]`` as lifted points."""
+    """Return the pixels of images ``[batch, ..., *sides]`` as lifted points."""
     batch, sides = images.shape[0], images.shape[-group.dim :]
     pos = pixel_positions(*sides, dtype=images.dtype)
     index = torch.arange(batch).repeat_interleave(len(pos))
@@ -227,7 +227,7 @@ def test_grid_errors_name_the_argument(make, message):
 
 
 def image_batch(images):
-    """Images ``[images, channels, *sides]`` as points."""
+    """Return images ``[images, channels, *sides]`` as points."""
     sides, dim = images.shape[2:], images.ndim - 2
     pos, grid = pixel_positions(*sides, dtype=images.dtype), torch.tensor([sides])
     return Batch.from_data_list([Data(x=from_grid(image[None], dim), pos=pos, grid=grid) for image in images])

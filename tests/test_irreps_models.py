@@ -17,7 +17,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 @pytest.fixture(autouse=True)
 def double():
-    """e3nn rounds its coupling coefficients to the default dtype when a layer is created."""
+    """Set the default dtype to float64, to which e3nn rounds its coupling coefficients when a layer is created."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -25,7 +25,7 @@ def double():
 
 @cache
 def model(name, *, dtype=torch.float64, **options):
-    """A network that the tests share without changing it, because e3nn takes half a second to create one."""
+    """Return a network that the tests share without changing it, because e3nn takes half a second to create one."""
     torch.set_default_dtype(dtype)
     settings = {"neighborhood": Radius(2.5), "channels": 4, "layers": 2, "heads": 2, "vector_inputs": ("vel",)}
     if name == "tfn":

@@ -54,7 +54,7 @@ CASES = [
 
 
 def results(signals, neighbors, terms, index, name, *, direction=None, **options):
-    """Output and all gradients, computed by one backend."""
+    """Return output and all gradients, computed by one backend."""
     with backend(name):
         given = {n: t.detach().requires_grad_() for n, t in terms.tables().items()}
         signals = [s.detach().requires_grad_() for s in signals]
@@ -589,7 +589,7 @@ def double(x):
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """A folder of compiled functions with ``double`` in it."""
+    """Return a folder of compiled functions with ``double`` in it."""
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_compiled, "_told", set())
     assert _compiled.compiled(double)(1) == 2

@@ -326,12 +326,12 @@ class Machine:
         self.x = x[self.own]
 
     def send(self, points: Tensor) -> Tensor:
-        """Rows of the field that another machine requests, all of them at own points."""
+        """Return rows of the field that another machine requests, all of them at own points."""
         assert torch.isin(points, self.own).all()
         return self.x[torch.searchsorted(self.own, points)]
 
     def receive(self, others: list[Machine]) -> Tensor:
-        """The field on all points of the piece: own rows, and the halo from the machines that own it."""
+        """Return the field on all points of the piece: own rows, and the halo from the machines that own it."""
         field = self.x.new_full((len(self.piece.points), *self.x.shape[1:]), torch.nan)
         field[self.piece.own] = self.x
         for other in others:
@@ -342,7 +342,7 @@ class Machine:
 
 
 def evaluated(graph: LiftedGraph, layers: int) -> tuple[list[LieBlock], Tensor, Tensor]:
-    """Blocks, a field, and the output of the blocks on the whole graph."""
+    """Return blocks, a field, and the output of the blocks on the whole graph."""
     whole = x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
     blocks = [LieBlock(LieSelfAttention(4, graph.relative.num_coordinates, heads=2), 4) for _ in range(layers)]
     for seed, block in enumerate(blocks):

@@ -56,7 +56,7 @@ def close(found, expected, atol=1e-12, rtol=1e-12):
 
 
 def proper(group, count=40, seed=0):
-    """Elements of the identity component, which have a logarithm."""
+    """Return elements of the identity component, which have a logarithm."""
     g = elements(group, count, seed)
     return g[torch.linalg.det(group.linear(g)) > 0]
 
@@ -297,7 +297,7 @@ SMOOTH = (0.0, 1e-300, 1e-12, 1e-8, 1e-4, 0.4, 0.99, 1.01, 2.0, 3.0, math.pi - 1
 
 
 def points_of_algebra(group, angles=SMOOTH):
-    """One vector for each angle, also with the whole vector of that size."""
+    """Return one vector for each angle, also with the whole vector of that size."""
     cases = [torch.zeros(1, group.algebra_dim, dtype=torch.float64)]
     for angle in angles:
         a = normal(1, group.algebra_dim, seed=3)
@@ -306,7 +306,7 @@ def points_of_algebra(group, angles=SMOOTH):
 
 
 def jacobian(call, a):
-    """Derivative of ``call`` ``[cases, *]`` with respect to ``a`` ``[cases, k]``, case by case: ``[cases, *, k]``."""
+    """Return the derivative ``[cases, *, k]`` of ``call`` ``[cases, *]`` with respect to ``a`` ``[cases, k]``."""
     a = a.clone().requires_grad_()
     values = call(a)
     columns = values.flatten(1).sum(0)

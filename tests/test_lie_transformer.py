@@ -132,7 +132,7 @@ def data_of(pos, seed=2, channels=3, batch=None):
 
 
 def literal(network, x):
-    """The networks evaluated row by row and head by head."""
+    """Evaluate the networks row by row and head by head."""
     act = activation("activation", network.activation)
     out = []
     for head in range(network.weights[0].shape[0]):
@@ -477,7 +477,7 @@ def test_gradients_are_those_of_finite_differences(name):
 
 
 def special(kind, dim):
-    """Two points that coincide or are opposite to each other, among others in general position."""
+    """Return two points that coincide or are opposite to each other, among others in general position."""
     pos = points_of(Euclidean(Translations(dim)), 5)
     pos[1] = pos[0] if kind == "coincident" else -pos[0]
     return pos
@@ -544,7 +544,7 @@ def test_training_draws_anew_and_evaluation_does_not():
 
 
 def of_edges(graph):
-    """Coordinates of every edge."""
+    """Return coordinates of every edge."""
     coordinates, row = graph.relative.coordinates, graph.relative.row
     return coordinates if row is None else coordinates[row]
 

@@ -38,14 +38,14 @@ def inputs(points, dim, dtype=DOUBLE, seed=0):
 
 
 def seen(pos, frames, neighborhood=None, clouds=2):
-    """Points with alternating clouds, lifted to a group, or with frames ``[fiber, dim, dim]``, shared or per point."""
+    """Lift points with alternating clouds to a group, or to frames ``[fiber, dim, dim]``, shared or per point."""
     if not isinstance(frames, FiniteGroup):
         frames = GivenFrames(frames if frames.ndim == 4 else frames.expand(len(pos), -1, -1, -1))
     return lift(pos, frames, neighborhood or AllPairs(), batch=torch.arange(len(pos)) % clouds)
 
 
 def literal(conv, pos, frames, x, v, field=None):
-    """The lifted field, or the messages of a field, by loops over points, frames and neighbors."""
+    """Return the lifted field, or the messages of a field, by loops over points, frames and neighbors."""
     silu, edges = torch.nn.functional.silu, conv.edges
     fields = []
     for i in range(len(pos)):
@@ -281,7 +281,7 @@ def test_angle_features_are_their_definition():
 
 
 def products(degree, e, other):
-    """The products P_1 or P_2 in three dimensions."""
+    """Return the products P_1 or P_2 in three dimensions."""
     cosine = (e * other).sum(dim=-1)
     return cosine if degree == 1 else (3 * cosine**2 - e.square().sum(dim=-1) * other.square().sum(dim=-1)) / 2
 

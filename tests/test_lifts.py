@@ -61,7 +61,7 @@ def generator(seed=0):
 
 
 def random_points(space, number=9, seed=0, dtype=F64):
-    """Random points of a space, none of them near 0."""
+    """Return random points of a space, none of them near 0."""
     pos = torch.randn(number, space.dim, generator=generator(seed), dtype=F64)
     pos[:, : space.group.dim] += 0.3
     if isinstance(space, Sphere):
@@ -72,7 +72,7 @@ def random_points(space, number=9, seed=0, dtype=F64):
 
 
 def random_clouds(space, dtype=F64):
-    """Points of three clouds in random order, and their cloud indices."""
+    """Return points of three clouds in random order, and their cloud indices."""
     return random_points(space, 15, seed=1, dtype=dtype), torch.tensor([0, 2, 1, 0, 0, 2, 2, 0, 1, 2, 0, 2, 1, 0, 1])
 
 
@@ -83,13 +83,13 @@ def frames_for(space, fiber=3, number=15, seed=2):
 
 
 def neighborhood_for(space):
-    """A ball if the group preserves distances, otherwise all pairs."""
+    """Return a ball if the group preserves distances, otherwise all pairs."""
     scales = isinstance(space.group, Dilations | RotationDilations) or space.group.name.startswith("Sim")
     return AllPairs() if scales else Radius(1.9)
 
 
 def functional(coordinates, seed=0):
-    """A function of coordinates ``[edges, fiber, fiber, k]`` per edge that does not depend on the order of fibers."""
+    """Return a function of coordinates ``[edges, fiber, fiber, k]`` that does not depend on the order of fibers."""
     weight = torch.randn(coordinates.shape[-1], 7, generator=generator(seed), dtype=F64).to(coordinates.dtype)
     return torch.tanh(torch.sin(coordinates @ weight).mean(2)).mean(1)
 
@@ -104,12 +104,12 @@ def moved_by(space, g, pos):
 
 
 def lift_to(points, space, frames, neighborhood, **options):
-    """`lift` with the space before the frames, as in the tables of this file."""
+    """Call `lift` with the space before the frames, as in the tables of this file."""
     return lift(points, frames, neighborhood, space, **options)
 
 
 def coordinates_of(graph):
-    """Coordinates of the relative elements of every edge, ``[edges, fiber, fiber, k]``."""
+    """Return coordinates of the relative elements of every edge, ``[edges, fiber, fiber, k]``."""
     coordinates, row = graph.relative.coordinates, graph.relative.row
     return coordinates if row is None else coordinates[row]
 
@@ -168,7 +168,7 @@ def test_elements_lie_over_their_points(space):
 
 
 def frames_moved_along(space, g, pos, frames):
-    """Stabilizer parts of the elements g s(x) h over the points g x."""
+    """Return stabilizer parts of the elements g s(x) h over the points g x."""
     before = space.lift(pos, frames)
     section = space.section(moved_by(space, g, pos))[:, None]
     h = space.group.linear(torch.linalg.inv(section) @ g @ before)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C
 
 
 def pages(way, **settings):
-    """Whether memory is kept, and how many pages ten rounds of 40 MiB request from the system."""
+    """Return whether memory is kept, and how many pages ten rounds of 40 MiB request from the system."""
     environment = {name: value for name, value in os.environ.items() if name not in _memory._SETTINGS}
     run = [sys.executable, "-c", FAULTS, way]
     done = subprocess.run(run, env=environment | settings, capture_output=True, text=True, check=True)

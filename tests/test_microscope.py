@@ -173,14 +173,14 @@ ROLLED = {
 
 
 def all_rollouts(recording):
-    """R ``[points, fiber, points, keys]`` from the last layer to the first."""
+    """Return the rollout R ``[points, fiber, points, keys]`` from the last layer to the first."""
     last = recording.attention[-1].places
     flow = torch.eye(len(last.pos) * last.fiber, dtype=torch.float64).view(-1, len(last.pos), last.fiber)
     return rolled_out(recording.attention, flow).unflatten(0, (len(last.pos), last.fiber))
 
 
 def matched(places, moved, turn):
-    """The index of each element (point, frame) among those of the transformed cloud."""
+    """Return the index of each element (point, frame) among those of the transformed cloud."""
     point = torch.cdist(places.pos @ turn.mT, moved.pos).argmin(dim=1)
     if places.frames is None:
         return point, torch.zeros(len(point), 1, dtype=torch.int64)
@@ -338,7 +338,7 @@ def spatial():
 
 
 def water(points):
-    """A water molecule and distant atoms."""
+    """Return a water molecule and distant atoms."""
     pos = torch.tensor([[0.0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0], *[[5.0 + 3 * k, k, 0] for k in range(points - 3)]])
     x = torch.rand(points, 2, generator=torch.Generator().manual_seed(0))
     return Data(x=x, pos=pos, z=torch.tensor([8, 1, 1, *[8] * (points - 3)]))

@@ -59,7 +59,7 @@ def plain():
 
 
 def clouds(dim=3, sizes=(5, 8)):
-    """Two clouds with the edges of a ball in random order, without self-loops."""
+    """Return two clouds with the edges of a ball in random order, without self-loops."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for size in sizes:

@@ -92,14 +92,14 @@ def images(count, height, width, channels, dtype=torch.float32, seed=0):
 
 
 def moved(batch, group, h):
-    """The batch with its coordinates transformed by a group element and a shift."""
+    """Return the batch with its coordinates transformed by a group element and a shift."""
     batch = batch.clone()
     batch.pos = group.act(h, batch.pos) + 0.5
     return batch
 
 
 def turned_pixels(batch, group, h):
-    """The images with pixels moved to other pixels, as in rotating an array."""
+    """Return the images with pixels moved to other pixels, as in rotating an array."""
     batch = batch.clone()
     pos = batch.pos[: int(batch.ptr[1])]
     came_from = torch.cdist(pos, group.act(h, pos)).argmin(dim=1)
@@ -116,7 +116,7 @@ def network(group, dtype=torch.float32, **options):
 
 @torch.no_grad()
 def change(model, batch, group, move):
-    """Largest change of the logits over the group, relative to the largest logit or 1."""
+    """Return the largest change of the logits over the group, relative to the largest logit or 1."""
     expected = model(batch)
     assert (expected.std(0) > 1e-3).any(), "logits that are constant would be invariant to anything"
     worst = max(float((model(move(batch, group, h)) - expected).abs().max()) for h in range(group.order))
@@ -341,7 +341,7 @@ def of_frames(name, **more):
 
 
 def motions(group, data):
-    """Transformed clouds with their vectors, and a function that transforms output vectors in the same way."""
+    """Yield transformed clouds with their vectors, and a function that transforms output vectors in the same way."""
     generator = torch.Generator().manual_seed(1)
     for number in range(min(group.order, 4) if hasattr(group, "order") else 4):
         shift = torch.randn(group.dim, generator=generator, dtype=torch.float64)

@@ -13,7 +13,7 @@ from lieattn.train._muon import orthogonalized
 
 
 def trained(optimizer_of, model, steps=5):
-    """Parameters after some steps on fixed inputs."""
+    """Return parameters after some steps on fixed inputs."""
     torch.manual_seed(0)
     optimizer = optimizer_of(model.parameters())
     x = torch.randn(12, 12, 16)

@@ -50,7 +50,7 @@ ORDER_FREE = [d for d in DEFINITIONS if not (isinstance(d, Nearest) and d.ties =
 
 
 def reference(definition, pos, batch):
-    """All edges (target, source) in order, from the definition, pair by pair."""
+    """Return all edges (target, source) in order, from the definition, pair by pair."""
     points, cloud = pos.double().tolist(), batch.tolist()
     edges = []
     for i, x in enumerate(points):
@@ -94,7 +94,7 @@ def find(definition, pos, batch=None, method=None):
 
 @st.composite
 def clouds(draw):
-    """Points of several clouds, some empty: on a half-integer grid with ties and duplicates, or at random places."""
+    """Return points of several clouds, some empty: on a half-integer grid with ties and duplicates, or at random."""
     dim = draw(st.integers(1, 3))
     sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 9, 14]), min_size=0, max_size=4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
@@ -515,7 +515,7 @@ def test_false_input_is_named(name):
 
 
 class Listed:
-    """A definition of a user's own, without what is optional."""
+    """A user-defined neighborhood without optional parts."""
 
     length = None
 
@@ -524,7 +524,7 @@ class Listed:
 
 
 class Growing(Listed):
-    """One that says how it grows, and where neighbors count nothing."""
+    """A user-defined neighborhood that states how it grows and at which distance neighbors have no effect."""
 
     def __init__(self, cutoff):
         self.length = self.cutoff = cutoff

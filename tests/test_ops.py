@@ -130,7 +130,7 @@ def test_the_reference_at_one_element():
 
 
 def with_axes_of_size_one(pattern, with_query, seed):
-    """Operands whose axes have their full size or size 1."""
+    """Return operands whose axes have their full size or size 1."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -354,7 +354,7 @@ def test_keys_masked_by_infinite_biases(pattern, fiber, evaluation):
 
 
 def bad_operands():
-    """Cases of what is wrong, how the arguments are changed, and the message."""
+    """Return cases by the name of the fault, with the changed arguments and the expected message."""
     x, rows = torch.randn(4, 3, HEADS, DIM), torch.zeros(16, dtype=torch.int64)
     neighbors = AllPairs()(torch.randn(4, 2))
     pointers, source, target = neighbors.row_ptr, neighbors.source, neighbors.target

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
 
 def images(height, width, channels, classes):
-    """Six random images, with the transform of the data set."""
+    """Return six random images, with the transform of the data set."""
 
     def make(arguments, transform):
         generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def images(height, width, channels, classes):
 
 
 def voxels(arguments, transform):
-    """Four random masks on a few voxels."""
+    """Return four random masks on a few voxels."""
     pos, grid = pixel_positions(8, 8, 8), torch.tensor([[8, 8, 8]])
     noise = torch.randint(2, (4, 512, 1), generator=torch.Generator().manual_seed(0)).float()
     masks = [Data(x=x, pos=pos, grid=grid, y=torch.tensor([number % 2])) for number, x in enumerate(noise)]
@@ -59,7 +59,7 @@ def voxels(arguments, transform):
 
 
 def clouds(**attributes):
-    """Four clouds of eight directions, with random attributes, given by sizes or by functions without arguments."""
+    """Return four clouds of eight directions with random attributes, given by sizes or functions without arguments."""
 
     def make(arguments, transform):
         draws = torch.Generator().manual_seed(0)
@@ -73,7 +73,7 @@ def clouds(**attributes):
 
 
 def few(kind):
-    """Four clouds of a data set that is generated."""
+    """Return four clouds of a data set that is generated."""
     return lambda arguments, transform: kind(**{**vars(arguments), "size": 4, "transform": transform})
 
 
@@ -118,7 +118,7 @@ def parser():
 
 
 def settings(*paths, changes=()):
-    """The settings of the files together, with all parts that they name, followed by options."""
+    """Return the settings of the files together, with all parts that they name, followed by options."""
     return parser().parse_args([*(word for path in paths for word in ("--config", str(path))), *changes])
 
 
@@ -127,7 +127,7 @@ def task_of(found):
 
 
 def some(names, chosen):
-    """Parameters of a test, of which the chosen ones run by default."""
+    """Return parameters of a test, of which the chosen ones run by default."""
     return [pytest.param(name, marks=() if name in chosen.values() else pytest.mark.slow) for name in names]
 
 
@@ -140,7 +140,7 @@ def made(spec):
 
 
 def parts(content):
-    """All files that a file names."""
+    """Return all files that a file names."""
     if isinstance(content, dict | list):
         return [name for value in (content.values() if isinstance(content, dict) else content) for name in parts(value)]
     return [content] if isinstance(content, str) and content.endswith(".yaml") else []
@@ -246,7 +246,7 @@ def results():
 
 
 def measured(records):
-    """The table cell of one experiment: the results for each budget, with the deviation over seeds."""
+    """Return the table cell of one experiment: the results for each budget, with the deviation over seeds."""
     budgets = defaultdict(list)
     for record in records:
         budgets[record["epochs"], record["machine"]].append(record)
@@ -265,7 +265,7 @@ def measured(records):
 
 
 def rows():
-    """The cells of the table, by experiment."""
+    """Return the cells of the table, by experiment."""
     table = {}
     for line in (PAPERS / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]

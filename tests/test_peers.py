@@ -57,7 +57,7 @@ def peer(name, **options):
 
 
 def molecules(count, seed=0):
-    """Molecules with atoms at random places, at least 0.9 apart."""
+    """Return molecules with atoms at random places, at least 0.9 apart."""
     generator, found = torch.Generator().manual_seed(seed), []
     grid = 1.4 * torch.cartesian_prod(*[torch.arange(3.0)] * 3)
     for number in range(count):
@@ -70,7 +70,7 @@ def molecules(count, seed=0):
 
 
 def falls(network, batch, target, steps=20):
-    """The first and the last loss of a short training."""
+    """Return the first and the last loss of a short training."""
     optimizer, losses = torch.optim.Adam(network.parameters(), lr=0.01), []
     for _ in range(steps):
         loss = (network(batch) - target).square().mean()
@@ -82,7 +82,7 @@ def falls(network, batch, target, steps=20):
 
 
 def certified(network, clouds, outputs, inputs=None):
-    """Errors under O(3) and reordered points. Some of the libraries divide by zero if points coincide."""
+    """Check errors under O(3) and reordered points. Some of the libraries divide by zero if points coincide."""
     options = {"inputs": inputs or {"pos": "vector"}, "outputs": outputs, "continuity": False}
     certificate = certify(network.eval(), clouds, O(3), dtypes=[torch.float32], elements=4, **options)
     rows = [row for row in certificate.rows if "degenerate" not in row.check]
@@ -167,7 +167,7 @@ def test_what_is_left_beside_straight_lines():
 
 
 def solids(count):
-    """Points on spheres and on cubes, alternating."""
+    """Return points on spheres and on cubes, alternating."""
     generator, found = torch.Generator().manual_seed(0), []
     for number in range(count):
         direction = torch.randn(32, 3, generator=generator)
@@ -196,7 +196,7 @@ def test_networks_of_shapes_learn_and_do_not_see_the_order(name):
 
 
 def networks(settings, name):
-    """Classes and arguments of the peers of a comparison, including those inside EnergyForces."""
+    """Return classes and arguments of the peers of a comparison, including those inside EnergyForces."""
     model = settings.models[name]
     spec = model.network if "model" not in model.init_args else model.init_args["model"]
     return spec["class_path"], spec.get("init_args", {})

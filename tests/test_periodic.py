@@ -46,7 +46,7 @@ every_system = pytest.mark.parametrize("name", SYSTEMS)
 
 
 def system(name, points=6, seed=0):
-    """Points ``[points, dim]`` inside and outside of the cell, cell and pbc in float64, and the radius."""
+    """Return points ``[points, dim]`` inside and outside of the cell, cell and pbc in float64, and the radius."""
     cell, pbc, radius = SYSTEMS[name]
     generator = torch.Generator().manual_seed(seed)
     pos = 1.5 * torch.randn(points, len(cell), generator=generator, dtype=F64)
@@ -54,7 +54,7 @@ def system(name, points=6, seed=0):
 
 
 def brute_force(pos, cell, pbc, radius, include_self):
-    """All (target, source, displacement) within the radius, from many more images than necessary."""
+    """Return all (target, source, displacement) within the radius, from many more images than necessary."""
     heights = 1 / torch.linalg.pinv(torch.where(pbc[:, None], cell, 0.0)).norm(dim=0).clamp(min=1e-9)
     spread = float((pos.amax(0) - pos.amin(0)).norm())
     most = [int((radius + spread) / h) + 2 if p else 0 for h, p in zip(heights.tolist(), pbc.tolist(), strict=True)]
@@ -69,12 +69,12 @@ def brute_force(pos, cell, pbc, radius, include_self):
 
 
 def all_steps(most):
-    """All combinations ``[ways, dim]`` of at most this many steps, in both directions, along each cell vector."""
+    """Return all combinations ``[ways, dim]`` of at most this many steps along each cell vector in both directions."""
     return torch.cartesian_prod(*(torch.arange(-m, m + 1) for m in most)).view(-1, len(most))
 
 
 def in_order(rows):
-    """Rows ``[n, columns]`` in lexicographic order, the first two exact and the others up to rounding."""
+    """Return rows ``[n, columns]`` in lexicographic order, the first two exact and the others up to rounding."""
     keys = (rows * 1e6).round().tolist()
     return rows[sorted(range(len(rows)), key=lambda row: keys[row])]
 
@@ -232,7 +232,7 @@ def test_what_has_no_translations_or_no_center_cannot_repeat():
 
 
 def images_as_points(pos, cell, pbc, radius):
-    """The points and all images within the radius of a point, as a cloud without periodicity; and their originals."""
+    """Return the points and all images within the radius of a point as a cloud, and the originals of the images."""
     steps = all_steps([12 if p else 0 for p in pbc.tolist()])
     images = pos + (steps.double() @ cell)[:, None]
     near = (images[:, :, None] - pos).norm(dim=-1).amin(2) <= radius * 1.001
@@ -241,7 +241,7 @@ def images_as_points(pos, cell, pbc, radius):
 
 
 def attend(graph, x, weight):
-    """Attention with scores and values computed from displacements, on the points of a graph."""
+    """Apply attention with scores and values computed from displacements, on the points of a graph."""
     rho = torch.tanh(graph.relative.positions @ weight)[:, :, None]
     out, _ = group_attention(
         x[:, :, None],

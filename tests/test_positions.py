@@ -39,7 +39,7 @@ def network(positions, frames=None, neighborhood=None, dtype=F64):
 
 
 def changes(model, change, dtype=F64):
-    """The change of the outputs when the clouds are changed."""
+    """Return the change of the outputs when the clouds are changed."""
     data = clouds(dtype=dtype)
     changed = [Data(**{"x": cloud.x, "pos": cloud.pos, **change(cloud)}) for cloud in data]
     return relative_error(*(model(Batch.from_data_list(batch)) for batch in (changed, data)))

@@ -42,7 +42,7 @@ def network(name):
 
 
 def inputs(name, positions=F32, features=F32):
-    """Two clouds, or images, with values that are exact in bfloat16, so that conversions lose nothing."""
+    """Return two clouds, or images, with values that are exact in bfloat16, so that conversions lose nothing."""
     generator = torch.Generator().manual_seed(1)
 
     def drawn(dtype, *shape):

@@ -146,7 +146,7 @@ def test_statistics_travel_with_the_weights():
 
 
 def logged(module, data, stage="test"):
-    """The loss, and the values logged at the end of an epoch of the batches."""
+    """Return the loss, and the values logged at the end of an epoch of the batches."""
     found = {}
     module.log = lambda name, value, **options: found.__setitem__(name, value)
     losses = [module.evaluate(one, stage) for one in data]

@@ -47,19 +47,19 @@ every_spatial = pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
 
 
 def rotations(count, seed=0):
-    """Proper rotations in general position, ``[count, 3, 3]`` float64."""
+    """Return proper rotations in general position, ``[count, 3, 3]`` float64."""
     return SO(3).sample(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def about(axis, angle):
-    """A rotation matrix by Rodrigues' formula, differentiable in the angle."""
+    """Return a rotation matrix by Rodrigues' formula, differentiable in the angle."""
     x, y, z = (torch.tensor(axis, dtype=torch.float64) / math.hypot(*axis)).tolist()
     hat = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
     return torch.eye(3, dtype=torch.float64) + torch.sin(angle) * hat + (1 - torch.cos(angle)) * hat @ hat
 
 
 def real_harmonics(degree, points):
-    """Real spherical harmonics of m = -l..l about z from SciPy's complex ones, component normalization."""
+    """Return real spherical harmonics of m = -l..l about z from SciPy's complex ones, component normalization."""
     from scipy.special import sph_harm_y
 
     x, y, z = points.numpy().T

@@ -35,7 +35,7 @@ FAMILIES = (
 
 
 def outputs(network, data):
-    """Outputs of a network for clouds or images; for dynamics, velocities and forces."""
+    """Return outputs of a network for clouds or images; for dynamics, velocities and forces."""
     if isinstance(network, HamiltonianDynamics):
         velocity = data.vel.to(data.pos)
         return network.field(data.pos, velocity, data.x[:, 0].abs() + 1, data.x, batch=data.batch)
@@ -120,7 +120,7 @@ def test_groups_of_ones_own(tmp_path):
 
 
 def rewritten(path, **changes):
-    """A file of a network with changed header and weights, and a matching digest."""
+    """Write a file of a network with changed header and weights, and a matching digest."""
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["lieattn"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}

@@ -22,7 +22,7 @@ every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 
 
 def cloud(group, points=10, seed=0, dtype=F64):
-    """Points, features ``[points, channels]`` and the cloud index of each point."""
+    """Return points, features ``[points, channels]`` and the cloud index of each point."""
     generator = torch.Generator().manual_seed(seed)
     pos = 2 * torch.randn(points, group.dim, generator=generator, dtype=F64)
     x = torch.randn(points, CHANNELS, generator=generator, dtype=F64)
@@ -34,7 +34,7 @@ def coordinates_of(group):
 
 
 def network(group, layers=1, seed=0, dtype=F64, **options):
-    """A lifting layer (keys only on the scale of the query) and layers on the group."""
+    """Return a lifting layer (keys only on the scale of the query) and layers on the group."""
     torch.manual_seed(seed)
     modules = torch.nn.ModuleList(
         [
@@ -51,7 +51,7 @@ def on_scales(pos, group, radius, scales, *, reach=1, **options):
 
 
 def evaluate(modules, group, pos, x, batch, scales, *, reach=1, radius=0.9, volumes=None):
-    """Field ``[points, levels, fiber, channels]``."""
+    """Return the field ``[points, levels, fiber, channels]`` of a network."""
 
     def graph(reach):
         return on_scales(pos, group, radius, scales, reach=reach, batch=batch, weights=volumes)

@@ -60,7 +60,7 @@ def normal(*shape, seed=0):
 
 
 def points(space, count=50, seed=0):
-    """Random points; on the sphere and for directions, they include the axes and points near them."""
+    """Return random points; on the sphere and for directions, they include the axes and points near them."""
     x = normal(count, space.dim, seed=seed)
     if isinstance(space, Sphere | PositionDirection | Orbits) and x.shape[-1] >= 3:
         axes = torch.cat([torch.eye(3), -torch.eye(3)]).double()

@@ -33,7 +33,7 @@ def stressed(network):
 
 
 def boxes(*sizes, dtype=F64):
-    """Crystals of several sizes, the second one 10 % wider."""
+    """Return crystals of several sizes, the second one 10 % wider."""
     found = [crystal(points, seed, dtype) for seed, points in enumerate(sizes)]
     for number, cloud in enumerate(found):
         cloud.pos, cloud.cell = (1 + 0.1 * number) * cloud.pos, (1 + 0.1 * number) * cloud.cell
@@ -55,7 +55,7 @@ class LennardJones(nn.Module):
 
 
 def argon(count, seed=0, spread=0.03):
-    """Crystals of four atoms, rattled and strained, with energies in eV, forces in eV/Å and stresses in eV/Å³."""
+    """Return strained crystals of four displaced atoms with energies, forces and stresses in eV, eV/Å and eV/Å³."""
     generator, found = torch.Generator().manual_seed(seed), []
     fractions = torch.tensor([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], dtype=F64)
     for _ in range(count):

@@ -11,7 +11,7 @@ import yaml
 from lieattn.cli import main
 
 TASKS = Path(__file__).parent.parent / "examples" / "tasks"
-# Name: options of a short run, and what its result must be
+# Name: options of a short run, and a condition for its result
 RUNS = {
     "crystals": ({"frames": 20, "epochs": 1}, lambda found: 0 < found[0] < 0.1 and found[1] < 5),
     "dipoles": ({"conformers": 1, "epochs": 1}, lambda error: 0 < error < 2),
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
 
 def lines_of_code(path):
-    """Lines of code, without comments and docstrings."""
+    """Return the number of lines of code, without comments and docstrings."""
     with path.open("rb") as file:
         tokens = list(tokenize.tokenize(file.readline))
     idle = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

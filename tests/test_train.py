@@ -131,7 +131,7 @@ class SignalAt(Callback):
 
 
 def config(root: Path, *, group: int = 4, callbacks: list | None = None, **trainer) -> dict:
-    """Configuration of a run of a few milliseconds with everything that makes continuation difficult."""
+    """Return the configuration of a run of a few milliseconds with everything that makes continuation difficult."""
     clouds = {"class_path": f"{__name__}.ToyClouds"}
     stopping = {
         "class_path": "lightning.pytorch.callbacks.EarlyStopping",
@@ -205,7 +205,7 @@ def _clean(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """The folder of a run that was never interrupted."""
+    """Return the folder of a run that was never interrupted."""
     root = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_GLOBAL_SEED", "0")

@@ -30,7 +30,7 @@ every_network = pytest.mark.parametrize("name", sorted(CARDS))
 
 
 def item(card):
-    """The example item of a card as a cloud."""
+    """Return the example item of a card as a cloud."""
     return Data(**{name: torch.tensor(value) for name, value in card["example"]["input"].items()})
 
 

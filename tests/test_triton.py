@@ -1,7 +1,7 @@
-"""The Triton kernels against the plain evaluation: in Triton's interpreter, compiled, and on a GPU where there is one.
+"""The Triton kernels against the plain evaluation: in Triton's interpreter, compiled, and on a GPU if there is one.
 
-Whether a kernel is interpreted is decided when Triton is imported, so the tests of the interpreter run in a process
-of their own, which ``test_in_the_interpreter`` starts.
+The import of Triton decides whether kernels are interpreted, so the tests of the interpreter run in a separate process,
+which ``test_in_the_interpreter`` starts.
 """
 
 import os
@@ -28,9 +28,9 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 def patch_the_language_once():
-    """Triton's interpreter replaces the operations of the language at every call of a function of a kernel.
+    """Let Triton's interpreter replace the operations of the language only once.
 
-    That takes half of its time, and changes nothing where they are in place already.
+    It replaces them at every call of a function of a kernel, which takes half of its time and has no further effect.
     """
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
@@ -73,7 +73,7 @@ CASES = {
 
 
 def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, indexed=True, device="cpu", lists=None):
-    """Operands of a case. The neighbor lists have a point without neighbors, and a type without edges."""
+    """Return operands of a case. The neighbor lists have a point without neighbors, and a type without edges."""
     pattern, normalize, names, dropout = CASES[case]
     generator = torch.Generator().manual_seed(3)
 
@@ -110,7 +110,7 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
 
 
 def problem_of(signals, neighbors, terms, pattern, normalize, dropout=0.0):
-    """All operands, including absent ones, and the resulting problem of a kernel."""
+    """Return all operands, including absent ones, and the resulting problem of a kernel."""
     names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta", "key_psi")
     operands = [*signals, *(getattr(terms, name) for name in names)]
     query, key, value, *tables = (None if t is None else t.detach() for t in operands)
@@ -119,7 +119,7 @@ def problem_of(signals, neighbors, terms, pattern, normalize, dropout=0.0):
 
 
 def reference(operands, given, grad_out=None):
-    """Output and gradients by the plain evaluation."""
+    """Return output and gradients by the plain evaluation."""
 
     def drop(weights):
         mask = dropout_mask(given, SEED).to(weights.device)
@@ -160,7 +160,7 @@ def check(case, tolerance, again=False, **options):
 
 
 def some(cases, briefly):
-    """The cases as parameters, marked slow except for a few that together cover most branches of the kernels."""
+    """Return the cases as parameters, marked slow except for a few that together cover most branches of the kernels."""
     return [case if case in briefly else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
@@ -287,7 +287,7 @@ def test_half_precision_keeps_statistics_in_float32(case, dtype):
 
 
 def penalty(case, name, dtype=torch.float64):
-    """First and second derivatives through the public operator, as in training on forces."""
+    """Return first and second derivatives through the public operator, as in training on forces."""
     signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, fiber=2, heads=1, dtype=dtype)
     with backend(name):
         assert explain(*signals, terms=terms, pattern=pattern, normalize=normalize).backend == name

@@ -1,6 +1,6 @@
 """Triton kernels of the public operators, against their definitions: every pattern, difficult clouds, all gradients.
 
-Like those of ``test_triton.py`` these run in Triton's interpreter, are compiled, and run on a GPU where there is one.
+As in ``test_triton.py`` they run in Triton's interpreter, are compiled, and run on a GPU if there is one.
 """
 
 import pytest
@@ -64,7 +64,7 @@ def operands(case, clouds, dtype=torch.float64, device="cpu"):
 
 
 def attended(case, clouds, attend=group_attention, exactly=None, **options):
-    """Output and gradients of all operands, in the given dtype or ``exactly`` in a more precise one."""
+    """Return output and gradients of all operands, in the given dtype or ``exactly`` in a more precise one."""
     signals, neighbors, tables, row, pattern = operands(case, clouds, **options)
     leaves = [*signals, *tables.values()]
     if exactly is not None:

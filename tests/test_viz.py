@@ -55,7 +55,7 @@ def c4():
 
 
 def panels(figure):
-    """The panels without the color scale."""
+    """Return the panels without the color scale."""
     return [axes for axes in figure.axes if axes.get_aspect() == 1]
 
 
@@ -64,7 +64,7 @@ def texts(figure):
 
 
 def measured(figure):
-    """The differences between stabilized rows, as stated in the titles."""
+    """Return the differences between stabilized rows, as stated in the titles."""
     line = next(text for text in texts(figure) if text.startswith("largest difference"))
     return [float(number) for number in re.findall(r"(?:rows|group): ([\d.e+-]+)", line)]
 

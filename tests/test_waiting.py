@@ -58,7 +58,7 @@ class Waits(TorchDispatchMode):
 
 
 def step_of(name, device="cpu"):
-    """A training step on prepared geometry, or on images that need none."""
+    """Return a training step on prepared geometry, or on images that need none."""
     network = NETWORKS[name]().to(device)
     if name in ("AttentiveCNN", "AffineSelfConvNet"):
         side = 28 if name == "AttentiveCNN" else 4

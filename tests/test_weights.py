@@ -147,7 +147,7 @@ def springs(dynamics: nn.Module, inputs: Inputs) -> Outputs:
 
 
 def lie(space, frames=None, *, features=3, outputs=2, lifting=(), attention=(), readout=(), **options):
-    """A small LieTransformer."""
+    """Return a small LieTransformer."""
     groups = {
         "lifting": Lifting(**{"local": 0, **dict(lifting)}),
         "attention": AttentionOptions(**{"hidden": 4, **dict(attention)}),
@@ -158,7 +158,7 @@ def lie(space, frames=None, *, features=3, outputs=2, lifting=(), attention=(), 
 
 
 def convolutions(*args, lifting=None, **options):
-    """A small LieConv network with nothing before its blocks."""
+    """Return a small LieConv network with nothing before its blocks."""
     return LieConvNet(*args, channels=8, lifting=lifting or Lifting(local=0), **options)
 
 
@@ -174,7 +174,7 @@ def steerable(model, **options):
 
 
 def affine(group, positions):
-    """Every layer of Affine Self Convolution with six channels in two heads."""
+    """Return every layer of Affine Self Convolution with six channels in two heads."""
     options = {"channels": 6, "heads": 2, "scale": 0.5}
     return nn.ModuleDict(
         {
@@ -187,7 +187,7 @@ def affine(group, positions):
 
 
 def attention(group, encodings):
-    """Lifting attention, and group attention with each of the encodings in its pattern."""
+    """Return lifting attention, and group attention with each of the encodings in its pattern."""
     layers = {"lifting": LiftingSelfAttention(group, 3, 2, heads=2, head_channels=4)}
     for pattern, encoding in encodings:
         name = f"group_{len(layers)}_{pattern}"
@@ -196,12 +196,12 @@ def attention(group, encodings):
 
 
 def window(size):
-    """Displacements ``[offsets, 2]`` in a window of size x size pixels."""
+    """Return displacements ``[offsets, 2]`` in a window of size x size pixels."""
     return torch.tensor(RelativePositionTable.square(size).offsets)
 
 
 def given_frames():
-    """Frames of two clouds, ``[2, 24, 3, 3]``: the rotations of a cube, which is rotated in the first cloud."""
+    """Return frames of two clouds, ``[2, 24, 3, 3]``: the rotations of a cube, which is rotated in the first cloud."""
     cube = octahedral().elements
     return GivenFrames(torch.stack([oblique_rotation() @ cube, cube]), per="cloud")
 
@@ -639,7 +639,7 @@ WEIGHTS = {
 
 
 def read(name):
-    """State dict, inputs, outputs and meta of a file."""
+    """Return state dict, inputs, outputs and meta of a file."""
     state, inputs, outputs = {}, {}, []
     with np.load(GOLDENS / f"{name}.npz", allow_pickle=False) as arrays:
         for entry in arrays.files:
@@ -654,7 +654,7 @@ def read(name):
 
 
 def run(name, state, inputs):
-    """Outputs of the current network with the stored state, as a list."""
+    """Return outputs of the current network with the stored state, as a list."""
     torch.set_default_dtype(torch.float64)  # e3nn rounds its coupling coefficients to the default dtype
     try:
         network = WEIGHTS[name].make().double().eval()

@@ -203,7 +203,7 @@ class TestSphericalMNIST:
             ld.SphericalMNIST(tmp_path)
         with pytest.raises(ValueError, match="points: expected None"):
             ld.SphericalMNIST(tmp_path, points=49, verify=False)
-        with pytest.raises(ValueError, match="needs validation > 0"):
+        with pytest.raises(ValueError, match="validation: expected at least 1"):
             ld.SphericalMNIST(tmp_path, "valid", verify=False)
 
 

@@ -204,7 +204,7 @@ class TestIdx:
         train, valid = (ld.MNIST(tmp_path, s, validation=4, verify=False)._indices for s in ("train", "valid"))
         assert sorted([*train, *valid]) == list(range(12))
         assert valid.tolist() == ld.MNIST(tmp_path, "valid", validation=4, verify=False)._indices.tolist()
-        with pytest.raises(ValueError, match="split='valid' needs validation > 0"):
+        with pytest.raises(ValueError, match="validation: expected at least 1 for split='valid'"):
             ld.MNIST(tmp_path, "valid", verify=False)
         with pytest.raises(ValueError, match="less than the 12 training images, got 12"):
             ld.MNIST(tmp_path, validation=12, verify=False)

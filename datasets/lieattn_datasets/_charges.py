@@ -116,7 +116,7 @@ def check_drift(before: NDArray[np.float64], after: NDArray[np.float64], most: f
     worst = float(drift.max(initial=0.0))
     if not worst <= most:
         raise ValueError(
-            f"the energy changes by {worst:.1e} of max(abs(energy), 1), more than {most:.0e}: use a smaller step"
+            f"the energy changes by {worst:.1e} of max(abs(energy), 1), more than {most:.0e}; use a smaller step"
         )
     return worst
 

@@ -34,7 +34,7 @@ class ImageArray(Protocol):
 
 @functools.lru_cache(maxsize=32)
 def grid_positions(height: int, width: int) -> Tensor:
-    """Coordinates of the pixel centers, in raster order.
+    """Return the coordinates of the pixel centers, in raster order.
 
     The origin is the center of the image, the spacing is 1, x points right and y points up. The pixel in row r and
     column c lies at ``(c - (width - 1) / 2, (height - 1) / 2 - r)``.

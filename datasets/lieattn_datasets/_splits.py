@@ -42,8 +42,8 @@ def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
         )
     if split == "valid" and validation == 0:
         raise ValueError(
-            "split='valid' needs validation > 0: this data set has no official validation images, "
-            "so say how many training images to set aside (and give the same number for split='train')"
+            "validation: expected at least 1 for split='valid', got 0; this data set has no official validation "
+            "images, so set some training images aside (and give the same number for split='train')"
         )
     order = np.random.RandomState(_SEED).permutation(size)
     chosen = order[size - validation :] if split == "valid" else order[: size - validation]

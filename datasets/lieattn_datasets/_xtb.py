@@ -129,7 +129,8 @@ class GFN2Molecules(Molecules):
             new = sorted(set(z.tolist()) - set(known.tolist()))
             if new:
                 raise ValueError(
-                    f"no training molecule contains the element {new[0]}; use more molecules, or references=False"
+                    f"references: expected training molecules with all elements, got none with the element {new[0]}; "
+                    "use more molecules, or references=False"
                 )
             fitted, free = fit_atoms(energy, z, offsets, parts["train"])
             energy = energy - free

@@ -706,7 +706,7 @@ class TestGFN2Molecules:
         torch.testing.assert_close(fine[2].dipole, less[2].dipole / 2.5417464739)
         few = ["C", "N", "O", "CO", "CC"]
         few[_xtb._split(np.arange(5), 5)["test"][0]] = "CF"
-        with pytest.raises(ValueError, match="references: expected .* got none with the element 9"):
+        with pytest.raises(ValueError, match=r"references: expected .* got none with the element 9"):
             ld.GFN2Molecules(smiles=few, conformers=1)
 
     @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class RotatedMNIST(ImagePoints):
         Compare the digest of the archive and the number of rows with the official files. If False, any files in the
         same format are read; 10/12 of the first file are used for training.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -28,7 +28,7 @@ class Clouds(Dataset[Data]):
     size
         Number of clouds.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Attributes
     ----------

@@ -73,7 +73,7 @@ class Constellation(Clouds):
     seed
         Non-negative integer. The constellations before the motion depend only on the seed.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

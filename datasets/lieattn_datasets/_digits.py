@@ -24,7 +24,7 @@ class Digits(ImagePoints):
     split
         ``"train"`` (1,078 images), ``"valid"`` (360), ``"test"`` (359) or ``"all"``.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -125,7 +125,7 @@ class MNIST(_IdxImages):
         Compare digests and the number of images with the official files. If False, any files in the same format are
         read; shapes and ranges are checked in any case.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -42,7 +42,7 @@ class ImageFolder(ImagePoints):
     split_seed
         Seed of the permutation. Use the same for all splits.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Attributes
     ----------

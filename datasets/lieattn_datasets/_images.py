@@ -38,7 +38,7 @@ class ImagePoints(Clouds):
     peak
         The value that becomes intensity 1. Default: 255 for uint8, 1 for floating types.
     transform
-        Called with each new ``Data``, for example :class:`~lieattn_datasets.RotatePoints`.
+        Function that is applied to each new ``Data``, for example :class:`~lieattn_datasets.RotatePoints`.
 
     Attributes
     ----------

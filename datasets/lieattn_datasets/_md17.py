@@ -137,7 +137,7 @@ class RMD17(_Trajectory):
     verify
         Check the number of frames of each split. If False, any files in the same format are read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Attributes
     ----------

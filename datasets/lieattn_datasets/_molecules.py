@@ -42,7 +42,7 @@ class Molecules(Clouds):
     of_atom
         Map from attribute names to numbers ``[atoms, ...]``: forces, partial charges.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class Molecules(Clouds):
             The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the result, in
             the energy unit).
         transform
-            Called with each new ``Data``.
+            Function that is applied to each new ``Data``.
 
         Raises
         ------

@@ -48,7 +48,7 @@ class ChargedParticles(Clouds):
     start, end
         Indices of the snapshots that are input and target.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------
@@ -126,7 +126,7 @@ class NBody(ChargedParticles):
         Compare the digest, and compare the energies at all times with the stored ones. If False, any file in the same
         format is read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------
@@ -194,7 +194,7 @@ class NBodySimulated(ChargedParticles):
     seed
         Non-negative integer.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -47,7 +47,7 @@ class RotatedMNISTRecipe(ImagePoints):
     verify
         Compare the digest and the number of images. If False, any file in the same format is read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class FashionMNIST900(ImagePoints):
     verify
         Compare the digest and the number of images. If False, any file in the same format is read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------
@@ -133,7 +133,7 @@ class CIFAR10Subset(ImagePoints):
     verify
         Compare the digest and the number of images. If False, any file in the same format is read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -63,7 +63,7 @@ class PatchCamelyon(ImagePoints):
         Compare digests (once per process, since the training images have 7 GB) and the number of images with the
         official files. If False, any files in the same format are read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -75,7 +75,7 @@ class QM9(Molecules):
         Check the number of molecules. If False, any files in the same format are read, and split in the same
         proportions.
     transform
-        Called with each new ``Data``, for example :class:`MoleculeFeatures`.
+        Function that is applied to each new ``Data``, for example :class:`MoleculeFeatures`.
 
     Raises
     ------

@@ -69,7 +69,7 @@ class ShapePoints(Clouds):
     seed
         Seed of the rotations.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -107,7 +107,7 @@ class SphericalImages(Clouds):
     seed
         Seed of the rotations.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

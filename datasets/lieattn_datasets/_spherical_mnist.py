@@ -59,7 +59,7 @@ class SphericalMNIST(Clouds):
     verify
         Compare the digest and the number of images. If False, any file in the same format is read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

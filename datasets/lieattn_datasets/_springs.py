@@ -46,7 +46,7 @@ class Springs(Clouds):
     seed
         Non-negative integer.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -81,7 +81,7 @@ class WindOnSphere(Clouds):
     verify
         Compare the digest. If False, any file in the same format is read.
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ class GFN2Molecules(Molecules):
         Whether a sum over the atoms is subtracted from the energy. It has one number per species, fitted by least
         squares to the training molecules in float64 (the attribute ``atom_energies``, in the energy unit).
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class ExtendedXYZ(Molecules):
         of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy
         unit).
     transform
-        Called with each new ``Data``.
+        Function that is applied to each new ``Data``.
 
     Raises
     ------

@@ -62,11 +62,11 @@ class RotatedMNIST(ImagePoints):
     column_major
         Whether a row contains the columns of the image, one after the other.
     download
-        Download the archive into the subfolder ``mnist_rotation_new`` of the root if the files are missing. Nothing is
-        downloaded otherwise.
+        Whether to download the archive into the subfolder ``mnist_rotation_new`` of the root if the files are missing.
+        Nothing is downloaded otherwise.
     verify
-        Compare the digest of the archive and the number of rows with the official files. If False, any files in the
-        same format are read; 10/12 of the first file are used for training.
+        Whether to compare the digest of the archive and the number of rows with the official files. If False, any files
+        in the same format are read; 10/12 of the first file are used for training.
     transform
         Function that is applied to each new ``Data``.
 

@@ -124,11 +124,11 @@ class CIFAR10(_CifarImages):
         ``"train"`` contains the others. ``validation=10_000`` for both splits gives the usual
         40,000 / 10,000 / 10,000.
     download
-        Download the archive if files of the half are missing, and unpack it into the subfolder ``cifar-10-batches-py``
-        of the root. Nothing is downloaded otherwise.
+        Whether to download the archive if files of the half are missing, and unpack it into the subfolder
+        ``cifar-10-batches-py`` of the root. Nothing is downloaded otherwise.
     verify
-        Compare digests and the number of images with the official files. If False, any files in the same format are
-        read; shapes and ranges are checked in any case.
+        Whether to compare digests and the number of images with the official files. If False, any files in the same
+        format are read; shapes and ranges are checked in any case.
     transform
         Function that is applied to each new ``Data``.
 

@@ -119,11 +119,11 @@ class MNIST(_IdxImages):
         Number of the 60,000 training images that are set aside as ``"valid"``, by a permutation with a fixed seed;
         ``"train"`` contains the others. Give the same number for both splits.
     download
-        Download missing files of the half into the subfolder ``MNIST/raw`` of the root. Nothing is downloaded
-        otherwise.
+        Whether to download missing files of the half into the subfolder ``MNIST/raw`` of the root. Nothing is
+        downloaded otherwise.
     verify
-        Compare digests and the number of images with the official files. If False, any files in the same format are
-        read; shapes and ranges are checked in any case.
+        Whether to compare digests and the number of images with the official files. If False, any files in the same
+        format are read; shapes and ranges are checked in any case.
     transform
         Function that is applied to each new ``Data``.
 

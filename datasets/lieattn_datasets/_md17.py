@@ -130,12 +130,13 @@ class RMD17(_Trajectory):
     energy_unit
         ``"kcal/mol"`` (as stored), ``"eV"``, ``"meV"`` or ``"Ha"``.
     center
-        Shift the mean of the atoms' positions to the origin, in float64. Some trajectories drift away by 100 angstrom.
+        Whether to shift the mean of the atoms' positions to the origin, in float64. Some trajectories drift away by 100
+        angstrom.
     download
-        Download the archive, 1.1 GB, if files are missing, and unpack all molecules into the subfolder ``npz_data`` of
-        the root. Nothing is downloaded otherwise.
+        Whether to download the archive, 1.1 GB, if files are missing, and unpack all molecules into the subfolder
+        ``npz_data`` of the root. Nothing is downloaded otherwise.
     verify
-        Check the number of frames of each split. If False, any files in the same format are read.
+        Whether to check the number of frames of each split. If False, any files in the same format are read.
     transform
         Function that is applied to each new ``Data``.
 
@@ -196,8 +197,8 @@ class RMD17Subset(_Trajectory):
     molecule, split, validation, energy_unit, center, transform
         As for :class:`RMD17`.
     verify
-        Compare the digest of the file. If False, any file in the same format is read; the first half of its frames is
-        for training and the second for testing.
+        Whether to compare the digest of the file. If False, any file in the same format is read; the first half of its
+        frames is for training and the second for testing.
 
     Attributes
     ----------

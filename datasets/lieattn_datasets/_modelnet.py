@@ -148,10 +148,10 @@ class ModelNet(MeshFolder):
     points, validation, task, rotate, seed, transform
         As for :class:`MeshFolder`.
     download
-        Download the archive into the root if neither the archive nor the folder exists. Nothing is downloaded
-        otherwise.
+        Whether to download the archive into the root if neither the archive nor the folder exists. Nothing is
+        downloaded otherwise.
     verify
-        Compare the number of shapes with the official one. If False, any files in the same layout are read.
+        Whether to compare the number of shapes with the official one. If False, any files in the same layout are read.
 
     Raises
     ------

@@ -123,8 +123,8 @@ class NBody(ChargedParticles):
     start, end
         Times of input and target, 0 .. 5.
     verify
-        Compare the digest, and compare the energies at all times with the stored ones. If False, any file in the same
-        format is read.
+        Whether to compare the digest, and compare the energies at all times with the stored ones. If False, any file in
+        the same format is read.
     transform
         Function that is applied to each new ``Data``.
 

@@ -45,7 +45,7 @@ class RotatedMNISTRecipe(ImagePoints):
     split
         ``"train"``, ``"valid"`` or ``"test"``, the splits of the file, or ``"train+valid"``.
     verify
-        Compare the digest and the number of images. If False, any file in the same format is read.
+        Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
 
@@ -89,7 +89,7 @@ class FashionMNIST900(ImagePoints):
     split
         ``"train"`` (600), ``"valid"`` (100), ``"test"`` (200) or ``"all"``.
     verify
-        Compare the digest and the number of images. If False, any file in the same format is read.
+        Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
 
@@ -131,7 +131,7 @@ class CIFAR10Subset(ImagePoints):
         Number of the 2,000 training images that are set aside as ``"valid"``, by a permutation with a fixed seed;
         ``"train"`` contains the others. Give the same number for both splits.
     verify
-        Compare the digest and the number of images. If False, any file in the same format is read.
+        Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
 

@@ -57,11 +57,11 @@ class PatchCamelyon(ImagePoints):
     split
         ``"train"``, ``"valid"`` or ``"test"``: the official split.
     download
-        Download missing files of the split, and unpack them into the subfolder ``pcam`` of the root: 6.4 GB for
-        training, 0.8 GB for each of the other splits. Nothing is downloaded otherwise.
+        Whether to download missing files of the split, and unpack them into the subfolder ``pcam`` of the root: 6.4 GB
+        for training, 0.8 GB for each of the other splits. Nothing is downloaded otherwise.
     verify
-        Compare digests (once per process, since the training images have 7 GB) and the number of images with the
-        official files. If False, any files in the same format are read.
+        Whether to compare digests (once per process, since the training images have 7 GB) and the number of images with
+        the official files. If False, any files in the same format are read.
     transform
         Function that is applied to each new ``Data``.
 

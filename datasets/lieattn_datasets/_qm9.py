@@ -70,9 +70,9 @@ class QM9(Molecules):
         energies) and 2.981 cal/(mol K) per atom from cv, as Cormorant and LieTransformer do. Errors do not depend on
         this. If False, energies near -11,000 eV have a precision of 1 meV in the float32 of ``y``.
     download
-        Download missing raw files into the subfolder ``raw`` of the root. Nothing is downloaded otherwise.
+        Whether to download missing raw files into the subfolder ``raw`` of the root. Nothing is downloaded otherwise.
     verify
-        Check the number of molecules. If False, any files in the same format are read, and split in the same
+        Whether to check the number of molecules. If False, any files in the same format are read, and split in the same
         proportions.
     transform
         Function that is applied to each new ``Data``, for example :class:`MoleculeFeatures`.
@@ -131,7 +131,7 @@ class QM9Subset(Molecules):
     targets, energy_unit, dipole_unit, length_unit, references, transform
         As for :class:`QM9`.
     verify
-        Compare the digest of the file. If False, any file in the same format is read.
+        Whether to compare the digest of the file. If False, any file in the same format is read.
 
     Raises
     ------
@@ -201,8 +201,8 @@ class QM9GFN2(Molecules):
         Whether a sum over the atoms is subtracted from the energy. It has one number per species, fitted by least
         squares to the training molecules in float64 (the attribute ``atom_energies``, in the energy unit).
     verify
-        Compare the digests of the files. The computed labels are not part of the digest, since they depend on the
-        machine that computed them. If False, any files in the same format are read.
+        Whether to compare the digests of the files. The computed labels are not part of the digest, since they depend
+        on the machine that computed them. If False, any files in the same format are read.
     transform
         As for :class:`QM9Subset`.
 

@@ -172,7 +172,7 @@ class ModelNet10Tiny(ShapePoints):
     rotate, seed, transform
         As for :class:`ShapePoints`.
     verify
-        Compare the digest. If False, any file in the same format is read.
+        Whether to compare the digest. If False, any file in the same format is read.
 
     Raises
     ------
@@ -247,7 +247,7 @@ class AdrenalMNIST3D(ShapePoints):
     seed
         Seed of the points and the rotations.
     verify
-        Compare the digest. If False, any file in the same format is read.
+        Whether to compare the digest. If False, any file in the same format is read.
 
     Raises
     ------

@@ -57,7 +57,7 @@ class SphericalMNIST(Clouds):
     seed
         Seed of the choice of points.
     verify
-        Compare the digest and the number of images. If False, any file in the same format is read.
+        Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
 

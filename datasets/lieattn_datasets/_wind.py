@@ -79,7 +79,7 @@ class WindOnSphere(Clouds):
     seed
         Seed of points and sensors.
     verify
-        Compare the digest. If False, any file in the same format is read.
+        Whether to compare the digest. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
 

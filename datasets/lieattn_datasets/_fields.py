@@ -110,7 +110,7 @@ class RandomRotateFields(RandomTransform):
     seed
         Non-negative integer.
     dim
-        2 or 3.
+        Dimension of the points, 2 or 3.
     axis
         In 3D, the only axis of the rotations: ``"z"`` gives the z/SO(3) protocol of shape classification. Default: all
         rotations, Haar-distributed.

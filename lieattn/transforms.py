@@ -128,10 +128,9 @@ def knn_graph(
     """
     check_arguments(knn_graph, locals())
     check_count("k", k)
+    found = Nearest(max(1, k - loop), include_self=loop, ties=ties)(pos, batch)
     if loop and k == 1:
-        own = torch.arange(len(pos), device=pos.device)
-        return torch.stack([own, own])
-    found = Nearest(k - loop, include_self=loop, ties=ties)(pos, batch)
+        found = found.select(found.is_loop.nonzero()[:, 0])
     return _directed(found.edge_index, flow)
 
 

@@ -194,6 +194,7 @@ def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
         (lambda pos: radius_graph(pos, -1.0), ValueError, "radius: expected a positive"),
         (lambda pos: radius_graph(pos, 1.0, flow="up"), ValueError, "flow: expected one of"),
         (lambda pos: knn_graph(pos, 0), ValueError, "k: expected an integer of at least 1"),
+        (lambda pos: knn_graph(pos / 0, 1, loop=True), ValueError, "pos: expected finite coordinates"),
         (lambda pos: KNNGraph(2, ties="first"), ValueError, "ties: expected one of"),
         (
             lambda pos: KNNGraph(2)(Data(pos=pos, cell=torch.eye(3)[None])),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.ops import backend, edge_kernels, edge_messages, edge_units
+from lieattn.ops import backend, edge_kernels, edge_messages, edge_moments, edge_units
 from lieattn.ops.kernels.edges import _launch
 from lieattn.testing import relative_error
 
@@ -21,7 +21,7 @@ TOLERANCES = ((DOUBLE, 1e-12), (torch.float32, 1e-5))
 def launched(monkeypatch):
     """Record the names of the executed kernels."""
     names = []
-    for name in ("run_units", "run_units_backward", "run_messages", "run_messages_backward"):
+    for name in (f"run_{what}{way}" for what in ("units", "messages", "moments") for way in ("", "_backward")):
         original = getattr(_launch, name)
         monkeypatch.setattr(_launch, name, lambda *a, f=original, n=name: names.append(n) or f(*a))
     return names
@@ -51,6 +51,13 @@ def units_of(seen, shared, weight, first, second, bias):
 def messages_of(units, weight, x, neighbors):
     incidence = torch.nn.functional.one_hot(neighbors.target, len(x)).to(x.dtype)
     return torch.einsum("ep,efk,ck,efc->pfc", incidence, units, weight, x[neighbors.source])
+
+
+def moments_of(arrows, functions, neighbors):
+    incidence = torch.nn.functional.one_hot(neighbors.target, neighbors.num_points).to(arrows.dtype)
+    moments = torch.einsum("ep,er,ek->prk", incidence, arrows, functions)
+    ends = neighbors.target, neighbors.source
+    return moments, *(torch.einsum("er,erk->ek", arrows, moments[end]) for end in ends)
 
 
 def assert_same(found, wanted, operands, tolerance, pulled):
@@ -97,6 +104,37 @@ def test_messages_are_those_of_the_formula(fiber, hidden, channels, lanes, threa
     assert launched == ["run_messages", "run_messages_backward"] * 2
 
 
+@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
+@pytest.mark.parametrize(("size", "count"), [(3, 8), (5, 32), (1, 4), (2, 12)])
+def test_moments_are_those_of_the_formula(size, count, lanes, threads, launched, monkeypatch):
+    if lanes is not None:
+        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
+    monkeypatch.setattr(_launch, "_PART", 64)
+    neighbors = random_lists(9, 200)
+    for dtype, tolerance in TOLERANCES:
+        arrows, functions = drawn(dtype, (200, size), (200, count))
+        for needed in ((functions,), (arrows, functions)):
+            arrows.requires_grad_(len(needed) == 2)
+            wanted = moments_of(arrows, functions, neighbors)
+            found = edge_moments(arrows, functions, neighbors)
+            assert_same(found, wanted, needed, tolerance, [torch.randn_like(out) for out in wanted])
+            assert not found[0][-1].any()
+    assert launched == ["run_moments", "run_moments_backward"] * 2
+
+
+def test_derivatives_of_moments_of_second_order():
+    neighbors = random_lists(6, 70)
+    arrows, functions, factors = drawn(DOUBLE, (70, 3), (70, 4), (70, 4))
+
+    def derivatives(evaluate):
+        outs = evaluate(arrows.detach(), functions * factors, neighbors)
+        first = torch.autograd.grad(sum(out.pow(3).sum() for out in outs), (functions, factors), create_graph=True)
+        return torch.autograd.grad(sum(grad.square().sum() for grad in first), (functions, factors))
+
+    for mine, theirs in zip(derivatives(edge_moments), derivatives(moments_of), strict=True):
+        assert relative_error(mine, theirs) < 1e-10
+
+
 def test_derivatives_of_second_order():
     neighbors = random_lists(6, 70)
     seen, shared, weight, first, second, bias, last = network_operands(DOUBLE, 70, 2, 2, 4, 3, 1)
@@ -127,8 +165,9 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
         torch.set_num_threads(number)
         out = edge_messages(*operands, neighbors)
         made = edge_kernels(*network[:4], tuple(network[4:6]), network[6:])
+        made += edge_moments(network[0].detach()[:, 0], operands[0][:, 0], neighbors)
         gradients = torch.autograd.grad(out.square().sum(), operands)
-        of_network = torch.autograd.grad(sum(one.square().sum() for one in made), network)
+        of_network = torch.autograd.grad(sum(one.square().sum() for one in made), (*network, operands[0]))
         results.append([out, *made, *gradients, *of_network])
     torch.set_num_threads(before)
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
@@ -155,6 +194,9 @@ def test_no_edges_and_one(edges):
     operands = drawn(DOUBLE, (edges, 3, 8), (5, 8), (4, 3, 5))
     out = edge_messages(*operands, neighbors)
     assert_same([out], [messages_of(*operands, neighbors)], operands, 1e-12, [torch.ones_like(out)])
+    arrows, functions = drawn(DOUBLE, (edges, 3), (edges, 8))
+    found = edge_moments(arrows, functions, neighbors)
+    assert_same(found, moments_of(arrows, functions, neighbors), (functions,), 1e-12, list(map(torch.ones_like, found)))
 
 
 @pytest.mark.parametrize("wrong", ["source", "row_ptr", "target"])
@@ -165,6 +207,8 @@ def test_lists_that_lead_elsewhere_are_refused(wrong):
     {"source": source, "row_ptr": row_ptr, "target": target}[wrong][3] = 2**40
     with pytest.raises(ValueError, match=f"neighbors: (?:source|row_ptr|target)|{wrong}"):
         edge_messages(*drawn(DOUBLE, (80, 1, 8), (5, 8), (6, 1, 5)), Neighbors(row_ptr, source, target))
+    with pytest.raises(ValueError, match=f"neighbors: (?:source|row_ptr|target)|{wrong}"):
+        edge_moments(torch.ones(80, 3), torch.ones(80, 8), Neighbors(row_ptr, source, target))
 
 
 def test_errors_name_the_argument():
@@ -200,6 +244,12 @@ def test_errors_name_the_argument():
             edge_messages(**{**tensors, name: torch.zeros(shape)}, neighbors=neighbors)
     with pytest.raises(TypeError, match="neighbors: expected"):
         edge_messages(**tensors, neighbors=torch.zeros(2, 7))
+    for name, shape in (("arrows", (6, 3)), ("functions", (7,))):
+        with pytest.raises(ValueError, match=rf"{name}: expected 7 rows of numbers, got \({shape[0]},"):
+            edge_moments(
+                **{"arrows": torch.ones(7, 3), "functions": torch.ones(7, 4), name: torch.ones(shape)},
+                neighbors=neighbors,
+            )
 
 
 def test_maps_of_different_widths_are_evaluated_in_plain_maths(launched):

@@ -24,6 +24,7 @@ from lieattn.ops import (
     backend,
     cpu_kernels,
     edge_messages,
+    edge_moments,
     edge_units,
     group_attention,
     head_networks,
@@ -95,6 +96,7 @@ def compile_case(case: str, dtype: str) -> float:
             random(edges, 4, 3), random(edges, 16), random(edges), random(16, 3), (random(16, 16), random(16))
         )
         out = edge_messages(units, random(8, 16), random(12, 4, 8), neighbors)
+        out = out.sum() + edge_moments(random(edges, 3).detach(), random(edges, 8), neighbors)[1]
     else:
         outs = _ATTENTIVE[case], 2
         kernels, spatial = random(*outs, 2, 4, 3, 3), random(*outs, 4, 2, 3, 3)

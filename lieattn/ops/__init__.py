@@ -2,7 +2,7 @@
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
-from lieattn.ops._edges import edge_kernels, edge_messages, edge_units
+from lieattn.ops._edges import edge_kernels, edge_messages, edge_moments, edge_units
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._operations import count_operations
@@ -28,6 +28,7 @@ __all__ = [
     "cpu_kernels",
     "edge_kernels",
     "edge_messages",
+    "edge_moments",
     "edge_units",
     "expand_kernel",
     "explain",

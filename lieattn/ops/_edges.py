@@ -109,6 +109,43 @@ def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors
     return out
 
 
+def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Compute moments :math:`M_i = \sum_j a_{ij} \otimes f_{ij}`, and their products with the arrows of each edge.
+
+    The sum is over the edges from j to i. The products are :math:`\langle a_{ij}, M_i \rangle` and
+    :math:`\langle a_{ij}, M_j \rangle`, so they are sums over pairs of edges at a cost that is linear in the edges. A
+    fused kernel is used unless the arrows need a gradient. The function can be differentiated any number of times.
+
+    Parameters
+    ----------
+    arrows, functions
+        a ``[edges, size]``, f ``[edges, count]``.
+    neighbors
+        The edges.
+
+    Returns
+    -------
+    tuple of Tensor
+        Moments ``[points, size, count]``, and the products with those at the target and at the source of each edge,
+        ``[edges, count]`` each.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not a floating tensor, or shapes do not fit. The message names the argument.
+    """
+    check_is("neighbors", neighbors, Neighbors)
+    for argument, tensor in (("arrows", arrows), ("functions", functions)):
+        check_tensor(argument, tensor, "a floating tensor")
+        if tensor.ndim != 2 or len(tensor) != neighbors.num_edges:
+            raise ValueError(f"{argument}: expected {neighbors.num_edges} rows of numbers, got {tuple(tensor.shape)}")
+    if arrows.requires_grad or not _kernel_takes([arrows, functions], *functions.shape):
+        return _plain_moments(arrows, functions, neighbors)
+    expect_gradients([functions])
+    out: tuple[Tensor, Tensor, Tensor] = _EdgeMoments.apply(arrows, functions, neighbors)
+    return out
+
+
 def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
     """Return whether the kernel supports these operands: on CPUs, outside of traces and compilers."""
     dtype, device = operands[0].dtype, operands[0].device
@@ -180,6 +217,13 @@ def _plain_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbo
     return neighbors.sum_to_targets(F.linear(units, weight) * x.index_select(0, neighbors.source))
 
 
+def _plain_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
+    moments = neighbors.sum_to_targets(arrows[:, :, None] * functions[:, None])
+    ends = neighbors.target, neighbors.source
+    at_target, at_source = ((arrows[:, :, None] * moments.index_select(0, end)).sum(dim=1) for end in ends)
+    return moments, at_target, at_source
+
+
 class _EdgeNetwork(torch.autograd.Function):
     """The function :func:`_plain_network`, evaluated by the kernel."""
 
@@ -216,3 +260,21 @@ class _EdgeMessages(torch.autograd.Function):
             return *plain_gradients(plain, (units, weight, x), wanted, grads), None
         found = _launcher().run_messages_backward(grads[0], units, weight, x, ctx.neighbors)
         return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None
+
+
+class _EdgeMoments(torch.autograd.Function):
+    """:func:`_plain_moments` by the kernel, for arrows that need no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(arrows, functions)
+        ctx.neighbors = neighbors
+        return tuple(_launcher().run_moments(arrows, functions, neighbors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        arrows, functions = ctx.saved_tensors
+        if need_plain_maths(grads):
+            plain = partial(_plain_moments, neighbors=ctx.neighbors)
+            return *plain_gradients(plain, (arrows, functions), ctx.needs_input_grad[:2], grads), None
+        return None, _launcher().run_moments_backward(grads, arrows, ctx.neighbors), None

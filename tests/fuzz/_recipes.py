@@ -378,6 +378,7 @@ OWN: dict[str, dict[str, Any]] = {
         "x": torch.randn(NEIGHBORS.num_points, 4, 3),
         "neighbors": NEIGHBORS,
     },
+    "ops.edge_moments": {"arrows": torch.randn(EDGES, 3), "functions": torch.randn(EDGES, 4), "neighbors": NEIGHBORS},
     "ops.RelativeTerms": {"psi": SIGNAL},
     "ops.RelativeTerms.plus": {"other": RelativeTerms(beta=SIGNAL)},
     "nn.AttentiveConvolution": {"attention": LieSelfAttention(4, COORDINATES, heads=2)},

@@ -22,7 +22,15 @@ from lieattn._checks import (
 from lieattn._exact import ExactConstants
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
-from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_units, smooth_lengths, smooth_window
+from lieattn.ops import (
+    RelativeTerms,
+    bessel_functions,
+    edge_kernels,
+    edge_moments,
+    edge_units,
+    smooth_lengths,
+    smooth_window,
+)
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 
@@ -229,18 +237,17 @@ class AngleFeatures(ExactConstants, nn.Module):
         check_graph(graph, LiftedGraph, x)
         check_features(x, self.other.weight, self.other.in_features)
         neighbors = graph.neighbors
-        target, source = neighbors.target, neighbors.source
         directions, length, weight = edge_geometry(graph, self.cutoff, self.window)
         radial = self.radial(bessel_functions(length, self.radial.in_features))
-        functions = (radial * self.other(x)[source] * weight[:, None]).unflatten(1, (2, self.count))
+        functions = (radial * self.other(x)[neighbors.source] * weight[:, None]).unflatten(1, (2, self.count))
         # P_2 is the inner product of the traceless parts of e ⊗ e.
         squares = (directions[:, :, None] * directions[:, None]).flatten(1) @ self.traceless.to(directions)
         points, edges = [], []
         for power, arrows in enumerate((directions, squares)):
-            moments = neighbors.sum_to_targets(arrows[:, :, None] * functions[:, power, None])
+            moments, *at_ends = edge_moments(arrows, functions[:, power], neighbors)
             gram = (moments.mT @ moments).flatten(1)
             points.append(gram.index_select(1, self.upper))
-            edges += [(arrows[:, :, None] * moments.index_select(0, end)).sum(dim=1) for end in (target, source)]
+            edges += at_ends
         return torch.cat(points, dim=1), torch.cat(edges, dim=1)
 
 

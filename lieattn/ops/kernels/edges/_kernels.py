@@ -256,3 +256,37 @@ def messages_backward(
             affine(product, channels, fiber, used, table, hidden, none, changed, lanes)
             rows = row(at_address(z, lanes), edge, fiber * hidden)
             add_outer(product, channels, used, rows, hidden, fiber, at_address(to_weight, lanes), lanes)
+
+
+@compiled
+def moments_of_points(pointers, edges, low, high, arrows, size, functions, count, out, lanes):
+    """Add sums of products of arrows and functions, ``[points, size, count]``, for points from ``low`` to ``high``.
+
+    The edges of a point are given as in :func:`messages_forward`; arrows are ``[edges, size]``, functions ``[edges,
+    count]``.
+    """
+    wide = len(lanes)
+    for point in range(low, high):
+        total = row(at_address(out, lanes), point, size * count)
+        for number in range(integer_at(pointers, point), integer_at(pointers, point + 1)):
+            edge = integer_at(edges, number) if edges else number
+            arrow, values = row(at_address(arrows, lanes), edge, size), row(at_address(functions, lanes), edge, count)
+            for k in range(0, count, wide):
+                value = load(values, k, lanes)
+                for at in range(size):
+                    to = at * count + k
+                    store(total, to, multiply_add(load_one(arrow, at, lanes), value, load(total, to, lanes)))
+
+
+@compiled
+def moments_along_edges(ends, begin, end, arrows, size, moments, count, out, lanes):
+    """Compute the products ``[edges, count]`` of arrows and the moments at the points ``ends``."""
+    wide = len(lanes)
+    for edge in range(begin, end):
+        arrow = row(at_address(arrows, lanes), edge, size)
+        table = row(at_address(moments, lanes), integer_at(ends, edge), size * count)
+        for k in range(0, count, wide):
+            total = fill(table, 0.0, lanes)
+            for at in range(size):
+                total = multiply_add(load_one(arrow, at, lanes), load(table, at * count + k, lanes), total)
+            store(at_address(out, lanes), edge * count + k, total)

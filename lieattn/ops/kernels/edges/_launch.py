@@ -21,7 +21,14 @@ from lieattn.ops.kernels._calls import (
     new_empty,
 )
 from lieattn.ops.kernels._threads import run
-from lieattn.ops.kernels.edges._kernels import messages_backward, messages_forward, units_backward, units_forward
+from lieattn.ops.kernels.edges._kernels import (
+    messages_backward,
+    messages_forward,
+    moments_along_edges,
+    moments_of_points,
+    units_backward,
+    units_forward,
+)
 from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _FEWEST = 4  # lanes of the shortest vector of float32
@@ -201,3 +208,53 @@ class _Messages:
         ]
         run(messages_forward, calls)
         return out if self.used == self.channels else out[..., : self.used].contiguous()
+
+
+def run_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> list[Tensor]:
+    """Return the moments and their products with the arrows, see :func:`lieattn.ops.edge_moments`."""
+    check_lists(neighbors, None, ())
+    check_targets(neighbors)
+    job = _Moments(arrows, functions.shape[1], neighbors)
+    compile_together(
+        "moments of edges",
+        job.dtype,
+        len(job.lanes),
+        forward=lambda: [(moments_of_points, (*(0,) * 9, job.lanes)), (moments_along_edges, (*(0,) * 8, job.lanes))],
+        backward=list,
+    )
+    moments = new_empty(job.dtype, neighbors.num_points, job.size, job.count).zero_()
+    job.add(neighbors.row_ptr, None, functions, moments)
+    return [moments, job.along(neighbors.target, moments), job.along(neighbors.source, moments)]
+
+
+def run_moments_backward(grads: Sequence[Tensor], arrows: Tensor, neighbors: Neighbors) -> Tensor:
+    """Return the gradient of the functions, given those of the moments and of both products."""
+    of_moments, at_target, at_source = grads
+    job = _Moments(arrows, at_target.shape[1], neighbors)
+    total = new_empty(job.dtype, *of_moments.shape).copy_(of_moments)
+    job.add(neighbors.row_ptr, None, at_target, total)
+    job.add(neighbors.col_ptr, neighbors.col_edge, at_source, total)
+    return job.along(neighbors.target, total)
+
+
+class _Moments:
+    """Arrows of edges in the layout of the kernels."""
+
+    def __init__(self, arrows: Tensor, count: int, neighbors: Neighbors) -> None:
+        self.arrows, self.dtype, self.size, self.count = arrows.contiguous(), arrows.dtype, arrows.shape[1], count
+        self.lanes, self.parts = lanes_of(arrows.dtype, count), parts_of(neighbors.num_edges)
+
+    def add(self, pointers: Tensor, edges: Tensor | None, functions: Tensor, total: Tensor) -> None:
+        """Add the products of arrows and functions to the moments of the points."""
+        pointers, functions = pointers.contiguous(), functions.contiguous()
+        lists = pointers.data_ptr(), 0 if edges is None else edges.data_ptr()
+        tables = self.arrows.data_ptr(), self.size, functions.data_ptr(), self.count, total.data_ptr(), self.lanes
+        run(moments_of_points, [(*lists, *cut, *tables) for cut in cut_targets(pointers, self.parts)])
+
+    def along(self, ends: Tensor, moments: Tensor) -> Tensor:
+        """Return the products ``[edges, count]`` of the arrows and the moments at the given ends."""
+        ends, out = ends.contiguous(), new_empty(self.dtype, len(ends), self.count)
+        cuts = pairwise(len(ends) * number // self.parts for number in range(self.parts + 1))
+        tables = self.arrows.data_ptr(), self.size, moments.data_ptr(), self.count, out.data_ptr(), self.lanes
+        run(moments_along_edges, [(ends.data_ptr(), *cut, *tables) for cut in cuts])
+        return out

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import FiniteFrames, PrincipalFrames, Radius, SampledFrames
+from lieattn.geometry import (
+    FiniteFrames,
+    Given,
+    Nearest,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    find_neighbors,
+    point_clouds,
+)
 from lieattn.groups import (
     O,
     cyclic,
@@ -191,6 +200,18 @@ def test_what_networks_see():
         assert relative_error(model(data), expected) > 1e-5
         linear.weight.data.copy_(kept)
     torch.testing.assert_close(model(data), expected)
+
+
+@pytest.mark.parametrize("neighborhood", [Radius(2.0), Radius(2.0, smooth=True), Nearest(3)], ids=repr)
+def test_edges_from_points_to_themselves_have_no_effect(neighborhood):
+    data, options = cloud(tetrahedral(), (7, 1, 5)), replace(SMALL, cutoff=2.0)
+    data.edge_index = find_neighbors(point_clouds(data), neighborhood).edge_index
+    found = network(tetrahedral(), neighborhood=neighborhood, options=options).double()
+    given = network(tetrahedral(), neighborhood=Given("edge_index", include_self=True), options=options).double()
+    given.load_state_dict(dict(found.state_dict()))
+    assert given.geometry(data).neighbors.is_loop.sum() == data.num_nodes
+    assert found.geometry(data).neighbors.is_loop.any() == (neighborhood == Radius(2.0, smooth=True))
+    assert relative_error(found(data), given(data)) < TOLERANCE[data.pos.dtype]
 
 
 @pytest.mark.parametrize("kind", ["invariant", "vector"])

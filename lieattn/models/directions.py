@@ -15,10 +15,14 @@ from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_counts, check_tensor
 from lieattn._exact import ExactConstants
 from lieattn.geometry import (
+    AllPairs,
     FiniteFrames,
     LiftedGraph,
+    Nearest,
     Neighborhood,
+    PixelSquare,
     PrincipalFrames,
+    Radius,
     lift,
     natural_space,
     point_clouds,
@@ -99,8 +103,7 @@ class DirectionConvNet(Network):
 
     There is no normalization, since it hides small differences between distances, on which forces depend. The weight of
     a neighbor vanishes as its distance approaches 0 (within 0.003 of the cutoff), so points at the same place do not
-    interact. Nor does a point with itself: ``include_self=False`` in the neighborhood saves time and has no effect on
-    the output.
+    interact. Nor does a point interact with itself, so :meth:`geometry` leaves out such edges if it can.
 
     **Equivariance.** As for :class:`FramewiseTransformer`: exact for R^3 ⋊ H, and for all rigid motions if the pose is
     given by principal axes. Without a pose, the network has to learn the rotations that are not in H.
@@ -230,7 +233,7 @@ class DirectionConvNet(Network):
         if self.vector_inputs:
             given["vectors"] = vectors(data, self.vector_inputs, clouds)
         with without_autocast(clouds.device):
-            graph = lift(clouds, frames, self.neighborhood, self.space, **given)
+            graph = lift(clouds, frames, _without_loops(self.neighborhood), self.space, **given)
         # The edge network has its own window.
         return graph.with_relative(replace(graph.relative, cutoff=None))
 
@@ -356,6 +359,15 @@ class _Head(ExactConstants, nn.Sequential):
             directions = (frames @ self.axis.to(graph.pos)).expand(len(x), -1, -1)
             values = last(act(hidden(x.to(graph.pos))))
             return self.outputs(torch.einsum("pac,paj->pcj", values, directions) / len(self.first), graph)
+
+
+def _without_loops(neighborhood: Neighborhood) -> Neighborhood:
+    """Return the neighborhood without edges from points to themselves, if it can be made without them."""
+    if isinstance(neighborhood, AllPairs | Nearest | PixelSquare) or (
+        isinstance(neighborhood, Radius) and not neighborhood.smooth
+    ):
+        return replace(neighborhood, include_self=False)
+    return neighborhood
 
 
 def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:

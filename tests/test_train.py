@@ -21,6 +21,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 from torch_geometric.data import Batch, Data
@@ -46,6 +47,7 @@ from lieattn.train import (
     PointSetData,
     PointSetRegressor,
     Schedule,
+    TrainingInterrupted,
     WarmupCosine,
     build,
     load_data,
@@ -564,6 +566,75 @@ def test_stopped_within_an_epoch_and_continued(tmp_path, stop, options):
     assert second.steps == whole.steps
     for key, value in expected.state_dict().items():
         assert torch.equal(value, found.state_dict()[key]), key
+
+
+class SignalOnStop(Callback):
+    """Sends SIGTERM in the step after which another callback ends the training, or in the validation behind it."""
+
+    def __init__(self, behind: str) -> None:
+        self.behind = behind
+
+    def _send(self, trainer) -> None:
+        if trainer.should_stop and not trainer.sanity_checking:
+            signal.raise_signal(signal.SIGTERM)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if self.behind == "batch":
+            self._send(trainer)
+
+    def on_validation_end(self, trainer, pl_module) -> None:
+        if self.behind == "validation":
+            self._send(trainer)
+
+
+class Stopping(EarlyStopping):
+    """Early stopping that sends SIGTERM at the end of the epoch, where hooks of other callbacks come before its own."""
+
+    sends = False
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        if trainer.should_stop and self.sends:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("ema", [None, 0.8])
+@pytest.mark.parametrize(
+    ("stop", "behind", "options"),
+    [
+        ({"check_on_train_epoch_end": True}, "epoch", {}),
+        ({"check_on_train_epoch_end": False}, "validation", {}),
+        ({"check_on_train_epoch_end": False}, "validation", {"val_check_interval": 2}),
+        ({"check_on_train_epoch_end": False}, "validation", {"val_check_interval": 1, "accumulate_grad_batches": 2}),
+        ({"stop": 8}, "batch", {}),
+        ({"stop": 8}, "validation", {}),
+        ({"stop": 10}, "batch", {}),
+    ],
+    ids=str,
+)
+def test_interrupted_in_the_step_that_ends_the_training(tmp_path, stop, behind, options, ema):
+    """The continued training ends there too; continued once more, it trains on like one that was not interrupted."""
+
+    def run(name: str, *more: Callback, resume: bool = False, stops: bool = True) -> PointSetClassifier:
+        callbacks = [AveragedWeights(ema)] if ema else []
+        if "stop" in stop:
+            callbacks.append(Validations(stop["stop"] if stops else -1))
+        else:
+            callbacks.append(Stopping("val/loss", 10.0, patience=1 if stops else 99, **stop))
+            callbacks[-1].sends = bool(more) and behind == "epoch"
+        return fit(tmp_path / name, more=[*callbacks, *more], every=0, resume=resume, **options)
+
+    def same(one: PointSetClassifier, other: PointSetClassifier) -> None:
+        assert one.trainer.global_step == other.trainer.global_step
+        for key, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[key]), key
+
+    whole = run("whole")
+    assert whole.trainer.global_step < EPOCHS * ITEMS // BATCH
+    with pytest.raises(TrainingInterrupted):
+        run("parts", SignalOnStop(behind))
+    same(whole, run("parts", resume=True))
+    same(run("whole", resume=True, stops=False), run("parts", resume=True, stops=False))
 
 
 @pytest.mark.parametrize("crash", [7, 8])

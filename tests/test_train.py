@@ -21,7 +21,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 from torch_geometric.data import Batch, Data
@@ -504,6 +504,33 @@ def test_continued_from_any_step(tmp_path, step):
 )
 def test_continued_with_other_settings(tmp_path, options):
     assert_continues(tmp_path, **{"crash": 7, **options})
+
+
+class CrashAtBatch(Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.fit_loop.total_batch_idx == self.batch:
+            raise Crash
+
+
+@pytest.mark.parametrize("batch", [4, 7, 8, 13])
+@pytest.mark.parametrize("scheduling", [{0: 2}, {0: 1, 1: 2, 2: 4}], ids=str)
+def test_scheduled_accumulation_continues_within_an_epoch(tmp_path, scheduling, batch):
+    """Lightning sets the number of accumulated batches only at the beginning of an epoch."""
+
+    def run(name: str, *more: Callback, resume: bool = False) -> PointSetClassifier:
+        accumulation = GradientAccumulationScheduler(dict(scheduling))
+        return fit(tmp_path / name, more=[accumulation, *more], schedule=Constant(), resume=resume)
+
+    whole = run("whole")
+    with pytest.raises(Crash):
+        run("parts", CrashAtBatch(batch))
+    parts = run("parts", resume=True)
+    assert parts.trainer.global_step == whole.trainer.global_step
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[key]), key
 
 
 class Validations(Callback):

@@ -24,15 +24,9 @@ from lieattn._digest import KEY, add_digests
 from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
 from lieattn.models import Rescaled
+from lieattn.train._accumulation import resume_accumulation
 from lieattn.train._averaging import check_averaging
-from lieattn.train._checkpoint import (
-    FORMAT,
-    check_content,
-    check_finite,
-    check_group,
-    describe_group,
-    describe_input,
-)
+from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check_group, describe_group, describe_input
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
@@ -226,6 +220,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
 
     def on_train_start(self) -> None:
         """Restore the random generators from the checkpoint; each process draws its own numbers."""
+        resume_accumulation(self.trainer)
         set_random_states(self._random, self.trainer.global_rank)
         if isinstance(self.schedule, Plateau):
             self._show(self._watched)

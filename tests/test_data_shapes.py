@@ -67,7 +67,7 @@ class TestReading:
             (off(squares=[(0, 1, 9)]), "broken mesh"),
             (off(corners=[(0, 0, 0), ("nan", 0, 0), (0, 1, 0)], squares=[(0, 1, 2)]), "broken mesh"),
             (off(corners=[(0, 0, 0), (1, 0, 0), (2, 0, 0)], squares=[(0, 1, 2)]), "the area of the surface is zero"),
-            (off(squares=[]), "broken mesh"),
+            (off(squares=[]), r"chair_0001\.off has no faces"),
         ],
     )
     def test_broken_files_are_named(self, tmp_path, content, message):
@@ -101,8 +101,25 @@ class TestReading:
     def test_other_broken_formats(self, tmp_path, suffix):
         path = tmp_path / f"lamp.{suffix}"
         path.write_bytes(b"nothing of the kind")
-        with pytest.raises(ld.MeshError, match=rf"lamp\.{suffix} is a broken mesh"):
+        with pytest.raises(ld.MeshError, match=rf"lamp\.{suffix} (is a broken mesh|has no faces)"):
             ld.read_mesh(path)
+
+    @pytest.mark.parametrize("suffix", ["ply", "glb", "obj", "off"])
+    def test_points_without_faces(self, tmp_path, suffix):
+        """A scan of a surface is often stored as points alone; readers of meshes find nothing in it."""
+        if suffix == "off":
+            content = b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n"
+        elif suffix == "obj":
+            content = b"v 0 0 0\nv 1 0 0\nv 0 1 0\n"
+        else:
+            content = trimesh.Scene(trimesh.PointCloud(np.eye(3))).export(file_type="glb")
+            if suffix == "ply":
+                content = trimesh.PointCloud(np.eye(3)).export(file_type="ply")
+        (tmp_path / f"scan.{suffix}").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=rf"scan\.{suffix} has no faces, so it has no surface; a cloud of points is"
+        ):
+            ld.MeshFolder(tmp_path, points=3)
 
     def test_unknown_suffix(self):
         with pytest.raises(ld.MeshError, match=r"path: expected one that ends in \.off, .* got .*readme\.txt"):
@@ -284,6 +301,13 @@ class TestModelNet:
         assert train.labels.tolist() == [0, 1]
         assert ((train[0].pos * train[0].y).sum(-1) > 0.7).all()
         assert ld.MeshFolder(folder, "test", points=3).classes == ("a", "b")
+
+    def test_archives_in_capitals(self, tmp_path):
+        folder = write_modelnet(tmp_path)
+        pack(folder, tmp_path / "SHAPES.ZIP")
+        assert len(ld.MeshFolder(tmp_path / "SHAPES.ZIP", "test", points=3)) == len(
+            ld.MeshFolder(folder, "test", points=3)
+        )
 
     def test_broken_meshes_are_all_named(self, tmp_path):
         folder = write_modelnet(

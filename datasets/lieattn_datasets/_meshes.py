@@ -61,8 +61,10 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     try:
         data = Path(path).read_bytes() if content is None else content
         vertices, faces = _read_off(data) if suffix == ".off" else _read_by_trimesh(suffix[1:], data)
+        if not len(faces):
+            raise MeshError(f"{path} has no faces, so it has no surface; a cloud of points is no mesh")
         face_areas(vertices, faces)
-    except FileNotFoundError:
+    except (FileNotFoundError, MeshError):
         raise
     except Exception as error:  # a damaged file can fail in any way
         raise MeshError(f"{path} is a broken mesh: {type(error).__name__}: {str(error)[:_SHOWN]}") from error
@@ -166,8 +168,10 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     vertices, faces = counts
     if len(lines) - 2 != vertices + faces:
         raise ValueError(f"{len(lines) - 2} lines for {vertices} vertices and {faces} faces")
-    if not vertices or not faces:
-        raise ValueError(f"it has {vertices} vertices and {faces} faces")
+    if not faces:
+        return np.empty((vertices, 3)), np.empty((0, 3), dtype=np.int64)
+    if not vertices:
+        raise ValueError(f"it has no vertices and {faces} faces")
     places = np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None)
     polygons = [line.split() for line in lines[2 + vertices :]]
     corners = [[int(word) for word in polygon[1 : int(polygon[0]) + 1]] for polygon in polygons]
@@ -194,9 +198,10 @@ def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArr
     if kind == "ply":
         header, _, _ = data.partition(b"end_header")
         promised = {name: int(count) for name, count in _PLY_ELEMENT.findall(header)}
-        if len(vertices) < promised[b"vertex"] or len(faces) < promised[b"face"]:
+        corners, polygons = (promised.get(name, 0) for name in (b"vertex", b"face"))
+        if polygons and (len(vertices) < corners or len(faces) < polygons):
             found = f"{len(vertices)} vertices and {len(faces)} faces"
-            raise ValueError(f"{found}, but its header promises {promised[b'vertex']} and {promised[b'face']}")
+            raise ValueError(f"{found}, but its header promises {corners} and {polygons}")
     return vertices, faces
 
 

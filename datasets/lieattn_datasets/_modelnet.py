@@ -218,7 +218,7 @@ def _sample(
 def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePosixPath], Callable[[str], bytes]]:
     """Return the names of the meshes in a folder or archive without files of macOS, and a function that reads one."""
     read: Callable[[str], bytes]
-    if place.suffix == ".zip" and place.is_file():
+    if place.suffix.lower() == ".zip" and place.is_file():
         archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
         names, read = archive.names, archive.read
     elif place.is_dir():

@@ -158,6 +158,29 @@ def test_faults_in_a_member_of_a_union_are_told_of_that_member_alone(value, mess
 
 
 @pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ("lieattn.groups.cyclic", "'lieattn.groups.cyclic': the following arguments are required: n$"),
+        (
+            {"class_path": "lieattn.groups.octahedral", "init_args": {"n": 3}},
+            "octahedral': Option 'n' is not acc",
+        ),
+        (
+            {"class_path": "lieattn.geometry.FiniteFrames"},
+            "Frames': the following arguments are required: group$",
+        ),
+        ("lieattn.models.Species", "frames: expected FiniteGroup or FiniteFrames or PrincipalFrames, got .*Species$"),
+    ],
+)
+def test_groups_are_members_of_a_union_too(frames, message):
+    """Beside inputs that are given by their class path alone."""
+    init_args = {"frames": frames, "in_channels": "lieattn.models.Species", "out_channels": 1}
+    with pytest.raises(UsageError, match=message) as caught:
+        build(nn.Module, {"class_path": "lieattn.models.FramewiseTransformer", "init_args": init_args}, "the network")
+    assert "subclass" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         (".wrong=3", "in_channels: Option 'wrong' is not accepted, got 3"),

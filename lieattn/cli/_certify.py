@@ -45,6 +45,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
     saved = Path(options.checkpoint).suffix == ".safetensors" or is_trained(options.checkpoint)
     foreign = saved or is_named(options.checkpoint)
+    _check_used(options, arguments, foreign)
     network, clouds, source, weights = _foreign(options) if foreign else _trained(options)
     if options.device is not None and isinstance(network, nn.Module):
         network = network.to(options.device)
@@ -103,6 +104,36 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
         clouds = drawn_clouds(options.clouds, options.points, options.dim, options.features, options.seed)
         source = f"{options.clouds} random clouds of {options.points} points in {options.dim} dimensions"
     return network, clouds, source, {}
+
+
+def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: bool) -> None:
+    """Raise UsageError if an option is given that has no effect beside the other ones."""
+    random = ("--points", "--dim", "--features", "--images")
+    check_data_options(options, arguments, random)
+    if any(setting.startswith("model.") for setting in options.settings) and not is_named(options.checkpoint):
+        raise UsageError(f"--model.OPTION: cannot be used here, since {options.checkpoint} is not MODULE:NAME")
+    if not foreign:
+        refuse(arguments, random, "random clouds of a checkpoint are like those that it was trained on")
+    if options.images is not None:
+        refuse(arguments, random[:-1], "there are no random clouds with --images")
+    elif is_trained(options.checkpoint) and options.data is None and not options.random:
+        card = f"{options.checkpoint} is certified on the item of its card"
+        refuse(arguments, ("--clouds", *random), f"{card}; use --random for random clouds")
+
+
+def check_data_options(options: argparse.Namespace, arguments: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Raise UsageError if there are options of ``--data`` without it, or ``others`` or ``--random`` beside it."""
+    if options.data is not None:
+        refuse(arguments, ("--random", *others), "there are no random clouds with --data")
+    elif any(setting.startswith("data.") for setting in options.settings):
+        raise UsageError("--data.OPTION needs --data CLASS, which is missing")
+
+
+def refuse(arguments: Sequence[str], names: Sequence[str], reason: str) -> None:
+    """Raise UsageError with a reason if one of these options is among the arguments."""
+    for word in arguments:
+        if (name := word.partition("=")[0]) in names:
+            raise UsageError(f"{name}: cannot be used here, since {reason}")
 
 
 def is_trained(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import logging
+import re
 import shlex
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from lieattn.models import Network
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
+_NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 _HELP = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
 
 {what}. Settings are given in YAML files or on the command line, where dots
@@ -174,7 +176,7 @@ class _Parser(LightningArgumentParser):
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if "are required" in message and ".model" in message:
+        if _NO_MODEL.fullmatch(message):
             message = "no model was given: use --config FILE, or --ckpt_path with a checkpoint of `lieattn fit`"
         raise train.UsageError(train.short_message(ValueError(message))) from ex
 

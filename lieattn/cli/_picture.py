@@ -12,7 +12,15 @@ from torch import nn
 from torch_geometric.data import Data
 
 from lieattn._saved import load, trained_cards
-from lieattn.cli._certify import add_cloud_options, is_trained, item_of_card, parsed, test_clouds
+from lieattn.cli._certify import (
+    add_cloud_options,
+    check_data_options,
+    is_trained,
+    item_of_card,
+    parsed,
+    refuse,
+    test_clouds,
+)
 from lieattn.cli._options import ArgumentParser, natural
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
@@ -32,6 +40,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
         raise UsageError(f"{options.checkpoint} is not a file, a figure or a trained network; {known}")
+    check_data_options(options, arguments)
+    if is_trained(options.checkpoint) and options.data is None:
+        card = f"{options.checkpoint} is drawn for the item of its card"
+        refuse(arguments, ("--random", "--clouds"), f"{card}; use --data CLASS for others")
     from lieattn.viz import Microscope
 
     network, clouds, source = _loaded(options)

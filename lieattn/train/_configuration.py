@@ -18,13 +18,14 @@ _NOISE = re.compile(
 )
 _PARSER_KEY = re.compile(r'Parser key "(.*?)":')
 _CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
-_OTHER_CLASS = re.compile(r"Not a valid subclass of (\w+)|Subclasses are disabled for (\w+), thus .*")
+_IMPORTED = r"Import path (?:\S+ )?does not correspond to a subclass of "
+_OTHER_CLASS = re.compile(rf"(?:Not a valid subclass of |{_IMPORTED})(\w+)|Subclasses are disabled for (\w+), thus .*")
 _EXPECTED = re.compile(r"(?<=expected )\w+(?: expected \w+)+")
 _NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S*)")
 _OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
 # Messages of jsonargparse about members of a union that the user did not mean. "Option ...", about an unknown option,
 # may also concern the member that was meant.
-_NOT_MEANT = re.compile(r"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid )|Option )")
+_NOT_MEANT = re.compile(rf"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid |{_IMPORTED})|Option )")
 _NESTED = re.compile(r"NestedArg\(key=.*, val='?(.*?)'?\)")
 _MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 

@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from lieattn.bench import _attention, _epochs, _fibers, _gsa_net, _peers, _roofline, _scaling, _threads, _whole_clouds
+from lieattn.bench import (
+    _attention,
+    _epochs,
+    _fibers,
+    _gsa_net,
+    _measure,
+    _peers,
+    _roofline,
+    _scaling,
+    _threads,
+    _whole_clouds,
+)
 from lieattn.cli import main
 from lieattn.groups import cyclic
 from lieattn.models import GSANet
@@ -134,3 +145,23 @@ def test_bad_usage(capsys):
     for arguments in (["no-such"], ["attention", "--repeats", "0"]):
         assert main(["bench", *arguments]) == 2
     assert "--repeats: expected an integer of at least 1, got '0'" in capsys.readouterr().err
+
+
+def test_toy_sizes_are_those_of_processes_too(monkeypatch):
+    """The memory was measured at full size, beside times of the toy size."""
+    for module in (_attention, _roofline, _threads):
+        for name in module.SMALL:
+            monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
+    monkeypatch.setattr(_measure, "_TOYS", [])
+    _measure.use_toy_sizes([_roofline.__name__, *_roofline.SHRINKS])
+    with _measure.fresh_process() as process:
+        assert process.submit(_sizes).result() == _sizes() == (1, 64)
+
+
+def _sizes():
+    return _attention.IMAGES["cpu"], _roofline._MATRIX["cpu"]
+
+
+def test_memory_that_was_not_measured_is_a_dash():
+    known = _measure.Record("case", "way", 2.0, 1.0, float("nan"), 0.0, 1, 1)
+    assert _measure.table([known]).splitlines()[-1].split() == ["case", "way", "2.0", "1.0", "-", "0%", "1.0x", "-"]

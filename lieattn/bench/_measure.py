@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +59,27 @@ Most problems yield once. A problem that does not fit into memory yields once fo
 freed before the next one is computed, as with gradient accumulation.
 """
 
+_TOYS: list[str] = []  # modules that have toy sizes
+
 Clock = Callable[[], float]
 """A clock in seconds with any origin."""
 
 Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
 """For each case and way, a function that makes the problem. It is sent to a process, so it must be importable."""
+
+
+def use_toy_sizes(names: Sequence[str]) -> None:
+    """Give benchmarks, by the names of their modules, the sizes ``SMALL``, also in :func:`fresh_process`."""
+    for name in names:
+        module: Any = importlib.import_module(name)
+        vars(module).update(module.SMALL)
+        _TOYS.append(name)
+
+
+def fresh_process() -> ProcessPoolExecutor:
+    """A new process that measures with the same sizes as this one."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, initializer=use_toy_sizes, initargs=(tuple(_TOYS),))
 
 
 def compare(
@@ -121,7 +138,7 @@ def _measured(
 
 def peak_memory(build: Callable[[], Problem]) -> float:
     """Return the largest increase of resident memory in MiB during a step, in a fresh process; NaN if it fails."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with fresh_process() as pool:
         try:
             return pool.submit(_peak, build, torch.get_num_threads()).result()
         except (OSError, RuntimeError):  # it does not fit, or memory cannot be measured
@@ -138,10 +155,16 @@ def table(records: list[Record]) -> str:
     for record in records:
         base = first[record.case]
         speed, memory = base.step_ms / record.step_ms, record.peak_mb / max(base.peak_mb, 1e-9)
-        lines.append(
-            f"{record.case:20}{record.way:12}{record.step_ms:>10.1f}{record.forward_ms:>12.1f}{record.peak_mb:>10.1f}"
-            f"{record.spread:>8.0%}{speed:>7.1f}x{memory:>7.2f}x"
+        cells = (
+            f"{record.step_ms:>10.1f}",
+            f"{record.forward_ms:>12.1f}",
+            f"{record.peak_mb:>10.1f}",
+            f"{record.spread:>8.0%}",
+            f"{speed:>7.1f}x",
+            f"{memory:>7.2f}x",
         )
+        known = (f"{'-':>{len(cell)}}" if "nan" in cell else cell for cell in cells)  # such as a memory not measured
+        lines.append(f"{record.case:20}{record.way:12}{''.join(known)}")
     return "\n".join(lines)
 
 

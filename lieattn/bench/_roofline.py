@@ -12,6 +12,7 @@ from lieattn.bench._measure import compare
 
 _MATRIX, _COPY = {"cpu": 1536, "cuda": 8192}, {"cpu": 2**26, "cuda": 2**29}
 SMALL = {"_MATRIX": {"cpu": 64, "cuda": 64}, "_COPY": {"cpu": 1024, "cuda": 1024}}
+SHRINKS = ("lieattn.bench._attention",)
 
 
 @dataclass(frozen=True)

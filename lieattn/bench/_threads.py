@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.bench import _attention
+from lieattn.bench._measure import fresh_process
 from lieattn.geometry import Radius, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import GSANet, GSAOptions
@@ -28,6 +28,7 @@ from lieattn.models import GSANet, GSAOptions
 IMAGES, SIDE, CHANNELS, CLASSES = 32, 8, 16, 10
 BUSY = (0, 1, 2, 4)
 SMALL = {"IMAGES": 2, "BUSY": (0, 1)}
+SHRINKS = ("lieattn.bench._attention",)
 _TURNS = 3
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n for _ in range(100000): pass"
 
@@ -127,7 +128,7 @@ def _measured(case: str, threads: Iterable[int], repeats: int) -> Iterator[Threa
 
 def _process() -> Executor:
     """A fresh process, because the way threads wait is fixed when torch is loaded, and depends on earlier work."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    return fresh_process()
 
 
 @contextmanager

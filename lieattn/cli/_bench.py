@@ -15,6 +15,7 @@ import torch
 
 from lieattn._files import replace_text
 from lieattn.bench import BENCHMARKS, table
+from lieattn.bench._measure import use_toy_sizes
 from lieattn.cli._options import ArgumentParser, output_file, positive
 from lieattn.ops import cpu_kernels
 
@@ -39,7 +40,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no CUDA device on this machine")
     if options.small:
-        vars(module).update(module.SMALL)
+        use_toy_sizes([module.__name__, *getattr(module, "SHRINKS", ())])
     given = {} if options.repeats is None else {"repeats": options.repeats}
     records = module.run(**given, **({"device": "cuda"} if options.device == "cuda" else {}))
     machine = [f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", cpu_kernels().get("instruction set")]

@@ -18,7 +18,7 @@ from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn.ops import backend
 
 IMAGES, SIDE = 8, 28
-SMALL = {"IMAGES": 1, "SIDE": 14}
+SMALL = {"IMAGES": 1, "SIDE": 22}
 _FITS = 4  # order of the largest group for which the cubic formula evaluates the whole batch at once
 Way = Literal["cubic", "plain", "fused", "joint", "each"]
 

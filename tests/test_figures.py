@@ -164,7 +164,7 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
     [
         (["nowhere.ckpt"], "nowhere.ckpt is not a file, a figure or a trained network; figures are gsa-fields, "),
         (["gsa-fields", "--order", "x"], "order: expected int, got x"),
-        (["gsa-fields", "--order", "0"], "n: expected an integer of at least 1, got 0"),
+        (["gsa-fields", "--order", "0"], "order: expected an integer of at least 1, got 0"),
         (["gsa-fields", "--out", "p.gif"], "--out: expected a file .png, .pdf, .svg, or a folder, got 'p.gif'"),
         (
             ["gsa-fields", "--side", "7", "--out", "p.png"],
@@ -180,3 +180,21 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
 def test_faults_are_one_message(words, message, capsys):
     assert main(["picture", *words]) == 2
     assert capsys.readouterr().err.startswith(f"lieattn picture: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gsa-fields", "--side", "-1"], "side: expected an integer of at least 1, got -1"),
+        (["gsa-fields", "--order", "0"], "order: expected an integer of at least 1, got 0"),
+        (
+            ["stride-parity", "--smallest", "9", "--largest", "8"],
+            "largest: expected sides with .* 9 to 8",
+        ),
+        (["stride-parity", "--smallest", "0"], "smallest: expected an integer of at least 1, got 0"),
+        (["roll-outs", "--checkpoint", "none.ckpt", "--steps", "0"], "steps: expected an integer of at least 1, got 0"),
+    ],
+)
+def test_options_of_figures_that_do_not_fit(arguments, message, capsys):
+    assert main(["picture", *arguments]) == 2
+    assert re.fullmatch(f"lieattn picture: {message}\n", capsys.readouterr().err)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn import viz
+from lieattn._checks import check_counts, check_index
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, published_attentive_cnn
@@ -45,6 +47,7 @@ def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 
     seed
         Seed of the weights.
     """
+    check_counts(order=order, side=side)
     group = cyclic(order)
     torch.manual_seed(seed)
     near = PixelSquare(5) if 4 % order == 0 else Radius(2.5)
@@ -102,6 +105,9 @@ def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, s
     seed
         Seed of weights and images.
     """
+    check_counts(smallest=smallest)
+    if not any(side % 4 == 0 for side in range(smallest, largest + 1)):
+        raise ValueError(f"largest: expected sides with a multiple of 4 among them, got {smallest} to {largest}")
     group, curves = cyclic(4), {}
     names: dict[str, Literal["strided", "pooled"]] = {"strides of 2": "strided", "maxima of 2 x 2": "pooled"}
     for name, downsampling in names.items():
@@ -149,7 +155,8 @@ def asc_filters(
         found = load_network(checkpoint)
         if not isinstance(found, AffineSelfConvNet):
             raise TypeError(f"checkpoint: expected one of an AffineSelfConvNet, got {type(found).__name__}")
-        network, images = found, load_data(checkpoint)
+        network, images = found, cast(Any, load_data(checkpoint))
+        check_index("image", image, len(images))
         shown = network.images(Batch.from_data_list([images[image]]))[0]
     return {
         "asc-filters_maps": viz.affine_maps(network, block=block, channels=channels),
@@ -213,7 +220,11 @@ def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[st
     steps
         Number of time steps.
     """
-    load_data(checkpoint)  # refuses classes that are not trusted
+    check_counts(clouds=clouds, steps=steps)
+    data: Any = load_data(checkpoint)  # refuses classes that are not trusted
+    if "chunk" not in inspect.signature(type(data)).parameters:
+        kind = type(data).__name__
+        raise ValueError(f"checkpoint: expected one with a test set of trajectories, such as Springs, got {kind}")
     spec = read_checkpoint(checkpoint)["lieattn"]["config"]["data"]["test"]
     options = {**spec.get("init_args", {}), "chunk": None, "size": clouds}
     whole: Any = build(Dataset, {**spec, "init_args": options}, f"whole trajectories of the test set of {checkpoint}")

@@ -73,7 +73,7 @@ class WarmupCosine(Schedule):
         if not warmup < steps < math.inf:
             raise ValueError(
                 f"schedule: a warm-up of {self.warmup_epochs:g} epochs ({warmup} steps) and a decay need a longer, "
-                f"finite training than {steps:g} steps: set trainer.max_epochs"
+                f"finite training than {steps:g} steps: set trainer.max_epochs or trainer.max_steps"
             )
         if step < warmup:
             return (step + 1) / warmup

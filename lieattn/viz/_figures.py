@@ -79,7 +79,7 @@ def feature_fields(
                 draw.look_at(axes, *draw.extent(drawn))
                 draw.frame(axes, observer.group.elements, h)
     what = "norm over channels" if channel is None else f"channel {channel}"
-    sheet.title(f"Field of {observer.name}, {what}", stable)
+    sheet.title(f"Field of {observer.name}, {what}", stable, "" if channel is None else ", in all channels")
     sheet.colorbar("viridis", norm, "feature")
     return sheet.figure
 
@@ -276,11 +276,11 @@ class Sheet(draw.Canvas):
             for h, left in enumerate(inside if block else ()):
                 self.write(left + side / 2, _TOP - 0.03, draw.element_name(group.elements[h]), ha="center", size=7.5)
 
-    def title(self, what: str, stable: Tensor) -> None:
-        """Write the title, and the largest difference between stabilized rows ``[views, ...]``."""
+    def title(self, what: str, stable: Tensor, place: str = "") -> None:
+        """Write the title, and the largest difference between stabilized rows ``[views, ...]`` at a place."""
         self.write(0.25, 0.3, f"{what}, {self.group.name}", size=10, weight="bold")
         inside = stable[torch.tensor([view.in_group for view in self.views])]
-        measured = f"largest difference between stabilized rows: {_spread(stable)}"
+        measured = f"largest difference between stabilized rows{place}: {_spread(stable)}"
         if 1 < len(inside) < len(stable):
             measured += f"; for rotations in the group: {_spread(inside)}"
         measured += f" (largest value {float(stable.abs().max()):.2g})"

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 import lieattn
 import lieattn_datasets
 from lieattn.cli import main
+from lieattn.cli._options import report
 from lieattn.train import UsageError, build
 
 pytestmark = [
@@ -283,3 +284,17 @@ def test_installed_command_finds_classes_of_the_working_directory(home):
         [sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_notes_are_printed_once(capsys):
+    """Such as the cell of a comparison in which an error was raised."""
+    for error, status in ((UsageError("wrong"), 2), (KeyError("energy"), 1)):
+        error.add_note("in the cell: a, seed 0")
+        try:
+            raise error
+        except Exception as raised:
+            assert report("compare", raised) == status
+        told = capsys.readouterr().err
+        assert told.count("in the cell: a, seed 0") == 1
+        for file in re.findall("traceback: (.*)", told):
+            Path(file).unlink()

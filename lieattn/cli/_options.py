@@ -112,9 +112,9 @@ def report(command: str, error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # for example from `| head`; Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    message, status = usage_message(error), 2
-    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
+    message, status, notes = usage_message(error), 2, ""  # this message contains the notes
     if message is None:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         frames = traceback.extract_tb(error.__traceback__)
         foreign = ("site-packages", sysconfig.get_path("stdlib"), *_OURS)
         users = [frame for frame in frames if not any(part in frame.filename for part in foreign)]

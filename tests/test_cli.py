@@ -290,10 +290,9 @@ def test_notes_are_printed_once(capsys):
     """Such as the cell of a comparison in which an error was raised."""
     for error, status in ((UsageError("wrong"), 2), (KeyError("energy"), 1)):
         error.add_note("in the cell: a, seed 0")
-        try:
+        with pytest.raises(type(error)) as caught:
             raise error
-        except Exception as raised:
-            assert report("compare", raised) == status
+        assert report("compare", caught.value) == status
         told = capsys.readouterr().err
         assert told.count("in the cell: a, seed 0") == 1
         for file in re.findall("traceback: (.*)", told):

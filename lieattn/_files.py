@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -27,7 +27,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise OSError(error.errno, f"cannot write: {error.strerror or error}", str(path)) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # such as on a disk that is read-only, where even a missing file cannot be removed
+            part.unlink(missing_ok=True)
 
 
 def replace_text(path: str | Path, text: str) -> None:

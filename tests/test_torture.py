@@ -57,3 +57,15 @@ def test_a_few_steps_of_the_soak():
 def test_the_table_is_that_of_the_report():
     page, results = ROOT / "docs/trust.md", ROOT / "docs/fuzz.json"
     assert table(json.loads(results.read_text())) in page.read_text(), "python -m tests.fuzz writes both"
+
+
+def test_errors_of_read_only_disks_name_the_file(tmp_path, monkeypatch):
+    """On these even a missing file cannot be removed; this error named the unfinished file instead."""
+
+    def refuse(self, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match=r"cannot write: Read-only file system: .*/report\.json'$"):
+        replace_text(tmp_path / "report.json", "content")

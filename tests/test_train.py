@@ -1318,6 +1318,13 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["fit", "--config", "absent.yaml"], 2, "config: File does not exist: .*absent.yaml"),
         (["fit", "--config", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
         (["fit", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
+        (["fit", *RUN, "--config", "list.yaml"], 2, r"list.yaml: data: expected settings by name, got \[1, 2\]"),
+        (["fit", *RUN, "--config", "number.yaml"], 2, "number.yaml: trainer: expected settings by name, got 3"),
+        (
+            ["fit", *RUN, "--config", "stop.yaml"],
+            2,
+            "trainer.callbacks: Early stopping .* `val/none`",
+        ),
         (["fit", *RUN, "--no_such", "1"], 2, "unrecognized arguments: --no_such 1"),
         (["fit", *RUN, "--trainer.max_epochs", "x"], 2, "trainer.max_epochs: expected int, got x"),
         (["fit", *RUN, "--trainer.max_epochs", "-7"], 2, "trainer: `max_epochs` must be a non-negative integer"),
@@ -1366,6 +1373,10 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
     Path("text.ckpt").write_text("weights")
     Path("latin.yaml").write_bytes(b"model: \xff")
     Path("broken.yaml").write_text("model: [1, 2\nx: {")
+    Path("list.yaml").write_text("data: [1, 2]")
+    Path("number.yaml").write_text("trainer: 3")
+    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/none"}}
+    write(Path("stop.yaml"), {"trainer": {"callbacks": [stop]}})
     Path("broken.ckpt").write_bytes(b"PK\x03\x04 cut off")
     torch.save({"state_dict": {}}, "foreign.ckpt")
     write(Path("run.yaml"), config(tmp_path))

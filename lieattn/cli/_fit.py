@@ -38,6 +38,7 @@ from lieattn.models import Network
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
+_SECTIONS = ("data", "trainer", "last")
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 _HELP = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
 
@@ -129,6 +130,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         _say(f"lieattn: {error}")
         return _status(1)
     except RuntimeError as error:
+        if str(error).startswith("Early stopping conditioned on"):
+            raise train.UsageError(f"trainer.callbacks: {error}") from error
         if not (isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)):
             raise
         lost = "another process of this training has ended, or cannot be reached"
@@ -206,7 +209,10 @@ class _PointSetCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         for path in _option(args, "--config", "-c", action="append", default=[])[0]:
             if Path(path).is_file():  # an error then names the file
-                train.read_yaml(path, "a configuration")
+                content = train.read_yaml(path, "a configuration")
+                for section in _SECTIONS:
+                    if not isinstance(value := content.get(section, {}), dict):
+                        raise train.UsageError(f"{path}: {section}: expected settings by name, got {value!r}")
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch_geometric.loader import DataLoader
 
 from lieattn.groups import SO
 from lieattn.models import energy_drift
-from lieattn.train import PointSetTask, load_data, load_task
+from lieattn.train import PointSetTask, UsageError, load_data, load_task
 from lieattn_datasets import Springs, TransformFields, WindOnSphere, spring_energy
 
 KCAL_MOL = 43.3641153  # meV
@@ -182,7 +183,7 @@ def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
     """Measure, print and return the results."""
     name = Path(checkpoint).resolve().parent.parent.name if task is None else task
     if name not in TASKS:
-        raise ValueError(f"task: expected one of {sorted(TASKS)}, got {name!r}")
+        raise UsageError(f"task: expected one of {sorted(TASKS)}, got {name!r}")
     warnings.filterwarnings("ignore", category=UserWarning)
     module = load_task(checkpoint)
     data: Any = load_data(checkpoint)
@@ -202,4 +203,7 @@ if __name__ == "__main__":
     parser.add_argument("checkpoint")
     parser.add_argument("--task", choices=sorted(TASKS))
     parser.add_argument("--clouds", type=int, default=0, help="number of first items of the test set; 0 for all")
-    main(**vars(parser.parse_args()))
+    try:
+        main(**vars(parser.parse_args()))
+    except UsageError as error:
+        sys.exit(f"evaluate: {error}")

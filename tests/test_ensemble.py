@@ -1,6 +1,7 @@
 """Ensembles: means and standard deviations of outputs, including forces; files; certificates."""
 
 import csv
+import os
 import re
 
 import numpy as np
@@ -299,11 +300,13 @@ def test_loss_of_several_checkpoints_is_in_the_units_of_the_first(checkpoints, t
         ("predict", ["a", "damaged"], "{damaged} is damaged, or is not a checkpoint"),
         ("test", ["a", "none"], "there is no checkpoint none.ckpt"),
         ("test", ["a", "a"], "--ckpt_path: expected different files, got {a} {a}"),
+        ("test", ["a", "again"], "--ckpt_path: expected different files, got {a} {again}"),
         ("fit", ["a", "b"], "--ckpt_path: expected one checkpoint, since fit continues one run, got 2"),
     ],
 )
 def test_checkpoints_that_make_no_ensemble(name, files, message, checkpoints, tmp_path, capsys):
     paths = {"none": "none.ckpt", **checkpoints}
+    paths["again"] = os.path.join(os.path.dirname(paths["a"]), ".", os.path.basename(paths["a"]))
     assert command(name, [paths[file] for file in files], tmp_path) == 2
     assert message.format(**paths) in capsys.readouterr().err
     assert not list(tmp_path.glob("*.csv"))

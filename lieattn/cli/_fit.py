@@ -240,7 +240,7 @@ class _PointSetCLI(LightningCLI):
             train.check_trusted(self._resolved, source, settings.trust)
         self._path = str(settings.ckpt_path)
         paths = [self._file(settings, name) for name in self._others]
-        if len({self._path, *paths}) <= len(paths):
+        if len({Path(path).resolve() for path in (self._path, *paths)}) <= len(paths):
             raise train.UsageError(f"--ckpt_path: expected different files, got {self._path} {' '.join(paths)}")
         self._members = load_members(paths, settings.trust)
         if self._members:

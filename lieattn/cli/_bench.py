@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from lieattn._files import replace_text
-from lieattn.bench import BENCHMARKS, table
-from lieattn.bench._measure import use_toy_sizes
+from lieattn.bench import BENCHMARKS, table, use_toy_sizes
 from lieattn.cli._options import ArgumentParser, output_file, positive
 from lieattn.ops import cpu_kernels
 

@@ -656,10 +656,11 @@ def test_the_card_is_one_page_that_says_it_all():
 
 
 def test_the_command_takes_networks_by_name(tmp_path, capsys):
-    quick = ["--elements", "1", "--outside", "0", "--clouds", "2", "--points", "5", "--dtype", "float64"]
+    quick = ["--elements", "1", "--outside", "0", "--clouds", "2", "--dtype", "float64"]
+    few = [*quick, "--points", "5"]
     page, written = tmp_path / "card.html", tmp_path / "card.json"
     saved = ["--html", str(page), "--json", str(written)]
-    assert main(["certify", f"{__name__}:distances", *quick, *saved]) == 0
+    assert main(["certify", f"{__name__}:distances", *few, *saved]) == 0
     printed = capsys.readouterr().out
     assert "group: E(3), random and special elements" in printed
     assert "2 random clouds of 5 points in 3 dimensions" in printed
@@ -672,7 +673,7 @@ def test_the_command_takes_networks_by_name(tmp_path, capsys):
     assert "guarantee NOT kept: outputs are not finite\n" in told
     assert main(["certify", f"{__name__}:Absolute", *quick, *group]) == 1
     assert "first broken by place (Linear)" in capsys.readouterr().out
-    assert main(["certify", f"{__name__}:Scaled", "--model.by", "0", *quick]) == 1
+    assert main(["certify", f"{__name__}:Scaled", "--model.by", "0", *few]) == 1
     assert "guarantee vacuous" in capsys.readouterr().out
 
 

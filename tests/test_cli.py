@@ -245,7 +245,7 @@ def test_models_and_data_sets_are_listed_by_their_classes(capsys):
     listed = capsys.readouterr().out
     for name in (name for name in lieattn_datasets.__all__ if name in ("Digits", "QM9", "Springs", "ModelNet")):
         assert re.search(rf"^  {name} +\S", listed, re.MULTILINE), name
-    assert re.search(r"10 classes, no file needed\.\s+[A-Z]", listed)
+    assert re.search(r"10 classes\.\s+No\s+file\s+is\s+needed\.\s+[A-Z]", listed)
     assert re.search(r"the\s+official\s+idx\s+files\. (Reads\s+files\s+in\s+`root`|Can)", listed)
     assert not re.search(r":\w+:`|``|\*\*|\\[a-z]+", told + listed)
     words = " ".join(listed.split())

@@ -66,7 +66,7 @@ def texts(figure):
 def measured(figure):
     """Return the differences between stabilized rows, as stated in the titles."""
     line = next(text for text in texts(figure) if text.startswith("largest difference"))
-    return [float(number) for number in re.findall(r"(?:rows|group): ([\d.e+-]+)", line)]
+    return [float(number) for number in re.findall(r"(?:rows|channels|group): ([\d.e+-]+)", line)]
 
 
 def spread(rows):

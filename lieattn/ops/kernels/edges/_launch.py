@@ -215,13 +215,6 @@ def run_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> list
     check_lists(neighbors, None, ())
     check_targets(neighbors)
     job = _Moments(arrows, functions.shape[1], neighbors)
-    compile_together(
-        "moments of edges",
-        job.dtype,
-        len(job.lanes),
-        forward=lambda: [(moments_of_points, (*(0,) * 9, job.lanes)), (moments_along_edges, (*(0,) * 8, job.lanes))],
-        backward=list,
-    )
     moments = new_empty(job.dtype, neighbors.num_points, job.size, job.count).zero_()
     job.add(neighbors.row_ptr, None, functions, moments)
     return [moments, job.along(neighbors.target, moments), job.along(neighbors.source, moments)]

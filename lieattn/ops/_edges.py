@@ -141,7 +141,6 @@ def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tup
             raise ValueError(f"{argument}: expected {neighbors.num_edges} rows of numbers, got {tuple(tensor.shape)}")
     if arrows.requires_grad or not _kernel_takes([arrows, functions], *functions.shape):
         return _plain_moments(arrows, functions, neighbors)
-    expect_gradients([functions])
     out: tuple[Tensor, Tensor, Tensor] = _EdgeMoments.apply(arrows, functions, neighbors)
     return out
 

@@ -9,7 +9,7 @@ Forces of networks without directed features are gradients of energies, computed
 :class:`lieattn.models.EnergyForces`.
 """
 
-from ._base import BesideStraightLines, Peer, Points
+from ._base import BesideStraightLines, FeaturePeer, Peer, Points
 from ._geometric import DimeNet, GeometricSchNet, ViSNet, edge_pairs
 from ._published import EGNN, MACE, NequIP, PaiNN, SchNet
 from ._shapes import PointNet, PointTransformer
@@ -19,6 +19,7 @@ __all__ = [
     "MACE",
     "BesideStraightLines",
     "DimeNet",
+    "FeaturePeer",
     "GeometricSchNet",
     "NequIP",
     "PaiNN",

@@ -37,12 +37,7 @@ class Points(NamedTuple):
 
 
 class Peer(nn.Module, abc.ABC):
-    """Base class of the adapters, which reads data and computes outputs from features of points.
-
-    Invariant outputs are numbers of each point, pooled over the cloud. Vectors are sums of the directed features, with
-    coefficients that are computed from the invariant features. Vectors that are summed over a cloud also contain a term
-    of charges times positions, like dipoles in PaiNN. All vectors contain the vector inputs, with coefficients of the
-    same form.
+    """Base class of the adapters, which reads data and pools the outputs of the points over each cloud.
 
     Parameters
     ----------
@@ -91,10 +86,6 @@ class Peer(nn.Module, abc.ABC):
         vectors = torch.cat([clouds.pos.new_zeros(len(kinds), 0, 3), *given], dim=1)
         return Points(clouds, lists, kinds, vectors, lists.displacements(clouds.pos))
 
-    @abc.abstractmethod
-    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Return invariant features ``[points, *]``, and directed features ``[points, 3, *]`` or None."""
-
     def forward(self, data: Data) -> Tensor:
         """Return numbers ``[clouds, out_channels]``, or vectors ``[clouds, 3]`` or ``[points, 3]``."""
         points = self.read(data)
@@ -102,8 +93,25 @@ class Peer(nn.Module, abc.ABC):
         pooled = outputs if self.pool == "none" else getattr(points.clouds, self.pool)(outputs)
         return cast(Tensor, pooled)
 
+    @abc.abstractmethod
     def outputs(self, points: Points) -> Tensor:
         """Return the outputs of the points, before they are pooled."""
+
+
+class FeaturePeer(Peer):
+    """Base class of the adapters of networks that compute features, from which the outputs are read.
+
+    Invariant outputs are numbers of each point. Vectors are sums of the directed features, with coefficients that are
+    computed from the invariant features. Vectors that are summed over a cloud also contain a term of charges times
+    positions, like dipoles in PaiNN. All vectors contain the vector inputs, with coefficients of the same form.
+    """
+
+    @abc.abstractmethod
+    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
+        """Return invariant features ``[points, *]``, and directed features ``[points, 3, *]`` or None."""
+
+    def outputs(self, points: Points) -> Tensor:
+        """Return the outputs of the points, computed from the features."""
         invariant, directed = self.features(points)
         if self.kind == "invariant":
             return cast(Tensor, self.head(invariant))

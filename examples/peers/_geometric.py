@@ -6,11 +6,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
-from lieattn.geometry import Neighbors, Radius, point_clouds
+from lieattn.geometry import Neighbors, Radius
 
-from ._base import KINDS, Peer, Points
+from ._base import KINDS, FeaturePeer, Peer, Points
 
 
 class GeometricSchNet(Peer):
@@ -29,20 +28,22 @@ class GeometricSchNet(Peer):
             )
         self.network = Network(width, width, layers, basis, self.neighborhood.radius, self._edges)
         self.network.embedding = nn.Embedding(KINDS, width)
+        self.network.readout = _WithoutPooling()
 
     def _edges(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         lists = self.neighborhood(pos, batch)
         return lists.edge_index, lists.displacements(pos).norm(dim=1)
 
-    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Raise NotImplementedError, since the network pools its own outputs."""
-        raise NotImplementedError("SchNet of PyTorch Geometric returns outputs, not features")
+    def outputs(self, points: Points) -> Tensor:
+        """Return numbers ``[points, 1]``."""
+        return cast(Tensor, self.network(points.kinds, points.pos, points.clouds.batch))
 
-    def forward(self, data: Data) -> Tensor:
-        """Return numbers ``[clouds, 1]``."""
-        clouds = point_clouds(data)
-        total = cast(Tensor, self.network(data.z, clouds.pos, clouds.batch))
-        return total if self.pool == "sum" else total / clouds.counts[:, None]
+
+class _WithoutPooling(nn.Module):
+    """Read-out that returns the numbers of the points instead of their sum over each cloud."""
+
+    def forward(self, x: Tensor, batch: Tensor, dim: int = 0) -> Tensor:
+        return x
 
 
 class DimeNet(Peer):
@@ -82,10 +83,6 @@ class DimeNet(Peer):
         )
         self.network.emb.emb = nn.Embedding(KINDS, width)
 
-    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
-        """Raise NotImplementedError, since the output blocks of the network compute the outputs."""
-        raise NotImplementedError("DimeNet++ returns outputs, not features")
-
     def outputs(self, points: Points) -> Tensor:
         """Return numbers of the points, summed over the output blocks."""
         network, lists, between = self.network, points.lists, points.between
@@ -103,7 +100,7 @@ class DimeNet(Peer):
         return cast(Tensor, total)
 
 
-class ViSNet(Peer):
+class ViSNet(FeaturePeer):
     """ViSNet of PyTorch Geometric (Wang et al. 2024): attention on numbers and vectors, on edges of neighbor lists.
 
     Its module ``distance``, which needs torch_cluster, is replaced by the neighborhood.

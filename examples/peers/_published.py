@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ._base import KINDS, Peer, Points
+from ._base import KINDS, FeaturePeer, Points
 
 
-class SchNet(Peer):
+class SchNet(FeaturePeer):
     """SchNet of schnetpack (Schütt et al. 2017): convolutions with filters that depend on the distance."""
 
     directed = False
@@ -32,7 +32,7 @@ class SchNet(Peer):
         return self.network(_schnetpack_inputs(points))["scalar_representation"], None
 
 
-class PaiNN(Peer):
+class PaiNN(FeaturePeer):
     """PaiNN of schnetpack (Schütt, Unke and Gastegger 2021): messages of numbers and vectors.
 
     The vector features are initialized with vector inputs, if there are any, instead of zeros.
@@ -68,7 +68,7 @@ class PaiNN(Peer):
         return x[:, 0], v
 
 
-class EGNN(Peer):
+class EGNN(FeaturePeer):
     """EGNN of egnn-pytorch (Satorras et al. 2021): the points move, and their displacement is the directed feature.
 
     The package does not support velocities. The lengths of vector inputs are features of points, and their inner
@@ -107,7 +107,7 @@ class EGNN(Peer):
         return state[:, 3:], (state[:, :3] - points.pos)[:, :, None]
 
 
-class NequIP(Peer):
+class NequIP(FeaturePeer):
     """The layers of NequIP (Batzner et al. 2022) from nequip: tensor product convolutions with gates.
 
     ``NequIPGNNModel`` of the package returns energies. Here its modules return scalars and vectors of the points.
@@ -197,7 +197,7 @@ class NequIP(Peer):
         return x[:, : self.width], x[:, self.width :].unflatten(1, (-1, 3)).transpose(1, 2)
 
 
-class MACE(Peer):
+class MACE(FeaturePeer):
     """MACE of mace-torch (Batatia et al. 2022): many-body products.
 
     Numbers are outputs of its own read-outs, and vectors are computed from its features. The package pins e3nn 0.4.4,

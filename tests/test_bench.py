@@ -33,7 +33,7 @@ from lieattn.testing import randomize
 def small(monkeypatch):
     others = {
         _peers: {"PEERS": {"missing": "a_package_that_is_missing"}},
-        _threads: {"_TURNS": 1, "_process": lambda: ThreadPoolExecutor(1)},
+        _threads: {"_TURNS": 1, "fresh_process": lambda: ThreadPoolExecutor(1)},
     }
     for module in (_attention, _scaling, _peers, _roofline, _threads, _whole_clouds, _epochs, _fibers):
         for name, value in {**module.SMALL, **others.get(module, {})}.items():

@@ -77,7 +77,7 @@ def use_toy_sizes(names: Sequence[str]) -> None:
 
 
 def fresh_process() -> ProcessPoolExecutor:
-    """A new process that measures with the same sizes as this one."""
+    """Return a new process that measures with the same sizes as this one."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, context, initializer=use_toy_sizes, initargs=(tuple(_TOYS),))
 

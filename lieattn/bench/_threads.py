@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -115,7 +114,8 @@ def _training(batches: Iterator[Batch]) -> Callable[[], None]:
 
 def _measured(case: str, threads: Iterable[int], repeats: int) -> Iterator[ThreadsRecord]:
     with ExitStack() as stack:
-        processes = {count: stack.enter_context(_process()) for count in threads}
+        # The way threads wait is fixed when torch is loaded, and depends on earlier work.
+        processes = {count: stack.enter_context(fresh_process()) for count in threads}
         for busy in BUSY:
             times: dict[int, list[float]] = {count: [] for count in processes}
             with _busy(busy):
@@ -124,11 +124,6 @@ def _measured(case: str, threads: Iterable[int], repeats: int) -> Iterator[Threa
             for count, found in times.items():
                 way, middle = f"{count} thread{'s' * (count > 1)}, {busy} busy", statistics.median(found)
                 yield ThreadsRecord(case, way, busy, count, middle, max(found), len(found))
-
-
-def _process() -> Executor:
-    """A fresh process, because the way threads wait is fixed when torch is loaded, and depends on earlier work."""
-    return fresh_process()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def of_squares(promised: Symmetry, neighborhood: Neighborhood | None, window: fl
     broken = promised.group if promised.on_average is None else promised.on_average
     if broken is None or broken == kept:
         return promised
-    note = f"pixel squares are symmetric to quarter turns and mirrors only, not to {broken.name}; use a Radius"
+    note = f"pixel squares are symmetric to quarter turns and reflections only, not to {broken.name}; use a Radius"
     return replace(promised, group=kept, on_average=None, notes=(*promised.notes, note))
 
 

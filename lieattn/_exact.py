@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from lieattn._checks import check_is, check_tensor
+
 
 class ExactConstants(nn.Module):
     """A module with float64 buffers that move with the module between devices, but keep their dtype when it is cast.
@@ -15,6 +17,8 @@ class ExactConstants(nn.Module):
 
     def register_constant(self, name: str, value: Tensor) -> None:
         """Register a float64 buffer that is not part of the state dict."""
+        check_is("name", name, str)
+        check_tensor("value", value, "a floating tensor")
         self.register_buffer(name, value.double(), persistent=False)
         vars(self).setdefault("_constants", set()).add(name)
 

@@ -19,6 +19,7 @@ from lieattn.geometry import (
     crop,
     flatten,
     lift,
+    pieces,
     pixel_positions,
     point_clouds,
     pooling_cells,
@@ -759,6 +760,12 @@ LAYERS = [
         ("maps: ", "linear maps", "None"),
     ),
     ("pieces of nothing", lambda: Piece.rows(SIGNAL, None), TypeError, ("found: ", "None")),
+    (
+        "rows of other points",
+        lambda: Piece.rows(SIGNAL[:2], pieces(lifted(), 3)),
+        ValueError,
+        ("x: ", "points", "got (2, "),
+    ),
     ("kernels of no device", lambda: fused_kernel(None), TypeError, ("device: ", "None")),
     (
         "linear in double precision",

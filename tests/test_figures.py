@@ -92,6 +92,18 @@ def test_pictures_of_a_checkpoint_with_its_attention(tmp_path, monkeypatch, caps
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("drawn").iterdir())
     assert main(["picture", "asc-filters", "--checkpoint", checkpoint]) == 2
     assert "checkpoint: expected one of an AffineSelfConvNet, got AttentiveAllCNN" in capsys.readouterr().err
+    assert main(["picture", "asc-filters", "--checkpoint", checkpoint, "--steps", "3"]) == 2
+    assert "steps: expected no value with a checkpoint" in capsys.readouterr().err
+
+
+def test_image_chooses_among_the_letters(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(viz, "affine_maps", lambda *given, **options: None)
+    monkeypatch.setattr(viz, "effective_filters", lambda network, shown, **options: drawn.append(shown))
+    for image in (0, 3):
+        FIGURES["asc-filters"](image=image, steps=0)
+    assert drawn[0].shape == drawn[1].shape
+    assert not torch.equal(*drawn)
 
 
 @pytest.mark.parametrize("layer", ["affine", "simple"])

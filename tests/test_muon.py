@@ -141,3 +141,9 @@ def test_sparse_gradients_are_refused():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="params: expected dense gradients"):
         Muon(table.parameters()).step()
+
+
+def test_closures_are_functions():
+    weight = torch.nn.Parameter(torch.ones(9, 9))
+    with pytest.raises(TypeError, match="closure: expected a function or None, got a tensor"):
+        Muon([weight]).step(torch.ones(1))

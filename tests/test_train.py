@@ -906,7 +906,7 @@ def test_checkpoint_of_another_version_of_lightning_is_whole(finished):
     check_content(content, "it")
 
 
-def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, capsys):
+def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, monkeypatch, capsys):
     network = FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)
     data = PointSetData(ToyClouds())
     fit(tmp_path, network=network, max_epochs=2)
@@ -919,6 +919,12 @@ def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, capsys):
     predict = ["predict", *options, "--trainer.default_root_dir", str(tmp_path)]
     assert main([*predict, "--trainer.fast_dev_run", "true"]) == 0
     assert not list(tmp_path.glob("*.csv"))
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(PointSetClassifier, "predict_step", None)  # nothing is computed before the message
+        capsys.readouterr()
+        assert main(["predict", *options, "--trainer.default_root_dir", str(tmp_path / "file")]) == 2
+        assert "trainer.default_root_dir: cannot write " in capsys.readouterr().err
     assert main(predict) == 0
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + ITEMS
     fit(tmp_path / "own", max_epochs=2)

@@ -18,8 +18,9 @@ from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn.ops import backend
 
 IMAGES, SIDE = 8, 28
-SMALL = {"IMAGES": 1, "SIDE": 22}
-_FITS = 4  # order of the largest group for which the cubic formula evaluates the whole batch at once
+ORDERS = (4, 8)
+FITS = 4  # order of the largest group for which the cubic formula evaluates the whole batch at once
+SMALL = {"IMAGES": 1, "SIDE": 22, "ORDERS": (1, 2), "FITS": 1}
 Way = Literal["cubic", "plain", "fused", "joint", "each"]
 
 
@@ -120,7 +121,7 @@ def build(order: int, way: Way, device: str = "cpu") -> Problem:
     elif way == "joint":
         network = joint(network)
     batch = images(device)
-    parts = batch.to_data_list() if way in ("cubic", "each") and order > _FITS else [batch]
+    parts = batch.to_data_list() if way in ("cubic", "each") and order > FITS else [batch]
     geometries = [network.geometry(part) for part in parts]
 
     def problem() -> Iterator[Tensor]:
@@ -137,7 +138,7 @@ def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
     """Return the records on one thread of R4 and R8: ``cubic``, ``plain``, ``fused``, ``joint``, and R8's ``each``."""
     ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
-        f"R{order}": {way: partial(build, order, way, device) for way in ways if way != "each" or order > _FITS}
-        for order in (4, 8)
+        f"R{order}": {way: partial(build, order, way, device) for way in ways if way != "each" or order > FITS}
+        for order in ORDERS
     }
     return compare(cases, repeats=repeats, threads=1, device=device)

@@ -31,7 +31,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=output_file, help="write the records to this file")
     parser.add_argument("--repeats", type=positive, help="steps to measure for each variant, after a warm-up step")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (default: cpu)")
-    parser.add_argument("--small", action="store_true", help="use toy sizes, to check that the benchmark runs")
+    parser.add_argument(
+        "--small", action="store_true", help="use toy sizes and one step, to check that the benchmark runs"
+    )
     options = parser.parse_args(arguments)
     module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
     if "device" not in inspect.signature(module.run).parameters and options.device != "cpu":
@@ -40,7 +42,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         parser.error("argument --device: torch finds no CUDA device on this machine")
     if options.small:
         use_toy_sizes([module.__name__, *getattr(module, "SHRINKS", ())])
-    given = {} if options.repeats is None else {"repeats": options.repeats}
+    repeats = 1 if options.small and options.repeats is None else options.repeats
+    given = {} if repeats is None else {"repeats": repeats}
     records = module.run(**given, **({"device": "cuda"} if options.device == "cuda" else {}))
     machine = [f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", cpu_kernels().get("instruction set")]
     if options.device == "cuda":

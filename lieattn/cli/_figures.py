@@ -126,7 +126,13 @@ def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, s
 
 
 def asc_filters(
-    *, checkpoint: str | None = None, block: int = 0, channels: int = 4, image: int = 0, steps: int = 60, seed: int = 0
+    *,
+    checkpoint: str | None = None,
+    block: int = 0,
+    channels: int = 4,
+    image: int = 0,
+    steps: int | None = None,
+    seed: int | None = None,
 ) -> dict[str, Figure]:
     """Learned affine maps, and the filters that attention makes of them (Affine Self Convolution).
 
@@ -143,15 +149,22 @@ def asc_filters(
     channels
         Number of channels of the maps that are drawn.
     image
-        Index of the image in the test set.
+        Index of the image in the test set, or among the letters.
     steps
-        Number of training steps without a checkpoint.
+        Number of training steps without a checkpoint, 60 by default.
     seed
-        Seed of the training without a checkpoint.
+        Seed of the letters and the training without a checkpoint, 0 by default.
     """
+    check_counts(0, image=image)
     if checkpoint is None:
-        network, shown = _reader_of_letters(steps, seed), _letters(torch.Generator().manual_seed(seed + 1), 1)[0][0]
+        steps, seed = 60 if steps is None else steps, seed or 0
+        check_counts(0, steps=steps, seed=seed)
+        network = _reader_of_letters(steps, seed)
+        shown = _letters(torch.Generator().manual_seed(seed + 1), image + 1)[0][image]
     else:
+        for name, value in (("steps", steps), ("seed", seed)):
+            if value is not None:
+                raise ValueError(f"{name}: expected no value with a checkpoint, which is not trained, got {value}")
         found = load_network(checkpoint)
         if not isinstance(found, AffineSelfConvNet):
             raise TypeError(f"checkpoint: expected one of an AffineSelfConvNet, got {type(found).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import logging
@@ -31,7 +32,7 @@ from lieattn import train
 from lieattn._files import replacing
 from lieattn.cli import COMMANDS
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import ArgumentParser, package
+from lieattn.cli._options import ArgumentParser, output_file, package
 from lieattn.models import Network
 
 # Inference mode is off because forces are gradients.
@@ -323,6 +324,12 @@ class _PointSetCLI(LightningCLI):
         """
         if self.trainer.world_size > 1:
             raise train.UsageError("trainer.devices: expected 1, since predict writes one table from one process")
+        root = Path(self.trainer.default_root_dir)
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            try:
+                output_file(str(root / "predictions.csv"))
+            except argparse.ArgumentTypeError as error:
+                raise train.UsageError(f"trainer.default_root_dir: {error}") from error
         kwargs["return_predictions"] = True
         if self._members:
             kwargs["model"] = EnsemblePredictions([self.model, *self._members.values()])
@@ -340,7 +347,6 @@ class _PointSetCLI(LightningCLI):
             logits = values["logit"]
             labels = {"cloud": torch.arange(len(logits)), "label": logits.argmax(dim=1)}
             tables = {"predictions": {**labels, **tables["predictions_logit"]}}
-        root = Path(self.trainer.default_root_dir)
         endings = itertools.chain([""], (f"-v{number}" for number in itertools.count(1)))
         ending = next(end for end in endings if not any((root / f"{name}{end}.csv").exists() for name in tables))
         for name, columns in tables.items():

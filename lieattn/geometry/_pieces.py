@@ -39,9 +39,15 @@ class Piece(Movable):
 
     @staticmethod
     def rows(x: Tensor, found: Sequence[Piece]) -> tuple[Tensor, ...]:
-        """Return the rows of ``x`` ``[points, *]`` for each piece. Their gradients are summed in a single tensor."""
+        """Return the rows of ``x`` ``[points, *]`` for each piece. Their gradients are summed in a single tensor.
+
+        ValueError is raised if ``x`` has fewer rows than the graph has points.
+        """
         check_arguments(Piece.rows, locals())
         check_tensor("x", x, "a tensor [points, *]")
+        least = max((int(piece.points[-1]) + 1 for piece in found if len(piece.points)), default=0)
+        if x.ndim == 0 or len(x) < least:
+            raise ValueError(f"x: expected [points, *] with at least {least} points, got {tuple(x.shape)}")
         if not x.requires_grad or not may_recompute():
             return tuple(x.index_select(0, piece.points) for piece in found)
         return cast(tuple[Tensor, ...], _Rows.apply(x, *(piece.points for piece in found)))

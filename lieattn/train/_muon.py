@@ -90,6 +90,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have gradients; ``closure`` recomputes the loss, which is then returned."""
+        check_arguments(Muon.step, locals())
         loss = None
         if closure is not None:
             with torch.enable_grad():

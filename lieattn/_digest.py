@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -42,8 +42,7 @@ def digest(value: Any) -> str:
     included, unless it was created by ``expand``.
     """
     found = hashlib.sha256()
-    for part in _parts(value):
-        found.update(part)
+    _feed(value, found.update)
     return found.hexdigest()
 
 
@@ -56,23 +55,25 @@ def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {**entries, KEY: {key: value for key, value in checkpoint[KEY].items() if key != DIGESTS}}
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield bytes that differ for different values, because each part begins with its kind and its length."""
-    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
-        yield f"{value.dtype} {list(value.shape)}:".encode()
+def _feed(value: Any, add: Callable[[Any], None]) -> None:
+    """Add bytes that differ for different values, because each part begins with its kind and its length."""
+    if type(value) in _PLAIN:
+        text = repr(value)
+        add(f"{type(value).__name__} {len(text)}:{text}".encode())
+    elif type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
+        add(f"{value.dtype} {list(value.shape)}:".encode())
         for axis, stride in enumerate(value.stride()):  # an expanded axis may have billions of equal entries
             value = value.narrow(axis, 0, min(1, value.shape[axis])) if stride == 0 else value
         if value.nbytes <= value.untyped_storage().nbytes():
             plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            yield plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
+            add(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy())
     elif isinstance(value, Mapping):
-        yield f"mapping {len(value)}:".encode()
+        add(f"mapping {len(value)}:".encode())
         for pair in value.items():
-            yield from _parts(pair)
+            _feed(pair, add)
     elif isinstance(value, list | tuple):
-        yield f"sequence {len(value)}:".encode()
+        add(f"sequence {len(value)}:".encode())
         for item in value:
-            yield from _parts(item)
+            _feed(item, add)
     else:
-        text = repr(value) if type(value) in _PLAIN else ""
-        yield f"{type(value).__name__} {len(text)}:{text}".encode()
+        add(f"{type(value).__name__} 0:".encode())

@@ -1,5 +1,6 @@
 """Options and fixtures of the whole suite."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -32,10 +33,22 @@ FIRST = (
     "test_a_few_kills_and_interrupts",
     "test_jobs_share_the_cells",
     "test_jobs_are_stopped_together_and_continue",
-    "test_jobs_are_stopped_while_they_start",
+    "test_jobs_end_with_a_command_that_is_killed",
+    "test_registration_with_torch",
+    "test_two_processes_have_the_gradients_of_one",
     "test_cells_run_in_other_interpreters",
     "test_operator_through_inductor",
 )
+
+
+# The modules and the list of tests are some millions of objects, which every collection of garbage would visit.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

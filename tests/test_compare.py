@@ -495,9 +495,8 @@ def test_jobs_end_with_a_command_that_is_killed(tmp_path):
     assert list(tmp_path.rglob("last.ckpt"))
 
 
-@pytest.mark.parametrize(
-    "seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.1, pytest.param(0.6, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.6])
 def test_jobs_are_stopped_while_they_start(tmp_path, monkeypatch, capfd, seconds):
     """The interrupt arrives between the starts of two processes, or while they import modules."""
     start, started = BaseProcess.start, []
@@ -1258,6 +1257,7 @@ def test_cells_run_in_other_interpreters(finished, tmp_path, other_python, capfd
     assert without_times(compare(tmp_path / "out", models=models, **options)) == expected
 
 
+@pytest.mark.slow
 def test_averages_of_weights_in_other_interpreters(tmp_path, other_python):
     """Averages give the same results in another interpreter as in this one."""
     options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "data__rotate_test": False}

@@ -163,5 +163,5 @@ def test_a_transform_gives_data():
 
 
 def test_the_command_certifies_a_network_by_its_name(capsys):
-    assert main(["certify", "springs", "--dtype", "float64"]) == 0
+    assert main(["certify", "digits-c8", "--dtype", "float64"]) == 0
     assert "measured on: the item of its card" in capsys.readouterr().out

@@ -405,7 +405,7 @@ def test_table_and_json_hold_everything():
         ({"data": [Data(x=torch.ones(2, 1))]}, ValueError, "data: cloud 0 needs pos, .* got none"),
         ({"data": Data(pos=torch.ones(2, dtype=torch.int64))}, ValueError, r"got \(2,\) of torch.int64"),
         ({"data": clouds(3)}, ValueError, "group: C4 acts on 2 coordinates, the clouds have 3"),
-        ({"network": Pairs()}, ValueError, "group: must be given, since the network has no attribute `symmetry`"),
+        ({"network": Pairs()}, ValueError, "group: expected a group, since the network has no attribute `symmetry`"),
         (
             {"dtypes": [torch.float16]},
             TypeError,
@@ -1026,7 +1026,7 @@ def test_refusals_are_no_failures_where_nothing_is_promised():
             ValueError,
             r"expected a finite group for images as a tensor, got SE\(2\)",
         ),
-        ({"data": images(4), "group": cyclic(8)}, ValueError, "element 1 of C8 does not keep the pixels' lattice"),
+        ({"data": images(4), "group": cyclic(8)}, ValueError, "element 1 of C8 does not map the lattice of pixels"),
         ({"data": images(4).long()}, ValueError, r"data: expected floating images .* got torch.int64 \(2, 1, 4, 4\)"),
         ({"network": nn.Identity()}, TypeError, "network: expected a tensor, or a mapping .* got DataBatch"),
     ],

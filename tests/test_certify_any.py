@@ -458,7 +458,7 @@ def test_boolean_outputs_have_no_derivatives():
 def test_attributes_are_given_by_name():
     assert certify(randomize(Good()), clouds(), E(3), **QUICK).passed
     bare = [Data(pos=cloud.pos) for cloud in clouds()]
-    with pytest.raises(ValueError, match="data: the network asks for 'x', the clouds have"):
+    with pytest.raises(ValueError, match="data: expected 'x', which is an argument of the network, got clouds with"):
         certify(randomize(Good()), bare, E(3), **QUICK)
 
 
@@ -537,7 +537,7 @@ def test_a_search_says_what_outputs_are():
     assert certify(lambda pos, batch: spring(Data(pos=pos, batch=batch)), clouds(), "search", **QUICK).group == "E(3)"
     found = certify(lambda pos, batch: triple(pos, batch).abs() * 0 + 1, clouds(), "search", **QUICK)
     assert (found.group, found.verdict) == ("E(3)", "vacuous")
-    with pytest.raises(ValueError, match="group: a search needs points in 2 or 3 dimensions, got 4"):
+    with pytest.raises(ValueError, match="since a search needs 2 or 3 dimensions, got clouds with 4"):
         certify(distances, clouds(4), "search", **QUICK)
     certificate = certify(network_of_images(Symmetric(1, 4, 3), nn.Tanh()), images(), "search", **QUICK)
     assert certificate.group in ("C4", dihedral(4).name)
@@ -722,7 +722,7 @@ def test_an_assertion_shows_the_layer():
         assert_certified(randomize(Absolute()), clouds(), E(3), **QUICK)
     with pytest.raises(AssertionError, match="verdict: vacuous"):
         assert_certified(lambda pos, batch: 0 * distances(pos, batch), clouds(), E(3), **QUICK)
-    with pytest.raises(TypeError, match="network: expected a network, a function of a batch, or a calculator"):
+    with pytest.raises(TypeError, match="network: expected a network, a function of a batch, or an ASE calculator"):
         assert_certified(3, clouds(), E(3))
 
 

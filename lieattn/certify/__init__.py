@@ -1,4 +1,4 @@
-"""Measure how equivariant a network is: element by element, in every precision, as a table."""
+"""Certificates: measured errors of the equivariance of a network, for each group element and dtype."""
 
 from lieattn.certify._certificate import Certificate, Diagnosis, Row
 from lieattn.certify._measure import TOLERANCES, certify

@@ -1,4 +1,4 @@
-"""A certificate as one page of HTML that needs no other file."""
+"""A certificate as one page of HTML without references to other files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lieattn._html import page
 if TYPE_CHECKING:
     from lieattn.certify._certificate import Certificate, Row
 
-_VERDICTS = {  # color, and what it says, if the certificate does not say what failed
+_VERDICTS = {  # color and sentence; for failures, the sentence is that of the certificate
     "kept": ("#1a7f37", "Every promise was kept, up to rounding."),
     "failed": ("#b42318", ""),
     "vacuous": ("#9a6700", "An output does not depend on its input."),
@@ -32,11 +32,11 @@ _CHECKS = {
     "curl": "curl of the forces",
     "outside": "outside of the group",
 }
-_LOWEST, _WIDTH, _LINE = -18, 640, 22  # exponent of the smallest error that is drawn; pixels
+_LOWEST, _WIDTH, _LINE = -18, 640, 22  # exponent of the smallest error drawn, width of the page, height of a line
 
 
 def card(certificate: Certificate) -> str:
-    """The page."""
+    """Return the page."""
     color, sentence = _VERDICTS[certificate.verdict]
     tried = (
         "" if certificate.group is None else ", all elements" if certificate.order else ", random and special elements"
@@ -68,7 +68,7 @@ def card(certificate: Certificate) -> str:
 def _diagnoses(certificate: Certificate) -> str:
     if not certificate.diagnoses:
         return ""
-    heads = ("broken under", "first layer", "likely cause", "what speaks for it")
+    heads = ("broken under", "first layer", "likely cause", "evidence")
     rows = []
     for one in certificate.diagnoses:
         layer = "none by itself" if one.module is None else f"{one.module or 'the network itself'} ({one.type})"
@@ -95,7 +95,7 @@ def _table(rows: Iterable[Row]) -> str:
 
 
 def _chart(rows: Sequence[Row]) -> str:
-    """Largest errors on a logarithmic axis, with what is allowed as a line."""
+    """Draw the largest errors on a logarithmic axis, and the allowed errors as lines."""
     worst = []
     for (check, output, dtype), several in groupby(
         sorted(rows, key=lambda row: (list(_CHECKS).index(row.check), row.output, row.dtype)),
@@ -124,12 +124,10 @@ def _chart(rows: Sequence[Row]) -> str:
         if row.allowed is not None:
             x = place(row.allowed)
             shapes.append(f'<line x1="{x:.1f}" y1="{y - 8:.1f}" x2="{x:.1f}" y2="{y + 8:.1f}" stroke="#1f2328"/>')
-        told = f"{row.label or row.check}: {row.max_error:.2e}"
+        tooltip = f"{row.label or row.check}: {row.max_error:.2e}"
         dot = f'<circle cx="{place(row.max_error):.1f}" cy="{y:.1f}" r="5" fill="{color}">'
-        shapes.append(f"{dot}<title>{escape(told)}</title></circle>")
-    legend = (
-        "Dots: largest error, green where it is allowed, red where not, gray where nothing is promised. Bars: allowed."
-    )
+        shapes.append(f"{dot}<title>{escape(tooltip)}</title></circle>")
+    legend = "Dots: largest errors, green if allowed, red if not, gray if nothing is promised. Bars: allowed errors."
     return (
         f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" font-size="12" '
         f'font-family="system-ui,sans-serif">{"".join(shapes)}</svg><p class="idle">{legend}</p>'

@@ -1,4 +1,4 @@
-"""The first layer that breaks a symmetry, and what is likely to be the cause."""
+"""Diagnoses: the first layer that breaks a symmetry, and the likely cause."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lieattn.certify._moves import (
     are_among,
     elements_of,
     is_whole,
+    linear_part,
     motion,
     permutation,
     raster_motion,
     sizes_of,
-    turns_of,
 )
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
@@ -31,26 +31,26 @@ from lieattn.groups import SO, FiniteGroup, Group, O
 from lieattn.models import Symmetry
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-_TIMES_ROUNDING = 100.0  # by which an error may exceed the rounding that caused it
-_HALF = 1e-5  # rounding beyond which a precision is called half
+_TIMES_ROUNDING = 100.0  # largest ratio of an error to the rounding that caused it
+_HALF = 1e-5  # smallest rounding of half precision
 _BORDER = 4  # pixels
 _PADDING = "padding", "clouds are padded to the size of the largest, and the padding counts"
-_SHARE = 0.2  # of the points that have as many neighbors as any, if these are capped
+_SHARE = 0.2  # smallest share of points with the largest number of neighbors if neighbors are capped
 
 
 @dataclass(frozen=True)
 class _Break:
-    """The first module whose inputs follow known laws while its outputs do not.
+    """The first module whose inputs follow known laws and whose outputs do not.
 
     Attributes
     ----------
     call, moved
-        What went into the module and what came out of it, before and after the change; None if there is no such module.
+        The calls of the module before and after the change, or None if there is no such module.
     inputs
         The laws that its inputs follow, see :func:`lieattn.certify._trace.law`.
     edges
-        Where the order of points was changed: the name of the first module whose edges join other pairs of points than
-        before, and these edges as they were before; None if there is none.
+        If points were reordered: the name of the first module whose edges connect other pairs of points than before,
+        and its edges before the change; None if there is no such module.
     """
 
     call: Call | None = None
@@ -70,30 +70,30 @@ def diagnose(
     generator: torch.Generator,
     known: tuple[str, Group] | None = None,
 ) -> Iterator[Diagnosis]:
-    """For each symmetry that fails: the first layer that breaks it, and the likely cause.
+    """Yield the first layer that breaks each failed symmetry, and the likely cause.
 
-    ``failed`` are the checks with a row that failed. Features are compared with what they should be as far as the law
-    of their kind is known: invariants, vectors, positions, fibers and pixels that are permuted, irreps of e3nn. No
-    layer is to blame for elements outside of a group that is ``known``, which comes with what is said of it.
+    ``failed`` has the checks with a failed row. Features are compared with the transformed features of the original
+    clouds, as far as their law is known: invariants, vectors, positions, permuted fibers and pixels, irreps of e3nn.
+    ``known`` is from :func:`known_group`. Elements outside of this group are not the fault of a layer.
     """
-    # The smallest first: the rest of the batch pads it, and without the rest it is not padded.
+    # The smallest cloud is first, so that it is padded in the batch, and not padded alone.
     clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
     sizes = sizes_of(clouds)
     reference = probe(clouds)
-    if any(not value.isfinite().all() for value in reference.values()):  # whatever is compared with these fails
+    if any(not value.isfinite().all() for value in reference.values()):  # all comparisons fail
         yield _not_finite(reference, record(probe, clouds))
         return
     again = probe(clouds)
     repeated = max(float((again[name] - value).abs().max()) for name, value in reference.items())
     if repeated > tolerance * max(1.0, *(float(value.abs().max()) for value in reference.values())):
         calls, others = record(probe, clouds), record(probe, clouds)
-        still = Change(sizes, torch.eye(1, dtype=torch.float64), torch.zeros(len(sizes), 1), tolerance)
-        found = _first_break(calls, others, still)
+        no_change = Change(sizes, torch.eye(1, dtype=torch.float64), torch.zeros(len(sizes), 1), tolerance)
+        found = _first_break(calls, others, no_change)
         text = f"two calls with the same clouds differ by {repeated:.1e}, even in eval mode"
-        yield _told("same clouds", found, "randomness", text)
+        yield _diagnosis("same clouds", found, "randomness", text)
         return
-    turned = False  # of the elements that turn, the first that fails is enough
-    others_told: set[str] = set()
+    turned = False  # whether a diagnosis for some element of the group was made, which is enough
+    outside_reported: set[str] = set()
     for check, move, change in _changes(probe, clouds, promise, failed, sizes, generator):
         if turned and move.check == "turn":
             continue
@@ -104,8 +104,8 @@ def diagnose(
         if error <= tolerance:
             continue
         if move.check == "turn" and known is not None and (what := _outside(move.linear, known[1])) is not None:
-            if what not in others_told:
-                others_told.add(what)
+            if what not in outside_reported:
+                outside_reported.add(what)
                 text = f"{known[0]} {known[1].name}, which does not contain it"
                 yield Diagnosis(f"{check}, a {what}", None, None, (), NOT_PROMISED, text)
             continue
@@ -117,59 +117,59 @@ def diagnose(
         cause, text = _cause(check, found, error, change, probe)
         if check == "rest of the batch" and cause == "other clouds" and _pads(calls, others, found, change):
             cause, text = _PADDING
-        yield _told(check, found, cause, text)
+        yield _diagnosis(check, found, cause, text)
 
 
 def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
-    """The group that a network promises, or else one that was found if it has all rotations, in words and as it is.
+    """Return the group that a network promises, or else the found one if it has all rotations, and where it is from.
 
-    A group that was found counts only if it has all rotations: every cause that is looked for would break rotations
-    too, so none of them explains why reflections are not kept.
+    A found group without all rotations is ignored: all causes that are known here would break rotations too, so they
+    do not explain why only reflections fail.
     """
     stated = getattr(network, "symmetry", None)
     stated = stated.group if isinstance(stated, Symmetry) else stated
     if isinstance(stated, Group):
         return "the network promises", stated
-    return ("the search found", found) if found is not None and isinstance(turns_of(found), SO) else None
+    return ("the search found", found) if found is not None and isinstance(linear_part(found), SO) else None
 
 
 def _outside(matrix: Tensor, group: Group) -> str | None:
-    """``"rotation"`` or ``"reflection"`` if the group does not contain the element; None if it does or may."""
-    turns = turns_of(group)
+    """Return ``"rotation"`` or ``"reflection"`` if the group does not contain the element; None if it does or may."""
+    linear = linear_part(group)
     if len(matrix) != group.dim:
         return None
     what = "reflection" if float(torch.linalg.det(matrix)) < 0 else "rotation"
-    if isinstance(turns, FiniteGroup):
-        inside = bool(are_among(matrix[None], turns.elements, turns.tolerance))
-    elif isinstance(turns, O):
+    if isinstance(linear, FiniteGroup):
+        inside = bool(are_among(matrix[None], linear.elements, linear.tolerance))
+    elif isinstance(linear, O):
         inside = True
     else:
-        inside = what == "rotation" or not isinstance(turns, SO)
+        inside = what == "rotation" or not isinstance(linear, SO)
     return None if inside else what
 
 
 def _not_finite(outputs: Mapping[str, Tensor], calls: Sequence[Call]) -> Diagnosis:
-    """The first module that makes values that are not finite from finite inputs."""
+    """Return a diagnosis with the first module whose inputs are finite and whose outputs are not."""
 
     def finite(tensors: Sequence[Tensor]) -> bool:
         return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     first = next((call for call in calls if finite(call.inputs) and not finite(call.outputs)), None)
-    told = [
+    counts = [
         f"{int((~value.isfinite()).sum())} of {value.numel()} numbers{f' of {name}' if name else ''} are not finite"
         for name, value in outputs.items()
         if not value.isfinite().all()
     ]
-    return _told("any clouds", _Break(first), "not finite", " and ".join(told))
+    return _diagnosis("any clouds", _Break(first), "not finite", " and ".join(counts))
 
 
 def _changes(
     probe: Probe, clouds: list[Data], promise: Symmetry, failed: set[str], sizes: Tensor, generator: torch.Generator
 ) -> Iterator[tuple[str, Move, Change]]:
-    """One change for each symmetry that may fail, the simplest first."""
+    """Yield one change for each symmetry that may be broken, starting with the simplest."""
     group, dim = promise.group, clouds[0].pos.shape[1] if promise.group is None else promise.group.dim
-    still = torch.eye(dim, dtype=torch.float64)
-    none = torch.zeros(len(clouds), dim, dtype=torch.float64)
+    identity = torch.eye(dim, dtype=torch.float64)
+    zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
 
     def change(move: Move) -> Change:
         return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
@@ -177,12 +177,12 @@ def _changes(
     if failed & {"element", "degenerate", "raster"} and group is not None:
         elements = list(elements_of(group, 2, generator, translations=promise.translations))
         if not probe.as_images and any(e.translation is None or bool(e.translation.any()) for e in elements):
-            move = motion("translation", Element("", still, None), clouds, True, generator)
+            move = motion("translation", Element("", identity, None), clouds, True, generator)
             yield "translation", move, change(move)
         for index, element in enumerate(elements):
-            if torch.equal(element.linear, still):
+            if torch.equal(element.linear, identity):
                 continue
-            turned = Move("turn", element.label, True, element.linear, none)
+            turned = Move("turn", element.label, True, element.linear, zero)
             finite = group if isinstance(group, FiniteGroup) else None
             name = element.label if finite is None else f"element {element.label}"
             written = raster_motion("turn", turned, clouds) if probe.as_images or "raster" in failed else None
@@ -193,7 +193,11 @@ def _changes(
         move = permutation(clouds, dim, True, generator)
         yield "order of points", move, change(move)
     if "alone" in failed:
-        yield "rest of the batch", Move("alone", "", True, still, none), Change(sizes, still, none, 0.0, alone=True)
+        yield (
+            "rest of the batch",
+            Move("alone", "", True, identity, zero),
+            Change(sizes, identity, zero, 0.0, alone=True),
+        )
 
 
 def _error(
@@ -205,6 +209,7 @@ def _error(
     *,
     alone: bool,
 ) -> float:
+    """Return the largest error of all outputs, relative to the largest value of each (or 1)."""
     worst = 0.0
     for name, value in reference.items():
         if alone:
@@ -217,6 +222,7 @@ def _error(
 
 
 def _first_break(first: Sequence[Call], second: Sequence[Call], change: Change) -> _Break:
+    """Find the first module whose inputs follow known laws and whose outputs do not."""
     for before, after in zip(first, second, strict=False):
         if before.name != after.name or len(before.outputs) != len(after.outputs):
             break
@@ -235,7 +241,7 @@ def _laws(first: Sequence[Tensor], second: Sequence[Tensor], change: Change) -> 
 
 
 def _edges_change(first: Sequence[Tensor], second: Sequence[Tensor], change: Change) -> Tensor | None:
-    """Indices of pairs of points that are other pairs after the change, as they were before."""
+    """Return the first edges that connect other pairs of points after the change, as they were before; else None."""
     for before, after in zip(first, second, strict=True):
         if is_whole(before) and not edges_law(before, after, change):
             return before
@@ -246,7 +252,7 @@ def _edges_change(first: Sequence[Tensor], second: Sequence[Tensor], change: Cha
 
 
 def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe) -> tuple[str, str]:
-    """A cause in a few words, and what speaks for it."""
+    """Return the likely cause in a few words, and the evidence."""
     rounding = _cause_of_rounding(found, error, probe)
     if rounding is not None:
         return rounding
@@ -257,7 +263,7 @@ def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe
     if check == "translation":
         return "absolute positions", "outputs depend on where the cloud is, and not only on differences of positions"
     if found.call is None or found.moved is None:
-        return "unknown", "no single module, among those that can be observed, breaks the symmetry by itself"
+        return "unknown", "no single module that can be observed breaks the symmetry by itself"
     return (_cause_in_images(found.call, found.moved, change) if change.as_images else None) or _cause_of_features(
         found
     )
@@ -283,7 +289,7 @@ def _cause_of_features(found: _Break) -> tuple[str, str]:
             return "batch statistics over the fiber", text
         return "weights that differ between frames", "its input is permuted along the fiber, but its output is not"
     if any(name != "invariant" for name in found.inputs):
-        text = "it treats components of vectors as if they were numbers that do not change under rotations"
+        text = "it treats components of vectors like invariant numbers"
         return "components of vectors", text
     return "unknown", "its inputs transform by known laws, and its outputs by none"
 
@@ -293,7 +299,7 @@ def _cause_of_order(found: _Break) -> tuple[str, str]:
         return "order of points", "outputs depend on the order of the points"
     name, edges = found.edges
     if len(edges) == 2:
-        # Of centers and of neighbors, those of which more have the largest number.
+        # Either end may be the center of a neighborhood: use the one at which more points have the largest number.
         counts = [torch.bincount(end) for end in edges]
         count = max(counts, key=lambda count: float((count == count.max()).double().mean()))
         most, full = int(count.max()), int((count == count.max()).sum())
@@ -301,7 +307,7 @@ def _cause_of_order(found: _Break) -> tuple[str, str]:
             text = f"in the edges at {name}, {full} of {len(count)} points have exactly {most} neighbors"
             return "capped neighbors", f"{text}, and which neighbors these are depends on the order of the points"
     text = f"the edges at {name} depend on the order of the points"
-    return "neighbors chosen by order", f"{text}, as where only some of equally distant neighbors are taken"
+    return "neighbors chosen by order", f"{text}, for example if some of several equally distant neighbors are taken"
 
 
 def _first_edges(first: Sequence[Call], second: Sequence[Call], change: Change) -> tuple[str, Tensor] | None:
@@ -319,7 +325,7 @@ def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:
     if call is None or after is None:
         return "other clouds", "outputs of a cloud depend on the other clouds of the batch"
     if isinstance(call.module, _NORMS):
-        return "batch statistics", f"{type(call.module).__name__} takes statistics over all clouds of a batch"
+        return "batch statistics", f"{type(call.module).__name__} computes statistics over all clouds of a batch"
     pairs = [*zip(call.inputs, after.inputs, strict=True), *zip(call.outputs, after.outputs, strict=True)]
     if any(_is_padded(first, second, change) for first, second in pairs):
         return _PADDING
@@ -327,7 +333,7 @@ def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:
 
 
 def _pads(first: Sequence[Call], second: Sequence[Call], found: _Break, change: Change) -> bool:
-    """Whether clouds are padded within the module that breaks the symmetry, as seen by the modules that it calls."""
+    """Return whether the module that breaks the symmetry passes padded clouds to the modules that it calls."""
     if found.call is None:
         return False
     within = f"{found.call.name}." if found.call.name else ""
@@ -349,18 +355,18 @@ def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str]
     stride = getattr(module, "stride", None)
     strides = stride if isinstance(stride, tuple) else (stride,) * 2
     if stride is not None and max(strides) > 1 and call.inputs:
-        slow = copy.deepcopy(module)
-        vars(slow)["stride"] = 1 if isinstance(stride, int) else (1,) * len(stride)
+        without_stride = copy.deepcopy(module)
+        vars(without_stride)["stride"] = 1 if isinstance(stride, int) else (1,) * len(stride)
         dtype = next((weight.dtype for weight in module.parameters()), torch.float64)
         with torch.no_grad():
-            dense = [slow(given.inputs[0].to(dtype)).double() for given in (call, after)]
+            dense = [without_stride(given.inputs[0].to(dtype)).double() for given in (call, after)]
         if law(dense[0], dense[1], change) is not None:
             sides = " x ".join(map(str, call.inputs[0].shape[-2:]))
-            text = f"{kind} with stride {max(strides)} on {sides} pixels takes other pixels once the image is turned"
+            text = f"{kind} with stride {max(strides)} on {sides} pixels samples other pixels if the image is rotated"
             return "strided pooling on the wrong residue", f"{text}; with stride 1 it is equivariant"
     same = isinstance(module, nn.Conv2d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
     if same or any("Pad" in base.__name__ for base in type(module).__mro__):
-        return "padding", f"{kind} adds pixels on one side and not on the opposite one"
+        return "padding", f"{kind} adds pixels on one side, and not on the opposite side"
     if call.outputs and call.outputs[0].ndim >= 4 and min(call.outputs[0].shape[-2:]) > 2 * _BORDER:
         inner = [t.outputs[0][..., _BORDER:-_BORDER, _BORDER:-_BORDER] for t in (call, after)]
         if law(inner[0], inner[1], change) is not None:
@@ -368,7 +374,7 @@ def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str]
     return None
 
 
-def _told(check: str, found: _Break, cause: str, evidence: str) -> Diagnosis:
+def _diagnosis(check: str, found: _Break, cause: str, evidence: str) -> Diagnosis:
     call = found.call
     return Diagnosis(
         check=check,

@@ -1,4 +1,4 @@
-"""What is reported: rows of measurements, and the certificate that holds them."""
+"""Certificates, their rows, and diagnoses."""
 
 from __future__ import annotations
 
@@ -16,51 +16,56 @@ _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 class Row:
     """One measurement.
 
-    ``check`` is ``"finite"`` (outputs are not: always a failure, and a row only then), ``"element"`` (moved by an
-    element of the group and a translation), ``"degenerate"`` (the same for clouds where something is not determined: of
-    one point, of coincident points, ...), ``"raster"`` (an image moved likewise, its pixels then written in raster
-    order), ``"permutation"`` (points of each cloud in another order), ``"alone"`` (each cloud without the rest of its
-    batch), ``"continuity"`` and ``"first derivative"`` (the largest jump while a cloud changes), ``"gradient"`` (forces
-    against minus the gradient of the energy), ``"curl"`` (forces alone: asymmetry of their derivatives, 0 if any energy
-    has them), ``"searched"`` (a subgroup that was tried, which passes if it belongs to the symmetry) or ``"outside"``
-    (turned by a rotation or reflection that is not in the group: information, nothing is promised).
+    The values of ``check`` are:
+
+    * ``"finite"``: outputs are not finite. This is always a failure, and there is no row otherwise.
+    * ``"element"``: the clouds are moved by an element of the group and a translation.
+    * ``"degenerate"``: the same, for clouds of one point, coincident points, and other special clouds.
+    * ``"raster"``: the same for images, with the moved pixels in raster order.
+    * ``"permutation"``: the points of each cloud are reordered.
+    * ``"alone"``: each cloud is evaluated without the rest of its batch.
+    * ``"continuity"`` and ``"first derivative"``: the largest jump while a cloud changes continuously.
+    * ``"gradient"``: forces are compared with minus the gradient of the energy.
+    * ``"curl"``: forces without an energy; the asymmetry of their derivatives, which is 0 if they have an energy.
+    * ``"searched"``: a subgroup that was tested, which passes if it belongs to the symmetry.
+    * ``"outside"``: a rotation or reflection outside of the group, for which nothing is promised.
     """
 
     check: str
-    label: str  # which element or rotation
-    output: str  # which one, of a network that gives several by name
-    dtype: str  # of weights and inputs
-    max_error: float  # largest absolute difference of an output from what it should be
-    relative: float  # L2 norm of the difference over that of the outputs
-    allowed: float | None  # the largest ``max_error`` that passes; None where nothing is promised
-    passed: bool | None  # whether ``max_error <= allowed``, which NaN never is; None where nothing is promised
+    label: str  # name of the element or rotation
+    output: str  # name of the output, if there are several
+    dtype: str  # dtype of weights and inputs
+    max_error: float  # largest absolute difference between the actual and the expected output
+    relative: float  # L2 norm of the difference, divided by the norm of the outputs
+    allowed: float | None  # largest ``max_error`` that passes; None if nothing is promised
+    passed: bool | None  # whether ``max_error <= allowed`` (false for NaN); None if nothing is promised
 
 
 NOT_PROMISED = "not promised"
-"""The cause of a diagnosis where an element does not belong to the group."""
+"""Cause of a diagnosis if an element does not belong to the group."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """The first layer that breaks a symmetry, and the likely cause.
 
-    ``check`` is the change under which outputs are not what they should be: ``"translation"``, an element of the group
-    without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``; or it is
-    ``"any clouds"``, if outputs are not finite.
+    ``check`` is the change for which the outputs are wrong: ``"translation"``, the name of an element of the group
+    (without translation), ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``. If outputs are not
+    finite, it is ``"any clouds"``.
 
-    ``module`` is the name, within the network, of the first module in the order of evaluation whose inputs all follow
-    a known law while some output follows none. Known laws are: invariant, a vector or position that moves along,
-    permuted fibers or pixels, and irreps of e3nn. If outputs are not finite, it is the first module that makes values
-    which are not finite from finite inputs. It is ``""`` for the network itself. It is None if there is no such module,
-    as in a plain function, and for elements that the network never promised, whose cause is ``"not promised"``.
+    ``module`` is the name of the first module in the order of evaluation whose inputs all follow a known law, and whose
+    outputs do not. Known laws are: invariants, vectors, positions, permuted fibers or pixels, and irreps of e3nn. If
+    outputs are not finite, it is the first module with finite inputs whose outputs are not finite. It is ``""`` for the
+    network itself. It is None if there is no such module, for example in a function, and for elements that the network
+    does not promise, whose cause is ``"not promised"``.
     """
 
     check: str
     module: str | None
     type: str | None  # class of the module
-    inputs: tuple[str, ...]  # the laws that its inputs follow
-    cause: str  # in a few words: absolute positions, padding, capped neighbors, ...
-    evidence: str  # what speaks for it
+    inputs: tuple[str, ...]  # laws that its inputs follow
+    cause: str  # likely cause in a few words, such as absolute positions, padding, or capped neighbors
+    evidence: str  # observation from which the cause was inferred
 
     def __str__(self) -> str:
         if self.cause == NOT_PROMISED:
@@ -71,25 +76,25 @@ class Diagnosis:
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """What a network promises and what was measured.
+    """The promise of a network, and the measurements.
 
-    ``spread`` is the largest difference of an output between two clouds of equally many points, or between a cloud and
-    the same one with its points moved at random, each by itself; for outputs at points, also between points. Errors are
-    to be compared with it. ``vacuous`` names the outputs whose spread is no larger than the error that is allowed: an
-    output that never changes is invariant to everything, so a promise about it has no content.
+    ``spread`` is the largest difference of an output between two clouds with the same number of points, or between a
+    cloud and the same cloud with every point moved at random; for outputs at points, also between points. It gives the
+    scale for errors. ``vacuous`` has the names of outputs whose spread is not larger than the allowed error. An output
+    that never changes is invariant to everything, so a promise about it is empty.
     """
 
-    guarantee: str  # the promise in words
-    group: str | None  # None for a network that promises nothing exactly
-    order: int | None  # None for a Lie group, of which some elements are drawn
-    clouds: int  # measured on
-    points: int
+    guarantee: str  # promise in words
+    group: str | None  # name of the group; None if nothing is promised exactly
+    order: int | None  # order of the group; None for a Lie group, of which some elements are tested
+    clouds: int  # number of clouds
+    points: int  # number of points of all clouds
     spread: float
-    seed: int  # of all that was drawn
+    seed: int  # seed of all random numbers
     rows: tuple[Row, ...]
     vacuous: tuple[str, ...] = ()
-    device: str = "cpu"  # on which was measured
-    diagnoses: tuple[Diagnosis, ...] = ()  # where and why a symmetry is broken or, after a search, is not there
+    device: str = "cpu"  # device of the measurements
+    diagnoses: tuple[Diagnosis, ...] = ()  # for symmetries that are broken or, after a search, absent
 
     @property
     def promised(self) -> bool:
@@ -102,7 +107,7 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every promise was kept, and says something."""
+        """Whether all promises were kept, and none is vacuous."""
         return self.verdict in ("kept", "not promised")
 
     @property
@@ -116,7 +121,7 @@ class Certificate:
 
     @property
     def failure(self) -> str:
-        """What failed, in words; empty if the verdict is another."""
+        """What failed, in words. It is empty if nothing failed."""
         failed = [row for row in self._judged if row.passed is False]
         numbers = [math.isfinite(row.max_error) for row in failed]
         found = {"outputs are not finite": not all(numbers), "an error is beyond its tolerance": any(numbers)}
@@ -124,10 +129,10 @@ class Certificate:
 
     @property
     def unique(self) -> bool | None:
-        """Whether every motion tried outside of the group changes every output: no symmetry but the promised one.
+        """Whether all tested motions outside of the group change all outputs, so that there is no further symmetry.
 
-        Unique equivariance, Definition 4.3 of GSA-Nets (arXiv 2010.00977). None if no motion outside was tried, or
-        nothing was promised.
+        This is unique equivariance, Definition 4.3 of GSA-Nets (arXiv 2010.00977). It is None if no motion outside was
+        tested, or if nothing was promised.
         """
         allowed = {(row.output, row.dtype): row.allowed for row in self.rows if row.check == "element"}
         outside = [row for row in self.rows if row.check == "outside" and not math.isnan(row.max_error)]
@@ -137,7 +142,7 @@ class Certificate:
         return all(row.max_error > limit for row, limit in zip(outside, limits, strict=True) if limit is not None)
 
     def worst(self, check: str = "element") -> dict[str, float]:
-        """Largest error of one kind of check, per dtype; NaN if one of them is NaN."""
+        """Return the largest error of a check for each dtype, or NaN if one of them is NaN."""
         found: dict[str, float] = {}
         for row in self.rows:
             if row.check == check:
@@ -150,7 +155,7 @@ class Certificate:
         return f"{type(self).__name__}({self.verdict!r}, group={self.group}, {measured})"
 
     def __str__(self) -> str:
-        """The promise, and the worst row of each check."""
+        """Return the promise, and the worst row of each check."""
         found: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             found.setdefault((row.check, row.output, row.dtype), []).append(row)
@@ -162,9 +167,9 @@ class Certificate:
         tried = "random and special" if self.order is None else self.order
         group = "none" if self.group is None else f"{self.group}, {tried} elements"
         heading = f"guarantee: {self.guarantee}\ngroup: {group}\nverdict: {self.verdict}"
-        told = "".join(f"\n{diagnosis}" for diagnosis in self.diagnoses)
+        diagnoses = "".join(f"\n{diagnosis}" for diagnosis in self.diagnoses)
         spread = f"{self.clouds} clouds, outputs differ by up to {self.spread:.1e}"
-        return f"{heading}; {spread}{told}\n\n{self._table(rows)}"
+        return f"{heading}; {spread}{diagnoses}\n\n{self._table(rows)}"
 
     def table(self) -> str:
         """Return the measurements as a table of aligned text."""
@@ -187,12 +192,12 @@ class Certificate:
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
     def to_json(self) -> str:
-        """Return everything as JSON; a number that is not finite becomes ``"nan"`` or ``"inf"``."""
+        """Return the certificate as JSON. Numbers that are not finite become ``"nan"`` or ``"inf"``."""
         content = {**dataclasses.asdict(self), "verdict": self.verdict, "passed": self.passed}
         return json.dumps(_writable(content), indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """Return a card: one page of HTML that needs nothing else, with the verdict, the errors and their causes."""
+        """Return one page of HTML without references to other files, with the verdict, errors and diagnoses."""
         from lieattn.certify._card import card
 
         return card(self)
@@ -202,13 +207,13 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Certificate from what :meth:`to_json` wrote; ValueError for anything else."""
+        """Return the certificate that :meth:`to_json` wrote. ValueError is raised for other texts."""
         content = json.loads(text)
         try:
             del content["passed"], content["verdict"]
             rows, vacuous = (Row(**_readable(row)) for row in content.pop("rows")), content.pop("vacuous")
-            told = (Diagnosis(**{**one, "inputs": tuple(one["inputs"])}) for one in content.pop("diagnoses", ()))
-            return cls(**_readable(content), rows=tuple(rows), vacuous=tuple(vacuous), diagnoses=tuple(told))
+            found = (Diagnosis(**{**one, "inputs": tuple(one["inputs"])}) for one in content.pop("diagnoses", ()))
+            return cls(**_readable(content), rows=tuple(rows), vacuous=tuple(vacuous), diagnoses=tuple(found))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"text: expected the JSON of a certificate, but {error}") from error
 

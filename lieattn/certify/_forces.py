@@ -1,4 +1,4 @@
-"""Whether forces are the gradient of an energy: of the one that is given with them, or of any."""
+"""Tests of whether forces are the gradient of the predicted energy, or of any energy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from lieattn.certify._probe import Probe
 
 _ENERGY, _FORCES = "energy", ("force", "forces")
 _DIRECTIONS = 3
-_FIRST_STEP = 0.02  # of the distance of the farthest point from the center
+_FIRST_STEP = 0.02  # relative to the distance of the farthest point from the center
 _HALVINGS = 8
-_TOLERANCE = 1e-5  # of differences, relative to the largest of them: far above their error, far below any mistake
-_ROUNDINGS = 100.0  # of an energy, in float64, that a difference of it over the first step may show
+_TOLERANCE = 1e-5  # relative to the largest difference: far above numerical errors, far below those of wrong forces
+_ROUNDINGS = 100.0  # allowed error of a difference of energies over the first step, in units of their rounding
 
 
 class _Pair(NamedTuple):
+    """Names of outputs."""
+
     energy: str | None
     forces: str
 
@@ -30,10 +32,10 @@ class _Pair(NamedTuple):
 def conservation(
     probe: Probe, clouds: list[Data], outputs: Mapping[str, Kind], judged: bool, generator: torch.Generator
 ) -> Iterator[Row]:
-    """Rows of outputs named ``force`` or ``forces``, by central differences that are extrapolated to step 0.
+    """Yield a row for the output ``force`` or ``forces``, from central differences in float64, extrapolated to step 0.
 
-    Next to an ``energy`` they are compared with minus its gradient, which must be equal; alone, the asymmetry of their
-    derivatives is told. Differences are in float64.
+    If there is an output ``energy``, the forces must be equal to minus its gradient. Otherwise, the row contains the
+    asymmetry of their derivatives, which is not judged.
     """
     pair = _pair(probe(clouds[:1]), outputs, clouds[0])
     if pair is None or probe.dtype != torch.float64:
@@ -43,18 +45,18 @@ def conservation(
     extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
     worst, size, rounding = 0.0, 0.0, 0.0
     for _ in range(_DIRECTIONS):
-        ways = torch.randn(2, *pos.shape, generator=generator, dtype=torch.float64)
-        ways = ways / ways.flatten(1).norm(dim=1)[:, None, None]
+        directions = torch.randn(2, *pos.shape, generator=generator, dtype=torch.float64)
+        directions = directions / directions.flatten(1).norm(dim=1)[:, None, None]
         if pair.energy is not None:
-            slope = _derivative(probe, cloud, ways[0], pair.energy, extent)
-            here = probe([cloud])
-            along = (here[pair.forces] * ways[0]).sum()
-            digit = torch.finfo(torch.float64).eps * float(here[pair.energy].abs().max())
-            rounding = _ROUNDINGS * digit / (_FIRST_STEP * extent)
+            slope = _derivative(probe, cloud, directions[0], pair.energy, extent)
+            outputs_here = probe([cloud])
+            along = (outputs_here[pair.forces] * directions[0]).sum()
+            unit = torch.finfo(torch.float64).eps * float(outputs_here[pair.energy].abs().max())
+            rounding = _ROUNDINGS * unit / (_FIRST_STEP * extent)
             worst, size = max(worst, float((slope + along).abs())), max(size, float(slope.abs()), float(along.abs()))
         else:
-            first, second = (_derivative(probe, cloud, way, pair.forces, extent) for way in ways)
-            mixed = (first * ways[1]).sum(), (second * ways[0]).sum()
+            first, second = (_derivative(probe, cloud, one, pair.forces, extent) for one in directions)
+            mixed = (first * directions[1]).sum(), (second * directions[0]).sum()
             worst = max(worst, float((mixed[0] - mixed[1]).abs()))
             size = max(size, *(float(value.abs()) for value in mixed))
     allowed = _TOLERANCE * size + rounding if pair.energy is not None and judged else None
@@ -64,6 +66,7 @@ def conservation(
 
 
 def _pair(given: Mapping[str, Tensor], outputs: Mapping[str, Kind], cloud: Data) -> _Pair | None:
+    """Return the names of the energy and the forces among the outputs, or None if there are no forces."""
     forces = next((name for name in _FORCES if name in given), None)
     if forces is None or given[forces].shape != cloud.pos.shape or outputs.get(forces, "vector") == "invariant":
         return None
@@ -71,28 +74,32 @@ def _pair(given: Mapping[str, Tensor], outputs: Mapping[str, Kind], cloud: Data)
     return _Pair(None if energy is None or energy.numel() != 1 else _ENERGY, forces)
 
 
-def _derivative(probe: Probe, cloud: Data, way: Tensor, name: str, extent: float) -> Tensor:
-    """Derivative of an output along a way: Ridders' extrapolation of central differences, the most certain of them."""
+def _derivative(probe: Probe, cloud: Data, direction: Tensor, name: str, extent: float) -> Tensor:
+    """Return the derivative of an output in a direction, by Ridders' extrapolation of central differences.
+
+    Of the extrapolations, the one with the smallest estimated error is returned.
+    """
     step = _FIRST_STEP * extent
     rows: list[Tensor] = []
-    best, least = torch.zeros(()), torch.inf
+    best, smallest = torch.zeros(()), torch.inf
     for _ in range(_HALVINGS):
-        ends = [_moved(cloud, sign * step * way) for sign in (1, -1)]
+        ends = [_shifted(cloud, sign * step * direction) for sign in (1, -1)]
         values = [probe([end])[name] for end in ends]
         row = [(values[0] - values[1]) / (2 * step)]
         for order, before in enumerate(rows, start=1):
             row.append(row[-1] + (row[-1] - before) / (4.0**order - 1))
         if rows:
-            uncertain = float((row[-1] - rows[-1]).abs().max())
-            if uncertain < least:
-                best, least = row[-1], uncertain
+            error = float((row[-1] - rows[-1]).abs().max())
+            if error < smallest:
+                best, smallest = row[-1], error
         else:
             best = row[-1]
         rows, step = row, step / 2
     return best.squeeze() if best.numel() == 1 else best
 
 
-def _moved(cloud: Data, by: Tensor) -> Data:
+def _shifted(cloud: Data, by: Tensor) -> Data:
+    """Return a copy of a cloud with shifted points."""
     other = copy.copy(cloud)
     other.pos = cloud.pos.detach().cpu().double() + by
     return other

@@ -1,4 +1,4 @@
-"""The function ``certify``: what is measured, in which order, and what the certificate says."""
+"""The function ``certify``, which makes all measurements and returns a certificate."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import Symmetry
 
 TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
-"""Largest error allowed per dtype, in units of max(1, largest output)."""
+"""Largest allowed error for each dtype, relative to max(1, largest output)."""
 
 
 @contextlib.contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Context in which GPUs multiply in float32, not in TF32 with its 10 bits, torch's default for convolutions."""
+    """Make GPUs multiply in float32. The default of torch for convolutions is TF32, which has 10 bits."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False
@@ -72,78 +72,82 @@ def certify(
     continuity: bool = True,
     seed: int = 0,
 ) -> Certificate:
-    """Measure the equivariance of a network's outputs.
+    """Measure the equivariance of a network.
 
-    *Moves.* The points x_i of each cloud are moved to A x_i + t, other inputs turn along, and the outputs are compared
-    with what they should become. For a finite group, A runs over all elements, and t is drawn, of about the size of
-    the cloud. For a Lie group, elements are drawn and special ones are added (near the identity, half turns,
-    reflections); there are translations only if they belong to the group, as in SE(3) but not in SO(3). Moves are
-    computed in float64 and rounded to the dtype tested. Images are moved twice: with their pixels in the order they
-    had and, if the move maps the lattice to itself, in raster order.
+    *Moves.* The points x_i of each cloud are moved to A x_i + t, the other inputs are transformed accordingly, and the
+    outputs are compared with the transformed outputs of the original clouds. For a finite group, A runs over all
+    elements, and t is random, of about the size of the cloud. For a Lie group, the elements are random, and special
+    ones are added (one near the identity, a half turn, a reflection). Translations are included only if the group
+    contains them: SE(3) does, SO(3) does not. Moves are computed in float64 and rounded to the tested dtype. Images are
+    moved twice: with their pixels in the original order and, if the move maps the lattice to itself, in raster order.
 
-    *Networks.* A copy of the network is measured, in eval mode and on the device of its parameters, on GPUs without
-    TF32. It may also be a function of a batch, a function of tensors whose arguments are named after attributes of the
-    data (``forward(z, pos, batch)``), or a calculator of ASE, which is measured in float64.
+    *Networks.* The measurements use a copy of the network, in eval mode, on the device of its parameters, and without
+    TF32 on GPUs. The network may also be a function of a batch, a function of tensors whose arguments have the names of
+    attributes of the data (``forward(z, pos, batch)``), or an ASE calculator, which is measured in float64.
 
-    *Search.* With ``group="search"`` the symmetry is looked for among translations, rotations and reflections, finite
-    groups about the coordinate axes, permutations of the points, and scales.
+    *Search.* With ``group="search"``, the function searches for the symmetry of the network among translations,
+    rotations and reflections, finite groups about the coordinate axes, permutations of the points, and scales.
 
-    *Broken promises.* :attr:`Certificate.diagnoses` name the first layer that breaks a promise, and the likely cause.
+    *Diagnoses.* If a promise is broken, :attr:`Certificate.diagnoses` name the first layer that breaks it, and the
+    likely cause.
 
-    *Forces.* If outputs have both an energy and forces, the forces must be minus the gradient of the energy.
+    *Forces.* If the outputs include an energy and forces, the forces must be minus the gradient of the energy.
 
-    *Degenerate clouds.* Errors like to hide where a frame or a direction is not determined. So the moves are repeated
-    on clouds of one point, of two, of coincident points, of points on a line, and on a square or an octahedron, all
-    made from the last cloud. Outputs of the kind rotation are not judged there, since such a cloud may have rotations
-    that map it to itself.
+    *Degenerate clouds.* Errors are likely where a frame or a direction is not determined. So the moves are also applied
+    to clouds that are derived from the last cloud: one point, two points, coincident points, points on a line, and a
+    square or an octahedron. Outputs of the kind rotation are not judged there, because rotations may map such a cloud
+    to itself.
 
-    *Constant outputs.* A network whose output never changes is invariant to everything. So the points are also moved
-    at random, each by itself. If an output then differs between clouds by no more than rounding, the verdict is
+    *Constant outputs.* A constant output is invariant to everything. So each point is also moved at random,
+    independently of the others. If an output never differs between clouds by more than rounding, the verdict is
     *vacuous*.
 
     *Continuity.* The smallest cloud is changed along two paths: one of its points crosses the cloud and leaves it, and
-    the cloud is stretched until two of its second moments cross. The steps of a path on which an output or its
-    derivative changes most are divided again and again, until only a jump can be left, such as where a point enters a
-    neighborhood or a frame turns over.
+    the cloud is stretched until two of its second moments cross. The steps in which an output or its derivative changes
+    most are divided repeatedly, until only a jump can remain. Outputs jump, for example, where a point enters a
+    neighborhood, or where an axis of a frame is reversed.
 
-    What a network promises is read from its attributes, all optional: ``guarantee`` (in words), ``symmetry`` (a
-    :class:`lieattn.models.Symmetry`; or a group, if finite together with the translations; None for nothing exactly),
-    ``vector_inputs`` (names of attributes of the data that turn along), ``kind`` (of its outputs), ``sees_order``
-    (true where the order of the points matters), ``jumps`` (where outputs jump, in words; continuity is promised
-    where it is empty) and ``has_kinks`` (whether their first derivatives do).
+    The promise of a network is read from its attributes, which are all optional: ``guarantee`` (in words), ``symmetry``
+    (a :class:`lieattn.models.Symmetry`, or a group; with a finite group, translations are promised too; None if nothing
+    is exact), ``vector_inputs`` (names of the attributes of the data that are vectors), ``kind`` (of its outputs),
+    ``sees_order`` (whether the outputs depend on the order of the points), ``jumps`` (where outputs jump, in words; if
+    it is empty, continuity is promised) and ``has_kinks`` (whether first derivatives jump).
 
     Parameters
     ----------
     network
-        Called with a ``Batch``, or attributes of it; returns ``[clouds, *]`` or ``[points, *]``, or a mapping or named
-        tuple of such.
+        Called with a ``Batch``, or with its attributes. It returns ``[clouds, *]`` or ``[points, *]``, or a mapping or
+        named tuple of such tensors.
     data
-        Clouds with ``pos`` ``[points, dim]``; or images ``[images, channels, rows, columns]``, with which the network
-        is called then.
+        Clouds with ``pos`` ``[points, dim]``, or images ``[images, channels, rows, columns]``, for networks that are
+        called with images.
     group
-        The group to test, or ``"search"``; by default what the network promises.
+        Group to test, or ``"search"``. By default, this is the symmetry that the network promises.
     inputs
-        :data:`Kind` of attributes of the data by name, beside ``vector_inputs`` and the vectors of a periodic ``cell``.
+        :data:`Kind` of attributes of the data by name, in addition to ``vector_inputs`` and the vectors of a periodic
+        ``cell``.
     outputs
-        :data:`Kind` of the outputs, for several by name. By default ``network.kind``, or invariant.
+        :data:`Kind` of the output, or of several outputs by name. The default is ``network.kind``, or else invariant.
     dtypes
         Floating dtypes of weights and inputs.
     tolerances
-        Largest error per dtype in units of max(1, largest output); :data:`TOLERANCES` by default.
+        Largest allowed error for each dtype, relative to max(1, largest output). Defaults to :data:`TOLERANCES`.
     elements
         Number of random elements of a Lie group.
     rotations
-        Number of random motions outside of the group, see :attr:`Certificate.unique`: rotations, one of them a
-        reflection if a finite group has none; reflections, if all rotations are in it. If there are any, elements of
-        larger groups that hold a finite one are tried, too: see docs/certify.md.
+        Number of random motions outside of the group, see :attr:`Certificate.unique`. These are rotations, one of them
+        replaced by a reflection if a finite group has none; or reflections, if the group contains all rotations. For
+        finite groups, elements of larger groups that contain them are added unless the number is 0: see
+        docs/certify.md.
     permute
         Whether to reorder the points of each cloud, and to renumber them in ``edge_index``, ``face`` and other
-        attributes that PyTorch Geometric shifts in batches. By default this is done unless the clouds have a
-        ``grid``, which says that the points are in raster order. For a network that ``sees_order`` nothing is promised.
+        attributes that PyTorch Geometric shifts in batches. By default, points are reordered unless the clouds have a
+        ``grid``, which means that they are in raster order. Nothing is promised if the network has ``sees_order``.
     continuity
-        Whether to look for jumps, which takes some hundred evaluations; in float64, if that is among the dtypes.
+        Whether to search for jumps, which takes some hundred evaluations. This is done in float64, and only if
+        ``dtypes`` contains it.
     seed
-        Seed of everything that is drawn at random.
+        Seed of all random numbers.
 
     Raises
     ------
@@ -160,7 +164,7 @@ def certify(
     ...     def forward(self, data):
     ...         return global_mean_pool(data.pos.norm(dim=1, keepdim=True), data.batch)
     >>> cloud = Data(pos=torch.tensor([[1.0, 2.0], [3.0, -1.0]]))
-    >>> certify(MeanRadius(), cloud, cyclic(4)).passed  # distances from the origin see translations
+    >>> certify(MeanRadius(), cloud, cyclic(4)).passed  # distances from the origin change under translations
     False
     >>> class Center(nn.Module):
     ...     def forward(self, data):
@@ -170,9 +174,9 @@ def certify(
     """
     check_arguments(certify, locals())
     as_images = isinstance(data, Tensor)
-    network, clouds, dtypes = _taken(network, data, dtypes)
-    lattice = any(cloud.get("grid") is not None for cloud in clouds)
-    kinds = _kinds_of_inputs(network, inputs)
+    network, clouds, dtypes = _prepared(network, data, dtypes)
+    on_lattice = any(cloud.get("grid") is not None for cloud in clouds)
+    input_kinds = _kinds_of_inputs(network, inputs)
     check_count("elements", elements)
     limits = _limits(dtypes, tolerances)
     probes = {dtype: Probe(network, dtype, as_images) for dtype in dtypes}
@@ -180,45 +184,45 @@ def certify(
     probe, limit = probes[finest], limits[finest]
     generator = torch.Generator().manual_seed(seed)
     searched: tuple[Row, ...] = ()
-    ordered = bool(getattr(network, "sees_order", False))
+    sees_order = bool(getattr(network, "sees_order", False))
     if isinstance(group, str):
         known = outputs is not None or hasattr(network, "kind")
         stated = kinds_of_outputs(network, outputs, probe(clouds)) if known else None
-        promise, outputs, searched, ordered = search(probe, clouds, kinds, stated, limit, generator)
+        promise, outputs, searched, sees_order = search(probe, clouds, input_kinds, stated, limit, generator)
     else:
         promise = _promised(network, group)
     group, exact = promise.group, promise.group is not None
-    dim = _dimension(group, clouds, kinds["pos"])
+    dim = _dimension(group, clouds, input_kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
     if not as_images:
-        if not lattice if permute is None else permute:
-            moves.append(permutation(clouds, dim, exact and not (permute is None and ordered), generator))
-        still = outside_of(group, dim, rotations, generator)
-        moves += [motion("outside", element, clouds, False, generator) for element in still]
-    others = _scrambled(clouds, kinds["pos"], dim, group, generator)
-    rows = [
-        row
-        for dtype, one in probes.items()
-        for row in (*not_finite(one, clouds), *move_rows(one, clouds, moves, kinds, outputs, limits[dtype], exact))
-    ]
-    if continuity and finest == torch.float64 and not lattice:
+        if not on_lattice if permute is None else permute:
+            moves.append(permutation(clouds, dim, exact and not (permute is None and sees_order), generator))
+        outside = outside_of(group, dim, rotations, generator)
+        moves += [motion("outside", element, clouds, False, generator) for element in outside]
+    scrambled_clouds = _scrambled(clouds, input_kinds["pos"], dim, group, generator)
+    rows: list[Row] = []
+    for dtype, one in probes.items():
+        rows += not_finite(one, clouds)
+        rows += move_rows(one, clouds, moves, input_kinds, outputs, limits[dtype], exact)
+    if continuity and finest == torch.float64 and not on_lattice:
         rows += continuity_rows(probe, clouds, dim, limit, generator)
-    spreads, sizes = spreads_of(probe, clouds, others)
-    rows += degenerate_rows(probes, clouds[-1], kinds, outputs, limits, promise, sizes, generator)
-    named = kinds_of_outputs(network, outputs, probe(clouds))
+    spreads, sizes = spreads_of(probe, clouds, scrambled_clouds)
+    rows += degenerate_rows(probes, clouds[-1], input_kinds, outputs, limits, promise, sizes, generator)
+    output_kinds = kinds_of_outputs(network, outputs, probe(clouds))
     if not as_images:
-        rows += conservation(probe, clouds, named, exact, generator)
+        rows += conservation(probe, clouds, output_kinds, exact, generator)
     failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision}
+    to_explain = promise
     if searched:
-        # All that is missing to the largest group is diagnosed. Pixels in raster order have no other order.
-        failed |= {"element", "alone"} if lattice else {"element", "permutation", "alone"}
-    asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
-    had = known_group(network, group if searched else None)
-    told = diagnose(probe, clouds, kinds, named, asked, failed, limit, generator, had)
+        # Diagnose everything that is missing to the largest group. Pixels in raster order have no other order.
+        failed |= {"element", "alone"} if on_lattice else {"element", "permutation", "alone"}
+        to_explain = Symmetry(_everything(dim, clouds, as_images))
+    known_symmetry = known_group(network, group if searched else None)
+    diagnoses = diagnose(probe, clouds, input_kinds, output_kinds, to_explain, failed, limit, generator, known_symmetry)
     rounding = TOLERANCES.get(finest, limit)
-    stated_guarantee = "found by a search" if searched else "the network states no guarantee"
+    no_guarantee = "found by a search" if searched else "the network states no guarantee"
     return Certificate(
-        guarantee=str(getattr(network, "guarantee", stated_guarantee)),
+        guarantee=str(getattr(network, "guarantee", no_guarantee)),
         group=None if group is None else group.name,
         order=group.order if isinstance(group, FiniteGroup) else None,
         clouds=len(clouds),
@@ -228,19 +232,19 @@ def certify(
         rows=(*searched, *rows),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * max(1.0, sizes[name])),
         device=str(probe.device),
-        diagnoses=tuple(told) if failed else (),
+        diagnoses=tuple(diagnoses) if failed else (),
     )
 
 
-def _taken(
+def _prepared(
     network: Any, data: Batch | Data | Sequence[Data] | Tensor, dtypes: Sequence[torch.dtype]
 ) -> tuple[Any, list[Data], Sequence[torch.dtype]]:
-    """The network as a function of a batch, the clouds, and the dtypes; a calculator of ASE has float64 alone."""
+    """Return the network as a function of a batch, the clouds, and the dtypes (float64 alone for calculators)."""
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
     if is_calculator(network):
         return FromCalculator(network, clouds), clouds, [torch.float64]
     if not callable(network):
-        expected = "a network, a function of a batch, or a calculator of ASE"
+        expected = "a network, a function of a batch, or an ASE calculator"
         raise TypeError(f"network: expected {expected}, got {shown(network)}")
     return network, clouds, dtypes
 
@@ -248,7 +252,7 @@ def _taken(
 def _scrambled(
     clouds: list[Data], kind: Kind, dim: int, group: Group | None, generator: torch.Generator
 ) -> list[list[Data]]:
-    """The clouds with every point moved at random, each by itself: once with their distances changed, once not."""
+    """Return the clouds with every point moved at random, once with other distances from the center, once without."""
     centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
     return [
         [scrambled(cloud, kind, dim, centered=centered, scaled=scaled, generator=generator) for cloud in clouds]
@@ -257,7 +261,7 @@ def _scrambled(
 
 
 def _everything(dim: int, clouds: list[Data], as_images: bool) -> Group:
-    """The largest group that a network could have: of what it lacks, the reasons are told."""
+    """Return the largest group that a network could be equivariant to. Diagnoses explain what is missing."""
     if not as_images and clouds[0].get("grid") is None:
         return E(dim)
     return dihedral(4) if dim == 2 else full_octahedral()
@@ -278,21 +282,21 @@ def _limits(
 def _motions(
     promise: Symmetry, clouds: list[Data], count: int, as_images: bool, generator: torch.Generator
 ) -> Iterator[Move]:
-    """Moves by all elements that are tried: of points and, if a raster maps to itself, also in raster order."""
+    """Yield the moves by all tested elements and, if a raster is mapped to itself, the same in raster order."""
     group = promise.group
     if group is None:
         return
     if as_images and not isinstance(group, FiniteGroup):
         raise ValueError(
-            f"group: expected a finite group for images as a tensor, got {group}; pass the pixels as points for others"
+            f"group: expected a finite group for images as a tensor, got {group}; pass the pixels as points"
         )
     for element in elements_of(group, count, generator, translations=promise.translations):
         move = motion("element", element, clouds, True, generator)
         written = raster_motion("element" if as_images else "raster", move, clouds)
         if as_images and written is None:
             raise ValueError(
-                f"group: element {element.label} of {group.name} does not keep the pixels' lattice, so images as a "
-                f"tensor would have to be resampled; pass their pixels as points"
+                f"group: element {element.label} of {group.name} does not map the lattice of pixels to itself, so "
+                f"images as a tensor would have to be resampled; pass their pixels as points"
             )
         if not as_images:
             yield move
@@ -313,9 +317,9 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
 
 
 def _promised(network: Any, given: Group | None) -> Symmetry:
-    """The symmetry to measure: that of the given group, with translations if it is finite, or the network's own."""
+    """Return the symmetry to measure: that of the given group, with translations if it is finite, or of the network."""
     if given is None and not hasattr(network, "symmetry"):
-        raise ValueError("group: must be given, since the network has no attribute `symmetry`")
+        raise ValueError("group: expected a group, since the network has no attribute `symmetry`, got None")
     stated = network.symmetry if given is None else given
     if isinstance(stated, Symmetry):
         return stated
@@ -331,14 +335,14 @@ def _dimension(group: Group | None, clouds: list[Data], kind: Kind) -> int:
         if kind == "position" and cloud.pos.shape[1] != dim:
             acts = "the first cloud has" if group is None else f"{group.name} acts on"
             raise ValueError(
-                f"group: {acts} {dim} coordinates, the clouds have {cloud.pos.shape[1]}; where pos is more than a "
-                f"position, say so: inputs={{'pos': ('position', 'vector')}}"
+                f"group: {acts} {dim} coordinates, the clouds have {cloud.pos.shape[1]}; if pos contains more than "
+                f"positions, pass for example inputs={{'pos': ('position', 'vector')}}"
             )
     return dim
 
 
 def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str, Kind]:
-    """Kinds of positions, periodic cells, the vectors that a network names, and what is given, by attribute."""
+    """Return the kinds of attributes by name: positions, cells, the vectors of the network, and the given ones."""
     named: dict[str, Kind] = {name: "vector" for name in getattr(network, "vector_inputs", ())}
     for name, kind in (given or {}).items():
         check_kind(f"inputs[{name!r}]", kind)

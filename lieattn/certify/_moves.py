@@ -1,4 +1,4 @@
-"""What clouds are moved by, how inputs and outputs transform, and the clouds that were moved."""
+"""Group elements, the transformation of inputs and outputs, and moved clouds."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from lieattn.reps import Pseudovector, Representation
 Kind = str | Representation | tuple[Any, ...]
 """``"invariant"``, ``"position"``, ``"vector"``, ``"pseudovector"``, ``"pseudoscalar"``, ``"tensor"`` (matrices
 R T Rᵀ), ``"rotation"`` (det(R) R T), a :class:`lieattn.reps.Representation`, or a tuple of kinds whose components
-follow each other in the last axis."""
+are concatenated in the last axis."""
 
 _KINDS = ("invariant", "position", "vector", "pseudovector", "pseudoscalar", "tensor", "rotation")
-_NEAR = 1e-3  # radians, of the element near the identity
-_SAME = 1e-6  # between matrices of one element
-_MOTIONS = 6  # of which each point of a scrambled cloud takes one
+_NEAR = 1e-3  # size of the element near the identity, in radians
+_SAME = 1e-6  # largest difference between equal matrices
+_MOTIONS = 6  # number of motions from which one is drawn for each point of a scrambled cloud
 
 
-# --- how values transform ---------------------------------------------------------------------------------------
+# --- transformation of values ---------------------------------------------------------------------------------------
 
 
 def check_kind(argument: str, kind: object) -> None:
@@ -66,9 +66,9 @@ def check_kind(argument: str, kind: object) -> None:
 
 
 def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: Tensor) -> Tensor:
-    """Values ``[rows, *, components]`` float64 after the motion x ↦ A x + t, with another t ``[rows, d]`` for each row.
+    """Transform values ``[rows, *, components]`` float64 by the motion x ↦ A x + t, with one t ``[d]`` for each row.
 
-    ValueError is raised, with the name of the argument, if they do not have the components of their kind.
+    ValueError, which names ``argument``, is raised if the number of components is not that of the kind.
     """
     if kind == "invariant":
         return values
@@ -96,7 +96,7 @@ def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: 
 
 
 def _components(kind: Kind, dim: int) -> int:
-    """Number of entries in the last axis. In a tuple, each invariant is one entry."""
+    """Return the number of components in the last axis. In a tuple, each invariant has one component."""
     if isinstance(kind, Representation):
         return kind.dim
     if isinstance(kind, tuple):
@@ -110,7 +110,7 @@ def _components(kind: Kind, dim: int) -> int:
 class Element(NamedTuple):
     """A motion x ↦ A x + t.
 
-    ``translation`` is t. It is None if the group combines A with every translation: each cloud then gets its own.
+    ``translation`` is t. It is None if the group contains all translations, so that each cloud has a random one.
     """
 
     label: str
@@ -121,24 +121,24 @@ class Element(NamedTuple):
 def elements_of(
     group: Group, count: int, generator: torch.Generator, *, translations: bool = True
 ) -> Iterator[Element]:
-    """All elements of a finite group, or of a Lie group ``count`` random ones, then special ones.
+    """Yield all elements of a finite group, or ``count`` random elements of a Lie group, then special ones.
 
-    Those of a finite group come with translations or without. Special are, as far as the group has them: an element
-    near the identity, a half turn, a reflection, the inversion.
+    ``translations`` is whether elements of a finite group are combined with translations. The special elements are
+    those of the following that the group contains: one near the identity, a half turn, a reflection, the inversion.
     """
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
         group = group.stabilizer
     finite = isinstance(group, FiniteGroup)
     free = translations if finite else isinstance(group, SemidirectProduct | Translations)
-    still = None if free else torch.zeros(group.dim, dtype=torch.float64)
+    fixed = None if free else torch.zeros(group.dim, dtype=torch.float64)
     if isinstance(group, FiniteGroup):
-        yield from (Element(str(index), matrix, still) for index, matrix in enumerate(group.elements))
+        yield from (Element(str(index), matrix, fixed) for index, matrix in enumerate(group.elements))
         return
     for number, g in enumerate(group.sample(count, generator=generator, dtype=torch.float64)):
         yield Element(f"random {number}", group.linear(g), None if free else group.translation(g))
-    turns = group.stabilizer if isinstance(group, SemidirectProduct) else group
-    if not turns.is_affine:
-        yield from (Element(label, matrix, still) for label, matrix in _special(turns, generator))
+    linear = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    if not linear.is_affine:
+        yield from (Element(label, matrix, fixed) for label, matrix in _special(linear, generator))
 
 
 def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
@@ -159,37 +159,38 @@ def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Te
 
 
 def outside_of(group: Group | None, dim: int, count: int, generator: torch.Generator) -> Iterator[Element]:
-    """Random rotations to compare with, the last one a reflection if the group is finite and has none.
+    """Yield random motions outside of a group, for comparison.
 
-    Reflections alone if all rotations belong to the group, nothing if these do too. Then, of a finite group in the
-    plane or in space, one element of each larger group that :func:`_larger` names.
+    These are rotations, of which the last one is replaced by a reflection if the group is finite and contains none. If
+    the group contains all rotations, they are reflections; if it contains these too, there are none. For a finite group
+    in the plane or in space, one element of each larger group of :func:`_larger` follows.
     """
-    turns = turns_of(group)
-    if isinstance(turns, O) or dim == 1:
+    linear = linear_part(group)
+    if isinstance(linear, O) or dim == 1:
         return
-    still = torch.zeros(dim, dtype=torch.float64)
-    proper = isinstance(turns, FiniteGroup) and bool((torch.linalg.det(turns.elements) > 0).all())
+    zero = torch.zeros(dim, dtype=torch.float64)
+    proper = isinstance(linear, FiniteGroup) and bool((torch.linalg.det(linear.elements) > 0).all())
     for number in range(count):
-        if isinstance(turns, SO | RotationDilations) or (proper and number == count - 1 > 0):
-            yield Element("random reflection", _reflection(dim, generator), still)
+        if isinstance(linear, SO | RotationDilations) or (proper and number == count - 1 > 0):
+            yield Element("random reflection", _reflection(dim, generator), zero)
         else:
             matrix, label = _rotation(dim, generator)
-            yield Element(label, matrix, still)
-    if isinstance(turns, FiniteGroup) and count > 0:
-        yield from (Element(label, matrix, still) for label, matrix in _larger(turns))
+            yield Element(label, matrix, zero)
+    if isinstance(linear, FiniteGroup) and count > 0:
+        yield from (Element(label, matrix, zero) for label, matrix in _larger(linear))
 
 
-def turns_of(group: Group | None) -> Any:
-    """The linear part of a group with translations; other groups as they are."""
+def linear_part(group: Group | None) -> Any:
+    """Return the linear part of a group with translations, and other groups unchanged."""
     return group.stabilizer if isinstance(group, SemidirectProduct) else group
 
 
 def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
-    """For each of some larger groups that contain a finite one, an element that the finite group lacks.
+    """Yield an element outside of a finite group for each of some larger groups that contain it.
 
-    Random motions almost never belong to these larger groups. In the plane they are C_2n, C_3n, and D_n and D_2n with
-    the mirror on the x axis. In space they are T, O, T_h, T_d and I, D_n and D_2n about the z axis, and the group
-    together with the inversion; for rotations about one axis also those by half the smallest angle, and by 1 rad.
+    Random motions almost never belong to these larger groups. In the plane, they are C_2n, C_3n, and D_n and D_2n with
+    a mirror on the x axis. In space, they are T, O, T_h, T_d, I, D_n and D_2n about the z axis, and the group extended
+    by the inversion. For rotations about one axis, a rotation by half the smallest angle and one by 1 rad are added.
     """
     proper = group.elements[torch.linalg.det(group.elements) > 0]
     n = len(proper)
@@ -210,7 +211,7 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
     if group.dim == 3:
         if not are_among(-torch.eye(3, dtype=torch.float64)[None], group.elements, group.tolerance).any():
             yield "inversion", -torch.eye(3, dtype=torch.float64)
-        fixed = proper.mean(dim=0)  # the projection onto the vectors that all rotations keep
+        fixed = proper.mean(dim=0)  # the projection onto the vectors that all rotations leave unchanged
         if n > 1 and float(fixed.trace()) > 0.5:
             axis = torch.linalg.eigh(fixed)[1][:, -1]
             yield f"of C{2 * n} about its axis", cyclic_about(2 * n, axis.tolist()).elements[1]
@@ -218,7 +219,7 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
 
 
 def are_among(matrices: Tensor, others: Tensor, tolerance: float) -> Tensor:
-    """Which ``[n]`` of the matrices ``[n, dim, dim]`` are among others, up to the tolerance of a group or rounding."""
+    """Return a mask ``[n]`` of the matrices ``[n, dim, dim]`` that are among others, up to a tolerance or rounding."""
     return (matrices[:, None] - others).abs().amax(dim=(2, 3)).amin(dim=1) < max(_SAME, tolerance)
 
 
@@ -227,7 +228,7 @@ def _reflection(dim: int, generator: torch.Generator) -> Tensor:
 
 
 def _rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
-    """A rotation and its label; on a line a sign, in more than three dimensions of the first three coordinates."""
+    """Return a rotation and its label: a sign in one dimension, and of the first three coordinates beyond three."""
     if dim == 1:
         return 2.0 * torch.randint(2, (1, 1), generator=generator).double() - 1, "random sign"
     matrix = SO(min(dim, 3)).sample(generator=generator, dtype=torch.float64)
@@ -241,18 +242,18 @@ def _rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """A motion of all clouds, each with a translation of its own, and perhaps a new order of the points.
+    """A motion of all clouds, with a translation for each cloud, which may also reorder the points.
 
     Attributes
     ----------
     check, label
-        The check that the move belongs to, as in :class:`Row`, and which motion it is.
+        The check that the move belongs to, as in :class:`Row`, and the name of the motion.
     promised
-        Whether outputs should follow; otherwise the error is measured for comparison only.
+        Whether equivariance is promised; otherwise the error is for comparison only.
     linear, shifts
-        ``[dim, dim]`` float64, the same for all clouds, and ``[clouds, dim]`` float64, the translation of each.
+        ``[dim, dim]`` float64, the same for all clouds, and ``[clouds, dim]`` float64, the translation of each cloud.
     orders, grids
-        For each cloud the new order of its points, and the new sides of its raster; None if these stay as they are.
+        The new order of the points and the new sides of the raster of each cloud, or None if these do not change.
     """
 
     check: str
@@ -264,10 +265,10 @@ class Move:
     grids: tuple[tuple[int, ...], ...] | None = None
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
-        """The clouds changed; attributes of the kinds given move along, all in float64."""
+        """Return moved clouds in float64. The attributes in ``kinds`` are transformed too."""
         changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
         for cloud, order in zip(changed, self.orders or (), strict=False):
-            indices = list(point_indices(cloud))  # which are read before any attribute changes
+            indices = list(point_indices(cloud))  # found before any attribute changes
             _reorder(cloud, order, cloud.node_attrs())
             _relabel(cloud, order, indices)
         for cloud, grid in zip(changed, self.grids or (), strict=False):
@@ -275,7 +276,7 @@ class Move:
         return changed
 
     def expected(self, name: str, kind: Kind, values: Tensor, sizes: Tensor) -> Tensor:
-        """What outputs ``[clouds, *]`` or ``[points, *]`` float64 should become, for clouds of some sizes."""
+        """Return the expected outputs ``[clouds, *]`` or ``[points, *]`` float64 after the move."""
         per_cloud = len(values) == len(sizes)
         shift = self.shifts if per_cloud else self.shifts.repeat_interleave(sizes, dim=0)
         changed = transform(f"outputs {name}".rstrip(), kind, values, self.linear, shift)
@@ -286,10 +287,10 @@ class Move:
 
 
 def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mapping[str, Kind] | None = None) -> Data:
-    """A cloud after the motion x ↦ A x + t, with A ``[dim, dim]`` float64 and t ``[dim]`` float64, 0 if absent.
+    """Return a copy of a cloud after the motion x ↦ A x + t.
 
-    ``kinds`` are the :data:`Kind` of attributes that move along, ``{"pos": "position"}`` if absent; these are float64
-    afterwards. The cloud given stays as it is.
+    A is float64 ``[dim, dim]``; t is float64 ``[dim]`` and defaults to 0. ``kinds`` has the :data:`Kind` of the
+    attributes that are transformed, by default ``{"pos": "position"}``. Transformed attributes are float64.
     """
     check_arguments(moved, locals())
     check_tensor("linear", linear, "a float64 matrix [dim, dim]", torch.float64)
@@ -305,7 +306,7 @@ def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mappi
 
 
 def motion(check: str, element: Element, clouds: Sequence[Data], promised: bool, generator: torch.Generator) -> Move:
-    """The move of all clouds by an element; translations that it leaves open have about the size of each cloud."""
+    """Return the move of all clouds by an element. Random translations have about the size of the cloud."""
     dim = len(element.linear)
     if element.translation is not None:
         return Move(check, element.label, promised, element.linear, element.translation.expand(len(clouds), -1))
@@ -318,16 +319,16 @@ def motion(check: str, element: Element, clouds: Sequence[Data], promised: bool,
 
 
 def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: torch.Generator) -> Move:
-    """Put the points of every cloud in another order."""
+    """Return a move that puts the points of each cloud in a random order."""
     orders = tuple(torch.randperm(int(cloud.num_nodes or 0), generator=generator) for cloud in clouds)
-    still = torch.zeros(len(clouds), dim, dtype=torch.float64)
-    return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), still, orders)
+    zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
+    return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), zero, orders)
 
 
 def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None:
-    """The same motion of images, their pixels then in raster order; None unless all end on upright lattices.
+    """Return the same motion with the pixels in raster order, or None if some image is not on an upright lattice then.
 
-    So a network that takes pixels by their places in the raster, and never looks at coordinates, sees the image move.
+    A network that uses the places of the pixels in the raster instead of coordinates thus gets a moved image.
     """
     try:
         read = [Raster.read(point_clouds(moved(cloud, move.linear))) for cloud in clouds]
@@ -338,10 +339,10 @@ def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None
 
 
 def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool, generator: torch.Generator) -> Data:
-    """A cloud with each point moved by a random motion of its own; of an image, with its pixels exchanged.
+    """Return a cloud in which each point is moved by a random motion, or an image with permuted pixels.
 
-    Positions of this ``kind`` turn about their mean, if ``centered``, otherwise about the origin; their distances from
-    there change too, if ``scaled``, otherwise points of spheres stay there.
+    Positions, of this ``kind``, are rotated about their mean if ``centered``, otherwise about the origin. Distances
+    from there change if ``scaled``; otherwise, points of a sphere remain on it.
     """
     other = copy.copy(cloud)
     if cloud.get("grid") is not None:
@@ -361,16 +362,16 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool
 
 
 def degenerate(cloud: Data, dim: int, *, centered: bool) -> dict[str, Data]:
-    """Clouds made of one in which frames, directions and logarithms are hard to define, by what they are.
+    """Return clouds, by name, with the attributes of a cloud, in which frames, directions or logarithms are undefined.
 
-    Points of clouds that are not ``centered``, such as those of spheres, stay where they are.
+    If the cloud is not ``centered``, such as points of a sphere, only its own positions are used.
     """
     pos = cloud.pos.detach().cpu().double()
     found = {"one point": _with_points(cloud, pos[:1]), "two points": _with_points(cloud, pos[:2])}
     found["coincident points"] = _with_points(cloud, pos[:1].expand_as(pos))
     if not centered:
         return found
-    # The last components are directions, if there are any.
+    # Further components, if there are any, are directions.
     center = pos[:, :dim].mean(dim=0)
     extent = float((pos[:, :dim] - center).norm(dim=1).max()) or 1.0
     along = torch.linspace(1, 2, dim, dtype=torch.float64)
@@ -385,7 +386,7 @@ def degenerate(cloud: Data, dim: int, *, centered: bool) -> dict[str, Data]:
 
 
 def _with_points(cloud: Data, pos: Tensor) -> Data:
-    """The first points of a cloud, at other positions."""
+    """Return the first points of a cloud at other positions."""
     other = copy.copy(cloud)
     for name in cloud.node_attrs():
         other[name] = cloud[name][: len(pos)]
@@ -394,7 +395,10 @@ def _with_points(cloud: Data, pos: Tensor) -> Data:
 
 
 def clouds_of_images(images: Tensor) -> list[Data]:
-    """Pixels of floating images ``[images, channels, *sides]`` as points in raster order, else ValueError."""
+    """Return the pixels of images ``[images, channels, *sides]`` as points in raster order.
+
+    ValueError is raised if they are not floating images.
+    """
     if images.ndim not in (4, 5) or images.numel() == 0 or not images.is_floating_point():
         raise ValueError(
             f"data: expected floating images [images, channels, (layers,) rows, columns], got {images.dtype} "
@@ -405,17 +409,17 @@ def clouds_of_images(images: Tensor) -> list[Data]:
 
 
 def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
-    """Images ``[images, channels, *sides]`` of points in raster order."""
+    """Return the images ``[images, channels, *sides]`` of points in raster order."""
     return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
 
 
 def sizes_of(clouds: Sequence[Data]) -> Tensor:
-    """Number of points of each cloud, int64 ``[clouds]``."""
+    """Return the number of points of each cloud, int64 ``[clouds]``."""
     return torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
 
 
 def point_indices(cloud: Data) -> Iterator[str]:
-    """Names of attributes that number points, such as ``edge_index`` and ``face``: those that batches shift."""
+    """Yield the names of attributes that contain indices of points, such as ``edge_index``. Batches shift them."""
     for name, value in cloud.to_dict().items():
         if isinstance(value, Tensor) and is_whole(value) and "batch" not in name and name != "ptr":
             if (torch.as_tensor(cloud.__inc__(name, value)) == cloud.num_nodes).any():
@@ -423,12 +427,12 @@ def point_indices(cloud: Data) -> Iterator[str]:
 
 
 def is_whole(value: Tensor) -> bool:
-    """Whether these are whole numbers, in any precision."""
+    """Return whether a tensor has an integer dtype."""
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 def _relabel(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
-    """Let indices name the same points as before these were reordered; negative ones name none."""
+    """Replace indices of points by the new indices of the same points. Negative ones are kept."""
     places = order.argsort()
     for name in names:
         value = cloud[name]

@@ -1,4 +1,4 @@
-"""Calling networks of all kinds: with a whole batch, with attributes of it, or as a calculator of ASE."""
+"""Calls of all kinds of networks: with a batch, with attributes of a batch, or as an ASE calculator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from lieattn.certify._moves import Kind, images_of_clouds
 
 
 class Probe:
-    """A network in one precision, called with clouds: outputs by name, in float64 on the CPU.
+    """A network in one precision, which is called with clouds and returns outputs by name, in float64 on the CPU.
 
-    A single output that has no name is named ``""``.
-
-    Modules are copied, put into eval mode and converted; other functions are called as they are. A network whose
-    arguments are named after attributes, ``pos`` among them, is called with these; others with the batch.
+    The name of an unnamed single output is ``""``. Modules are copied, converted, and set to eval mode; functions are
+    called as they are. If one argument of the network is ``pos``, it is called with the attributes of the batch that
+    have the names of its arguments; otherwise, with the batch.
     """
 
     def __init__(self, network: Callable[..., Any], dtype: torch.dtype, as_images: bool) -> None:
@@ -30,7 +29,7 @@ class Probe:
         self.names = _named_after_attributes(network)
         weights = network.parameters() if isinstance(network, nn.Module) else iter(())
         self.device: torch.device = next((weight.device for weight in weights), torch.device("cpu"))
-        self._gradients = False  # whether the network differentiates inside of its forward pass, so needs gradients
+        self._gradients = False  # whether the network needs gradients, because its forward pass computes derivatives
 
     @property
     def precision(self) -> str:
@@ -49,9 +48,10 @@ class Probe:
         return {name: _real(value.detach()).double().cpu() for name, value in found.items()}
 
     def derivatives(self, clouds: Sequence[Data], velocity: Tensor) -> dict[str, Tensor]:
-        """Derivatives ``[clouds]`` of a mean of each output as the points of all clouds move at a velocity.
+        """Return derivatives ``[clouds]`` of a weighted sum of each output while all points move.
 
-        ``velocity`` is ``[points, dim]``; outputs that are not real, or do not depend on the positions, are left out.
+        ``velocity`` ``[points, dim]`` is that of each cloud. Outputs that are not real, or do not depend on the
+        positions, are left out.
         """
         given = self._given(clouds)
         given.pos.requires_grad_(True)
@@ -95,19 +95,21 @@ class Probe:
                 arguments[name] = batch[name]
             elif required:
                 known = sorted(batch.keys())
-                raise ValueError(f"data: the network asks for {name!r}, the clouds have {known}; add it to the data")
+                raise ValueError(
+                    f"data: expected {name!r}, which is an argument of the network, got clouds with {known}"
+                )
         return self.network(**arguments)
 
 
 def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy in another precision."""
+    """Return a copy of a network in another precision."""
     memo: dict[int, Any] = {}
     for module in network.modules():
         memo |= {id(value): value.detach().clone() for value in _results(vars(module))}
     network = copy.deepcopy(network, memo)
     if not any(value.is_complex() for value in (*network.parameters(), *network.buffers())):
         return network.to(dtype)
-    # Of complex weights ``to`` would drop the imaginary part.
+    # For complex weights, ``to`` would drop the imaginary part.
     complex_dtype = dtype.to_complex()
 
     def cast(value: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _results(value: Any) -> Iterator[Tensor]:
-    """Tensors that a module keeps of a call, with a graph, which cannot be copied."""
+    """Yield the results of operations that a module has stored. Their autograd graphs cannot be copied."""
     if isinstance(value, Tensor):
         if not value.is_leaf:
             yield value
@@ -129,16 +131,17 @@ def _results(value: Any) -> Iterator[Tensor]:
 
 
 def _real(value: Tensor) -> Tensor:
-    """Complex outputs ``[rows, *]`` as real ones ``[rows, 2, *]``, which transform alike in their last axes."""
+    """Convert complex outputs ``[rows, *]`` to real ones ``[rows, 2, *]``, which transform in the same way."""
     if not value.is_complex():
         return value
     return torch.view_as_real(value.resolve_conj()).movedim(-1, min(1, value.ndim))
 
 
 class FromCalculator:
-    """Energies ``[clouds]``, forces ``[points, 3]`` and, of cells, stresses ``[clouds, 3, 3]`` of an ASE calculator.
+    """An ASE calculator as a function of a batch.
 
-    Atoms are made of ``data.pos``, of ``data.z`` (hydrogen where there is none) and of ``cell`` and ``pbc``.
+    It returns energies ``[clouds]``, forces ``[points, 3]`` and, for clouds with cells, stresses ``[clouds, 3, 3]``.
+    Atoms have the positions ``data.pos``, the elements ``data.z`` (hydrogen if absent), and ``cell`` and ``pbc``.
     """
 
     def __init__(self, calculator: Any, clouds: Sequence[Data]) -> None:
@@ -149,7 +152,9 @@ class FromCalculator:
         kinds: dict[str, Kind] = {"energy": "invariant", "forces": "vector", "stress": "tensor"}
         self.kind = {name: kind for name, kind in kinds.items() if name in given}
         if "energy" not in self.kind:
-            raise ValueError(f"network: expected a calculator of energies, got one of {sorted(given)}")
+            raise ValueError(
+                f"network: expected a calculator that computes energies, got one that computes {sorted(given)}"
+            )
 
     def __call__(self, data: Batch) -> dict[str, Tensor]:
         from ase import Atoms
@@ -171,12 +176,12 @@ class FromCalculator:
 
 
 def is_calculator(network: object) -> bool:
-    """Whether this is a calculator of ASE, which may not be installed."""
+    """Return whether this is an ASE calculator. ASE may be absent."""
     return hasattr(network, "get_potential_energy") and hasattr(network, "implemented_properties")
 
 
 def _named_after_attributes(network: Callable[..., Any]) -> dict[str, bool] | None:
-    """Arguments of a network that takes attributes by name, and whether it must get them; None if it takes a batch."""
+    """Return which arguments are required if a network takes attributes, and None if it takes a batch."""
     function = network.forward if isinstance(network, nn.Module) else network
     try:
         parameters = inspect.signature(function).parameters.values()

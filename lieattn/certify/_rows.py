@@ -1,4 +1,4 @@
-"""The measurements of a certificate: rows of errors, and how much outputs differ at all."""
+"""Measurements of a certificate: rows of errors, and the differences of outputs between clouds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
-from lieattn.certify._continuity import largest_jumps, ways
+from lieattn.certify._continuity import largest_jumps, paths
 from lieattn.certify._moves import (
     Kind,
     Move,
@@ -30,11 +30,11 @@ from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
 
-_DEGENERATE_MOVES = 4  # elements that degenerate clouds are moved by
+_DEGENERATE_MOVES = 4  # number of elements that degenerate clouds are moved by
 
 
 def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
-    """A failed row for each output that is not finite."""
+    """Yield a failed row for each output that is not finite."""
     for name, value in probe(clouds).items():
         if not value.isfinite().all():
             yield Row("finite", "", name, probe.precision, float(value.abs().max()), math.nan, None, False)
@@ -51,10 +51,10 @@ def move_rows(
     usual: Mapping[str, float] | None = None,
     tensors: bool = True,
 ) -> Iterator[Row]:
-    """Errors in one precision under each move, and for each cloud without the rest of its batch.
+    """Yield the errors in one precision for each move, and for each cloud without the rest of its batch.
 
-    ``usual`` are the sizes of outputs on other clouds, for clouds where outputs may vanish. ``tensors`` says whether
-    outputs that are tensors or rotations are promised to follow.
+    If outputs may vanish on these clouds, ``usual`` has their sizes on other clouds. ``tensors`` is whether outputs
+    that are tensors or rotations are promised to be equivariant.
     """
     sizes = sizes_of(clouds)
     reference = probe(clouds)
@@ -79,7 +79,7 @@ def move_rows(
             continue
         for name, value in reference.items():
             expected = move.expected(name, kinds[name], value, sizes)
-            # A rotation that keeps a cloud where outputs may vanish would have to keep the pose.
+            # A rotation may map a cloud on which outputs vanish to itself, but not a pose.
             pose = usual is not None and kinds[name] == "rotation"
             promised = move.promised and not pose and (tensors or not _is_tensor(kinds[name]))
             limit = allowed[name] if promised else None
@@ -101,7 +101,7 @@ def degenerate_rows(
     sizes: Mapping[str, float],
     generator: torch.Generator,
 ) -> Iterator[Row]:
-    """Rows for degenerate clouds, made of the ``last`` one, as far as the network accepts them."""
+    """Yield rows for degenerate clouds, which are derived from the ``last`` cloud, if the network accepts them."""
     group = promise.group
     if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
         return
@@ -111,13 +111,13 @@ def degenerate_rows(
         shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
         shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
         for dtype, probe in probes.items():
-            # A network may refuse clouds that its user never gave to it.
+            # A network may refuse clouds of a kind that its user never passes.
             refused = contextlib.suppress(ValueError, IndexError, RuntimeError)
             with refused, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 moving = not promise.moving_axes
                 for row in move_rows(probe, [cloud], shaped, inputs, outputs, limits[dtype], True, sizes, moving):
-                    # A network that states no symmetry may be undefined where distances vanish: that is no failure.
+                    # A network that promises no symmetry may be undefined if distances are 0. This is not a failure.
                     undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
                     yield replace(row, allowed=None, passed=None) if undefined else row
 
@@ -125,34 +125,34 @@ def degenerate_rows(
 def continuity_rows(
     probe: Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
 ) -> Iterator[Row]:
-    """Jumps of outputs and their derivatives on paths of the smallest cloud, as far as the network accepts it."""
+    """Yield jumps of outputs and their derivatives on paths of the smallest cloud, if the network accepts these."""
     jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
-    for way in ways(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
+    for path in paths(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
         measured = (
             ("continuity", jumps == (), probe),
-            ("first derivative", jumps == () and not kinks, lambda c, w=way: probe.derivatives(c, w.velocity)),
+            ("first derivative", jumps == () and not kinks, lambda c, p=path: probe.derivatives(c, p.velocity)),
         )
         for check, promised, outputs in measured:
             with warnings.catch_warnings(), contextlib.suppress(ValueError):
                 warnings.simplefilter("ignore")
-                for name, found in largest_jumps(way, outputs).items():
+                for name, found in largest_jumps(path, outputs).items():
                     allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
                     passed = None if allowed is None else found.jump <= allowed
                     relative = found.jump / found.size if found.size else 0.0
-                    yield Row(check, way.label, name, probe.precision, found.jump, relative, allowed, passed)
+                    yield Row(check, path.label, name, probe.precision, found.jump, relative, allowed, passed)
 
 
 def spreads_of(
     probe: Probe, clouds: list[Data], others: Sequence[list[Data]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """How much each output differs between clouds, see :class:`Certificate`, and its largest absolute value.
+    """Return how much each output differs between clouds, see :class:`Certificate`, and its largest absolute value.
 
-    Other clouds that the network refuses do not count.
+    If the network refuses some of the ``others``, they are left out.
     """
     reference, sizes = probe(clouds), sizes_of(clouds)
     changed = [reference]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the network may warn of such clouds
+        warnings.simplefilter("ignore")  # the network may warn about these clouds
         for given in others:
             with contextlib.suppress(ValueError):
                 changed.append(probe(given))
@@ -167,7 +167,7 @@ def spreads_of(
 def kinds_of_outputs(
     network: Any, given: Kind | Mapping[str, Kind] | None, outputs: Mapping[str, Tensor]
 ) -> dict[str, Kind]:
-    """Kind of every output, by name; invariant where neither the caller nor the network says more."""
+    """Return the kind of each output by name: the given one, or that of the network, or else invariant."""
     stated = getattr(network, "kind", "invariant") if given is None else given
     if not isinstance(stated, Mapping):
         check_kind("outputs", stated)
@@ -192,8 +192,8 @@ def _row(
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else tuple(found.shape)
         raise ValueError(
-            f"network: outputs {name} of clouds that were moved, or are alone, should be {tuple(expected.shape)} "
-            f"as before, got {got}"
+            f"network: expected outputs {name} {tuple(expected.shape)}, as before the clouds were moved or separated, "
+            f"got {got}"
         )
     difference = found - expected
     error, size = float(difference.abs().max()), float(expected.norm())

@@ -1,4 +1,4 @@
-"""The search for a group: which motions leave the outputs of a network unchanged, or move them along."""
+"""Search for the symmetry of a network among groups of motions."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _SCALES = (0.5, 3.0)
 _ELEMENTS = 4  # number of random elements of each Lie group
 
 
-_Errors = dict[tuple[str, str, int], float]  # by label of the candidate, output and number of its kind
+_Errors = dict[tuple[str, str, int], float]  # by label of the candidate, output, and index of its kind
 
 
 class Found(NamedTuple):
     """The result of a search.
 
-    It consists of the symmetry of a network, the kind of each output, the rows of the certificate that were measured,
-    and whether outputs depend on the order of the points.
+    It has the symmetry of the network, the kind of each output, the measured rows of the certificate, and whether
+    outputs depend on the order of the points.
     """
 
     symmetry: Symmetry
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A subgroup that is tried. ``promotes`` is the group that it generates together with the translations."""
+    """A subgroup to be tested. ``promotes`` is the group that it generates together with the translations."""
 
     label: str
     moves: Sequence[Move]
@@ -84,15 +84,15 @@ def search(
     tolerance: float,
     generator: torch.Generator,
 ) -> Found:
-    """Try translations, SO(n), O(n), finite rotation groups, permutations and scales; take the largest group found.
+    """Test translations, SO(n), O(n), finite groups, permutations and scales, and return the largest group that passes.
 
-    Where kinds of outputs are not given, each output has the kind with which most of the candidates pass. Finite groups
-    turn about the coordinate axes. ValueError is raised unless points are in the plane or in space.
+    If the kinds of outputs are not given, each output has the kind with which most candidates pass. The axes of finite
+    groups are coordinate axes. ValueError is raised unless points are in the plane or in space.
     """
     dim = clouds[0].pos.shape[1] if inputs["pos"] == "position" else 0
     if dim not in (2, 3):
         raise ValueError(
-            f"group: a search needs points in 2 or 3 dimensions, got {clouds[0].pos.shape[1]}; name a group"
+            f"group: expected a group, since a search needs 2 or 3 dimensions, got clouds with {clouds[0].pos.shape[1]}"
         )
     reference = probe(clouds)
     possible = {name: _kinds(value, dim) if outputs is None else [outputs[name]] for name, value in reference.items()}
@@ -108,7 +108,7 @@ def search(
         ]
         chosen[name] = numbers.index(max(numbers))
     rows: list[Row] = []
-    held: dict[str, bool] = {}
+    passes: dict[str, bool] = {}
     for candidate in candidates:
         for name, number in chosen.items():
             error = errors[candidate.label, name, number]
@@ -116,10 +116,10 @@ def search(
             passed = error <= tolerance
             measured = error * size, error, tolerance * size, passed
             rows.append(Row("searched", candidate.label, name, probe.precision, *measured))
-            held[candidate.label] = held.get(candidate.label, True) and passed
-    symmetry = _largest(candidates, held)
+            passes[candidate.label] = passes.get(candidate.label, True) and passed
+    symmetry = _largest(candidates, passes)
     kinds_of = {name: possible[name][number] for name, number in chosen.items()}
-    return Found(symmetry, kinds_of, tuple(rows), not held.get("permutations", False))
+    return Found(symmetry, kinds_of, tuple(rows), not passes.get("permutations", False))
 
 
 def _errors(
@@ -131,9 +131,9 @@ def _errors(
     reference: Mapping[str, Tensor],
     tolerance: float,
 ) -> _Errors:
-    """Largest error of each output and kind under a candidate.
+    """Return the largest error of each output and kind under the moves of a candidate.
 
-    If no kind passes, the remaining moves are not tried, and each error is only known to be too large.
+    Moves are skipped after no kind passes any more. The errors returned then exceed the tolerance.
     """
     sizes = sizes_of(clouds)
     errors = {(candidate.label, name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
@@ -149,46 +149,47 @@ def _errors(
     return errors
 
 
-def _largest(candidates: Sequence[_Candidate], held: Mapping[str, bool]) -> Symmetry:
-    """The largest group that passes, with the translations if these pass; candidates are sorted from large to small."""
-    moves = held.get("translations", True)  # images are not shifted
+def _largest(candidates: Sequence[_Candidate], passes: Mapping[str, bool]) -> Symmetry:
+    """Return the largest group that passes, with translations if these pass. Candidates must start with the largest."""
+    translations = passes.get("translations", True)  # images are not shifted
     for candidate in candidates:
-        if candidate.group is not None and held[candidate.label]:
+        if candidate.group is not None and passes[candidate.label]:
             if isinstance(candidate.group, FiniteGroup):
-                return Symmetry(candidate.group, translations=moves)
-            return Symmetry(candidate.promotes if moves else candidate.group)
+                return Symmetry(candidate.group, translations=translations)
+            return Symmetry(candidate.promotes if translations else candidate.group)
     shifts = next((c.promotes for c in candidates if c.label == "translations"), None)
-    return Symmetry(shifts if moves else None)
+    return Symmetry(shifts if translations else None)
 
 
 def _candidates(dim: int, clouds: list[Data], as_images: bool, generator: torch.Generator) -> list[_Candidate]:
-    lattice = as_images or any(cloud.get("grid") is not None for cloud in clouds)
+    """Return the candidates for clouds, or for pixels that must remain on their lattice."""
+    on_lattice = as_images or any(cloud.get("grid") is not None for cloud in clouds)
     found = []
-    if not lattice:
-        still = torch.eye(dim, dtype=torch.float64)
-        shifts = [motion("searched", Element("", still, None), clouds, True, generator) for _ in range(2)]
+    if not on_lattice:
+        identity = torch.eye(dim, dtype=torch.float64)
+        shifts = [motion("searched", Element("", identity, None), clouds, True, generator) for _ in range(2)]
         found.append(_Candidate("translations", shifts, promotes=Translations(dim)))
         for group, promoted in ((O(dim), E(dim)), (SO(dim), SE(dim))):
             found.append(_Candidate(group.name, _moves(group, clouds, generator), group, promoted))
     for finite in _FINITE[dim]():
         moves: Sequence[Move | None] = _moves(finite, clouds, generator)
-        if lattice:
+        if on_lattice:
             moves = [raster_motion("searched", move, clouds) for move in moves if move is not None]
         kept = [move for move in moves if move is not None]
         if len(kept) == finite.order:
             found.append(_Candidate(finite.name, kept, finite))
-    if not lattice:
+    if not on_lattice:
         found.append(_Candidate("permutations", [permutation(clouds, dim, True, generator)]))
         scaled = [factor * torch.eye(dim, dtype=torch.float64) for factor in _SCALES]
-        none = torch.zeros(len(clouds), dim, dtype=torch.float64)
-        found.append(_Candidate("scales", [Move("searched", "", True, factor, none) for factor in scaled]))
+        zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
+        found.append(_Candidate("scales", [Move("searched", "", True, factor, zero) for factor in scaled]))
     return found
 
 
 def _moves(group: Group, clouds: list[Data], generator: torch.Generator) -> list[Move]:
     elements = elements_of(group, _ELEMENTS, generator, translations=False)
     moves = [motion("searched", element, clouds, True, generator) for element in elements]
-    # Failures should come early. The first element of a finite group is the identity, which cannot fail.
+    # In reverse order, failures are found early: the first element of a finite group is the identity, which passes.
     return [replace(move, label="") for move in reversed(moves)]
 
 
@@ -206,7 +207,7 @@ _FINITE = {2: _of_the_plane, 3: _of_space}
 
 
 def _kinds(values: Tensor, dim: int) -> list[Kind]:
-    """Kinds that outputs of this shape may have, the most common first."""
+    """Return the kinds that outputs of this shape may have, starting with the most common."""
     kinds: list[Kind] = ["invariant"]
     if values.ndim > 1 and values.shape[-1] == dim:
         kinds += ["vector", "position", *(["pseudovector"] if dim == 3 else [])]
@@ -216,14 +217,12 @@ def _kinds(values: Tensor, dim: int) -> list[Kind]:
 
 
 def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:
-    """Largest error relative to the largest output (or 1); infinite if the network refuses the clouds, or for NaN."""
+    """Return the largest error relative to the largest output (or 1): infinity for NaN and for refused clouds."""
     if kind == "pseudoscalar" and float(torch.linalg.det(move.linear)) > 0:
         kind = "invariant"
     if found is None or found.shape != reference.shape:
         return math.inf
-    if (
-        abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6
-    ):  # under scales outputs of all kinds should not change
+    if abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6:  # outputs of all kinds should not change with scale
         expected = reference
     else:
         expected = move.expected(name, kind, reference, sizes)

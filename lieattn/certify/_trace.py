@@ -1,4 +1,4 @@
-"""The inputs and outputs of every module of a network, and the laws that they follow when the clouds are changed."""
+"""Inputs and outputs of all modules of a network, and the laws that they follow if the clouds are changed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lieattn.certify._probe import Probe
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import FiniteGroup
 
-_MOST_ROWS = 4096  # tensors with more rows are not compared regardless of the order of rows
-_IRREPS = 1e-6  # accuracy of the matrices of e3nn, whatever their dtype
+_MOST_ROWS = 4096  # tensors with more rows are only compared in their order
+_IRREPS = 1e-6  # accuracy of the matrices of e3nn in every dtype
 
 
 class Call(NamedTuple):
     """One call of a module.
 
-    ``inputs`` and ``outputs`` are all tensors that went in and came out, float64 or int64 on the CPU. ``coarsest`` is
-    the floating dtype with the fewest digits among the results of all operations within the call.
+    ``inputs`` and ``outputs`` are all tensors among its inputs and outputs, float64 or int64 on the CPU. ``coarsest``
+    is the floating dtype with the fewest digits among the results of all operations in the call.
     """
 
     name: str
@@ -39,24 +39,24 @@ class Call(NamedTuple):
 
 @dataclass
 class Change:
-    """How the second clouds were made from the first ones.
+    """The difference between the original and the changed clouds.
 
     Attributes
     ----------
     sizes
-        Number of points of each of the first clouds, int64 ``[clouds]``.
+        Number of points of each original cloud, int64 ``[clouds]``.
     linear, shifts, orders
         The motion, and the new order of the points, as in :class:`lieattn.certify._moves.Move`.
     tolerance
-        Largest difference, relative to the largest value (or 1), between features that count as equal.
+        Largest difference between equal features, relative to the largest value (or 1).
     group, element
-        The finite group that ``linear`` belongs to, if it does, and its index there.
+        The finite group that contains ``linear``, if there is one, and the index of the element.
     as_images
-        Whether the network takes images in place of points.
+        Whether the network takes images instead of points.
     alone
-        Whether the second clouds are just the first cloud, without the others.
+        Whether the changed clouds are the first cloud alone.
     irreps
-        The action of ``linear`` on features of e3nn's irreps, by their dimension, see :func:`irreps_of`.
+        Actions of ``linear`` on features of e3nn irreps, by their dimension, see :func:`irreps_of`.
     """
 
     sizes: Tensor
@@ -72,7 +72,7 @@ class Change:
 
     @property
     def order(self) -> Tensor | None:
-        """``[points]`` int64, the former index of the point at each place; None if points keep their order."""
+        """The former index of the point at each place, int64 ``[points]``, or None if points are not reordered."""
         if self.orders is None:
             return None
         starts = (self.sizes.cumsum(0) - self.sizes).tolist()
@@ -80,7 +80,7 @@ class Change:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records calls of modules in the order in which they end, and the coarsest precision within each."""
+    """Records the calls of modules in the order in which they end, and the coarsest precision in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def record(probe: Probe, clouds: Sequence[Data]) -> list[Call]:
 
 
 def law(first: Tensor, second: Tensor, change: Change) -> str | None:
-    """The law by which a floating tensor changed as the clouds did, in words; None if it follows no known law."""
+    """Return the law of transformation of a floating tensor, in words, or None if it follows no known law."""
     if first.ndim == 0 or second.ndim == 0:
         return "invariant" if _close(first, second, change) else None
     for before, after in _arranged(first, second, change):
@@ -148,7 +148,7 @@ def law(first: Tensor, second: Tensor, change: Change) -> str | None:
 
 
 def edges_law(first: Tensor, second: Tensor, change: Change) -> bool:
-    """Whether indices ``[2, edges]`` or ``[points, k]`` denote the same pairs of points as before."""
+    """Return whether indices ``[2, edges]`` or ``[points, k]`` denote the same pairs of points as before."""
     order = change.order
     if order is None or first.ndim != 2 or first.numel() == 0 or len(first) not in (2, len(order)):
         return True
@@ -163,7 +163,7 @@ def edges_law(first: Tensor, second: Tensor, change: Change) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors within nested values, except those of the clouds themselves, which every change affects."""
+    """Yield all tensors in nested values, except those of the clouds themselves, which every change affects."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided and value.numel():
             value = value.detach()
@@ -181,7 +181,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs to compare: the first tensor with its rows or pixels moved to where they should be now, and the second."""
+    """Yield pairs to compare: the first tensor with its rows or pixels in the new order, and the second tensor."""
     if change.alone:
         yield from _of_first_cloud(first, second, change)
         return
@@ -202,13 +202,13 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
     numbers = (len(change.sizes), int(change.sizes.sum()))
     if order is not None and len(first) not in numbers and len(first) <= _MOST_ROWS:
         before, after = (edges.reshape(len(edges), -1).sort(dim=0).values for edges in (first, second))
-        yield before, after  # values of edges, which may be in another order
+        yield before, after  # values of edges, whose order may differ
 
 
 def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
     points, size = int(change.sizes.sum()), int(change.sizes[0])
     if first.ndim == second.ndim and (len(first), len(second)) == (len(change.sizes), 1):
-        # One row for each cloud, which may be padded to the size of the largest cloud.
+        # There is one row for each cloud, which may be padded to the size of the largest cloud.
         yield first[:1][tuple(slice(length) for length in second.shape)], second
     elif (len(first), len(second)) == (points, size):
         yield first[:size], second
@@ -245,7 +245,7 @@ def _laws(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[str, 
 
 
 def _columns(first: Tensor, second: Tensor, change: Change) -> bool:
-    """Whether the last axis consists of invariant numbers, and of vectors and positions that move along."""
+    """Return whether the last axis consists of invariants, vectors and positions."""
     dim, columns = len(change.linear), first.shape[-1]
     shift = None
     if len(first) in (len(change.sizes), int(change.sizes.sum())):
@@ -279,9 +279,9 @@ def _close(first: Tensor, second: Tensor, change: Change, least: float = 0.0) ->
 
 
 def _pixels(sides: tuple[int, ...], linear: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """The order of the pixels of a turned image in its new raster, and the sides of the new raster.
+    """Return the order of the pixels of a rotated image in its new raster, and the sides of the new raster.
 
-    None if the turned pixels form no raster.
+    None is returned if the rotated pixels are not a raster.
     """
     try:
         raster, order = Raster.read(
@@ -293,9 +293,9 @@ def _pixels(sides: tuple[int, ...], linear: Tensor) -> tuple[Tensor, tuple[int, 
 
 
 def irreps_of(network: Callable[..., Any], linear: Tensor) -> dict[int, list[Callable[[Tensor], Tensor]]]:
-    """Functions that act with ``linear`` on features of e3nn's irreps, by the dimension of the features.
+    """Return functions that apply ``linear`` to features of e3nn irreps, by the dimension of the features.
 
-    The irreps are those that modules of the network have as attributes ``irreps_...``.
+    The irreps are the attributes ``irreps_...`` of the modules of the network.
     """
     found: dict[str, Any] = {}
     modules: Iterable[nn.Module] = network.modules() if isinstance(network, nn.Module) else ()

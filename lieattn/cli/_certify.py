@@ -181,7 +181,7 @@ def _parser(name: str) -> ArgumentParser:
         usage=f"lieattn {name} CHECKPOINT|NAME|MODULE:NAME [options]",
         description="Measure the equivariance error of a network under motions of its group, and the effect of other "
         "motions. The network is read from a file, is a trained one of the library (NAME, see `lieattn models "
-        "--trained`), or is imported: a torch module, its class, a function of a batch, a calculator of ASE, or a "
+        "--trained`), or is imported: a torch module, its class, a function of a batch, an ASE calculator, or a "
         "function that returns one of these. Clouds are the test set of the checkpoint, the item of the card, or "
         "random. Kinds are position, vector, pseudovector, pseudoscalar and tensor, several joined by +.",
     )

@@ -74,5 +74,5 @@ class EquivarianceMonitor(Callback):
             TOLERANCES[dtype] * row.max_error / row.allowed for row in rows if row.check == "element" and row.allowed
         ]
         if not errors:
-            raise ValueError("group: must be given, since the network has no exact guarantee")
+            raise ValueError("group: expected a group, since the network has no exact guarantee, got None")
         pl_module.log("equivariance_error", max(errors), batch_size=len(self._seen), rank_zero_only=True)

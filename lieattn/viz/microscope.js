@@ -102,13 +102,19 @@ function color(name, value, [low, high]) {
   return table[Math.round(part * (table.length - 1))];
 }
 
+// Whether white text is easier to read than black text on a color "#rrggbb".
+function isDark(hex) {
+  const [red, green, blue] = [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
+}
+
 const turned = (matrix, p) => (matrix ? matrix.map((row) => row.reduce((sum, m, k) => sum + m * p[k], 0)) : p);
 
 // Coordinates on the screen, and the depth towards the viewer.
 const seen = (p) => (page.camera ? turned(state.camera, p) : [p[0], p[1] ?? 0, 0]);
 
 function draw(canvas, panel, { range, colors }) {
-  const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink"), soft = style.getPropertyValue("--soft");
+  const soft = getComputedStyle(document.body).getPropertyValue("--soft");
   const side = canvas.clientWidth, dots = window.devicePixelRatio || 1, context = canvas.getContext("2d");
   canvas.width = canvas.height = side * dots;
   context.setTransform(dots, 0, 0, dots, 0, 0);
@@ -123,6 +129,9 @@ function draw(canvas, panel, { range, colors }) {
   context.lineWidth = 1;
   if (page.sphere) { context.beginPath(); context.arc(side / 2, side / 2, scale, 0, 7); context.stroke(); }
   const bonds = pos.length === page.input.values.length ? page.bonds : [];
+  const symbols = page.symbols.length === pos.length && radius >= 8 ? page.symbols : [];
+  context.textAlign = "center";
+  context.textBaseline = "middle";
   const parts = [
     ...bonds.map(([i, j]) => ({ depth: Math.min(at[i][2], at[j][2]) - 1e-3 * spacing, line: [at[i], at[j]] })),
     ...at.map((p, i) => ({ depth: p[2], point: i })),
@@ -149,6 +158,11 @@ function draw(canvas, panel, { range, colors }) {
     context.strokeStyle = soft;
     context.lineWidth = square ? 0.4 : 0.8;
     context.stroke();
+    if (symbols[point]) {
+      context.font = `${radius * (symbols[point].length > 1 ? 0.9 : 1.15)}px system-ui, sans-serif`;
+      context.fillStyle = isDark(color(colors, panel.values[point], range)) ? "#fff" : "#000";
+      context.fillText(symbols[point], x, y);
+    }
     context.globalAlpha = 1;
   }
   if (panel.query !== undefined) {
@@ -158,11 +172,6 @@ function draw(canvas, panel, { range, colors }) {
     context.beginPath();
     context.arc(x, y, square ? 0.62 * scale * spacing : radius + 3.5, 0, 7);
     context.stroke();
-  }
-  if (page.symbols.length === pos.length && side > 240) {
-    context.fillStyle = ink;
-    context.font = "12px system-ui, sans-serif";
-    at.forEach(([x, y], i) => context.fillText(page.symbols[i], x + radius + 2, y - radius + 2));
   }
   canvas.hits = { at, radius: square ? 0.7 * scale * spacing : radius + 4 };
 }

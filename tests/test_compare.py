@@ -291,7 +291,7 @@ def test_table_and_picture_are_written(finished, capsys):
     for words in ("test accuracy", "rotated accuracy", "24 (100 %)", "error SO(d)", "first coordinate"):
         assert words in printed.out
     assert (finished / "comparison.png").stat().st_size > 10_000
-    assert report["counted"].startswith("seconds: forward pass")
+    assert report["counted"].startswith("Seconds are those of forward passes")
     page = (finished / "comparison.html").read_text()
     picture = base64.b64encode((finished / "comparison.png").read_bytes()).decode()
     assert f'src="data:image/png;base64,{picture}"' in page
@@ -1214,7 +1214,7 @@ def test_curves_are_means_over_seeds(finished, capsys):
         assert row["seconds_per_step"] == pytest.approx(np.mean([cell["seconds"] for cell in mine]) / 10)
     compare(finished)
     printed = capsys.readouterr().out
-    for words in ("33.3 %", "100 %", "multiply-adds/step", "s/step", "The models have as many parameters"):
+    for words in ("33.3 %", "100 %", "multiply-adds/step", "s/step", "matched by the number of parameters"):
         assert words in " ".join(printed.split())
 
 

@@ -6,12 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from lieattn._html import page
-
-if TYPE_CHECKING:
-    from lieattn.certify._certificate import Certificate, Row
+from lieattn.certify._certificate import Certificate, Row, size_of
 
 _VERDICTS = {  # color and sentence; for failures, the sentence is that of the certificate
     "kept": ("#1a7f37", "Every promise was kept, up to rounding."),
@@ -44,7 +41,7 @@ def card(certificate: Certificate) -> str:
     facts = {
         "Guarantee": certificate.guarantee,
         "Group": f"{certificate.group or 'none'}{tried}",
-        "Measured on": f"{certificate.clouds} clouds, {certificate.points} points, {certificate.device}",
+        "Measured on": f"{size_of(certificate)}, {certificate.device}",
         "Outputs differ between clouds by": f"{certificate.spread:.2g}",
         "Seed": str(certificate.seed),
     }

@@ -151,7 +151,7 @@ class Certificate:
         return found
 
     def __repr__(self) -> str:
-        measured = f"{self.clouds} clouds, {self.points} points, {len(self.rows)} rows"
+        measured = f"{size_of(self)}, {len(self.rows)} rows"
         return f"{type(self).__name__}({self.verdict!r}, group={self.group}, {measured})"
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Certificate:
         group = "none" if self.group is None else f"{self.group}, {tried} elements"
         heading = f"guarantee: {self.guarantee}\ngroup: {group}\nverdict: {self.verdict}"
         diagnoses = "".join(f"\n{diagnosis}" for diagnosis in self.diagnoses)
-        spread = f"{self.clouds} clouds, outputs differ by up to {self.spread:.1e}"
+        spread = f"{size_of(self)}, outputs differ by up to {self.spread:.1e}"
         return f"{heading}; {spread}{diagnoses}\n\n{self._table(rows)}"
 
     def table(self) -> str:
@@ -216,6 +216,12 @@ class Certificate:
             return cls(**_readable(content), rows=tuple(rows), vacuous=tuple(vacuous), diagnoses=tuple(found))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"text: expected the JSON of a certificate, but {error}") from error
+
+
+def size_of(certificate: Certificate) -> str:
+    """Return the numbers of clouds and points in words."""
+    counts = {"cloud": certificate.clouds, "point": certificate.points}
+    return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items())
 
 
 def _writable(value: Any) -> Any:

@@ -30,22 +30,22 @@ Summary = dict[str, Any]
 
 _WIDTH = 120
 _KINDS = {"own": "error own", "rotations": "error SO(d)", "reflections": "error O(d)"}
-_RESULTS = "Mean and standard deviation over seeds, with the best weights of the validation. Counted are"
+_RESULTS = "Means and standard deviations over seeds, with the best weights of the validation."
 _POINTS = (0.1, 0.25, 0.5, 1.0)  # shares of the budget at which the tables show the validation
 _MATCHED = {
-    "parameters": "have as many parameters",
-    "seconds": "take as long a training step",
-    "operations": "compute as many multiply-adds in a training step",
-    "width": "have as many channels times frames",
+    "parameters": "number of parameters",
+    "seconds": "time of a training step",
+    "operations": "number of multiply-adds in a training step",
+    "width": "number of channels times frames",
 }
-_WAY = "Validation after shares of the budget:"
+_SHARES = "Validation after shares of the budget:"
 _ERRORS = (
-    "Equivariance errors are relative, the largest over elements and seeds, before -> after training: under the "
-    "model's own group, rotations, and reflections."
+    "Equivariance errors are relative, and the largest over elements and seeds, before -> after training. The elements "
+    "are those of the model's own group, rotations, and reflections."
 )
 _COUNTED = (
-    "seconds: forward pass, backward pass and update of the optimizer steps; without preparation of data and batches, "
-    "compilation, validation and checkpoints"
+    "Seconds are those of forward passes, backward passes and updates, without preparation of data and batches, "
+    "compilation, validation and checkpoints."
 )
 
 
@@ -212,12 +212,12 @@ def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
     whole = [row for row in rows if row["fraction"] == max(other["fraction"] for other in rows)]
     parts = content["evaluations"]
     points = sorted({max(1, int(share * parts)) for share in _POINTS})
-    way: list[tuple[str, Callable[[Summary], str]]] = [
+    shares: list[tuple[str, Callable[[Summary], str]]] = [
         ("model", lambda row: row["model"]),
-        *((f"{100 * part / parts:.3g} %", partial(_on_the_way, metric, part)) for part in points),
+        *((f"{100 * part / parts:.3g} %", partial(_after_share, metric, part)) for part in points),
     ]
-    told = f"{_RESULTS} {_COUNTED}. The models {_MATCHED[content['match']['by']]}."
-    return [_texts(results, rows), told, _WAY, _texts(way, whole), _texts(costs, whole), _ERRORS]
+    remarks = f"{_RESULTS} {_COUNTED} The models were matched by the {_MATCHED[content['match']['by']]}."
+    return [_texts(results, rows), remarks, _SHARES, _texts(shares, whole), _texts(costs, whole), _ERRORS]
 
 
 def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summary:
@@ -234,9 +234,8 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summ
     for name in ("steps", "seconds"):
         summary[name] = _statistics([one[name] for one in records])
     summary["seconds_per_step"] = sum(one["seconds"] for one in records) / max(1, sum(one["steps"] for one in records))
-    counts = [
-        one["operations"] for one in records if one.get("operations") is not None
-    ]  # version 0.1 did not count operations
+    # Version 0.1 did not count operations.
+    counts = [one["operations"] for one in records if one.get("operations") is not None]
     summary["operations"] = round(statistics.fmean(counts)) if counts else None
     summary["curve"] = _curve(done, budget)
     for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):
@@ -250,7 +249,7 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summ
 
 
 def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, float]]:
-    """Mean steps and seconds, and mean and deviation of the validation, at each share of the budget for all seeds."""
+    """Return means over seeds of steps, seconds and validation, and its deviation, after each share of the budget."""
     found = []
     for record in records:
         total = budget.steps or budget.seconds or 1
@@ -269,7 +268,7 @@ def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, floa
 
 
 def _statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean and sample standard deviation over the seeds; NaN if there are too few values."""
+    """Return the mean and sample standard deviation of values, or NaN if there are too few."""
     return {
         "mean": statistics.fmean(values) if values else math.nan,
         "std": statistics.stdev(values) if len(values) > 1 else math.nan,
@@ -292,7 +291,7 @@ def _table(cells: Sequence[Sequence[str]]) -> str:
 
 
 def _spread(metric: str, value: dict[str, Any] | None) -> str:
-    """Mean and deviation as text; either is null in JSON if there were too few values."""
+    """Return mean and deviation as text. In a report, either is None if there are too few values."""
     mean, std = (math.nan if value is None or value[name] is None else value[name] for name in ("mean", "std"))
     if math.isnan(mean):
         return "-"
@@ -301,8 +300,8 @@ def _spread(metric: str, value: dict[str, Any] | None) -> str:
     return f"{mean:.4g}" if math.isnan(std) else f"{mean:.4g} ± {std:.2g}"
 
 
-def _on_the_way(metric: str, part: int, row: Summary) -> str:
-    """Validation after ``part`` parts of the budget, as text."""
+def _after_share(metric: str, part: int, row: Summary) -> str:
+    """Return the validation after ``part`` parts of the budget as text."""
     return next((_spread(metric, point) for point in row["curve"] if point["part"] == part), "-")
 
 

@@ -60,6 +60,21 @@ def comparison(report: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def _label_ticks(axes: Axes, powers: bool) -> None:
+    """Use a logarithmic axis of costs, with labels at 1, 2 and 5 times powers of ten, so that they do not overlap."""
+
+    def text(value: float, _: Any) -> str:
+        digit, exponent = f"{value:.0e}".split("e")
+        if digit not in "125":
+            return ""
+        factor = "" if digit == "1" else rf"{digit}\cdot"
+        return f"${factor}10^{{{int(exponent)}}}$" if powers else f"{value:g}"
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(text)
+    axes.xaxis.set_minor_formatter(text)
+
+
 @dataclass(frozen=True)
 class _Drawing:
     """Drawing of the rows of a summary. Each row is a model that was trained on a share of the data."""
@@ -100,10 +115,7 @@ class _Drawing:
                 self._end(axes, cost(row, row["steps"]["mean"], row["seconds"]["mean"]), row)
             everywhere = [place for x in places for place in x]
             if everywhere and max(everywhere) > _WIDE * min(everywhere) > 0:
-                axes.set_xscale("log")
-                if max(everywhere) < _POWERS:
-                    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-                    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if str(value)[0] in "25" else "")
+                _label_ticks(axes, powers=max(everywhere) >= _POWERS)
 
         return draw
 

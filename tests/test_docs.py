@@ -1,10 +1,12 @@
 """The code of the documentation runs as printed, from the first line of a page to the last."""
 
+import importlib.util
 import json
 import re
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,3 +116,35 @@ def test_the_version_is_the_same_everywhere():
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for _, date in headings[1:])
     assert headings[1] == (citation["version"], str(citation["date-released"]))
     assert PROJECT["project"]["version"] == citation["version"] == lieattn.__version__
+
+
+def test_docstrings_for_the_pages_of_the_api():
+    """Formulas become MathML, shared texts belong to each argument, and names become links."""
+    pytest.importorskip("griffe")
+    pytest.importorskip("latex2mathml")
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    formulas = 0
+    for path in (ROOT / "lieattn").rglob("*.py"):
+        source = path.read_text()
+        found = module.with_mathml(source)
+        assert "math::" not in found, path
+        assert ":math:" not in found, path
+        formulas += source.count(".. math::")
+    assert formulas > 30
+    text = "Text.\n\n.. math::\n    a_i = b\n\nParameters\n----------\nq, k\n    Both.\n\nv\n    One.\n"
+    assert "<msub><mi>a</mi><mi>i</mi></msub>" in module.with_mathml(text)
+    assert "q\n    Both.\n\nk\n    Both.\n\nv\n    One.\n" in module.separated(text)
+
+    def page(url, content):
+        return SimpleNamespace(url=url, content=content)
+
+    pages = [
+        page("api/nn/", '<h2 id="lieattn.nn.A"></h2> :class:<code>lieattn.ops.f</code> :attr:<code>A.b</code>'),
+        page("api/ops/", '<h2 id="lieattn.ops.f"></h2> :class:<code>torch.nn.Module</code>'),
+    ]
+    module.on_env("env", {}, SimpleNamespace(documentation_pages=lambda: [SimpleNamespace(page=one) for one in pages]))
+    assert '<a href="../ops/#lieattn.ops.f"><code>ops.f</code></a>' in pages[0].content
+    assert '<a href="#lieattn.nn.A"><code>A.b</code></a>' in pages[0].content
+    assert pages[1].content.endswith(" <code>torch.nn.Module</code>")

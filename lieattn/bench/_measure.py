@@ -69,7 +69,7 @@ Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
 
 
 def use_toy_sizes(names: Sequence[str]) -> None:
-    """Give benchmarks, by the names of their modules, the sizes ``SMALL``, also in :func:`fresh_process`."""
+    """Give benchmarks, by the names of their modules, the sizes ``SMALL``, also in processes of ``fresh_process``."""
     for name in names:
         module: Any = importlib.import_module(name)
         vars(module).update(module.SMALL)
@@ -91,7 +91,7 @@ def compare(
     device: str = "cpu",
     clock: Clock = time.perf_counter,
 ) -> list[Record]:
-    """Measure several ways of each of the :data:`Cases`, in turn, so that a busy machine affects all ways alike.
+    """Measure several ways of each of the ``cases``, in turn, so that a busy machine affects all ways alike.
 
     After a warm-up step, ``repeats`` steps of each way are measured on ``threads`` threads of torch, by default the
     present number. With ``memory`` the peak memory is measured too. Problems are on the ``device``. On ``"cuda"``,

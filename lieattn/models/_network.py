@@ -215,7 +215,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
 class Network(EquivariantModule, Recomputing):
     """Base class of regular-representation models: a field over the frames of the points, and a head.
 
-    Input vectors are named by :attr:`vector_inputs`. Heads such as :class:`lieattn.nn.VectorHead` map the result of
+    Input vectors are named by ``vector_inputs``. Heads such as :class:`lieattn.nn.VectorHead` map the result of
     :meth:`field` to outputs of any field type, see :class:`FieldModel`.
 
     Inputs are converted to the dtype of the weights. If the weights are in half precision (``network.bfloat16()``),

@@ -276,12 +276,12 @@ class AffineSelfConvNet(ImageNetwork):
                 nn.init.zeros_(module.norm3.weight)
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """See :class:`ImageNetwork`."""
+        """Return the field after the last block, in raster order, and the lifted pixels; ``geometry`` is not used."""
         x, raster = self.last_field(data, self.embedded_vectors(data))
         return GroupField(x, self.graphs(raster, x.device))
 
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """See :class:`ImageNetwork`."""
+        """Return the field ``[points, order, channels]`` after the last block, and its raster."""
         images = self.images(images)
         raster = Raster(len(images), tuple(images.shape[-2:]))
         x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))

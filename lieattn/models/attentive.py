@@ -86,7 +86,7 @@ class AttentiveNetwork(ImageNetwork):
         return self.logits(self.fields(data, self.embedded_vectors(data))[-1])
 
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """See :class:`ImageNetwork`."""
+        """Return the field ``[points, order, channels]`` after the last block, and its raster."""
         x = self.fields(images, vectors)[-1]
         return from_grid(x, self.group.dim), Raster(len(x), tuple(x.shape[3:]))
 

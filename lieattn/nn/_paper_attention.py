@@ -184,7 +184,7 @@ class LieSelfAttention(GroupAttention):
     * ``"relative_position"``: (⟨q, k⟩ + ⟨E(g⁻¹ g'), q + v⟩ + ⟨u, k⟩) / √d;
     * ``"combined"``: a network of features and g⁻¹ g' together, see :class:`lieattn.nn.relative.CombinedScore`.
 
-    :func:`lieattn.models.published.published_kernel` translates the authors' names and four-digit codes.
+    ``lieattn.models.published.published_kernel`` translates the authors' names and four-digit codes.
 
     **Equivariance.** That of :class:`GroupAttention`.
 

@@ -360,7 +360,7 @@ class SymmetricTensor(_SymmetricMatrices):
 
     The d (d + 1) / 2 components are the entries of the upper triangle, row by row. Entries off the diagonal are
     multiplied by √2, so that components and matrix have the same sum of squares and ρ(R) is orthogonal. See
-    :meth:`to_tensor` and :meth:`from_tensor`. R can be any invertible matrix.
+    ``to_tensor`` and ``from_tensor``. R can be any invertible matrix.
     """
 
     orthogonal_only: ClassVar[bool] = False

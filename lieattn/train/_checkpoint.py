@@ -273,7 +273,7 @@ def describe_input(batch: Batch) -> dict[str, Any]:
 
 
 def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: tuple[str, ...] = ()) -> list[Data]:
-    """Draw random clouds of a kind, as described by :func:`describe_input`.
+    """Draw random clouds of a kind, as described by ``describe_input``.
 
     They are images of noise, or normally distributed points about one unit apart. Attributes named in ``vectors`` are
     normally distributed vectors. UsageError is raised if the kind is unknown.

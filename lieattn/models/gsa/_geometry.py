@@ -46,7 +46,7 @@ class GSAGeometry:
     cells
         For each stage, the pooling cell ``[points]`` int64 of each point; None for stages without pooling.
     clouds
-        The points after each stage; the last entry is :attr:`graph`.
+        The points after each stage; the last entry is ``graph``.
     graph
         Graph of the output field.
     """

@@ -64,7 +64,7 @@ Order = Literal["pool_first", "point_first"]
 
 
 class PairCoordinates(abc.ABC):
-    """Coordinates of relative elements, such as :class:`lieattn.models.published.PublishedCoordinates`."""
+    """Coordinates of relative elements, such as ``PublishedCoordinates``."""
 
     @property
     def continuous(self) -> bool:

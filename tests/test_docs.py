@@ -135,7 +135,7 @@ def test_docstrings_for_the_pages_of_the_api():
     assert formulas > 30
     text = "Text.\n\n.. math::\n    a_i = b\n\nParameters\n----------\nq, k\n    Both.\n\nv\n    One.\n"
     assert "<msub><mi>a</mi><mi>i</mi></msub>" in module.with_mathml(text)
-    assert "q\n    Both.\n\nk\n    Both.\n\nv\n    One.\n" in module.separated(text)
+    assert "q\n    Both.\nk\n    Both.\n\nv\n    One.\n" in module.separated(text)
 
     def page(url, content):
         return SimpleNamespace(url=url, content=content)

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages that stand elsewhere in the repository, pages of the API, and links between all of them."""
+"""Hooks of MkDocs: pages from other folders of the repository, pages of the API, and links between all of them."""
 
 import ast
 import functools
@@ -28,15 +28,16 @@ NOTEBOOKS = {
 }
 SOURCES = PAGES | NOTEBOOKS
 PACKAGES = (
-    *("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models"),
-    *("train", "certify", "testing", "transforms", "viz", "ase", "bench", "compare"),
+    *(f"lieattn.{name}" for name in ("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models")),
+    *(f"lieattn.{name}" for name in ("train", "certify", "testing", "transforms", "viz", "ase", "bench", "compare")),
+    "lieattn_datasets",
 )
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def public_names(package):
-    """Public names of a package or module of the library: ``__all__``, or what a module defines, in its order."""
-    path = ROOT / "lieattn" / package.replace(".", "/")
+    """Return the public names of a package or module: ``__all__``, or what a module defines, in its order."""
+    path = ROOT / ("datasets" if package == "lieattn_datasets" else "") / package.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     body = ast.parse(path.read_text()).body
     for node in body:
@@ -46,17 +47,31 @@ def public_names(package):
     return [name for name in defined if not name.startswith("_")]
 
 
+def address(package):
+    """Return the name of the page of a package."""
+    return package.removeprefix("lieattn.")
+
+
 def api_page(package):
-    """Markdown of the page of a package: its docstring, then its public names."""
-    lines = [f"# lieattn.{package}", "", f"::: lieattn.{package}", "    options:", "      members: false", ""]
+    """Return Markdown of the page of a package: its docstring, then its public names."""
+    lines = [f"# {package}", "", f"::: {package}", "    options:", "      members: false", ""]
     for name in (name for name in public_names(package) if f"{package}.{name}" not in PACKAGES):
-        lines += [f"::: lieattn.{package}.{name}", "    options:", "      show_root_heading: true", ""]
+        options = {
+            "show_root_heading": "true",
+            "show_attribute_values": str(not name.isupper()).lower(),
+        }  # tables are long
+        lines += [
+            f"::: {package}.{name}",
+            "    options:",
+            *(f"      {key}: {value}" for key, value in options.items()),
+            "",
+        ]
     return "\n".join(lines)
 
 
 @functools.cache
 def notebook_page(text):
-    """Markdown of a notebook, which is run here, and its pictures: name to bytes. What goes to stderr is left out."""
+    """Return Markdown of a notebook, which is run here, and its pictures as bytes by name, without text on stderr."""
     notebook = nbformat.reads(text, as_version=4)
     local = Config(KernelManager={"transport": "ipc"})  # a socket of this machine, not of the network
     NotebookClient(notebook, timeout=600, kernel_name="python3", config=local).execute()
@@ -68,7 +83,7 @@ def notebook_page(text):
 
 def on_config(config):
     """Put a page for each package into the navigation."""
-    pages = [{f"lieattn.{package}": f"api/{package}.md"} for package in PACKAGES]
+    pages = [{package: f"api/{address(package)}.md"} for package in PACKAGES]
     config.nav = [{"API": pages} if entry == {"API": "API"} else entry for entry in config.nav]
     return config
 
@@ -85,12 +100,12 @@ def on_files(files, config):
             files.append(File.generated(config, f"{name}_{picture}", content=content))
         files.append(File.generated(config, page, content=markdown))
     for package in PACKAGES:
-        files.append(File.generated(config, f"api/{package}.md", content=api_page(package)))
+        files.append(File.generated(config, f"api/{address(package)}.md", content=api_page(package)))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lead links to files of the repository to their pages; a file without a page is named instead."""
+    """Point links to files of the repository to their pages. A file without a page is named instead."""
     here = page.file.src_uri
     folder = posixpath.dirname(SOURCES.get(here, f"docs/{here}"))
     pages = {source: uri for uri, source in SOURCES.items()}

@@ -136,8 +136,10 @@ class SampledFrames:
     seed
         Seed of the frames if no generator is given.
 
-    TypeError or ValueError is raised for invalid parameters, and by :func:`lift` if ``design`` is True and there is no
-    design of this size.
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is invalid; in :func:`lift`, if ``design`` is True and there is no design of this size.
     """
 
     count: int

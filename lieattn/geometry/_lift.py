@@ -245,7 +245,8 @@ class ScaleFrames:
     The scales are a finite part of the group of dilations by powers of ``base``. The lifted graph has one node
     for each point and scale, with the index i · levels + k, and the frames h_a over each node. The element
     (x_i, h_a, s_k) attends to all (x_j, h_b, s_l) with \|l - k\| ≤ ``reach`` for which x_j is in the neighborhood of
-    x_i, which is scaled by s_k. The coordinates of g⁻¹ g' are (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
+    x_i. The neighborhood that is passed to :func:`lift` is scaled by s_k. The coordinates of g⁻¹ g' are
+    (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
 
     **Measure.** The Haar measure is dx dh ds / s^(d + 1). A point that represents the volume ω therefore has the
     measure ω / s^d, which contains the factor 1/\|h\| of Eqs. 20 and 21 of GSA-Nets. If volumes are given, as the
@@ -269,8 +270,10 @@ class ScaleFrames:
     reach
         Largest difference \|l - k\| between the scales of a query and a key.
 
-    The neighborhood passed to :func:`lift` is the one on scale 1. TypeError or ValueError is raised for invalid
-    parameters, and by :func:`lift` if H is not a subgroup of the stabilizer.
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is invalid; in :func:`lift`, if H is not a subgroup of the stabilizer.
     """
 
     group: FiniteGroup

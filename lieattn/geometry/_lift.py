@@ -242,11 +242,10 @@ class LiftedGraph(PointClouds):
 class ScaleFrames:
     r"""The elements of a finite group on several scales: :math:`h_a s_k` with :math:`s_k = first \cdot base^k`.
 
-    The scales are a finite part of the group of dilations by powers of ``base``. The lifted graph has one node
-    for each point and scale, with the index i · levels + k, and the frames h_a over each node. The element
-    (x_i, h_a, s_k) attends to all (x_j, h_b, s_l) with \|l - k\| ≤ ``reach`` for which x_j is in the neighborhood of
-    x_i. The neighborhood that is passed to :func:`lift` is scaled by s_k. The coordinates of g⁻¹ g' are
-    (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
+    The scales are a finite part of the dilations by powers of ``base``. The lifted graph has one node for each point
+    and scale, with the index i · levels + k, and the frames h_a over it. The element (x_i, h_a, s_k) attends to all
+    (x_j, h_b, s_l) with \|l - k\| ≤ ``reach`` for which x_j is in the neighborhood of x_i. The neighborhood that is
+    passed to :func:`lift` is scaled by s_k. The coordinates of g⁻¹ g' are (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
 
     **Measure.** The Haar measure is dx dh ds / s^(d + 1). A point that represents the volume ω therefore has the
     measure ω / s^d, which contains the factor 1/\|h\| of Eqs. 20 and 21 of GSA-Nets. If volumes are given, as the
@@ -256,10 +255,10 @@ class ScaleFrames:
 
     **Equivariance.** Exact for R^d ⋊ H. Dilating a cloud by ``base`` shifts a field by one scale: the output of the
     larger cloud on scale k + 1 is that of the smaller cloud on scale k, unless it depends on scales beyond the first or
-    last one. Lifting layers do not mix scales, and each further layer reaches ``reach`` scales more. After lifting
-    and n layers, the equation is therefore exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends,
-    some keys are missing; docs/exactness.md has measured errors. For dilations by other factors, errors are as large as
-    for rotations between the elements of H.
+    last one. Lifting layers do not mix scales, and each further layer reaches ``reach`` scales more. After lifting and
+    n layers, the equation is therefore exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends, some
+    keys are missing: see docs/exactness.md. For dilations by other factors, errors are as large as for rotations
+    between the elements of H.
 
     Parameters
     ----------

@@ -385,8 +385,7 @@ def lift(
         For example ``Radius(1.5)`` or ``AllPairs()``. If points have directions, it applies to their positions.
     space
         X with its group, for example ``Euclidean(SE(3))``, ``Orbits(SO(3))`` or ``Sphere()``. The default is
-        :func:`natural_space`: R^d under R^d ⋊ H for a finite group, translations for None, and SE(d) otherwise (E(d)
-        for improper frames).
+        :func:`natural_space`: R^d under R^d ⋊ H for a finite group, translations for None, else SE(d) or E(d).
     length
         Length by which translations of relative elements are divided. The default is the length of the neighborhood, or
         1 if it has none.

@@ -396,8 +396,7 @@ def lift(
     generator
         Generator of random frames. By default, they are drawn from their own seed.
     vectors
-        ``[points, count, dim]``, input vectors that rotate with the points. :class:`PrincipalFrames` use them for axes
-        that the points do not determine.
+        ``[points, count, dim]``, input vectors, for principal axes that the points do not determine.
 
     Examples
     --------

@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import ConcatDataset
 from torch_geometric.data import Data
 
+from lieattn.cli import main
 from lieattn.compare import build_task, read_settings
 from lieattn.geometry import pixel_positions
 from lieattn.train import PointSetData, PointSetTask, register_types
@@ -172,6 +173,14 @@ def test_small_changes_any_experiment_into_a_short_run():
         assert short.model.init_args.get("schedule") is None
         assert short.model.init_args.network is not None
         assert short.data.train is not None
+
+
+@pytest.mark.parametrize("name", [QUICK["gsa"], QUICK["attentive"]])
+def test_command_reads_the_files_that_an_experiment_names(name, capsys):
+    path = str(EXPERIMENTS[name])
+    assert "parts/" in EXPERIMENTS[name].read_text()
+    assert main(["fit", "--config", path, "--config", str(PAPERS / "small.yaml"), "--print_config"]) == 0
+    assert "limit_train_batches: 10" in capsys.readouterr().out
 
 
 def test_options_reach_into_presets():

@@ -1324,8 +1324,14 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["fit", "--config", "absent.yaml"], 2, "config: File does not exist: .*absent.yaml"),
         (["fit", "--config", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
         (["fit", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
-        (["fit", *RUN, "--config", "list.yaml"], 2, r"list.yaml: data: expected settings by name, got \[1, 2\]"),
-        (["fit", *RUN, "--config", "number.yaml"], 2, "number.yaml: trainer: expected settings by name, got 3"),
+        (["fit", *RUN, "--config", "list.yaml"], 2, r"list.yaml: data: expected settings by name, .* got \[1, 2\]"),
+        (["fit", *RUN, "--config", "number.yaml"], 2, "number.yaml: trainer: expected settings by name, .* got 3"),
+        (
+            ["fit", *RUN, "--config", "lost.yaml"],
+            2,
+            "lost.yaml: data: expected .* a file with them, got 'nowhere.yaml'",
+        ),
+        (["fit", *RUN, "--config", "other.yaml"], 2, "number.txt: expected the settings of 'trainer' by name, got 3"),
         (
             ["fit", *RUN, "--config", "stop.yaml"],
             2,
@@ -1381,6 +1387,9 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
     Path("broken.yaml").write_text("model: [1, 2\nx: {")
     Path("list.yaml").write_text("data: [1, 2]")
     Path("number.yaml").write_text("trainer: 3")
+    Path("number.txt").write_text("3")
+    Path("lost.yaml").write_text("data: nowhere.yaml")
+    Path("other.yaml").write_text("trainer: number.txt")
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/none"}}
     write(Path("stop.yaml"), {"trainer": {"callbacks": [stop]}})
     Path("broken.ckpt").write_bytes(b"PK\x03\x04 cut off")
@@ -1412,6 +1421,20 @@ def test_unknown_key_is_named(tmp_path, capsys, place, message):
     inner[place[-1]] = 1
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, capsys):
+    content = config(tmp_path)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "runs").mkdir()
+    for section in ("data", "trainer"):
+        write(tmp_path / "parts" / f"{section}.yaml", content.pop(section))
+    file = write(
+        tmp_path / "runs" / "run.yaml", {**content, "data": "../parts/data.yaml", "trainer": "../parts/trainer.yaml"}
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", file, "--print_config"]) == 0
+    assert f"class_path: {__name__}.ToyClouds" in capsys.readouterr().out
 
 
 def test_checkpoint_of_another_group_on_the_command_line(finished, tmp_path, capsys):

@@ -212,8 +212,12 @@ class _PointSetCLI(LightningCLI):
             if Path(path).is_file():  # an error then names the file
                 content = train.read_yaml(path, "a configuration")
                 for section in _SECTIONS:
-                    if not isinstance(value := content.get(section, {}), dict):
-                        raise train.UsageError(f"{path}: {section}: expected settings by name, got {value!r}")
+                    value = content.get(section, {})
+                    if isinstance(value, str) and (file := Path(path).parent / value).is_file():
+                        train.read_yaml(file, f"the settings of {section!r} by name")
+                    elif not isinstance(value, dict):
+                        named = "settings by name, or a file with them"
+                        raise train.UsageError(f"{path}: {section}: expected {named}, got {value!r}")
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:

@@ -722,6 +722,17 @@ def test_weights_of_other_numberings_load(name, kind):
         published_attentive_cnn(arrays | {"group": np.array("p6")})
 
 
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_published_weights_in_another_format_are_refused(tmp_path, content):
+    path = tmp_path / "weights.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"weights: expected an .npz file with arrays, got '.*weights.npz'"):
+        published_attentive_cnn(path)
+    np.save(tmp_path / "weights.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"weights: expected an .npz file with arrays"):
+        published_attentive_cnn(tmp_path / "weights.npy")
+
+
 def test_published_networks_want_transposed_images(goldens):
     path = goldens / "trained_rotmnist_p4cnn.npz"
     network = published_attentive_cnn(path)

@@ -1,5 +1,6 @@
 """Figures of the papers by name: each is drawn from the command line, in a small version."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def test_figures_are_drawn(name, tmp_path, monkeypatch, capsys):
     if "--checkpoint" in options:
         Path("small.yaml").write_text(yaml.safe_dump(SETTINGS))
         assert main(["fit", "--config", str(SPRINGS), "--config", "small.yaml"]) == 0, capsys.readouterr().err
+        assert main(["picture", name, *options, "--steps", "500"]) == 2
+        assert "steps: expected at most 499, the length of trajectories, got 500" in capsys.readouterr().err
     assert main(["picture", name, *options]) == 0, capsys.readouterr().err
     drawn = list(Path("pictures").iterdir())
     assert sorted(path.name for path in drawn) == sorted(files)
@@ -171,6 +174,19 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
     assert "--order ORDER" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_help_of_a_figure_has_no_markup(name, capsys):
+    assert main(["picture", name, "--help"]) == 0
+    assert not re.search(r"``|:\w+:`", capsys.readouterr().out)
+
+
+def test_the_angles_of_weights_do_not_overlap():
+    figure = viz.steerability(size=3, order=64)
+    figure.draw_without_rendering()
+    texts = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(texts))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -185,7 +201,12 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
         (
             ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],
-            "image: expected the index of one of the images x in",
+            "image: expected one of 0..5, got 9",
+        ),
+        (["attention-maps", "--weights", str(SPRINGS)], f"weights: expected an .npz file with arrays, got '{SPRINGS}'"),
+        (
+            ["attention-maps", "--weights", "w.npz", "--arrows", "none"],
+            "arrows: expected one of 'dominant', 'all', got",
         ),
     ],
 )
@@ -204,6 +225,8 @@ def test_faults_are_one_message(words, message, capsys):
             "largest: expected sides with .* 9 to 8",
         ),
         (["stride-parity", "--smallest", "0"], "smallest: expected an integer of at least 1, got 0"),
+        (["lift-errors", "--most", "0"], "most: expected an integer of at least 1, got 0"),
+        (["lift-errors", "--repeats", "0"], "repeats: expected an integer of at least 1, got 0"),
         (["roll-outs", "--checkpoint", "none.ckpt", "--steps", "0"], "steps: expected an integer of at least 1, got 0"),
     ],
 )

@@ -66,13 +66,13 @@ def attention_maps(
     """Attention maps of a released network when its input turns (attentive group convolution, Figures 7, 8 and 11).
 
     One picture shows α⁻, the attention that the layers subtract, as in the figures of the paper. The other one shows
-    1 - α⁻, which the layers let pass. For networks of ``lieattn fit`` use ``lieattn picture CHECKPOINT``.
+    1 - α⁻, which the layers let pass. For networks of `lieattn fit` use `lieattn picture CHECKPOINT`.
 
     Parameters
     ----------
     weights
         Released weights of a network with attention to its input, as an .npz file for
-        :func:`lieattn.models.published_attentive_cnn`. It must also contain images ``x`` as inputs of the network.
+        `lieattn.models.published_attentive_cnn`. It must also contain images `x` as inputs of the network.
     image
         Index of the image that is drawn.
     arrows
@@ -80,8 +80,9 @@ def attention_maps(
     """
     network = published_attentive_cnn(weights)
     with np.load(weights, allow_pickle=False) as archive:
-        if "x" not in archive or not 0 <= image < len(archive["x"]):
-            raise ValueError(f"image: expected the index of one of the images x in {weights}, got {image}")
+        if "x" not in archive:
+            raise ValueError(f"weights: expected images as an array 'x' beside the weights, got none in {weights}")
+        check_index("image", image, len(archive["x"]))
         shown = torch.from_numpy(archive["x"][image]).to(torch.float32)
     kinds = {"subtracted": False, "passed": True}
     return {
@@ -207,6 +208,7 @@ def lift_errors(*, most: int = 60, repeats: int = 2) -> dict[str, Figure]:
     repeats
         Number of random motions.
     """
+    check_counts(most=most, repeats=repeats)
     counts = [count for count in (1, 2, 4, 12, 24, 60) if count <= most]
     curves: dict[str, tuple[list[float], list[float]]] = {}
     for record in importlib.import_module("lieattn.bench._lifts").approximate(repeats, counts):
@@ -242,6 +244,8 @@ def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[st
     options = {**spec.get("init_args", {}), "chunk": None, "size": clouds}
     whole: Any = build(Dataset, {**spec, "init_args": options}, f"whole trajectories of the test set of {checkpoint}")
     batch: Any = Batch.from_data_list([whole[index] for index in range(clouds)])
+    if steps >= batch.time.shape[1]:
+        raise ValueError(f"steps: expected at most {batch.time.shape[1] - 1}, the length of trajectories, got {steps}")
     batch.time, true = batch.time[:, : steps + 1], batch.y[:, : steps + 1]
     with torch.no_grad():
         found = load_network(checkpoint)(batch)

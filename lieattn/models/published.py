@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +69,15 @@ _FAILURES = {
 }
 
 
+def _stored_arrays(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of an .npz file; ValueError is raised for other files and for damaged ones."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return dict(archive)
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"weights: expected an .npz file with arrays, got {str(path)!r}") from error
+
+
 def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, Any]]) -> AttentiveCNN:
     """Return the network for rotated MNIST with weights trained by the authors, in evaluation mode.
 
@@ -83,8 +94,7 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
     """
     check_arguments(published_attentive_cnn, locals())
     if isinstance(weights, str | Path):
-        with np.load(weights, allow_pickle=False) as archive:
-            weights = dict(archive)
+        weights = _stored_arrays(weights)
     arrays = weights
     kernel, name = _need(arrays, "conv1.kernel"), str(_need(arrays, "group"))
     if name not in _GROUPS:

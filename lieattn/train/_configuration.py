@@ -20,6 +20,7 @@ _PARSER_KEY = re.compile(r'Parser key "(.*?)":')
 _CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
 _IMPORTED = r"Import path (?:\S+ )?does not correspond to a subclass of "
 _OTHER_CLASS = re.compile(rf"(?:Not a valid subclass of |{_IMPORTED})(\w+)|Subclasses are disabled for (\w+), thus .*")
+_CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\](?=[,.]|$)")
 _EXPECTED = re.compile(r"(?<=expected )\w+(?: expected \w+)+")
 _NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S*)")
 _OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
@@ -88,6 +89,7 @@ def short_message(error: Exception) -> str:
             given = given or _NESTED.sub(r"\1", text.removeprefix("Given value: "))
         elif not text.endswith("<class 'NoneType'>") and not _NOISE.match(text):
             text = _NO_CLASS.sub(r"'\1' is no class: give its path, package.Class", text)
+            text = _CHOICES.sub(r"expected one of \1", text)
             text = _OTHER_CLASS.sub(r"expected \1\2", text)
             lines.append(_PARSER_KEY.sub(r"\1:", text))
     found = _CLASS.sub(r"\1", " ".join(" ".join(lines).split()).replace("Expected a <class", "expected <class"))

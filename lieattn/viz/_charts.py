@@ -121,7 +121,7 @@ def _labeled_lines(
     ends = []
     for number, (name, (x, y)) in enumerate(lines.items()):
         style = style_of(number)
-        axes.plot(x, y, **style, markersize=3.5, markevery=1 + len(x) // 30, linewidth=1.4, clip_on=False)
+        axes.plot(x, y, **style, markersize=3.5, markevery=max(1, len(x) // 25), linewidth=1.4, clip_on=False)
         ends.append((float(y[np.isfinite(y)][-1]), name, style["color"]))
     axes.set_ylim(axes.get_ylim() if ylim is None else ylim)
     ends.sort(key=lambda end: end[0])

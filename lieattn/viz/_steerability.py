@@ -134,7 +134,7 @@ def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[floa
     told = "relative error after rotation by the angle and back\n(an error of 0 is drawn as 1e-17)"
     chart.set_title(told, size=8.5, color=draw.INK)
     chart.set_xlabel("angle (degrees)", size=8, color=draw.INK)
-    chart.set_xticks(degrees)
+    chart.set_xticks(degrees if len(degrees) < 8 else range(0, 91, 15))
     chart.set_ylim(_ROUNDING, 10)
     chart.grid(axis="y", color=draw.FAINT, linewidth=0.6)
     chart.tick_params(labelsize=7, color=draw.GRAY, labelcolor=draw.INK)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import lieattn
 import lieattn_datasets
-from lieattn.cli import main
+from lieattn.cli import COMMANDS, main
 from lieattn.cli._options import report
 from lieattn.train import UsageError, build
 
@@ -98,6 +98,12 @@ def test_help_is_a_screen(name, capsys):
     if name == "fit":
         for word in ("--model.network", "--data.train", "lieattn models", "lieattn datasets", "--model.help"):
             assert word in told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_no_markup(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert not re.search(r"``|:\w+:`", capsys.readouterr().out)
 
 
 def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):

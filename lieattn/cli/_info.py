@@ -16,9 +16,12 @@ from lieattn.ops import Pattern, cpu_kernels
 _PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "triton", "lightning", "e3nn", "numpy")
 
 
+_DESCRIPTION = "Show versions, threads, and the backend that evaluates each operation, with reasons."
+
+
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print what the library found on this machine, and return the exit status 0; no option but ``--help`` is taken."""
-    ArgumentParser(prog=f"lieattn {name}", description=__doc__).parse_args(arguments)
+    ArgumentParser(prog=f"lieattn {name}", description=_DESCRIPTION).parse_args(arguments)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     for about, found in cpu_kernels().items():
         print(f"{about} of the kernels for CPUs: {found}")

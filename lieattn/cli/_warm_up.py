@@ -1,8 +1,4 @@
-"""``lieattn warm-up``: compile the kernels for CPUs in advance, so that no first call has to wait.
-
-They are compiled for the processor of this machine, for each dtype and for few and many heads, in one process per
-core, and stored. Kernels that have been compiled before are not compiled again.
-"""
+"""``lieattn warm-up``: compile the kernels for CPUs in advance."""
 
 from __future__ import annotations
 
@@ -30,6 +26,11 @@ from lieattn.ops import (
     head_networks,
 )
 
+_DESCRIPTION = """Compile the kernels for CPUs in advance, so that no first call has to wait.
+
+They are compiled for the processor of this machine, for each dtype and for few and many heads, in one process per
+core, and stored. Kernels that have been compiled before are not compiled again.
+"""
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # There is a kernel of attention for each number of lanes; 4, 8 and 16 heads fill them.
 _ATTENTION = {"attention, up to 4 heads": 4, "attention, up to 8 heads": 8, "attention, more heads": 16}
@@ -40,7 +41,7 @@ _CASES = (*_ATTENTION, "networks of heads", "networks of edges", "few channels",
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Compile all kernels for the given dtypes, and return the exit status 0, or 1 if Numba is not installed."""
-    parser = ArgumentParser(prog=f"lieattn {name}", description=__doc__)
+    parser = ArgumentParser(prog=f"lieattn {name}", description=_DESCRIPTION)
     parser.add_argument(
         "--dtype",
         choices=list(_DTYPES),

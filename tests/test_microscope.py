@@ -353,8 +353,35 @@ def test_titles_state_what_was_measured(flat):
     title = flat.picture().get_suptitle()
     assert title.startswith("GSANet: fields of transformed clouds, pulled back, differ by ")
     boards = [text.get_text() for text in flat.picture("attention", layer=2, frame=1).texts]
-    assert "point 27 of blocks.1; its frame 1, by frames of the keys; mean over the heads" in boards
+    assert "point 27 of blocks.1; its frame 1 (90°), by frames of the keys; mean over the heads" in boards
     assert [text for text in boards if text.startswith("frame ")] == [f"frame {h} ({90 * h}°)" for h in range(4)]
+
+    rolled = [text.get_text() for text in flat.picture("rollout", layer=2, frame=1).texts]
+    assert "point 27 of blocks.1; its frame 1 (90°); mean over the heads" in rolled
+
+
+@pytest.mark.parametrize(
+    ("view", "unused"),
+    [
+        ("overview", ["frame", "head", "layer", "channel"]),
+        ("attention", ["channel"]),
+        ("rollout", ["head", "channel"]),
+        ("field", ["point", "head"]),
+    ],
+)
+def test_arguments_that_a_view_does_not_depend_on_are_refused(flat, tmp_path, view, unused):
+    for name in unused:
+        with pytest.raises(
+            ValueError, match=f"{name}: expected None, since view '{view}' does not depend on it, got 0"
+        ):
+            flat.picture(view, **{name: 0})
+    with pytest.raises(ValueError, match="point: expected None for an animation"):
+        flat.save(tmp_path / "a.gif", "attention", point=0)
+
+
+def test_the_overview_says_that_a_rotation_is_not_in_the_group():
+    seen = viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2])
+    assert [axes.get_title() for axes in seen.picture().axes][2] == "the same, rotated by 30°\n(not in the group)"
 
 
 @pytest.mark.parametrize("view", ["overview", "attention", "rollout", "field"])

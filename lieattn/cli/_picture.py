@@ -81,7 +81,11 @@ def _parser(name: str) -> ArgumentParser:
     add("--view", choices=views, help="what to draw (default: overview, or attention for .gif and .html)")
     add("--point", type=natural, help="index of the point that attends (default: one in the middle)")
     add("--layer", type=int, help="index of the layer, negative from the last (default: up to four layers, one field)")
-    add("--frame", type=natural, help="index of the frame of the point or field (default: the mean, and each)")
+    add(
+        "--frame",
+        type=natural,
+        help="index of the frame of the point (default: the mean, and the first six) or field (the first three)",
+    )
     add("--head", type=natural, help="index of the attention head (default: the mean over heads)")
     add("--channel", type=natural, help="index of the channel of the field (default: the norm over channels)")
     told = f"file .png, .gif (animated) or .html (interactive), or a folder (default {_OUT})"

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 View = Literal["overview", "attention", "rollout", "field"]
 
+_USED: dict[str, tuple[str, ...]] = {
+    "overview": ("point",),
+    "attention": ("point", "frame", "head", "layer"),
+    "rollout": ("point", "frame", "layer"),
+    "field": ("frame", "layer", "channel"),
+}
+
 
 class Microscope:
     """Visualize what a network computes for one cloud.
@@ -166,11 +173,11 @@ class Microscope:
         view
             ``"overview"`` shows features, field, field of the transformed cloud, and the attention of up to four
             layers. ``"attention"`` shows the attention of a query: rows are layers, and columns are the mean over the
-            frames of the query and each of these frames; or, if ``frame`` is given, the frames of the keys.
+            frames of the query and each of its first six frames; or, if ``frame`` is given, frames of the keys.
             ``"rollout"`` shows the same from each layer to the input. ``"field"`` shows raw and stabilized fields; rows
-            are transformed clouds.
+            are transformed clouds, and columns are the first three frames.
         point, frame, head
-            See :meth:`attention`.
+            See :meth:`attention`. ValueError is raised if the view does not depend on an argument that is given.
         layer
             Index of one layer. Default: up to four layers of attention, and the last field.
         channel
@@ -178,6 +185,7 @@ class Microscope:
         """
         draw.require_matplotlib()
         check_arguments(Microscope.picture, locals())
+        _check_used(view, point=point, frame=frame, head=head, layer=layer, channel=channel)
         if view == "overview":
             return overview(self._seen, point)
         if view == "field":
@@ -224,6 +232,16 @@ class Microscope:
 
             return write_page(self._seen, path, view, **chosen)
         draw.require_matplotlib()
+        _check_used(view, **chosen)
+        if point is not None:
+            raise ValueError(f"point: expected None for an animation, whose query moves over the points, got {point}")
         if view == "field":
             return draw.save_animation(field_moments(self._seen, -1 if layer is None else layer, frame, channel), path)
         return draw.save_animation(attention_moments(self._seen, view, frame, head, layer), path)
+
+
+def _check_used(view: View, **arguments: int | None) -> None:
+    """Raise ValueError if a view does not depend on an argument that is given."""
+    for name, value in arguments.items():
+        if value is not None and name not in _USED[view]:
+            raise ValueError(f"{name}: expected None, since view {view!r} does not depend on it, got {value}")

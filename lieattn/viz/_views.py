@@ -114,9 +114,8 @@ def overview(scope: Observation, point: int | None) -> Figure:
         _titled(panels[0][1], inner, places.clouds, raw[0], f"field of {name}, norm over channels", "viridis", norm)
         if len(raw) > 1:
             turn = scope.turns[1]
-            _titled(
-                panels[0][2], inner, places.clouds, raw[1], "the same, " + turn.label, "viridis", norm, turn=turn.matrix
-            )
+            name = turn.label if turn.inside else f"{turn.label}\n(not in the group)"
+            _titled(panels[0][2], inner, places.clouds, raw[1], f"the same, {name}", "viridis", norm, turn=turn.matrix)
             apart, largest = float((stable - stable[0]).abs().max()), float(fields.abs().max())
             title += f": fields of transformed clouds, pulled back, differ by {apart:.1e} (largest value {largest:.2g})"
     for axes, number in zip(panels[-1], layers, strict=False):
@@ -166,9 +165,12 @@ def _attention_figure(
                 _arrow(axes, queried.places, column - 1)
         board.row_scale(row, cmap, norm, "weight")
     last = next(reversed(queries))
-    heads = "mean over the heads" if head is None or view == "rollout" else f"head {head}"
-    of = "the mean over its frames, and each of them" if frame is None else f"its frame {frame}, by frames of the keys"
-    told = [f"point {queries[last]} of {scope.attention_layer(last).name}", *[of] * (width > 1), heads]
+    heads = "mean over the heads" if head is None else f"head {head}"
+    places = scope.attention_layer(last).places
+    of = ["the mean over its frames, and each of them" if frame is None else "by frames of the keys"] * (width > 1)
+    if frame is not None and places.fiber > 1:
+        of = [", ".join([f"its {frame_name(places, frame)}", *of])]
+    told = [f"point {queries[last]} of {scope.attention_layer(last).name}", *of, heads]
     board.title(f"{_WORDS[view]}: {scope.name}", "; ".join(told))
     return board.figure
 

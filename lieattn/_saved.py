@@ -43,7 +43,7 @@ def save(network: nn.Module, path: str | Path) -> None:
         The file, usually ``NAME.safetensors``.
     """
     check_arguments(save, locals())
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialized
 
     network = getattr(network, "_orig_mod", network)  # the original of a compiled network
     try:
@@ -64,7 +64,7 @@ def save(network: nn.Module, path: str | Path) -> None:
     header |= {"network": _apart(described, tensors), "modules": _metadata(state)}
     header["digest"] = digest([header, sorted(tensors.items())])
     with replacing(path) as part:
-        save_file(tensors, part, {_KEY: json.dumps(header)})
+        part.write_bytes(serialized(tensors, {_KEY: json.dumps(header)}))
 
 
 def trained_cards() -> dict[str, dict[str, Any]]:

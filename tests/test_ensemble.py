@@ -164,6 +164,13 @@ def test_outputs_must_be_tensors():
         Ensemble([Text(), Text()])(None)
 
 
+def test_outputs_must_have_one_shape():
+    wider = FramewiseTransformer(tetrahedral(), 2, 2, channels=4, layers=1)
+    narrow = FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1)
+    with pytest.raises(ValueError, match=r"networks: expected outputs of one shape, got \[2, 2\] and \[2, 1\]"):
+        Ensemble([wider, narrow])(Batch.from_data_list([Data(x=torch.randn(3, 2), pos=torch.randn(3, 3))] * 2))
+
+
 class Clouds(Dataset):
     """Clouds with a label, an energy and forces, in units that differ between the training sets."""
 

@@ -166,6 +166,14 @@ def test_a_figure_goes_where_it_is_told(tmp_path, monkeypatch, capsys):
         assert Path(out, "stride-parity.png").is_file()
 
 
+@pytest.mark.parametrize("name", ["picture", "picture.xyz", "picture.part"])
+def test_formats_that_matplotlib_does_not_have(name, tmp_path):
+    figure = viz.error_curves({"one": ([1.0, 2.0], [0.1, 0.2])}, "x", "y")
+    with pytest.raises(ValueError, match=rf"path: expected a name that ends in one of .* png, .* got '{name}'"):
+        viz.save(figure, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_help_lists_every_figure_and_its_options(capsys):
     assert main(["picture", "--help"]) == 0
     told = capsys.readouterr().out

@@ -165,6 +165,12 @@ def test_foreign_headers_are_refused(changes, message, tmp_path):
         lieattn.load(tmp_path / "network")
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / f"{'long' * 70}.safetensors"
+    with pytest.raises(OSError, match=f"cannot write: .*{path.name}"):
+        lieattn.save(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), path)
+
+
 def test_what_cannot_be_saved(tmp_path):
     def refused(network, message):
         with pytest.raises(ValueError, match=message):

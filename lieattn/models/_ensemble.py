@@ -113,6 +113,10 @@ def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:
     """Stack the outputs of the networks and reduce over the first axis, for each name if outputs have names."""
     first = outputs[0]
     if isinstance(first, Tensor):
+        for other in outputs[1:]:
+            if other.shape != first.shape:
+                found = f"{list(first.shape)} and {list(other.shape)}"
+                raise ValueError(f"networks: expected outputs of one shape, got {found}")
         return reduce(torch.stack(list(outputs)))
     if hasattr(first, "_asdict"):
         return type(first)(*(_of_each(reduce, values) for values in zip(*outputs, strict=True)))

@@ -73,8 +73,14 @@ class Canvas:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a picture in the format of the suffix of ``path``, and return the path. Missing folders are created."""
+    """Write a picture in the format of the suffix of ``path``, and return the path. Missing folders are created.
+
+    ValueError is raised if matplotlib does not have this format.
+    """
     path = Path(path)
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in formats:
+        raise ValueError(f"path: expected a name that ends in one of {', '.join(sorted(formats))}, got {path.name!r}")
     with replacing(path) as part:
         figure.savefig(part, dpi=figure.dpi, format=path.suffix.removeprefix(".") or None)
     return path

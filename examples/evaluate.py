@@ -182,10 +182,11 @@ TASKS["sensors"] = wind
 def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
     """Measure, print and return the results."""
     name = Path(checkpoint).resolve().parent.parent.name if task is None else task
-    if name not in TASKS:
-        raise UsageError(f"task: expected one of {sorted(TASKS)}, got {name!r}")
     warnings.filterwarnings("ignore", category=UserWarning)
     module = load_task(checkpoint)
+    if name not in TASKS:
+        place = f"the name of the folder of {checkpoint}, " if task is None else ""
+        raise UsageError(f"--task: expected one of {', '.join(sorted(TASKS))}, got {place}{name!r}")
     data: Any = load_data(checkpoint)
     items = [data[index] for index in range(min(clouds, len(data)) if clouds else len(data))]
     parameters = sum(weight.numel() for weight in module.network.parameters())

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from lieattn.cli import main
+from lieattn.train import CheckpointError
 from lieattn_datasets import ImagePoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -165,6 +166,11 @@ def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys)
         assert figures["equivariance"] < 1e-4
     elif name != "springs":
         assert 1e-4 < figures["equivariance"]
+
+
+def test_evaluation_needs_a_checkpoint():
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint nowhere.ckpt"):
+        load("evaluate").main("nowhere.ckpt")
 
 
 def test_modelnet_trains_on_points_that_are_drawn_anew_and_is_tested_turned(tmp_path, capsys):

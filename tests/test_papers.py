@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from lieattn.cli import main
 from lieattn.compare import build_task, read_settings
 from lieattn.geometry import pixel_positions
-from lieattn.train import PointSetData, PointSetTask, register_types
+from lieattn.train import PointSetData, PointSetTask, UsageError, register_types
 from lieattn_datasets import Constellation, ImagePoints, NBodySimulated, ProceduralShapes, Springs
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
@@ -245,6 +245,14 @@ def test_every_molecule_has_errors_in_its_unit(tmp_path, monkeypatch):
     assert all(set(errors) == {"error_energy", "error_force", "unit"} for errors in found.values())
     assert found["uracil"]["unit"] == "meV"
     assert found == json.loads((tmp_path / "runs/papers/homogeneous/rmd17/errors.json").read_text())
+
+
+def test_only_molecules_have_several_values():
+    spec = spec_from_file_location("every", PAPERS / "every.py")
+    every = module_from_spec(spec)
+    spec.loader.exec_module(every)
+    with pytest.raises(UsageError, match=r"config: expected a file that trains on QM9 or RMD17, got .* with WindOn"):
+        every.main(str(EXPERIMENTS["homogeneous/wind"]))
 
 
 # The table

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lightning.pytorch import Trainer
 from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main as lieattn
-from lieattn.train import load_data, load_task
+from lieattn.train import UsageError, load_data, load_task
 from lieattn_datasets import MD17_MOLECULES
 
 # The argument of each data set that selects a target or molecule, and all its values.
@@ -37,7 +38,10 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
     data = content["data"]
     if isinstance(data, str):
         data = yaml.safe_load((Path(config).parent / data).read_text())
-    option, known = KNOWN[data["train"]["class_path"].rpartition(".")[2]]
+    name = data["train"]["class_path"].rpartition(".")[2]
+    if name not in KNOWN:
+        raise UsageError(f"config: expected a file that trains on {' or '.join(KNOWN)}, got {config} with {name}")
+    option, known = KNOWN[name]
     folder, found = Path(content["trainer"]["default_root_dir"]), dict[str, dict[str, float | str]]()
     for value in values or known:
         place = folder / value
@@ -62,4 +66,7 @@ if __name__ == "__main__":
     parser.add_argument("config", help="qm9_*.yaml or rmd17.yaml of examples/papers/homogeneous")
     parser.add_argument("--values", nargs="+", default=(), help="targets or molecules (default: all)")
     given, others = parser.parse_known_args()
-    main(given.config, given.values, others)
+    try:
+        main(given.config, given.values, others)
+    except (UsageError, FileNotFoundError) as error:
+        sys.exit(f"every: {error}")

@@ -37,6 +37,11 @@ def kind(value: object) -> str:
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``"1 cloud"`` and ``"3 clouds"``."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def check_tensor(argument: str, value: object, expected: str, dtype: torch.dtype | None = None) -> None:
     """Raise TypeError unless a value is a tensor of the dtype, or of any floating dtype if it is absent."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() if dtype is None else value.dtype == dtype):

@@ -78,7 +78,7 @@ CARDS: Mapping[str, Card] = {
     "QM9Subset": Card("a sample of QM9", "CC0", "14,308 molecules, 258,945 atoms, H, C, N, O"),
     "QM9GFN2": Card("GFN2-xTB single points (tblite 0.8.0, accuracy 0.01)", _NONE, "those of `QM9Subset`"),
     "RMD17": _RMD17,
-    "RMD17Subset": Card(_RMD17.source, _RMD17.terms, "1,000 + 1,000 frames of each of ten molecules of 9 to 24 atoms"),
+    "RMD17Subset": Card(_RMD17.source, _RMD17.terms, "1,000 + 1,000 frames of each of ten molecules"),
     "GFN2Molecules": Card("generated from SMILES with rdkit", _NONE, "81 molecules of H, C, N, O, F"),
     "ExtendedXYZ": Card("frames of ase, or an extended XYZ file", _OF_YOURS, "all frames of the file"),
     "NBody": _CHARGES,

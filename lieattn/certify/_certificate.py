@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from lieattn._checks import counted
+
 _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 
 
@@ -220,8 +222,7 @@ class Certificate:
 
 def size_of(certificate: Certificate) -> str:
     """Return the numbers of clouds and points in words."""
-    counts = {"cloud": certificate.clouds, "point": certificate.points}
-    return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items())
+    return f"{counted(certificate.clouds, 'cloud')}, {counted(certificate.points, 'point')}"
 
 
 def _writable(value: Any) -> Any:

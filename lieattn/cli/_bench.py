@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lieattn._checks import counted
 from lieattn._files import replace_text
 from lieattn.bench import BENCHMARKS, table, use_toy_sizes
 from lieattn.cli._options import ArgumentParser, output_file, positive
@@ -45,7 +46,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
     repeats = 1 if options.small and options.repeats is None else options.repeats
     given = {} if repeats is None else {"repeats": repeats}
     records = module.run(**given, **({"device": "cuda"} if options.device == "cuda" else {}))
-    machine = [f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", cpu_kernels().get("instruction set")]
+    machine = [
+        f"torch {torch.__version__}",
+        counted(torch.get_num_threads(), "thread"),
+        cpu_kernels().get("instruction set"),
+    ]
     if options.device == "cuda":
         machine[1:] = [torch.cuda.get_device_name()]
     print(f"{BENCHMARKS[options.benchmark]}; {', '.join(filter(None, machine))}\n")

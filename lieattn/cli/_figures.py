@@ -148,7 +148,7 @@ def asc_filters(
     block
         Index of the block, from 0.
     channels
-        Number of channels of the maps that are drawn.
+        Largest number of channels of the maps that are drawn.
     image
         Index of the image in the test set, or among the letters.
     steps

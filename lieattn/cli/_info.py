@@ -10,6 +10,7 @@ from typing import get_args
 
 import torch
 
+from lieattn._checks import counted
 from lieattn.cli._options import ArgumentParser
 from lieattn.ops import Pattern, cpu_kernels
 
@@ -22,7 +23,8 @@ _DESCRIPTION = "Show versions, threads, and the backend that evaluates each oper
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print what the library found on this machine, and return the exit status 0; no option but ``--help`` is taken."""
     ArgumentParser(prog=f"lieattn {name}", description=_DESCRIPTION).parse_args(arguments)
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    cores, threads = counted(os.cpu_count() or 1, "core"), counted(torch.get_num_threads(), "thread")
+    print(f"Python {platform.python_version()}, {cores}, torch uses {threads}")
     for about, found in cpu_kernels().items():
         print(f"{about} of the kernels for CPUs: {found}")
     print(f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}\n")

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import torch
 from torch import Tensor
 
+from lieattn._checks import counted
 from lieattn.cli._options import ArgumentParser, positive
 from lieattn.geometry import AllPairs, Radius
 from lieattn.ops import (
@@ -57,7 +58,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         print("lieattn: there are no kernels to compile, since numba is not installed", file=sys.stderr)
         return 1
     cases = [(case, dtype) for dtype in dict.fromkeys(options.dtype) for case in _CASES]
-    print(f"compiling for {cpu_kernels()['instruction set']}, {min(options.jobs, len(cases))} processes")
+    processes = counted(min(options.jobs, len(cases)), "process")
+    print(f"compiling for {cpu_kernels()['instruction set']}, {processes}")
     start = time.perf_counter()
     # A forked process would inherit the state of torch's thread pool, but not its threads.
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:

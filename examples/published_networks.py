@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 import warnings
 from dataclasses import dataclass, fields
@@ -163,4 +164,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Config):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    main(Config(**vars(parser.parse_args())))
+    try:
+        main(Config(**vars(parser.parse_args())))
+    except FileNotFoundError as error:
+        sys.exit(f"published_networks: {error}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 import warnings
 from dataclasses import dataclass, fields
@@ -27,7 +28,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, dihedral, trivial
 from lieattn.models import GSANet, GSAOptions, GSAReadout
-from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, WarmupCosine
+from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, TrainingInterrupted, WarmupCosine
 from lieattn_datasets import ImagePoints, RotatedMNIST, RotatedMNISTRecipe, Standardize
 
 Split = Literal["train", "valid", "test"]
@@ -143,4 +144,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Config):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    main(Config(**vars(parser.parse_args())))
+    try:
+        main(Config(**vars(parser.parse_args())))
+    except (FileNotFoundError, TrainingInterrupted) as error:
+        sys.exit(f"rotated_mnist: {error}")

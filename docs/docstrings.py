@@ -34,8 +34,22 @@ def with_mathml(text):
 
 
 def separated(text):
-    """Give each of several arguments that share a text an entry of its own, since Griffe gives them one type."""
-    return SHARED.sub(lambda match: "".join(f"{name}\n{match.group(2)}" for name in match.group(1).split(", ")), text)
+    """Give each of several arguments that share a text an entry of its own, since Griffe gives them one type.
+
+    If the text has as many parts, separated by semicolons, as there are arguments, each gets its part.
+    """
+
+    def entries(match):
+        names = match.group(1).split(", ")
+        parts = re.split(r";\s+", match.group(2).strip())
+        if len(parts) != len(names):
+            return "".join(f"{name}\n{match.group(2)}" for name in names)
+        parts = [part.removeprefix("and ").removesuffix(".") for part in parts]
+        return "".join(
+            f"{name}\n    {part[:1].upper()}{part[1:]}.\n\n" for name, part in zip(names, parts, strict=True)
+        )
+
+    return SHARED.sub(entries, text)
 
 
 class Docstrings(griffe.Extension):

@@ -135,6 +135,8 @@ def test_docstrings_for_the_pages_of_the_api():
     assert formulas > 30
     text = "Text.\n\n.. math::\n    a_i = b\n\nParameters\n----------\nq, k\n    Both.\n\nv\n    One.\n"
     assert "<msub><mi>a</mi><mi>i</mi></msub>" in module.with_mathml(text)
+    parts = "base, first\n    The ratio,\n    above 1; and the start.\n"
+    assert module.separated(parts) == "base\n    The ratio,\n    above 1.\n\nfirst\n    The start.\n\n"
     assert "q\n    Both.\nk\n    Both.\n\nv\n    One.\n" in module.separated(text)
 
     def page(url, content):

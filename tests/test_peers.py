@@ -219,6 +219,20 @@ def test_comparison_files_fit_the_classes(name):
     assert settings.budget.clock == "processor"
 
 
+@pytest.mark.parametrize(
+    "overlay", [*PEERS.glob("*_muon.yaml"), *PEERS.glob("*_ten_minutes.yaml")], ids=lambda p: p.stem
+)
+def test_overlays_change_models_or_add_some(overlay):
+    name = overlay.stem.removesuffix("_muon").removesuffix("_ten_minutes")
+    base = [CONFIGS / "compare_base.yaml", CONFIGS / f"{COMPARED[name]}.yaml", PEERS / f"{name}.yaml"]
+    changed = yaml.safe_load(overlay.read_text())["models"]
+    assert {name for name, model in changed.items() if "class_path" not in model} <= read_settings(base).models.keys()
+    settings = read_settings([*base, overlay])
+    for model in changed:
+        assert {settings.models[model].optimizer["class_path"]} <= {"lieattn.train.Muon", "torch.optim.AdamW"}
+        networks(settings, model)
+
+
 @pytest.mark.slow
 def test_the_search_of_rates_runs_as_its_comment_says(tmp_path):
     """Runs in a separate process, whose path has the folder of the script but not that of the adapters."""

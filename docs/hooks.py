@@ -56,16 +56,10 @@ def api_page(package):
     """Return Markdown of the page of a package: its docstring, then its public names."""
     lines = [f"# {package}", "", f"::: {package}", "    options:", "      members: false", ""]
     for name in (name for name in public_names(package) if f"{package}.{name}" not in PACKAGES):
-        options = {
-            "show_root_heading": "true",
-            "show_attribute_values": str(not name.isupper()).lower(),
-        }  # tables are long
-        lines += [
-            f"::: {package}.{name}",
-            "    options:",
-            *(f"      {key}: {value}" for key, value in options.items()),
-            "",
-        ]
+        lines += [f"::: {package}.{name}", "    options:", "      show_root_heading: true"]
+        if name.isupper():  # constants may be long tables
+            lines.append("      show_attribute_values: false")
+        lines.append("")
     return "\n".join(lines)
 
 

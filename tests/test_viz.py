@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -326,3 +328,21 @@ def test_without_matplotlib(c4, digit, monkeypatch):
         with pytest.raises(ImportError, match=r'pip install "lieattn\[viz\]"'):
             draw()
     assert len(module.stabilized_fields(c4, digit, [0.0])) == 1
+
+
+def test_ticks_of_costs_do_not_overlap():
+    """Within less than a decade, matplotlib would label ticks close to each other."""
+    report = json.loads((Path(__file__).parents[1] / "docs" / "compare_nbody.json").read_text())
+    row = report["summary"][0]
+    report["summary"] = [{**row, "operations": 5.6e12 / row["steps"]["mean"]}]
+    figure = viz.comparison(report)
+    figure.draw_without_rendering()
+    for axes in figure.axes[:3]:
+        shown = [text for text in (*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)) if text.get_text()]
+        low, high = axes.get_xlim()
+        seen = sorted(
+            (text for text in shown if low <= text.get_position()[0] <= high), key=lambda t: t.get_position()[0]
+        )
+        boxes = [text.get_window_extent() for text in seen]
+        assert len(boxes) >= 2
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))

@@ -18,6 +18,7 @@ from torch.utils.data import RandomSampler
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
+from lieattn._checks import counted
 from lieattn.bench import _attention
 from lieattn.bench._measure import fresh_process
 from lieattn.geometry import Radius, pixel_positions
@@ -122,7 +123,7 @@ def _measured(case: str, threads: Iterable[int], repeats: int) -> Iterator[Threa
                 for _, count in itertools.product(range(_TURNS), processes):
                     times[count] += processes[count].submit(_times, case, count, repeats).result()
             for count, found in times.items():
-                way, middle = f"{count} thread{'s' * (count > 1)}, {busy} busy", statistics.median(found)
+                way, middle = f"{counted(count, 'thread')}, {busy} busy", statistics.median(found)
                 yield ThreadsRecord(case, way, busy, count, middle, max(found), len(found))
 
 

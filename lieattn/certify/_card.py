@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 
 from lieattn._html import page
-from lieattn.certify._certificate import Certificate, Row, size_of
+from lieattn.certify._certificate import Certificate, Row, size_in_words
 
 _VERDICTS = {  # color and sentence; for failures, the sentence is that of the certificate
     "kept": ("#1a7f37", "Every promise was kept, up to rounding."),
@@ -41,7 +41,7 @@ def card(certificate: Certificate) -> str:
     facts = {
         "Guarantee": certificate.guarantee,
         "Group": f"{certificate.group or 'none'}{tried}",
-        "Measured on": f"{size_of(certificate)}, {certificate.device}",
+        "Measured on": f"{size_in_words(certificate)}, {certificate.device}",
         "Outputs differ between clouds by": f"{certificate.spread:.2g}",
         "Seed": str(certificate.seed),
     }

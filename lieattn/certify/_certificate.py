@@ -153,7 +153,7 @@ class Certificate:
         return found
 
     def __repr__(self) -> str:
-        measured = f"{size_of(self)}, {len(self.rows)} rows"
+        measured = f"{size_in_words(self)}, {len(self.rows)} rows"
         return f"{type(self).__name__}({self.verdict!r}, group={self.group}, {measured})"
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class Certificate:
         group = "none" if self.group is None else f"{self.group}, {tried} elements"
         heading = f"guarantee: {self.guarantee}\ngroup: {group}\nverdict: {self.verdict}"
         diagnoses = "".join(f"\n{diagnosis}" for diagnosis in self.diagnoses)
-        spread = f"{size_of(self)}, outputs differ by up to {self.spread:.1e}"
+        spread = f"{size_in_words(self)}, outputs differ by up to {self.spread:.1e}"
         return f"{heading}; {spread}{diagnoses}\n\n{self._table(rows)}"
 
     def table(self) -> str:
@@ -220,7 +220,7 @@ class Certificate:
             raise ValueError(f"text: expected the JSON of a certificate, but {error}") from error
 
 
-def size_of(certificate: Certificate) -> str:
+def size_in_words(certificate: Certificate) -> str:
     """Return the numbers of clouds and points in words."""
     return f"{counted(certificate.clouds, 'cloud')}, {counted(certificate.points, 'point')}"
 

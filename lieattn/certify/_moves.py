@@ -136,7 +136,7 @@ def elements_of(
         return
     for number, g in enumerate(group.sample(count, generator=generator, dtype=torch.float64)):
         yield Element(f"random {number}", group.linear(g), None if free else group.translation(g))
-    linear = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    linear = linear_part(group)
     if not linear.is_affine:
         yield from (Element(label, matrix, fixed) for label, matrix in _special(linear, generator))
 

@@ -79,7 +79,7 @@ def move_rows(
             continue
         for name, value in reference.items():
             expected = move.expected(name, kinds[name], value, sizes)
-            # A rotation may map a cloud on which outputs vanish to itself, but not a pose.
+            # A rotation that maps such a cloud to itself would have to keep its pose.
             pose = usual is not None and kinds[name] == "rotation"
             promised = move.promised and not pose and (tensors or not _is_tensor(kinds[name]))
             limit = allowed[name] if promised else None

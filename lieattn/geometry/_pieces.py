@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_count, check_tensor
+from lieattn._checks import check_arguments, check_count, check_tensor, may_look
 from lieattn._recompute import may_recompute
 from lieattn.geometry._clouds import Movable, PointClouds, check_indices, ranges
 from lieattn.geometry._lift import LiftedGraph
@@ -41,11 +41,12 @@ class Piece(Movable):
     def rows(x: Tensor, found: Sequence[Piece]) -> tuple[Tensor, ...]:
         """Return the rows of ``x`` ``[points, *]`` for each piece. Their gradients are summed in a single tensor.
 
-        ValueError is raised if ``x`` has fewer rows than the graph has points.
+        ValueError is raised, on the CPU, if ``x`` has fewer rows than the graph has points.
         """
         check_arguments(Piece.rows, locals())
         check_tensor("x", x, "a tensor [points, *]")
-        least = max((int(piece.points[-1]) + 1 for piece in found if len(piece.points)), default=0)
+        seen = (piece.points for piece in found if len(piece.points) and may_look(piece.points))
+        least = max((int(points[-1]) + 1 for points in seen), default=0)
         if x.ndim == 0 or len(x) < least:
             raise ValueError(f"x: expected [points, *] with at least {least} points, got {tuple(x.shape)}")
         if not x.requires_grad or not may_recompute():

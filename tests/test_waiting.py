@@ -57,31 +57,41 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step_of(name, device="cpu"):
-    """Return a training step on prepared geometry, or on images that need none."""
-    network = NETWORKS[name]().to(device)
-    if name in ("AttentiveCNN", "AffineSelfConvNet"):
-        side = 28 if name == "AttentiveCNN" else 4
-        given = (torch.randn(2, 1, side, side).to(device),)
+def inputs_of(network, device="cpu", dtype=torch.float32):
+    """Return a batch with prepared geometry, or images, which need none."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    if isinstance(network, (AttentiveCNN, AffineSelfConvNet)):
+        side = 28 if isinstance(network, AttentiveCNN) else 4
+        return (draw(2, 1, side, side).to(device),)
+    if isinstance(network, GSANet):
+        pos = pixel_positions(4, 4).to(dtype)
+        clouds = [Data(x=draw(16, 1), pos=pos, grid=torch.tensor([[4, 4]])) for _ in range(2)]
     else:
-        if name == "GSA-Net":
-            clouds = [Data(x=torch.randn(16, 1), pos=pixel_positions(4, 4), grid=torch.tensor([[4, 4]]))] * 2
-        else:
-            clouds = [Data(x=torch.randn(n, 2), z=torch.full((n,), 6), pos=torch.randn(n, 3)) for n in (5, 4)]
-        batch = Batch.from_data_list(clouds).to(device)
-        given = batch, network.geometry(batch)
+        clouds = [Data(x=draw(n, 2), z=torch.full((n,), 6), pos=draw(n, 3)) for n in (5, 4)]
+    batch = Batch.from_data_list(clouds).to(device)
+    return batch, network.geometry(batch)
+
+
+def step_of(name, device="cpu"):
+    """Return a training step on prepared geometry, and its network."""
+    network = NETWORKS[name]().to(device)
+    given = inputs_of(network, device)
 
     def step():
         network.zero_grad()
         network(*given).square().mean().backward()
 
-    return step
+    return step, network
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_step_looks_at_numbers(name, monkeypatch):
     with backend("plain"):
-        step = step_of(name)
+        step, _ = step_of(name)
         with Waits() as looking:
             step()
         monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())  # as on a GPU
@@ -96,7 +106,7 @@ def test_no_step_looks_at_numbers(name, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_step_waits_for_a_gpu(name):
-    step = step_of(name, "cuda")
+    step, _ = step_of(name, "cuda")
     step()  # compiles the kernels, and moves tables to the GPU
     torch.cuda.set_sync_debug_mode("error")
     try:

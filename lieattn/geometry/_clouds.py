@@ -1,20 +1,17 @@
-"""Point clouds, read from tensors or PyTorch Geometric data, and the base class of values that move between devices."""
+"""Point clouds, read from tensors or PyTorch Geometric data."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lieattn._checks import (
-    check_device,
-    check_flag,
-    check_floating,
     check_has_numbers,
     check_is,
     check_none,
@@ -22,46 +19,10 @@ from lieattn._checks import (
 )
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
+from lieattn.geometry._movable import Movable, OnFirstUse
 
 # Sums of squares of coordinates up to this size are finite in float64.
 COORDINATE_LIMIT = 1e100
-
-
-@dataclass(frozen=True, eq=False)
-class Movable:
-    """Base class of frozen dataclasses of tensors, with methods that move all their tensors, nested ones included."""
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Return the same value on another device."""
-        check_device(device)
-        check_flag(non_blocking=non_blocking)
-        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Self:
-        """Return the same value in page-locked memory, from which copies to a GPU are asynchronous."""
-        return self.map(lambda tensor: tensor.pin_memory())
-
-    def astype(self, dtype: torch.dtype) -> Self:
-        """Return the same value with its floating tensors converted to ``dtype``."""
-        check_floating("dtype", dtype)
-        return self.map(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-
-    def map(self, move: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same value with ``move`` applied to every tensor. A tensor that occurs twice is moved once."""
-        return _moved(self, move, {})
-
-
-def _moved(value: Any, move: Callable[[Tensor], Tensor], known: dict[int, Any]) -> Any:
-    if not isinstance(value, Tensor | Movable):
-        return value
-    if id(value) not in known:
-        if isinstance(value, Tensor):
-            known[id(value)] = move(value)
-        else:
-            # Skip the constructor, which has checked these tensors already, and move cached attributes as well.
-            known[id(value)] = copy = object.__new__(type(value))
-            vars(copy).update({name: _moved(part, move, known) for name, part in vars(value).items()})
-    return known[id(value)]
 
 
 def as_coordinates(pos: Tensor) -> Tensor:
@@ -282,10 +243,11 @@ class PointClouds(Movable):
         """Device of the tensors."""
         return self.pos.device
 
-    @property
+    @OnFirstUse
     def counts(self) -> Tensor:
-        """Number of points of each cloud, ``[clouds]`` int64."""
-        return torch.bincount(self.batch, minlength=self.num_clouds)
+        """Number of points of each cloud, ``[clouds]`` int64; computed on first use."""
+        # Unlike bincount, a GPU does this without waiting for the CPU.
+        return self.batch.new_zeros(self.num_clouds).index_add(0, self.batch, torch.ones_like(self.batch))
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""

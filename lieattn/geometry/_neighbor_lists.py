@@ -2,32 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
-from typing import Any, Self, TypeVar, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
 
 from lieattn._checks import check_tensor, may_look
-from lieattn.geometry._clouds import Movable, Padding, check_indices, first_true, padding
+from lieattn.geometry._clouds import Padding, check_indices, first_true, padding
+from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys
 
 # Clouds are padded to the largest one if the number of pairs grows at most by this factor. Otherwise lists are cheaper.
 _MOST_FILLED = 4
-T = TypeVar("T")
-
-
-class _OnFirstUse(cached_property[T]):
-    """A cached property that is computed on first use, but is not kept while torch compiles or exports."""
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        if torch.compiler.is_compiling():  # tensors without numbers
-            return self.func(instance)
-        with torch.inference_mode(instance.row_ptr.is_inference()):
-            return super().__get__(instance, owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +122,7 @@ class Neighbors(Movable):
         same = self.source == self.target
         return same if self.shift is None else same & (self.shift == 0).all(dim=1)
 
-    @_OnFirstUse
+    @OnFirstUse
     def col_edge(self) -> Tensor:
         """Edges sorted by source, int64 ``[edges]``; computed on first use.
 
@@ -143,12 +130,12 @@ class Neighbors(Movable):
         """
         return self.source.argsort(stable=True)
 
-    @_OnFirstUse
+    @OnFirstUse
     def col_ptr(self) -> Tensor:
         """First edge of each source in :attr:`col_edge`, int64 ``[points + 1]``; computed on first use."""
         return _pointers(self.source[self.col_edge], self.num_points)
 
-    @_OnFirstUse
+    @OnFirstUse
     def images(self) -> Images | None:
         """Points and periodic images that are sources of edges, or None if no source is shifted."""
         if self.shift is None:
@@ -286,7 +273,7 @@ class _AllOfClouds(Neighbors):
     def num_edges(self) -> int:
         return self._num_edges
 
-    @_OnFirstUse
+    @OnFirstUse
     def source(self) -> Tensor:
         layout = cast(Padding, self.whole_clouds)
         members = layout.pad(torch.arange(self.num_points, device=self.device))
@@ -296,7 +283,7 @@ class _AllOfClouds(Neighbors):
         place = torch.arange(self.num_edges, device=self.device) - self.row_ptr[self.target]
         return members[layout.cloud[self.target], place]
 
-    @_OnFirstUse
+    @OnFirstUse
     def target(self) -> Tensor:
         return torch.repeat_interleave(self.degree, output_size=self.num_edges)
 

@@ -15,7 +15,7 @@ from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn._functional import transformed
 from lieattn._lengths import lengths
 from lieattn._recompute import region
-from lieattn.geometry._clouds import Movable
+from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection

@@ -236,7 +236,7 @@ class CloudNorm(_Affine):
         counts = graph.counts.clamp(min=1) * per_point.shape[1]
 
         def mean(values: Tensor) -> Tensor:
-            return (graph.sum(values.sum(dim=1)) / counts)[graph.batch][:, None]
+            return (graph.sum(values.sum(dim=1)) / counts).index_select(0, graph.batch)[:, None]
 
         centered = per_point - mean(per_point)
         normal = centered * torch.rsqrt(mean(centered.square()) + self.eps)
@@ -418,5 +418,5 @@ class GroupSqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Scale a field ``[points, *, channels]``."""
-        factors = self.scale(x, graph)[graph.batch]
+        factors = self.scale(x, graph).index_select(0, graph.batch)
         return x * factors.view(len(x), *[1] * (x.ndim - 2), factors.shape[1])

@@ -23,7 +23,7 @@ Backend = Literal["auto", "plain", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
 # Triton reads this variable only once, when it decides whether kernels are interpreted on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_PACKAGES = {"numba": "numba", "triton": "triton (3.7 or newer)"}
+_PACKAGES = {"numba": "numba", "triton": "triton (3.6 or newer)"}
 _ENOUGH_KEYS = 96  # elements of a cloud from which matrix products are faster than the fused kernel with a bias
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -98,12 +98,12 @@ def backend(name: Backend) -> Iterator[None]:
 
 
 def _recent_triton() -> bool:
-    """Return whether Triton is installed in version 3.7 or later, which the kernels require."""
+    """Return whether Triton is installed in version 3.6 or later, which the kernels require."""
     try:
         major, minor = version("triton").split(".")[:2]
     except PackageNotFoundError:
         return False
-    return (int(major), int(minor)) >= (3, 7)
+    return (int(major), int(minor)) >= (3, 6)
 
 
 # Constants, since torch.compile cannot trace these calls.

@@ -118,7 +118,7 @@ class RelativePositionTable:
         # Cached tensors must be usable in training, even if they are computed in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             group = cast(FiniteGroup, graph.group)
-            rows = _rows(self, group)[0]
+            rows = _rows(self, group)[0].to(graph.device)
             row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
             shared = graph.relative.row
             index = row if shared is None else row[shared]

@@ -32,6 +32,7 @@ from lieattn.ops.kernels.triton._forward import (
     norm_places,
     put_signal,
     query_tile,
+    row_and_head,
     shares_of_outputs,
     signal_tile,
     table_tile,
@@ -132,8 +133,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
 
     ``slopes`` is ``[points, heads, queries, columns]``, or None if there are no shared scores.
     """
-    point = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    point, head = row_and_head(s.heads)
     begin, end = tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)
     draw = (seed, threshold)
     query, base, grad, level, mean = _target(p, strides, lists, s, grad_out, norm, None, point, head)
@@ -190,9 +190,8 @@ def backward_sources(  # type: ignore[no-untyped-def]
 
     It processes all frames over the point, or a block of them if frames are pooled.
     """
-    point = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    first = tl.program_id(2) * s.B
+    point, head = row_and_head(s.heads)
+    first = tl.program_id(1) * s.B
     of_key = tl.zeros([s.B, s.D], s.dtype)
     of_value = tl.zeros([s.B, s.W], s.dtype)
     for number in range(tl.load(column_ptr + point), tl.load(column_ptr + point + 1)):
@@ -296,16 +295,16 @@ def backward_types(  # type: ignore[no-untyped-def]
     heads / each, *]``. It computes the gradients of the factors that pool a block of frames, ``[types, splits, outs,
     frames, heads, *]``. The program of the first block also computes those of the other tables.
     """
-    row = tl.program_id(0).to(tl.int64)
+    row, group = row_and_head(s.heads // each)
     kind = row // splits
     begin = tl.load(type_ptr + kind)
     count = tl.load(type_ptr + kind + 1) - begin
     first = begin + count * (row % splits) // splits
     last = begin + count * (row % splits + 1) // splits
-    frame = tl.program_id(2) * s.B
+    frame = tl.program_id(1) * s.B
     rho = tl.zeros([s.O, s.D], s.dtype)
     for number in range(each):
-        head = tl.program_id(1) * each + number
+        head = group * each + number
         of_rho, of_bias, of_pairs, of_psi, of_beta, of_key_psi, of_value_psi = _type_sums(
             p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, frame, (seed, threshold)
         )
@@ -318,4 +317,4 @@ def backward_types(  # type: ignore[no-untyped-def]
             _put_tables(p, s, row, head, of_bias, of_pairs, of_psi, of_beta, grad_bias, grad_psi, grad_beta)
     if p.rho is not None:
         if frame == 0:
-            put_signal(grad_rho, rho, row, tl.program_id(1), s.outs, s.heads // each, s.depth, s.O, s.D)
+            put_signal(grad_rho, rho, row, group, s.outs, s.heads // each, s.depth, s.O, s.D)

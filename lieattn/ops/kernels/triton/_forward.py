@@ -65,6 +65,13 @@ Shape = namedtuple(
 
 
 @triton.jit
+def row_and_head(heads):  # type: ignore[no-untyped-def]
+    """Return the row and the head of a program. Programs of one row are neighbors, since they read the same memory."""
+    program = tl.program_id(0).to(tl.int64)
+    return program // heads, (program % heads).to(tl.int32)
+
+
+@triton.jit
 def signal_tile(pointer, point, head, frames, heads, width, F, W, dtype):  # type: ignore[no-untyped-def]
     """Return the channels of all frames over a point, [F, W]."""
     f = tl.arange(0, F)[:, None]
@@ -385,8 +392,7 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
     twice: with known norms, it can sum over the query frames immediately. With a running maximum, it would have to
     store a row of values for each pair of output and query frame.
     """
-    point = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    point, head = row_and_head(s.heads)
     query = query_tile(p, s, point, head)
     base = base_tile(p, strides, s, point, head)
     online: tl.constexpr = s.softmax and s.tied_out

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, norm_shape, seeded_heads
@@ -18,6 +19,8 @@ _MOST_SPLITS = 256
 _MATRIX = 16  # smallest side of a product that matrix units support
 _FACTORS = 2048  # number of factors of pairs of frames that a program stores at a time, if frames are pooled
 _TABLES = ("rho", "bias", "psi", "beta", "key_psi")
+# For each tensor with the group of every edge: its version, the number of groups, and the result of _grouped.
+_KNOWN: Any = WeakTensorKeyDictionary()
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
@@ -65,17 +68,15 @@ class _Call:
         self.shape = _shape(a, self.dtype)
         self.columns = self.shape.columns.value
         self.blocks = self.shape.K.value // self.shape.B.value
-        target = torch.repeat_interleave(neighbors.row_ptr.diff(), output_size=self.edges)
-        row = None if a.terms.row is None else a.terms.row.contiguous()
-        self.lists = Lists(neighbors.row_ptr.contiguous(), neighbors.source.contiguous(), target, row)
+        lists = neighbors.row_ptr, neighbors.source, neighbors.target, a.terms.row
+        self.lists = Lists(*(None if t is None else t.contiguous() for t in lists))
         base = _shared_scores(a, self.dtype)
         tables = _expanded_tables(a)
         query, key, value = (None if t is None else t.contiguous() for t in (a.query, a.key, a.value))
         self.operands = Operands(query, key, value, base, **tables)
-        self.strides = Strides(
-            base=(0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1)),
-            **{name: None if table is None else table.stride() for name, table in tables.items()},
-        )
+        steps = {name: () if table is None else table.stride() for name, table in tables.items()}
+        steps["base"] = (0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1))
+        self.strides = Strides(**{name: tuple(map(tl.constexpr, sizes)) for name, sizes in steps.items()})
 
     def empty(self, *shape: int) -> Tensor:
         """Return an empty tensor in the dtype of sums."""
@@ -88,7 +89,7 @@ class _Call:
             return
         told = (self.operands, self.strides, self.lists, self.shape)
         with torch.cuda.device_of(self.problem.value):
-            kernel[(rows, heads, blocks)](*told, *arguments, num_warps=_warps(self.shape), enable_fp_fusion=True)
+            kernel[(rows * heads, blocks)](*told, *arguments, num_warps=_warps(self.shape), enable_fp_fusion=True)
 
 
 def _shape(a: Problem, dtype: torch.dtype) -> Shape:
@@ -203,10 +204,20 @@ def _like(grad: Tensor, table: Tensor | None) -> Tensor | None:
 
 
 def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the edges sorted by group, in their order, and the begin of each group."""
+    """Return the edges sorted by group, in their order, and the begin of each group.
+
+    The result is kept as long as ``group``, which is part of the geometry and the same in all layers. It is not kept
+    while a CUDA graph is captured, which would reuse its memory.
+    """
+    version = 0 if group.is_inference() else group._version
+    known = _KNOWN.get(group)
+    if known is not None and known[:2] == (version, groups):
+        return known[2]
     ordered, edges = torch.sort(group, stable=True)
-    bounds = torch.arange(groups + 1, device=group.device)
-    return torch.searchsorted(ordered, bounds), edges
+    found = torch.searchsorted(ordered, torch.arange(groups + 1, device=group.device)), edges
+    if not (group.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _KNOWN[group] = (version, groups, found)
+    return found
 
 
 def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:

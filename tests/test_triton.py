@@ -159,6 +159,16 @@ def check(case, tolerance, again=False, **options):
         assert all(torch.equal(one, other) for one, other in zip(found, repeated, strict=True))
 
 
+@pytest.fixture(params=[True, False], ids=["an edge in a lane", "an edge in a tile"])
+def lanes(request, monkeypatch):
+    """Use the kernels for small fibers, in which each lane has an edge of its own, or those for all fibers."""
+    from lieattn.ops.kernels.triton import _launch
+
+    if not request.param:
+        monkeypatch.setattr(_launch, "_REGISTERS", 0)
+    return request.param
+
+
 def some(cases, briefly):
     """Return the cases as parameters, marked slow except for a few that together cover most branches of the kernels."""
     return [case if case in briefly else pytest.param(case, marks=pytest.mark.slow) for case in cases]
@@ -166,14 +176,28 @@ def some(cases, briefly):
 
 @interpreted
 @pytest.mark.parametrize("case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution")))
-def test_equals_plain(case):
+def test_equals_plain(case, lanes):
     check(case, 1e-12)
 
 
 @interpreted
 @pytest.mark.parametrize("case", some(["query sum", "joint, all tables"], ["query sum"]))
-def test_edges_that_are_their_own_type(case):
+def test_edges_that_are_their_own_type(case, lanes):
     check(case, 1e-12, indexed=False)
+
+
+@interpreted
+def test_sources_of_many_edges_are_split_among_programs(lanes, monkeypatch):
+    from lieattn.ops.kernels.triton import _launch
+
+    monkeypatch.setattr(_launch, "_MOST_EDGES", 2)
+    check("joint", 1e-12, lists=([0, 3, 7, 7, 12], [0, 1, 3, 0, 1, 1, 3, 1, 1, 1, 0, 1]))
+
+
+@interpreted
+@pytest.mark.slow
+def test_more_edges_than_lanes():
+    check("query sum", 1e-12, heads=1, lists=([0, 40, 41, 41], [*range(2), *[0, 1] * 19, 0]))
 
 
 @interpreted
@@ -200,7 +224,7 @@ def test_many_edges_of_a_type_are_split_among_programs(monkeypatch):
 
 @interpreted
 @pytest.mark.slow
-def test_large_scores_do_not_overflow():
+def test_large_scores_do_not_overflow(lanes):
     check("location only", 1e-12)
     from lieattn.ops.kernels.triton._launch import run_forward
 
@@ -227,7 +251,7 @@ def test_the_lowest_scores_have_weights():
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warnings of the interpreter: log(0) and 0 / 0
 @pytest.mark.parametrize("case", some(["query sum", "joint, bias of pairs", "framewise, none"], ["query sum"]))
-def test_keys_masked_by_infinite_biases(case):
+def test_keys_masked_by_infinite_biases(case, lanes):
     """Masks for some frames of a key, for a whole key, and for all keys of a point, whose output is then 0."""
     from lieattn.ops.kernels.triton._launch import run_backward, run_forward
 
@@ -265,7 +289,7 @@ def test_keys_masked_by_infinite_biases(case):
         pytest.param("framewise", torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
-def test_half_precision_keeps_statistics_in_float32(case, dtype):
+def test_half_precision_keeps_statistics_in_float32(case, dtype, lanes):
     """Signals in half precision with tables in float32 give the results of float32 for the rounded signals."""
     from lieattn.ops.kernels.triton._launch import run_backward, run_forward
 
@@ -327,18 +351,23 @@ def test_in_the_interpreter():
     assert " passed" in done.stdout
 
 
-class Compilation:
-    """Compiles the kernels of a module instead of launching them; ``machine_code`` has the result for each kernel."""
+LAUNCHED = ("largest_places", "channel_sums", "pixel_gradients", "tap_products")  # kernels of attentive convolution
 
-    def __init__(self, module, architecture, monkeypatch, cache):
+
+class Compilation:
+    """Compiles the kernels of modules instead of launching them; ``machine_code`` has the result for each kernel."""
+
+    def __init__(self, modules, architecture, monkeypatch, cache):
         from triton.runtime import JITFunction, driver
 
         self.architecture, self.machine_code = architecture, {}
         monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
         monkeypatch.setattr(driver, "_active", self)
-        for name, kernel in vars(module).copy().items():
-            if isinstance(kernel, JITFunction) and not name.startswith("_"):
-                monkeypatch.setattr(module, name, _Compiled(kernel, self.machine_code))
+        for module in modules:
+            for name in ("forward", *(name for name in vars(module) if name.startswith("backward_")), *LAUNCHED):
+                kernel = getattr(module, name, None)
+                if isinstance(kernel, JITFunction):
+                    monkeypatch.setattr(module, name, _Compiled(kernel, self.machine_code))
 
     def get_current_target(self):
         from triton.backends.compiler import GPUTarget
@@ -368,6 +397,7 @@ class _Compiled:
     ("case", "fiber", "architecture"),
     [
         ("joint, all tables", 3, 90),
+        ("joint, all tables", 9, 90),
         ("pooled", 4, 80),
         pytest.param("query sum", 24, 90, marks=pytest.mark.slow),
         pytest.param("pooled", 8, 90, marks=pytest.mark.slow),
@@ -376,9 +406,9 @@ class _Compiled:
 )
 def test_compiles_for_a_gpu_that_is_not_here(case, fiber, architecture, monkeypatch, tmp_path):
     """Triton's compiler compiles the interpreted kernels down to machine code; nothing is launched."""
-    from lieattn.ops.kernels.triton import _launch
+    from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward, _launch
 
-    built = Compilation(_launch, architecture, monkeypatch, tmp_path)
+    built = Compilation((_forward, _backward, _lanes, _lanes_backward), architecture, monkeypatch, tmp_path)
     signals, neighbors, terms, _index, pattern, normalize, dropout = problem(case, fiber=fiber, dtype=torch.float32)
     _, given = problem_of(signals, neighbors, terms, pattern, normalize, dropout)
     out, norm = _launch.run_forward(given, SEED)
@@ -389,6 +419,6 @@ def test_compiles_for_a_gpu_that_is_not_here(case, fiber, architecture, monkeypa
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("fiber", [3, 24])
-def test_on_a_gpu(case, fiber, device):
+def test_on_a_gpu(case, fiber, device, lanes):
     check(case, 1e-4, fiber=fiber, depth=8, width=8, dtype=torch.float32, device=device, again=True)
     check(case, 1e-11, fiber=fiber, depth=8, width=8, dtype=torch.float64, device=device)

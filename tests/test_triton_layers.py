@@ -241,7 +241,7 @@ def test_attentive_convolution_in_parts_twice_differentiable_and_in_float32(devi
 def test_networks_compile_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
     from lieattn.ops.kernels.triton import _head_networks
 
-    built = Compilation(_head_networks, architecture, monkeypatch, tmp_path)
+    built = Compilation([_head_networks], architecture, monkeypatch, tmp_path)
     rows, weights, biases = (t.detach() if torch.is_tensor(t) else [w.detach().float() for w in t] for t in networks())
     parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
     out = _head_networks.run_forward(rows.float(), parameters)
@@ -255,7 +255,7 @@ def test_attentive_convolution_compiles_for_a_gpu_that_is_not_here(architecture,
     from lieattn.ops._attentive import Window
     from lieattn.ops.kernels.triton import _attentive
 
-    built = Compilation(_attentive, architecture, monkeypatch, tmp_path)
+    built = Compilation([_attentive], architecture, monkeypatch, tmp_path)
     x, kernel = torch.zeros(1, 2, 3, 6, 5, requires_grad=True), torch.zeros(4, 2, 3, 9, requires_grad=True)
     _attentive._statistics(x, kernel, Window(3))
     kept, top = _attentive._ChannelSums.apply(Window(3), True, x, kernel, torch.ones(1, 4, 2, 3, requires_grad=True))

@@ -184,21 +184,22 @@ def _to_frames(table, strides, s, grad, kind, head, first, frames, width, W):  #
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def backward_sources(  # type: ignore[no-untyped-def]
-    p, strides, lists, s, grad_out, norm, means, column_ptr, column_edge, grad_key, grad_value, seed, threshold
+    p, strides, lists, s, grad_out, norm, means, row_first, row_last, column_edge, grad_key, grad_value, seed, threshold
 ):
-    """Write the gradients of keys and values. A program loops over the edges of one source point.
+    """Write the gradients of keys and values. A program loops over the edges of a source, or over some of them.
 
     It processes all frames over the point, or a block of them if frames are pooled.
     """
-    point, head = row_and_head(s.heads)
+    row, head = row_and_head(s.heads)
     first = tl.program_id(1) * s.B
     of_key = tl.zeros([s.B, s.D], s.dtype)
     of_value = tl.zeros([s.B, s.W], s.dtype)
-    for number in range(tl.load(column_ptr + point), tl.load(column_ptr + point + 1)):
+    for number in range(tl.load(row_first + row), tl.load(row_last + row)):
         edge = tl.load(column_edge + number)
+        source = tl.load(lists.source + edge)
         target = _target(p, strides, lists, s, grad_out, norm, means, tl.load(lists.target + edge), head)
         kind = kind_of(lists, edge)
-        slope, masked, _, _, back, _, _ = _slopes(p, strides, s, target, point, kind, edge, head, (seed, threshold))
+        slope, masked, _, _, back, _, _ = _slopes(p, strides, s, target, source, kind, edge, head, (seed, threshold))
         if s.pooled:
             if p.query is not None:
                 of_key += _to_frames(
@@ -214,8 +215,8 @@ def backward_sources(  # type: ignore[no-untyped-def]
             of_key += combine(tl.trans(slope), target[0], s.dot_keys, s.precision, s.dtype)
             of_value += combine(tl.trans(masked), back, s.dot_keys, s.precision, s.dtype)
     if p.query is not None:
-        put_signal(grad_key, of_key, point, head, s.key_frames, s.heads, s.depth, s.B, s.D, first)
-    put_signal(grad_value, of_value, point, head, s.keys, s.heads, s.width, s.B, s.W, first)
+        put_signal(grad_key, of_key, row, head, s.key_frames, s.heads, s.depth, s.B, s.D, first)
+    put_signal(grad_value, of_value, row, head, s.keys, s.heads, s.width, s.B, s.W, first)
 
 
 @triton.jit
@@ -285,7 +286,7 @@ def _put_tables(p, s, row, head, of_bias, of_pairs, of_psi, of_beta, grad_bias, 
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def backward_types(  # type: ignore[no-untyped-def]
-    p, strides, lists, s, grad_out, norm, means, type_ptr, type_edge, splits, each: tl.constexpr,
+    p, strides, lists, s, grad_out, norm, means, type_ptr, type_edge, types, splits, each: tl.constexpr,
     grad_rho, grad_bias, grad_psi, grad_beta, grad_key_psi, grad_value_psi, seed, threshold
 ):  # fmt: skip
     """Write the gradients of the tables of displacements, ``[types, splits, outs, heads, *]``.

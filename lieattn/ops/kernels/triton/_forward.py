@@ -60,7 +60,7 @@ class Lists(NamedTuple):
 Shape = namedtuple(
     "Shape",
     "outs queries keys key_frames columns pairs depth width heads seeded O G M K P D W B pooled tied_out tied_key "
-    "softmax product counted full_bias dropout constant lowest dot_keys dot_pairs precision dtype",
+    "softmax product counted full_bias dropout constant lowest dot_keys dot_pairs precision dtype E VD VW",
 )
 
 

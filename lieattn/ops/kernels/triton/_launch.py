@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, norm_shape, seeded_heads
-from lieattn.ops.kernels.triton._backward import backward_sources, backward_targets, backward_types
-from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides, forward
+from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward
+from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides
 
 _EDGES_A_PROGRAM = 64  # number of edges of one type for each program, if a type has many
 _MOST_SPLITS = 256
 _MATRIX = 16  # smallest side of a product that matrix units support
+_LANES = 32
+_REGISTERS = 64  # largest tile of one edge, in numbers, that a lane holds
+_MOST_EDGES = 256  # number of edges of a source for each program
 _FACTORS = 2048  # number of factors of pairs of frames that a program stores at a time, if frames are pooled
 _TABLES = ("rho", "bias", "psi", "beta", "key_psi")
-# For each tensor with the group of every edge: its version, the number of groups, and the result of _grouped.
+# Results of _kept for each tensor.
 _KNOWN: Any = WeakTensorKeyDictionary()
+
+Result = TypeVar("Result")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +35,7 @@ def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
     call, value = _Call(problem), problem.value
     out = value.new_empty(call.points, problem.outs, *value.shape[2:])
     norm = call.empty(*norm_shape(problem)).zero_()
-    call.run(forward, call.points, out, norm if norm.numel() else None, seed, call.threshold)
+    call.run("forward", call.points, out, norm if norm.numel() else None, seed, call.threshold)
     return out, norm
 
 
@@ -42,9 +49,8 @@ def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) ->
     given = (grad_out.contiguous(), *((norm, torch.empty_like(norm)) if norm.numel() else (None, None)))
     draw = (seed, call.threshold)
     if problem.query is not None or slopes is not None or norm.numel():
-        call.run(backward_targets, call.points, *given, grads["query"], slopes, *draw)
-    edges = _grouped(problem.neighbors.source, call.points)
-    call.run(backward_sources, call.points, *given, *edges, grads["key"], grads["value"], *draw, blocks=call.blocks)
+        call.run("backward_targets", call.points, *given, grads["query"], slopes, *draw)
+    grads |= _source_gradients(call, given, draw)
     if slopes is not None:
         _add_shared_scores(call, slopes, grads)
     if any(grads[name] is not None for name in _TABLES):
@@ -66,6 +72,7 @@ class _Call:
         self.dtype = a.value.dtype if a.value.dtype == torch.float64 else torch.float32
         self.threshold = int(a.dropout * 2**32)
         self.shape = _shape(a, self.dtype)
+        self.lanes = _fits_lanes(self.shape)
         self.columns = self.shape.columns.value
         self.blocks = self.shape.K.value // self.shape.B.value
         lists = neighbors.row_ptr, neighbors.source, neighbors.target, a.terms.row
@@ -82,14 +89,17 @@ class _Call:
         """Return an empty tensor in the dtype of sums."""
         return self.problem.value.new_empty(shape, dtype=self.dtype)
 
-    def run(self, kernel: Any, rows: int, *arguments: Any, heads: int | None = None, blocks: int = 1) -> None:
-        """Start a program for each row, head (or group of heads), and block of frames."""
+    def run(self, name: str, rows: int, *arguments: Any, heads: int | None = None, blocks: int = 1) -> None:
+        """Start a program of a kernel for each row, head (or group of heads), and block of frames."""
         heads = self.problem.value.shape[2] if heads is None else heads
         if rows == 0 or heads == 0:
             return
         told = (self.operands, self.strides, self.lists, self.shape)
+        tiles, lanes = (_forward, _lanes) if name == "forward" else (_backward, _lanes_backward)
+        kernel = getattr(lanes if self.lanes else tiles, name)
+        warps = 1 if self.lanes else _warps(self.shape)
         with torch.cuda.device_of(self.problem.value):
-            kernel[(rows * heads, blocks)](*told, *arguments, num_warps=_warps(self.shape), enable_fp_fusion=True)
+            kernel[(rows * heads, blocks)](*told, *arguments, num_warps=warps, enable_fp_fusion=True)
 
 
 def _shape(a: Problem, dtype: torch.dtype) -> Shape:
@@ -128,8 +138,19 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         # Half precisions are exact in TF32. Wider numbers are multiplied in their own precision.
         "precision": "tf32" if a.value.dtype.itemsize < 4 else "ieee",
         "dtype": tl.float64 if dtype == torch.float64 else tl.float32,
+        "E": _LANES,
+        # Channels that a lane loads together, a power of two that divides all channels, so that they are aligned.
+        "VD": min(common["depth"] & -common["depth"], 4) or 1,
+        "VW": min(common["width"] & -common["width"], 4) or 1,
     }
     return Shape(**{name: tl.constexpr(size) for name, size in sizes.items()})
+
+
+def _fits_lanes(shape: Shape) -> bool:
+    """Return whether the tiles of one edge fit the registers of a lane, so that each lane processes an edge."""
+    s = Shape(*(size.value for size in shape))
+    tiles = s.G * s.M, s.P * s.G, s.G * s.D, max(s.O, s.K) * max(s.D, s.W)
+    return not s.pooled and max(tiles) <= _REGISTERS
 
 
 def _warps(shape: Shape) -> int:
@@ -185,6 +206,41 @@ def _shared_scores(a: Problem, dtype: torch.dtype) -> Tensor | None:
     return None if base is None else base.contiguous()
 
 
+def _source_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
+    """Return the gradients of keys and values, which are sums over the edges of each source."""
+    a, more = call.problem, call.edges // _MOST_EDGES
+    first, last, edges, begin = _kept(a.neighbors.source, call.points, _source_programs)
+    sums = {
+        name: None if t is None else t.new_empty(len(first), *t.shape[1:], dtype=call.dtype if more else t.dtype)
+        for name, t in (("key", a.key), ("value", a.value))
+    }
+    call.run("backward_sources", len(first), *given, first, last, edges, *sums.values(), *draw, blocks=call.blocks)
+    if more:
+        for name, total in sums.items():
+            if total is not None:
+                own, rest = total.flatten(1).split([call.points, more])
+                rest = torch.segment_reduce(rest, "sum", offsets=begin, unsafe=True)
+                sums[name] = (own + rest).to(a.value.dtype).view(-1, *total.shape[1:])
+    return sums
+
+
+def _source_programs(source: Tensor, points: int) -> tuple[Tensor, ...]:
+    """Return the range of edges of each program of ``backward_sources``, and the edges sorted by source.
+
+    The first programs are those of the points. Programs after them process what is left of points that are the source
+    of many edges; there are as many as could be necessary, in the order of the points, and the last result is the first
+    one of each point, and their number.
+    """
+    bounds, edges = _sorted(source, points)
+    number = torch.arange(len(source) // _MOST_EDGES, device=source.device)
+    begin = F.pad(((bounds.diff() - 1).clamp(min=0) // _MOST_EDGES).cumsum(0), (1, 0))
+    owner = torch.searchsorted(begin, number, right=True).sub(1).clamp(max=points - 1)
+    further = bounds[owner] + (number - begin[owner] + 1) * _MOST_EDGES
+    first = torch.cat([bounds[:-1], further])
+    ends = torch.cat([bounds[1:], torch.where(number < begin[-1], bounds[owner + 1], further)])
+    return first, torch.minimum(first + _MOST_EDGES, ends), edges, begin
+
+
 def _add_shared_scores(call: _Call, slopes: Tensor, grads: dict[str, Tensor | None]) -> None:
     """Add the gradients through the shared scores to those of the tables of frames and the query."""
     a, key = call.problem, _fiber_key(call.problem, call.dtype)
@@ -203,21 +259,25 @@ def _like(grad: Tensor, table: Tensor | None) -> Tensor | None:
     return None if table is None else grad.sum_to_size(table.shape).to(table.dtype).contiguous()
 
 
-def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the edges sorted by group, in their order, and the begin of each group.
+def _kept(index: Tensor, size: int, compute: Callable[[Tensor, int], Result]) -> Result:
+    """Return ``compute(index, size)``, which is kept as long as the tensor of the geometry, for all layers and steps.
 
-    The result is kept as long as ``group``, which is part of the geometry and the same in all layers. It is not kept
-    while a CUDA graph is captured, which would reuse its memory.
+    It is not kept while a CUDA graph is captured, which would reuse its memory.
     """
-    version = 0 if group.is_inference() else group._version
-    known = _KNOWN.get(group)
-    if known is not None and known[:2] == (version, groups):
-        return known[2]
+    version = 0 if index.is_inference() else index._version
+    known = _KNOWN.setdefault(index, {})
+    if (compute, size, version) not in known:
+        found = compute(index, size)
+        if index.is_cuda and torch.cuda.is_current_stream_capturing():
+            return found
+        known[compute, size, version] = found
+    return cast(Result, known[compute, size, version])
+
+
+def _sorted(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the begin of each group, and the edges sorted by group, in their order."""
     ordered, edges = torch.sort(group, stable=True)
-    found = torch.searchsorted(ordered, torch.arange(groups + 1, device=group.device)), edges
-    if not (group.is_cuda and torch.cuda.is_current_stream_capturing()):
-        _KNOWN[group] = (version, groups, found)
-    return found
+    return torch.searchsorted(ordered, torch.arange(groups + 1, device=group.device)), edges
 
 
 def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
@@ -234,7 +294,7 @@ def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int])
         if a.terms.positional_key is not None and a.terms.positional_key.shape[2] == 1:
             each = heads  # otherwise there would be a row for each edge and head
     else:
-        edges = _grouped(index, types)
+        edges = _kept(index, types, _sorted)
         splits = max(1, min(_MOST_SPLITS, call.edges // (max(types, 1) * _EDGES_A_PROGRAM)))
     shapes = {
         "rho": (heads // each, depth),
@@ -250,7 +310,8 @@ def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int])
     rho, bias, psi, beta, key_psi = sums.values()
     own = (rho, bias, *((None, beta, key_psi, psi) if pooled else (psi, beta, None, None)))
     groups = {"heads": heads // each, "blocks": call.blocks}
-    call.run(backward_types, types * splits, *given, *edges, splits, each, *own, *draw, **groups)
+    rows = -(-types // _LANES) if call.lanes and index is None else types * splits
+    call.run("backward_types", rows, *given, *edges, types, splits, each, *own, *draw, **groups)
     grads: dict[str, Tensor | None] = {}
     for name, table in tables.items():
         if table is not None and (total := sums[name]) is not None:

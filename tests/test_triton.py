@@ -165,7 +165,7 @@ def lanes(request, monkeypatch):
     from lieattn.ops.kernels.triton import _launch
 
     if not request.param:
-        monkeypatch.setattr(_launch, "_REGISTERS", 0)
+        monkeypatch.setattr(_launch, "_PAIRS", 0)
     return request.param
 
 

@@ -53,7 +53,8 @@ class Preprocessed(Wrapper):
         found = self.transform(data)
         if getattr(found, "pos", None) is None:
             raise TypeError(f"transform: expected data with pos from {self.transform!r}, got {kind(found)}")
-        return self.network(found, **options)
+        # Some transforms, such as Constant of PyTorch Geometric, put new attributes on the CPU.
+        return self.network(found.to(found.pos.device), **options)
 
     def extra_repr(self) -> str:
         """Return the transform as text."""

@@ -20,7 +20,7 @@ _EDGES_A_PROGRAM = 64  # number of edges of one type for each program, if a type
 _MOST_SPLITS = 256
 _MATRIX = 16  # smallest side of a product that matrix units support
 _LANES = 32
-_REGISTERS = 64  # largest tile of one edge, in numbers, that a lane holds
+_PAIRS, _NUMBERS = 32, 64  # largest tiles of pairs of frames, and of channels of all frames, that a lane holds
 _MOST_EDGES = 256  # number of edges of a source for each program
 _FACTORS = 2048  # number of factors of pairs of frames that a program stores at a time, if frames are pooled
 _TABLES = ("rho", "bias", "psi", "beta", "key_psi")
@@ -147,10 +147,10 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
 
 
 def _fits_lanes(shape: Shape) -> bool:
-    """Return whether the tiles of one edge fit the registers of a lane, so that each lane processes an edge."""
+    """Return whether the tiles of an edge fit the registers of a lane, so that each lane processes an edge."""
     s = Shape(*(size.value for size in shape))
-    tiles = s.G * s.M, s.P * s.G, s.G * s.D, max(s.O, s.K) * max(s.D, s.W)
-    return not s.pooled and max(tiles) <= _REGISTERS
+    signals = max(s.G, s.O, s.K) * max(s.D, s.W)
+    return not s.pooled and max(s.G * s.M, s.P * s.G) <= _PAIRS and signals <= _NUMBERS
 
 
 def _warps(shape: Shape) -> int:

@@ -1,0 +1,85 @@
+"""Networks on a device other than the CPU, with tensors that pretend to be there: nothing stays behind or comes back."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import Constant
+
+import lieattn
+from lieattn import _checks
+from lieattn._saved import trained_cards
+from lieattn.certify import certify
+from lieattn.groups import cyclic
+from lieattn.models import FramewiseTransformer, Preprocessed
+from lieattn.testing import relative_error
+from tests.elsewhere import DEVICE, Device, Elsewhere, moved
+from tests.test_trained import item
+from tests.test_waiting import NETWORKS, inputs_of
+
+CARDS = trained_cards()
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    """Let the library take these tensors, although real ones on the meta device have no numbers."""
+    monkeypatch.setattr(_checks.check_has_numbers, "__code__", (lambda argument, value: None).__code__)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    with Device():
+        yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def there(data):
+    """Return a copy of data on the other device."""
+    return data.to(DEVICE) if isinstance(data, torch.Tensor) else copy.copy(data).apply(lambda t: t.to(DEVICE))
+
+
+def check_alike(network, data):
+    """The network has the same output there, and gradients."""
+    expected = network(data).detach()
+    network = moved(copy.deepcopy(network))
+    found = network(there(data))
+    assert isinstance(found, Elsewhere)
+    assert relative_error(found.here.detach(), expected) < 1e-4
+    found.sum().backward()
+    grads = [weight.grad for weight in network.parameters() if weight.grad is not None]
+    assert grads
+    assert all(isinstance(grad, Elsewhere) for grad in grads)
+
+
+def test_operands_on_two_devices_are_refused():
+    """Control: these tensors see what a GPU would see."""
+    data = torch.ones(3).to(DEVICE)
+    assert torch.equal((data + 1).to("cpu"), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="operands on two devices"):
+        data + torch.ones(3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name):
+    network = NETWORKS[name]().eval()
+    check_alike(network, inputs_of(network)[0])
+
+
+@pytest.mark.parametrize("name", sorted(set(CARDS) - {"springs"}))
+def test_trained_networks(name):
+    check_alike(lieattn.load(name), Batch.from_data_list([item(CARDS[name])] * 2))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "rot-mnist-p4" else pytest.param(name, marks=pytest.mark.slow) for name in sorted(CARDS)]
+)
+def test_certificates(name):
+    measured, network = CARDS[name]["certificate"], moved(lieattn.load(name))
+    tolerances = {getattr(torch, dtype): value for dtype, value in measured["tolerances"].items()}
+    options = {"tolerances": tolerances, "rotations": 1, "elements": 4, "continuity": False}
+    certificate = certify(network, item(CARDS[name]), **options)
+    assert certificate.verdict == "kept", str(certificate)
+
+
+def test_transforms_that_leave_features_on_the_cpu():
+    network = Preprocessed(FramewiseTransformer(cyclic(4), 1, 3, channels=4), Constant(cat=False))
+    check_alike(network, Data(pos=torch.randn(7, 2)))

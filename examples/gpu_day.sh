@@ -32,7 +32,8 @@ else
   # Real sizes: 64 images of 28 x 28; 100,000 points x 24 frames; molecules as in QM9, 128 in a batch.
   benchmarks=(attention roofline whole-clouds epochs scaling gsa-net attentive framewise lietransformer peers)
   benchmarks+=(lifts scales)
-  tests=(tests -m gpu)
+  mapfile -t tests < <(grep -l mark.gpu tests/*.py)
+  tests+=(-m gpu -n auto -p no:benchmark -v)
 fi
 
 # step NAME SECONDS COMMAND...: run it, keep its output, note its seconds and exit status.
@@ -45,7 +46,7 @@ step() {
 }
 
 step info 120 "$python" -m lieattn info
-step tests 600 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
+step tests 900 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 for name in "${benchmarks[@]}"; do
   step "bench-$name" $limit \
     "$python" -m lieattn bench "$name" --device $device --repeats $repeats "${extra[@]}" --json "$out/bench-$name.json"

@@ -1,4 +1,4 @@
-"""Networks on a device other than the CPU, with tensors that pretend to be there: nothing stays behind or comes back."""
+"""Networks on another device, with tensors that pretend to be there: none of their tensors stays on the CPU."""
 
 import copy
 

@@ -418,7 +418,7 @@ def test_compiles_for_a_gpu_that_is_not_here(case, fiber, architecture, monkeypa
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("fiber", [3, 24])
+@pytest.mark.parametrize("fiber", [3, pytest.param(24, marks=pytest.mark.slow)])
 def test_on_a_gpu(case, fiber, device, lanes):
     check(case, 1e-4, fiber=fiber, depth=8, width=8, dtype=torch.float32, device=device, again=True)
     check(case, 1e-11, fiber=fiber, depth=8, width=8, dtype=torch.float64, device=device)

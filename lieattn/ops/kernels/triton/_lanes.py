@@ -38,7 +38,11 @@ def entries(pointer, e, group, strides, frames, s, F, V):  # type: ignore[no-unt
 
 @triton.jit
 def added(total, group, part):  # type: ignore[no-untyped-def]
-    """Add [F, V, E] to one group of [F, groups, V, E]. The compiler knows the registers of the group."""
+    """Add [F, V, E] to one group of [F, groups, V, E].
+
+    In a loop that is unrolled (``static_range``), the compiler knows the registers of the group. Other loops over
+    groups are not unrolled: code would be longer, and registers would be spilled.
+    """
     chosen = tl.arange(0, total.shape[1])[None, :, None, None] == group
     return tl.where(chosen, total + part[:, None, :, :], total)
 
@@ -65,7 +69,7 @@ def _scores(p, strides, s, e):  # type: ignore[no-untyped-def]
         at = e.target[None, None, :] * strides.base[0] + e.head * strides.base[1] + g * s.columns + m
         score += tl.load(p.base + at, mask=inside, other=0.0).to(s.dtype)
     if p.query is not None:
-        for group in tl.static_range(s.depth // s.VD):
+        for group in range(s.depth // s.VD):
             query = channels(p.query, e.target, e, group, s.queries, s, s.depth, s.G, s.VD)
             key = channels(p.key, e.source, e, group, s.keys, s, s.depth, s.K, s.VD)
             score += products(s.tied_key, query, key, 1)

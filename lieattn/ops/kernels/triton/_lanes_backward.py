@@ -114,7 +114,7 @@ def _slopes(p, strides, s, e, lists, grad_out, norm, mean, draw):  # type: ignor
     x = tl.zeros([s.P, s.G, s.E], s.dtype)
     slope = tl.zeros([s.G, s.M, s.E], s.dtype)
     middle = tl.zeros([s.G, s.E], s.dtype)
-    for group in tl.static_range(s.width // s.VW):
+    for group in range(s.width // s.VW):
         value = values(p, s, e, group)
         mixed = over_keys(s, masked, value)
         y, shift = _pulled_back(p, strides, s, e, _gradients(s, e, grad_out, group), group)
@@ -147,7 +147,7 @@ def _mean_gradient(p, strides, s, e, lists, grad_out, norm, draw):  # type: igno
     """Return W x, [P, G, E]."""
     _, masked, weight = _weights_again(p, strides, s, e, lists, norm, draw)
     x = tl.zeros([s.P, s.G, s.E], s.dtype)
-    for group in tl.static_range(s.width // s.VW):
+    for group in range(s.width // s.VW):
         y, shift = _pulled_back(p, strides, s, e, _gradients(s, e, grad_out, group), group)
         x += products(s.tied_out, y, over_keys(s, masked, values(p, s, e, group)), 0)
         if p.beta is not None:

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -702,3 +703,35 @@ def test_geometry_made_beforehand_gives_the_same_logits():
     assert isinstance(geometry.clouds[-1], PointClouds)
     assert torch.equal(net(batch, geometry), net(batch))
     assert torch.equal(net(batch, pickle.loads(pickle.dumps(geometry))), net(batch))
+
+
+@pytest.mark.parametrize(
+    ("batch", "each"),
+    [
+        ([0, 0, 1, 1, 2, 2], 2),
+        ([0, 0, 0, 1, 1, 1], 3),
+        (None, 6),
+        ([0, 1, 0, 1, 0, 1], None),
+        ([0, 0, 0, 0, 1, 2], None),
+    ],
+)
+def test_clouds_of_equal_size_are_known_and_change_no_sums(batch, each):
+    batch = None if batch is None else torch.tensor(batch)
+    clouds = point_clouds(torch.randn(6, 3), batch=batch)
+    assert clouds.each == each
+    unknown = replace(clouds, each=None)
+    x = torch.randn(6, 4, 5, dtype=torch.float64)
+    norm = CloudNorm(5).double()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    torch.testing.assert_close(clouds.sum(x), unknown.sum(x))
+    torch.testing.assert_close(clouds.mean(x), unknown.mean(x))
+    torch.testing.assert_close(norm(x, clouds), norm(x, unknown))
+
+
+def test_graphs_of_some_points_do_not_keep_the_size_of_clouds():
+    graph = lift(torch.randn(2, 5, 3), tetrahedral(), Radius(2.0))
+    assert graph.each == 5
+    assert graph.subset(torch.tensor([0, 1, 2, 5]), Radius(2.0)).each is None
+    assert LiftedGraph.collate([graph, graph]).each == 5
+    assert LiftedGraph.collate([graph, lift(torch.randn(4, 3), tetrahedral(), Radius(2.0))]).each is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -209,6 +209,9 @@ class PointClouds(Movable):
         bool of the vectors along which a cloud is periodic. Both are None if no cloud is periodic.
     edge_index
         Edges of the data, for :class:`Given`, which are not checked yet, or None.
+    each
+        Number of points of every cloud if all clouds are known to have as many, one cloud after another. Sums over
+        clouds are faster then.
     """
 
     pos: Tensor
@@ -218,6 +221,7 @@ class PointClouds(Movable):
     cell: Tensor | None = None
     pbc: Tensor | None = None
     edge_index: Tensor | None = None
+    each: int | None = None
 
     def __repr__(self) -> str:
         given = [f"with {name}" for name in ("grid", "cell", "edge_index") if getattr(self, name) is not None]
@@ -249,9 +253,25 @@ class PointClouds(Movable):
         # Unlike bincount, a GPU does this without waiting for the CPU.
         return self.batch.new_zeros(self.num_clouds).index_add(0, self.batch, torch.ones_like(self.batch))
 
+    def with_each(self) -> Self:
+        """Return the same clouds with :attr:`each`, which is found from :attr:`batch`. On a GPU, this waits for it."""
+        if self.num_points == 0 or self.num_points % self.num_clouds or torch.compiler.is_compiling():
+            return self
+        each = self.num_points // self.num_clouds
+        regular = self.batch.view(-1, each) == torch.arange(self.num_clouds, device=self.device)[:, None]
+        return replace(self, each=each) if bool(regular.all()) else self
+
+    def by_cloud(self, x: Tensor) -> Tensor | None:
+        """Return ``[points, *]`` as ``[clouds, points, *]``, or None if :attr:`each` is None or torch compiles."""
+        self._check_rows(x)
+        # The number of points is no constant of exported programs.
+        known = self.each is not None and not torch.compiler.is_compiling()
+        return x.unflatten(0, (self.num_clouds, self.each)) if known else None
+
     def sum(self, x: Tensor) -> Tensor:
         """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
-        self._check_rows(x)
+        if (clouds := self.by_cloud(x)) is not None:
+            return clouds.sum(dim=1)
         return x.new_zeros(self.num_clouds, *x.shape[1:]).index_add(0, self.batch, x)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -339,9 +359,10 @@ def point_clouds(
     if grid is not None:
         _check_grid(grid, cloud, num_clouds, 3 if points.shape[1] == 3 else 2)
     cell, pbc = lattices(cell, pbc, num_clouds, points)
-    return PointClouds(
+    clouds = PointClouds(
         pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc, edge_index=edge_index
     )
+    return clouds.with_each()
 
 
 def lattices(
@@ -400,11 +421,13 @@ def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[
             if mine != one[what]:
                 raise ValueError(f"{argument}: graph {number} has another {what} than graph 0: {one[what]} and {mine}")
     shifts = itertools.accumulate((part.num_clouds for part in parts), initial=0)
-    given = [name for name in ("grid", "cell", "pbc") if getattr(parts[0], name) is not None]
+    given: Any = [name for name in ("grid", "cell", "pbc") if getattr(parts[0], name) is not None]
+    sizes = {part.each for part in parts}
     return PointClouds(
         pos=torch.cat([part.pos for part in parts]),
         batch=torch.cat([part.batch + shift for part, shift in zip(parts, shifts, strict=False)]),
         num_clouds=sum(part.num_clouds for part in parts),
+        each=sizes.pop() if len(sizes) == 1 else None,
         **{name: torch.cat([getattr(part, name) for part in parts]) for name in given},
     )
 

@@ -114,6 +114,7 @@ def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.
         batch=torch.arange(images, device=device).repeat_interleave(one.num_points),
         num_clouds=images,
         grid=torch.tensor([sides], device=device).repeat(images, 1),
+        each=one.num_points if images else None,
     )
     found = one.neighbors
     none = Neighbors(found.row_ptr[:1], found.source[:0], found.target[:0])

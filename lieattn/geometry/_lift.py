@@ -199,8 +199,8 @@ class LiftedGraph(PointClouds):
     def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
         """Return the graph of the points ``kept`` with their elements, for example those of :func:`farthest_points`.
 
-        ``kept`` are int64 indices. Neighbors are found again by ``neighborhood``, and the length is unchanged.
-        ValueError is raised for graphs with several scales.
+        ``kept`` are int64 indices. Neighbors are found again, and the length is unchanged. ValueError is raised for
+        graphs with several scales.
         """
         check_indices("kept", kept, dim=1, device=self.device, below=self.num_points)
         if self.levels > 1:
@@ -209,9 +209,10 @@ class LiftedGraph(PointClouds):
         clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
         neighbors = find_neighbors(clouds, neighborhood)
         pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
-        own = replace(self.relative, given=None, cutoff=smooth_cutoff(neighborhood))
-        own = replace(own, pos=pos, batch=batch, neighbors=neighbors, pose=pose, elements=elements)
-        return replace(self, pos=pos, batch=batch, grid=None, edge_index=None, log_measure=None, relative=own)
+        left = replace(self, grid=None, edge_index=None, log_measure=None, each=None)
+        own = replace(self.relative, given=None, cutoff=smooth_cutoff(neighborhood), neighbors=neighbors)
+        own = replace(own, pos=pos, batch=batch, pose=pose, elements=elements)
+        return replace(left, pos=pos, batch=batch, relative=own)
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
@@ -221,9 +222,8 @@ class LiftedGraph(PointClouds):
         levels, dtype or device, or in the presence of a raster or a cell.
         """
         check_arguments(LiftedGraph.collate, locals())
-        clouds = collate_clouds(
-            "graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff")
-        )
+        alike = "group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff"
+        clouds = collate_clouds("graphs", graphs, alike)
         parts = [graph.relative for graph in graphs]
         measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
         graph = LiftedGraph.over(
@@ -335,7 +335,7 @@ class ScaleFrames:
             log_measure = log_volumes[neighbors.source // levels] - dim * factors.log()[level]
         pos, batch = (x.repeat_interleave(levels, dim=0) for x in (clouds.pos, clouds.batch))
         return LiftedGraph.over(
-            replace(clouds, pos=pos, batch=batch, grid=None, edge_index=None),
+            replace(clouds, pos=pos, batch=batch, grid=None, edge_index=None, each=None),
             space=space,
             neighbors=neighbors,
             length=length,

@@ -151,6 +151,7 @@ def _piece(graph: LiftedGraph, own: Tensor) -> Piece:
         batch=relative.batch,
         grid=None,
         edge_index=None,
+        each=None,
         log_measure=log_measure,
         relative=relative,
     )

@@ -73,7 +73,7 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
         cell=clouds.cell,
         pbc=clouds.pbc,
     )
-    return kept, left
+    return kept, left.with_each()
 
 
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
@@ -83,7 +83,7 @@ def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tu
     cell, grid = pool.cells(clouds.grid, advice)
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
     pos = pooled_positions(clouds.pos, cell, len(batch))
-    return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid)
+    return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid).with_each()
 
 
 def exact_inputs(grid: Tensor, crops: Sequence[Sequence[int]], pools: Sequence[bool]) -> str:

@@ -174,6 +174,13 @@ def may_look(numbers: Tensor) -> bool:
     return numbers.device.type in _LOOKED_AT and not torch.compiler.is_compiling()
 
 
+def any_negative(numbers: int | Tensor) -> bool:
+    """Return whether a number is negative, where a check may look at it."""
+    if isinstance(numbers, Tensor):
+        return may_look(numbers) and bool((numbers < 0).any())
+    return numbers < 0
+
+
 def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
     """Raise ValueError if numbers, or numbers / unit, are so large that sums of their products overflow float32.
 

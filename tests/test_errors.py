@@ -227,6 +227,8 @@ GROUPS = [
         ("g: ", "0..3 of C4", "[1, 9]"),
     ),
     ("translation by no element", lambda: cyclic(4).translate(7, zeros(4, 1)), ValueError, ("g: ", "C4", "got 7")),
+    ("act by a negative index", lambda: cyclic(4).act(-1, zeros(2)), ValueError, ("g: ", "0..3 of C4", "got -1")),
+    ("act by negative indices", lambda: cyclic(4).act(integers(0, -1), zeros(2)), ValueError, ("g: ", "0..3 of C4")),
     ("motion of no element", lambda: MOVES.element(4, zeros(2)), ValueError, ("linear: ", "0..3 of C4", "got 4")),
     ("look-up in another dimension", lambda: cyclic(4).index(torch.eye(3)), ValueError, ("[*, 2, 2] for C4", "(3, 3)")),
     (

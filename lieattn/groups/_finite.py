@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import (
+    any_negative,
     check_count,
     check_has_numbers,
     check_is,
@@ -237,8 +238,8 @@ class FiniteGroup(Group):
 
     def log(self, g: Tensor) -> Tensor:
         """Return an empty tensor ``[*, 0]`` for the identity; other elements raise ValueError."""
-        other = far(g.detach(), self.identity(g)).flatten(-2).any(-1)
-        check_none("g", other, f"has no logarithm in {self.name}: only the identity of a finite group has one")
+        no = f"has no logarithm in {self.name}: only the identity of a finite group has one"
+        check_none("g", far(g.detach(), self.identity(g)).flatten(-2).any(-1), no)
         return self.vee(g)
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
@@ -273,8 +274,7 @@ class FiniteGroup(Group):
         """
         check_is("f", f, Tensor)
         if f.ndim < 2 or f.shape[-2] != self.order:
-            size = f"[*, {self.order}, channels]"
-            raise ValueError(f"f: expected a signal on {self.name} with shape {size}, got {tuple(f.shape)}")
+            raise ValueError(f"f: expected [*, {self.order}, channels], a signal on {self.name}, got {tuple(f.shape)}")
         return f[..., self.permutation(g).to(f.device), :]
 
     def conjugate(self, by: Tensor, name: str | None = None) -> FiniteGroup:
@@ -400,7 +400,7 @@ def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor
     """Return ``table[index]``, or raise an error that names the group if an index is out of range."""
     try:
         whole = index.dtype in _WHOLE if isinstance(index, Tensor) else isinstance(index, int | np.integer)
-        if whole and not isinstance(index, bool):
+        if whole and not isinstance(index, bool) and not any_negative(index):
             return table[index]
     except IndexError:
         pass

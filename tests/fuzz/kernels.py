@@ -1,14 +1,18 @@
 """Comparison of kernels with definitions: outputs, weights, gradients and second derivatives.
 
-The operator by all its evaluators, attentive convolution, and the networks of heads and of edges.
+The operator by all its evaluators, attentive convolution, and the networks of heads and of edges. If the environment
+variable TRITON_INTERPRET is 1, kernels for GPUs take part, which takes many times as long.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
+from typing import Any
 from unittest import mock
 
 import torch
@@ -39,6 +43,8 @@ _TIMES = 10  # largest error of a faster evaluator, relative to that of plain op
 _FEW = 16  # number of rounding errors that any result may have, see Numbers.roundings
 _MOST = 60  # largest number of loops in the definition
 _WEIGHTS = 30_000
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_KERNELS = ["plain", "numba", *(["triton"] if _INTERPRETED else [])]
 
 
 @dataclass(frozen=True)
@@ -301,15 +307,26 @@ def _check(case: Case) -> Finding | Verdict:
         "numba",
         *(["dense"] if drawn.neighbors.whole_clouds else []),
         *(["auto"] if drawn.chance(0.2) else []),
+        *(["triton"] if _INTERPRETED and drawn.neighbors.num_edges * drawn.heads < 200 else []),
     ]
 
     def evaluate(name: str) -> Outcome:
         return _evaluate(drawn, lambda *a, **k: group_attention(*a, **k)[0], case.dtype, twice)
 
     limits = {"_SCRATCH_BYTES": drawn.toss.choice((2**19, 2**19, 1)), "_REPEATED_BYTES": drawn.toss.choice((2**20, 0))}
-    with mock.patch.multiple(_launch, **limits):
+    with mock.patch.multiple(_launch, **limits), _other_kernels(drawn):
         found = _compare(drawn, wanted, names, evaluate)
     return _check_weights(drawn) if found == Verdict.CORRECT and drawn.chance(0.1) else found
+
+
+def _other_kernels(drawn: Drawn) -> AbstractContextManager[Any]:
+    """Let programs of Triton process few edges, and edges in tiles instead of lanes, if they are interpreted."""
+    if not _INTERPRETED:
+        return nullcontext()
+    from lieattn.ops.kernels.triton import _launch as triton_launch
+
+    limits = {"_MOST_EDGES": drawn.toss.choice((256, 1, 3)), "_PAIRS": drawn.toss.choice((32, 32, 0))}
+    return mock.patch.multiple(triton_launch, **limits)
 
 
 def _check_weights(drawn: Drawn) -> Finding | Verdict:
@@ -440,7 +457,7 @@ def _check_gated(case: Sized) -> Finding | Verdict:
         return attentive_convolution(x, kernels, channel=channel, spatial=tables.get("spatial"), **drawn.options)[0]
 
     with mock.patch.object(_attentive, "_AT_ONCE", drawn.toss.choice((2**24, 1))):
-        return _compare(drawn, wanted, ["plain", "numba"], lambda _: drawn.outcome(attend, case.dtype, twice))
+        return _compare(drawn, wanted, _KERNELS, lambda _: drawn.outcome(attend, case.dtype, twice))
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -450,7 +467,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda u: torch.where(u > 0, u, torch.expm1(u.clamp(max=0))),
     "leaky_relu": lambda u: torch.maximum(u, 0.01 * u),
     "softplus": lambda u: u.clamp(min=0) + torch.log1p(torch.exp(-u.abs())),
-    "tanh": lambda u: 1 - 2 / (1 + torch.exp(2 * u)),
+    "tanh": torch.tanh,
     "none": lambda u: u,
 }
 
@@ -480,7 +497,7 @@ def _check_networks(case: Sized) -> Finding | Verdict:
     found = _compare(
         drawn,
         wanted,
-        ["plain", "numba"],
+        _KERNELS,
         lambda _: outcome(lambda x, *given: head_networks(x, given[:3], given[3:], name), case.dtype),
     )
     if isinstance(found, Finding):

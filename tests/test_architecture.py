@@ -36,7 +36,7 @@ CORE = frozenset(BELOW)
 # Modules that all parts may import, and which import no part.
 _SHARED = (
     "autocast checks digest exact files functional html lengths memory processes recompute recorded saved signals tied "
-    "trust watch"
+    "trust warnings watch"
 )
 FOUNDATION = frozenset(f"_{name}" for name in _SHARED.split())
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})

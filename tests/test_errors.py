@@ -15,6 +15,7 @@ from lieattn.geometry import (
     Nearest,
     Piece,
     PixelSquare,
+    PrincipalFrames,
     Radius,
     crop,
     flatten,
@@ -42,7 +43,7 @@ from lieattn.groups import (
     tetrahedral,
     trivial,
 )
-from lieattn.models import FiniteSE2Transformer, GSANet, published_table
+from lieattn.models import FiniteSE2Transformer, FramewiseTransformer, GSANet, published_table
 from lieattn.models.gsa import Dropouts, GSAOptions, Stages
 from lieattn.nn import (
     CloudNorm,
@@ -1176,3 +1177,10 @@ def test_good_input_next_to_the_bad_is_taken():
     with torch.autocast("cpu"):
         assert layer()(zeros(6, 4, 4).bfloat16(), lifted()).shape == (6, 4, 4)
     assert lift(POINTS, SHEARED, AllPairs()).num_points == 6
+
+
+def test_warnings_name_the_line_of_the_user(recwarn):
+    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3)
+    network = FramewiseTransformer(PrincipalFrames(), 1, 1, channels=4)
+    network(Data(x=torch.ones(8, 1), pos=cube))
+    assert [warning.filename for warning in recwarn] == [__file__]

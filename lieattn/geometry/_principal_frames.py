@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from torch import Tensor
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_count, check_flag, check_is, check_length
 from lieattn._functional import outside_of_transforms, transformed
+from lieattn._warnings import warn
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, check_group, cyclic, dihedral_about
@@ -305,7 +305,7 @@ def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
     if bool((moments.detach() != 0).any()):
         what = f"some eigenvalues of the second moments are closer together than gap={frames.gap:g}, so axes point to "
         what += "the farthest points; they may jump, and may depend on the order of points"
-        warnings.warn(f"{frames}: {what}", DegenerateFramesWarning, stacklevel=5)
+        warn(f"{frames}: {what}", DegenerateFramesWarning)
 
 
 # Points are equally far if their distances differ by less, relative to the largest.

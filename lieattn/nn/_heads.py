@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -19,6 +18,7 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn._recorded import Recorded
+from lieattn._warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._statistics import CloudPool, FiberPool
@@ -406,7 +406,7 @@ class RotationHead(Recorded, nn.Module):
         if not torch.compiler.is_compiling() and vague.any():
             found = f"{int(vague.sum())} of {len(vague)} clouds (the first has index {int(vague.int().argmax())})"
             what = "a rotation maps them to themselves, or they are empty"
-            warnings.warn(f"RotationHead: the pose is undetermined for {found}: {what}", stacklevel=2)
+            warn(f"RotationHead: the pose is undetermined for {found}: {what}")
         return matrices
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -26,6 +25,7 @@ from lieattn._checks import (
 )
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
+from lieattn._warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -165,7 +165,7 @@ def complain(inexact: Inexact, message: str) -> None:
     if inexact == "refuse":
         raise ValueError(message)
     if inexact == "warn":
-        warnings.warn(message, stacklevel=4)
+        warn(message)
 
 
 def _drops_pixels(sides: Sequence[int], size: int) -> str:

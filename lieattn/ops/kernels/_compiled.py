@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +19,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 
+from lieattn._warnings import warn
 from lieattn.ops.kernels import _ahead
 
 _NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")
@@ -222,7 +222,7 @@ def _say_once(about: str, what: str) -> None:
     """Warn once about a folder or the files in it."""
     if about not in _told:
         _told.add(about)
-        warnings.warn(what, stacklevel=2)
+        warn(what)
 
 
 def _cannot_be_kept(folder: str, error: Exception) -> None:

@@ -3,6 +3,7 @@
 # paper, from which the seconds of an epoch follow.
 #
 #   examples/gpu_day.sh [OUT]            on the first CUDA device; OUT is runs/gpu_day if absent
+#   examples/gpu_day.sh --quick [OUT]    ten minutes: the tests of networks and kernels, and three benchmarks
 #   examples/gpu_day.sh --dry-run [OUT]  on the CPU, kernels in Triton's interpreter, toy sizes: to see that it runs
 #
 # Writes OUT/gpu_day.json (every step with its seconds, exit status and records) and OUT/gpu_day.md (a table), and the
@@ -11,8 +12,9 @@
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
-dry=0
+dry=0 quick=0
 if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+if [ "${1:-}" = --quick ]; then quick=1; shift; fi
 out=${1:-runs/gpu_day}
 mkdir -p "$out"
 rm -f "$out"/*.json "$out"/*.log "$out"/steps.tsv
@@ -22,6 +24,7 @@ if [ $dry = 1 ]; then
   export TRITON_INTERPRET=1 LIEATTN_BACKEND=triton OMP_NUM_THREADS=1
   device=cpu repeats=1 extra=(--small) limit=900
   benchmarks=(whole-clouds)
+  longest=600
   tests=(tests/test_triton_layers.py -k "hardly_any and no_points or hardly_any and joint-one")
 else
   "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
@@ -33,7 +36,13 @@ else
   benchmarks=(attention roofline whole-clouds epochs scaling gsa-net attentive framewise lietransformer peers)
   benchmarks+=(lifts scales)
   mapfile -t tests < <(grep -l mark.gpu tests/*.py)
-  tests+=(-m gpu -n auto -p no:benchmark -v)
+  longest=900
+  if [ $quick = 1 ]; then
+    tests=(tests/test_gpu.py tests/test_waiting.py tests/test_triton_layers.py tests/test_triton.py)
+    benchmarks=(attention epochs whole-clouds) limit=100 longest=300
+  fi
+  # Names of tests are printed at once, so that they are known if there is no time for all.
+  tests+=(-m gpu -n auto -p no:benchmark -vv)
 fi
 
 # step NAME SECONDS COMMAND...: run it, keep its output, note its seconds and exit status.
@@ -46,7 +55,7 @@ step() {
 }
 
 step info 120 "$python" -m lieattn info
-step tests 900 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
+step tests $longest "$python" -m pytest -p no:cacheprovider "${tests[@]}"
 for name in "${benchmarks[@]}"; do
   step "bench-$name" $limit \
     "$python" -m lieattn bench "$name" --device $device --repeats $repeats "${extra[@]}" --json "$out/bench-$name.json"
@@ -89,6 +98,9 @@ for name, record in records:
     lines.append(f"| {' | '.join(cells)} |")
 (out / "gpu_day.json").write_text(json.dumps(report, indent=1) + "\n")
 (out / "gpu_day.md").write_text("\n".join(lines) + "\n")
+lines = [line for line in (out / "tests.log").read_text().splitlines() if " FAILED " in line]
+if lines:
+    (out / "gpu_day.md").write_text((out / "gpu_day.md").read_text() + "\n" + "\n".join(lines) + "\n")
 failed = [name for name, step in report["steps"].items() if step["status"]]
 print(f"gpu_day: {out}/gpu_day.json, {out}/gpu_day.md" + (f"; failed: {', '.join(failed)}" if failed else ""))
 raise SystemExit(bool(failed))

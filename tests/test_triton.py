@@ -195,6 +195,27 @@ def test_sources_of_many_edges_are_split_among_programs(lanes, monkeypatch):
 
 
 @interpreted
+def test_sorted_edges_are_kept_with_the_geometry_and_no_longer(monkeypatch):
+    from lieattn.ops.kernels.triton import _launch
+
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem("query sum", heads=1)
+    _, given = problem_of(signals, neighbors, terms, pattern, normalize)
+    out, norm = _launch.run_forward(given, SEED)
+    before, first = len(_launch._KNOWN), _launch.run_backward(given, SEED, out, norm)
+    assert len(_launch._KNOWN) == before + 2  # the sources, and the types
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "sort", None)
+        again = _launch.run_backward(given, SEED, out, norm)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    terms.row.add_(0)  # another version of the tensor, which is sorted again
+    with monkeypatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(torch, "sort", None)
+        _launch.run_backward(given, SEED, out, norm)
+    del given, neighbors, terms, _index
+    assert len(_launch._KNOWN) == before
+
+
+@interpreted
 @pytest.mark.slow
 def test_more_edges_than_lanes():
     check("query sum", 1e-12, heads=1, lists=([0, 40, 41, 41], [*range(2), *[0, 1] * 19, 0]))

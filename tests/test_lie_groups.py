@@ -694,6 +694,23 @@ def test_a_group_says_what_it_does_not_define():
         group.sample()
 
 
+def test_a_group_says_which_of_its_own_methods_returns_something_else():
+    class Scalings(LieGroup):
+        def draw(self, shape, generator):
+            return torch.eye(2, dtype=torch.float64)
+
+        def finite_subgroup(self, count):
+            return torch.eye(2)[None] if count == 1 else SO(2).finite_subgroup(count)
+
+    group = Scalings("scalings", dim=2, size=2, algebra_dim=1)
+    assert group.sample().shape == (2, 2)
+    for call in (lambda: group.sample(3), lambda: group.sample_design(3, count=4)):
+        with pytest.raises(ValueError, match=r"draw of scalings: expected elements \(3, 2, 2\), got \(2, 2\)"):
+            call()
+    with pytest.raises(TypeError, match="finite_subgroup of scalings: expected a FiniteGroup, got "):
+        group.design(1)
+
+
 def test_page_on_your_own_group_shows_what_happens():
     failed, tried = failures_of_page()
     assert failed == 0

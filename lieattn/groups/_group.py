@@ -201,7 +201,16 @@ class Group:
         where they are). They are therefore the same for all dtypes and devices.
         """
         check_drawing(shape, generator, dtype, device)
-        return _finish(self.draw(shape, generator), dtype, device)
+        return _finish(self._drawn(shape, generator), dtype, device)
+
+    def _drawn(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draw elements, and check their shape, since :meth:`draw` may be the user's."""
+        elements = self.draw(shape, generator)
+        check_is(f"draw of {self.name}", elements, Tensor)
+        if elements.shape != (*shape, self.size, self.size):
+            expected = (*shape, self.size, self.size)
+            raise ValueError(f"draw of {self.name}: expected elements {expected}, got {tuple(elements.shape)}")
+        return elements
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
         """Return the subgroup of ``count`` elements that :meth:`design` uses, or raise ValueError if there is none."""
@@ -214,8 +223,12 @@ class Group:
 
         They have equal weights. ValueError is raised if the group has no design of this size.
         """
+        from lieattn.groups._finite import FiniteGroup
+
         check_drawing((), None, dtype, device)
-        return _finish(self.finite_subgroup(count).elements, dtype, device)
+        subgroup = self.finite_subgroup(count)
+        check_is(f"finite_subgroup of {self.name}", subgroup, FiniteGroup)
+        return _finish(subgroup.elements, dtype, device)
 
     def sample_design(
         self,
@@ -231,7 +244,7 @@ class Group:
         exact for functions of low degree. ValueError is raised if the group has no design of this size.
         """
         check_drawing(shape, generator, dtype, device)
-        turn = self.draw(shape, generator)
+        turn = self._drawn(shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
         return _finish(self.product(turn[..., None, :, :], design), dtype, device)
 

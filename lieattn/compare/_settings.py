@@ -134,7 +134,9 @@ class BudgetSettings:
     def __post_init__(self) -> None:
         check_choice("clock", self.clock, ("wall", "processor"))
         if (self.steps is None) == (self.seconds is None):
-            raise UsageError("expected either steps or seconds")
+            both = f"steps {self.steps} and seconds {self.seconds}; set one to null"
+            found = "neither" if self.steps is None else both
+            raise UsageError(f"expected either steps or seconds, got {found}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds: expected a positive number, got {self.seconds!r}")
         if self.steps is not None:

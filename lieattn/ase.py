@@ -71,7 +71,7 @@ class Calculator(AseCalculator):
     ------
     ValueError
         If the energies jump, or if energies and forces were trained with different scales, so that the forces are not
-        the derivatives of the energies.
+        the derivatives of the energies. When energies are computed, if the model returns more than one number.
     ImportError
         When this module is imported, if ASE is not installed.
     """
@@ -136,7 +136,10 @@ class Calculator(AseCalculator):
 
     def _energy_of(self, member: _Member, data: Data) -> Tensor:
         """Energy in eV, ``[1]`` in float64; everything after the network is computed in float64."""
-        energy = member.model.model(data if self.transform is None else self.transform(data)).double().sum()
+        found = member.model.model(data if self.transform is None else self.transform(data))
+        if found.numel() != 1:
+            raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {tuple(found.shape)}")
+        energy = found.double().sum()
         shift = member.shift.to(energy) * (data.num_nodes or 0) if member.extensive else member.shift.to(energy)
         return (self._energy * (shift + member.scale.to(energy) * energy)).reshape(1)
 

@@ -178,3 +178,12 @@ def test_what_is_refused():
         calculator.Calculator(Rescaled(EnergyForces(network()), {"force": 2.0}))
     with pytest.raises(ValueError, match="energy_unit: expected one of"):
         calculator.Calculator(network(), energy_unit="Ry")
+
+
+def test_several_numbers_are_no_energy():
+    class Two(nn.Module):
+        def forward(self, data):
+            return data.pos.square().sum().expand(1, 2)
+
+    with pytest.raises(ValueError, match=r"model: expected one energy per cloud.*got \(1, 2\)"):
+        with_calculator(argon(), Two()).get_potential_energy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     file, which always has the same name and is replaced by the next call. OSError names ``path``.
     """
     path = Path(path)
+    if not path.name:  # "." and "/"
+        raise IsADirectoryError(errno.EISDIR, f"cannot write: {os.strerror(errno.EISDIR)}", str(path))
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

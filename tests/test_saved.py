@@ -169,6 +169,9 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     path = tmp_path / f"{'long' * 70}.safetensors"
     with pytest.raises(OSError, match=f"cannot write: .*{path.name}"):
         lieattn.save(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), path)
+    for folder in (".", "/", tmp_path):
+        with pytest.raises(IsADirectoryError, match=f"cannot write: Is a directory: '{folder}'"):
+            lieattn.save(small(), folder)
 
 
 def test_what_cannot_be_saved(tmp_path):

@@ -443,7 +443,10 @@ def test_going_on_with_another_number_of_processes(tmp_path):
     torch.testing.assert_close(going_on["weights"], whole["weights"], rtol=1e-9, atol=1e-12)
     assert going_on["logged"]["val/loss"] == pytest.approx(whole["logged"]["val/loss"], rel=1e-6)
     refused = train(0, tmp_path / "refused", 1, 4, {"ckpt_path": last})
-    assert "the middle of epoch 1, which can only be continued as it began: processes was 2, is 1" in refused["error"]
+    assert (
+        "the middle of epoch 1, which can only be continued with the settings with which it began:" in refused["error"]
+    )
+    assert "processes=2 (got 1)" in refused["error"]
     assert train(0, tmp_path / "one begun", 1, 8, {"stop_at": 4})["error"] is not None
     last = str(tmp_path / "one begun/checkpoints/last.ckpt")
     for part in two(tmp_path / "on in two", ckpt_path=last):

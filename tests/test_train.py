@@ -682,7 +682,7 @@ def test_the_comparison_sees_the_noise(tmp_path):
 def test_middle_of_an_epoch_needs_the_same_batches(tmp_path):
     with pytest.raises(Crash):
         fit(tmp_path, crash=7)
-    with pytest.raises(ValueError, match=r"middle of epoch 1, .* batch_size was 4, is 5"):
+    with pytest.raises(ValueError, match=r"middle of epoch 1, .* batch_size=4 \(got 5\)"):
         fit(tmp_path, resume=True, batch_size=5)
 
 

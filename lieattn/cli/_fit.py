@@ -327,7 +327,8 @@ class _PointSetCLI(LightningCLI):
         no files.
         """
         if self.trainer.world_size > 1:
-            raise train.UsageError("trainer.devices: expected 1, since predict writes one table from one process")
+            found = self.trainer.world_size
+            raise train.UsageError(f"trainer.devices: expected 1, since one process writes the table, got {found}")
         root = Path(self.trainer.default_root_dir)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             try:

@@ -291,7 +291,7 @@ class PointSetData(LightningDataModule):
         sampler = kind(len(items), self, shuffle=self.shuffle and not overfits, replicas=replicas, rank=rank)
         if (place := self._resume) is not None:
             present = self._fixed(len(items), replicas)
-            changed = [f"{key} was {place[key]}, is {value}" for key, value in present.items() if place[key] != value]
+            changed = [f"{key}={place[key]} (got {value})" for key, value in present.items() if place[key] != value]
             # With the same number of clouds in a step, the rest of the epoch is the same for any number of processes.
             parts = "processes", "batch_size"
             same_step = math.prod(place[key] for key in parts) == math.prod(present[key] for key in parts)
@@ -299,8 +299,9 @@ class PointSetData(LightningDataModule):
                 changed = [change for change in changed if not change.startswith(parts)]
             if changed and place["batch"]:
                 raise UsageError(
-                    f"the checkpoint is from the middle of epoch {place['epoch']}, which can only be continued as it "
-                    f"began: {'; '.join(changed)}"
+                    f"the checkpoint is from the middle of epoch {place['epoch']}, which can only be continued with "
+                    f"the settings with which it began: {', '.join(changed)}; with another number of processes, "
+                    "processes times batch_size must be the same"
                 )
             sampler.start_at(place)
             if "done" in place:

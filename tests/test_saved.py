@@ -20,6 +20,7 @@ from lieattn.models import (
     HamiltonianDynamics,
     LieTransformer,
     Network,
+    Species,
 )
 from lieattn.nn import VectorHead
 from lieattn.ops import backend
@@ -200,6 +201,7 @@ def test_what_cannot_be_saved(tmp_path):
         ("length", lambda: small(length=1.0), lambda: small(length=2.0)),
         ("pose", lambda: posed(PrincipalFrames()), lambda: posed(PrincipalFrames("neighborhood", cutoff=2.0))),
         ("scales", lambda: scaled(2.0), lambda: scaled(3.0)),
+        ("species", lambda: knowing(1, 8), lambda: knowing(1, 6)),
     ],
 )
 def test_weights_know_what_they_are_for(name, ours, theirs):
@@ -207,8 +209,12 @@ def test_weights_know_what_they_are_for(name, ours, theirs):
         theirs().load_state_dict(ours().state_dict())
 
 
-def posed(frames):
-    return LieTransformer(2, frames=frames, neighborhood=Radius(2.0), channels=4, layers=1, heads=1)
+def posed(frames, inputs=2):
+    return LieTransformer(inputs, frames=frames, neighborhood=Radius(2.0), channels=4, layers=1, heads=1)
+
+
+def knowing(*species):
+    return posed(PrincipalFrames(), Species(species))
 
 
 def scaled(base):

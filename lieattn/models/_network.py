@@ -39,6 +39,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.models._inputs import (
     CloudInputs,
+    Species,
     VectorEmbedding,
     attribute,
     in_precision_of_weights,
@@ -134,7 +135,7 @@ class GroupField(NamedTuple):
 
 
 def _geometry(module: nn.Module) -> dict[str, str]:
-    """Return descriptions of the group, frames, neighborhood and lengths that the weights of a network depend on."""
+    """Return descriptions of the group, frames, neighborhood, lengths and species that weights depend on."""
     frames, group = getattr(module, "frames", None), getattr(module, "group", None)
     found = tied_to_group(getattr(frames, "group", None) if group is None else group)
     if frames is not None:
@@ -153,7 +154,8 @@ def _geometry(module: nn.Module) -> dict[str, str]:
         for name in ("length", "cutoff"):
             if isinstance(value := getattr(owner, name, None), int | float):
                 found[name] = repr(float(value))
-    return found
+    inputs = getattr(module, "inputs", None)
+    return found | ({"species": repr(tuple(inputs.species))} if isinstance(inputs, Species) else {})
 
 
 class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):

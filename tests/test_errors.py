@@ -1063,7 +1063,12 @@ NETWORK = [
         ValueError,
         ("points: ", "[*, 3]", "T", "(6, 2)"),
     ),
-    ("geometry of another batch", lambda: run(cloud(), image(2, 2)), ValueError, ("x: ", "points=4", "(6, 1)")),
+    (
+        "geometry of another batch",
+        lambda: run(cloud(), image(2, 2)),
+        ValueError,
+        ("geometry: ", "6 points", "got one of 4"),
+    ),
     ("crop without grid", lambda: run(cloud(), crops=(1,)), ValueError, ("data: cropping", "grid [clouds, 2]")),
     ("pool without grid", lambda: run(cloud(), pool_last=True), ValueError, ("data: pooling", "grid [clouds, 2]")),
     ("crop of everything", lambda: run(image(4, 4), crops=(2,)), ValueError, ("margin: ", "2 pixels", "[4, 4]")),

@@ -21,6 +21,7 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Lifting,
+    Species,
     _inputs,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
@@ -166,3 +167,11 @@ def test_edges_in_configuration_files():
     model |= {"frames": {"class_path": "lieattn.geometry.PrincipalFrames"}, "neighborhood": given}
     read = parser.parse_object({"model": {"class_path": "lieattn.models.LieTransformer", "init_args": model}})
     assert parser.instantiate(read).model.neighborhood.edge_index == "edge_index"
+
+
+@pytest.mark.parametrize("inputs", [2, Species((1, 6))])
+def test_geometry_of_other_clouds_is_named(inputs):
+    network = FramewiseTransformer(tetrahedral(), inputs, 1, channels=4, layers=1)
+    small, large = (Data(x=torch.ones(n, 2), z=torch.ones(n, dtype=torch.int64), pos=torch.randn(n, 3)) for n in (2, 3))
+    with pytest.raises(ValueError, match="geometry: expected that of these 2 points, got one of 3 points"):
+        network(small, network.geometry(large))

@@ -228,12 +228,14 @@ def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
     """Return invariant features ``[points, channels]``.
 
     If ``inputs`` is a number, the features are ``data.x``, or the constant 1 if the data have none. TypeError or
-    ValueError is raised if their shape or dtype is wrong.
+    ValueError is raised if their shape or dtype is wrong, or the clouds have another number of points than the data.
     """
+    points, pos = _num_points(clouds), getattr(data, "pos", None)
+    if isinstance(pos, Tensor) and pos.ndim == 2 and len(pos) != points:
+        raise ValueError(f"geometry: expected that of these {len(pos)} points, got one of {points} points")
     if not isinstance(inputs, int):
         return inputs(data, clouds).to(clouds.pos)
-    channels = inputs
-    x, points = getattr(data, "x", None), _num_points(clouds)
+    channels, x = inputs, getattr(data, "x", None)
     if x is None and getattr(data, "pos", None) is not None:
         if channels != 1:
             raise ValueError(f"data.x: expected [points={points}, {channels}], got None, which needs in_channels=1")

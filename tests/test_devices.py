@@ -83,3 +83,12 @@ def test_certificates(name):
 def test_transforms_that_leave_features_on_the_cpu():
     network = Preprocessed(FramewiseTransformer(cyclic(4), 1, 3, channels=4), Constant(cat=False))
     check_alike(network, Data(pos=torch.randn(7, 2)))
+
+
+def test_data_of_the_caller_stay_where_they_are():
+    """Targets, for example, which the network does not need, although the transform returns the data themselves."""
+    network = moved(Preprocessed(FramewiseTransformer(cyclic(4), 1, 3, channels=4), lambda data: data))
+    data = there(Data(pos=torch.randn(7, 2), x=torch.ones(7, 1)))
+    data.y = torch.zeros(1)
+    network(data)
+    assert not isinstance(data.y, Elsewhere)

@@ -276,6 +276,8 @@ class PointClouds(Movable):
 
     def mean(self, x: Tensor) -> Tensor:
         """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
+        if (clouds := self.by_cloud(x)) is not None:
+            return clouds.mean(dim=1)
         return self.sum(x) / self.counts.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
     def max(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +30,7 @@ class Preprocessed(Wrapper):
     Examples
     --------
     >>> import torch
-    >>> from torch_geometric.data import Data
-    >>> from torch_geometric.transforms import Constant
+    >>>     >>> from torch_geometric.transforms import Constant
     >>> from lieattn.groups import cyclic
     >>> from lieattn.models import FramewiseTransformer
     >>> network = Preprocessed(FramewiseTransformer(cyclic(4), 1, 3, channels=4), Constant(cat=False))
@@ -53,8 +53,10 @@ class Preprocessed(Wrapper):
         found = self.transform(data)
         if getattr(found, "pos", None) is None:
             raise TypeError(f"transform: expected data with pos from {self.transform!r}, got {kind(found)}")
-        # Some transforms, such as Constant of PyTorch Geometric, put new attributes on the CPU.
-        return self.network(found.to(found.pos.device), **options)
+        if hasattr(found, "to"):
+            # Some transforms, such as Constant of PyTorch Geometric, put new attributes on the CPU.
+            found = copy.copy(found).to(found.pos.device)
+        return self.network(found, **options)
 
     def extra_repr(self) -> str:
         """Return the transform as text."""

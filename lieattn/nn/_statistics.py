@@ -233,7 +233,7 @@ class CloudNorm(_Affine):
         graph = graph.scales if isinstance(graph, LiftedGraph) else graph
         wide = x if x.dtype == torch.float64 else x.float()
         per_point = wide.flatten(1)
-        if (clouds := graph.by_cloud(per_point)) is not None and clouds.numel():
+        if (clouds := graph.by_cloud(per_point)) is not None:
             normal = F.layer_norm(clouds, clouds.shape[1:], eps=self.eps)
             return normal.view_as(x).to(x.dtype) * self.weight + self.bias
         counts = graph.counts.clamp(min=1) * per_point.shape[1]

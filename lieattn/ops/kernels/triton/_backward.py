@@ -127,6 +127,15 @@ def _target(p, strides, lists, s, grad_out, norm, means, point, head):  # type: 
     return query, base, grad, level, mean
 
 
+@triton.jit
+def put_slopes(slopes, tile, s, point, head):  # type: ignore[no-untyped-def]
+    """Write the gradient of the scores that the edges of a point share, [G, M]."""
+    g = tl.arange(0, s.G)[:, None]
+    m = tl.arange(0, s.M)[None, :]
+    place = ((point * s.heads + head) * s.queries + g) * s.columns + m
+    tl.store(slopes + place, tile, mask=(g < s.queries) & (m < s.columns))
+
+
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, slopes, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``means``, the gradient of queries without the shared scores, and that of the shared scores.
@@ -167,10 +176,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
     if p.query is not None:
         put_signal(grad_query, total, point, head, s.queries, s.heads, s.depth, s.G, s.D)
     if slopes is not None:
-        g = tl.arange(0, s.G)[:, None]
-        m = tl.arange(0, s.M)[None, :]
-        place = ((point * s.heads + head) * s.queries + g) * s.columns + m
-        tl.store(slopes + place, shared, mask=(g < s.queries) & (m < s.columns))
+        put_slopes(slopes, shared, s, point, head)
 
 
 @triton.jit

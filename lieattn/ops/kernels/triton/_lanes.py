@@ -129,24 +129,27 @@ def products(tied, a, b, axis: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def over_last(tied, weight, a):  # type: ignore[no-untyped-def]
-    """Return Σ_j weight[i, j] a[j, v], [I, V, E]. If ``tied``, the weights are those with i = j."""
+def mixed(tied, weight, a, single: tl.constexpr, over: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum [frames, V, E] over its frames, which are the axis ``over`` of the weights [I, J, E].
+
+    If ``tied``, the weights are those with i = j, and the axis ``single`` has size 1.
+    """
     if tied:
-        return weight[:, None, :] * a
+        return tl.sum(weight, single)[:, None, :] * a
     else:
-        return tl.sum(weight[:, :, None, :] * a[None, :, :, :], 1)
+        return tl.sum(weight[:, :, None, :] * tl.expand_dims(a, 1 - over), over)
 
 
 @triton.jit
 def over_keys(s, inner, key):  # type: ignore[no-untyped-def]
     """Return Σ_m inner[g, m] key[m], [G, V, E]."""
-    return over_last(s.tied_key, tl.sum(inner, 1) if s.tied_key else inner, key)
+    return mixed(s.tied_key, inner, key, 1, 1)
 
 
 @triton.jit
 def to_outputs(s, weight, query):  # type: ignore[no-untyped-def]
     """Return Σ_g weight[h, g] query[g], [O, V, E]."""
-    return over_last(s.tied_out, tl.sum(weight, 0) if s.tied_out else weight, query)
+    return mixed(s.tied_out, weight, query, 0, 1)
 
 
 @triton.jit
@@ -177,7 +180,7 @@ def put(pointer, tile, row, head, frames, heads, width, F, V):  # type: ignore[n
 
 
 @triton.jit
-def _dropped(s, e, inner, weight, draw):  # type: ignore[no-untyped-def]
+def after_dropout(s, e, inner, weight, draw):  # type: ignore[no-untyped-def]
     """Return inner and outer weights after dropout."""
     if s.dropout == 1:
         return inner * kept_keys(s, e, draw), weight
@@ -239,7 +242,7 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
             result = result * tl.sum(shrink, 0)[:, None, None, :]
             top = level
         weight = tl.exp(outer - top) * part
-        inner, weight = _dropped(s, e, inner, weight, (seed, threshold))
+        inner, weight = after_dropout(s, e, inner, weight, (seed, threshold))
         for group in tl.static_range(s.width // s.VW):
             result = added(result, group, _message(p, strides, s, e, inner, weight, group))
     if online:

@@ -3,15 +3,18 @@
 import triton
 import triton.language as tl
 
+from lieattn.ops.kernels.triton._backward import put_slopes
 from lieattn.ops.kernels.triton._forward import norm_places, row_and_head
 from lieattn.ops.kernels.triton._lanes import (
     added,
+    after_dropout,
     channels,
     edges_of,
     entries,
     kept_keys,
     kept_pairs,
     lane_weights,
+    mixed,
     over_keys,
     products,
     put,
@@ -23,34 +26,28 @@ from lieattn.ops.kernels.triton._lanes import (
 @triton.jit
 def _over_queries(s, inner, query):  # type: ignore[no-untyped-def]
     """Return Σ_g inner[g, m] query[g], [K, V, E]."""
-    if s.tied_key:
-        return tl.sum(inner, 1)[:, None, :] * query
-    else:
-        return tl.sum(inner[:, :, None, :] * query[:, None, :, :], 0)
+    return mixed(s.tied_key, inner, query, 1, 0)
 
 
 @triton.jit
 def _to_queries(s, weight, out):  # type: ignore[no-untyped-def]
     """Return Σ_h weight[h, g] out[h], [G, V, E]."""
-    if s.tied_out:
-        return tl.sum(weight, 0)[:, None, :] * out
-    else:
-        return tl.sum(weight[:, :, None, :] * out[:, None, :, :], 0)
+    return mixed(s.tied_out, weight, out, 0, 0)
 
 
 @triton.jit
-def _pairs(s, e):  # type: ignore[no-untyped-def]
-    """Return the numbers of the pairs of output and query frame, and whether they exist, [P, G, E]."""
+def _norm_places(s, e):  # type: ignore[no-untyped-def]
+    """Return for each lane what ``norm_places`` returns for a point, [P, G, E]."""
     g = tl.arange(0, s.G)[None, :, None]
     pair = tl.arange(0, s.P)[:, None, None] * s.queries + g
-    return pair, (g < s.queries) & (pair < s.pairs) & e.valid[None, None, :]
+    at = (e.target[None, None, :] * 2 * s.pairs + pair) * s.heads + e.head
+    return at, (g < s.queries) & (pair < s.pairs) & e.valid[None, None, :]
 
 
 @triton.jit
 def _levels(s, lists, norm, e):  # type: ignore[no-untyped-def]
     """Return the number subtracted from outer exponents, and the factor of weights, [P, G, E], for each lane."""
-    pair, exists = _pairs(s, e)
-    at = (e.target[None, None, :] * 2 * s.pairs + pair) * s.heads + e.head
+    at, exists = _norm_places(s, e)
     part = tl.full([s.P, s.G, s.E], 1.0, s.dtype)
     if s.softmax:
         level = tl.load(norm + at, mask=exists, other=0.0).to(s.dtype)
@@ -70,8 +67,7 @@ def _means(s, means, e):  # type: ignore[no-untyped-def]
     if means is None:
         return tl.zeros([s.P, s.G, s.E], s.dtype)
     else:
-        pair, exists = _pairs(s, e)
-        at = (e.target[None, None, :] * 2 * s.pairs + pair) * s.heads + e.head
+        at, exists = _norm_places(s, e)
         return tl.load(means + at, mask=exists, other=0.0)
 
 
@@ -94,34 +90,30 @@ def _pulled_back(p, strides, s, e, grad, group):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weights_again(p, strides, s, e, lists, norm, draw):  # type: ignore[no-untyped-def]
-    """Return inner, and inner after dropout [G, M, E], and W [P, G, E]."""
+    """Return inner [G, M, E] and W [P, G, E], and both after dropout."""
     inner, outer = lane_weights(p, strides, s, e)
     level, part = _levels(s, lists, norm, e)
-    masked = inner
-    if s.dropout == 1:
-        masked = inner * kept_keys(s, e, draw)
-    return inner, masked, tl.exp(outer - level) * part
+    weight = tl.exp(outer - level) * part
+    masked, dropped = after_dropout(s, e, inner, weight, draw)
+    return inner, weight, masked, dropped
 
 
 @triton.jit
 def _slopes(p, strides, s, e, lists, grad_out, norm, mean, draw):  # type: ignore[no-untyped-def]
     """Return slope and inner after dropout [G, M, E], steep and W after dropout [P, G, E]."""
-    inner, masked, weight = _weights_again(p, strides, s, e, lists, norm, draw)
+    inner, weight, masked, dropped = _weights_again(p, strides, s, e, lists, norm, draw)
     share = tl.sum(masked, 1)[:, None, :]
-    dropped = weight
-    if s.dropout == 2:
-        dropped = weight * kept_pairs(s, e, draw)
     x = tl.zeros([s.P, s.G, s.E], s.dtype)
     slope = tl.zeros([s.G, s.M, s.E], s.dtype)
     middle = tl.zeros([s.G, s.E], s.dtype)
     for group in range(s.width // s.VW):
         value = values(p, s, e, group)
-        mixed = over_keys(s, masked, value)
+        pooled = over_keys(s, masked, value)
         y, shift = _pulled_back(p, strides, s, e, _gradients(s, e, grad_out, group), group)
         back = _to_queries(s, dropped, y)
-        x += products(s.tied_out, y, mixed, 0)
+        x += products(s.tied_out, y, pooled, 0)
         slope += products(s.tied_key, back, value, 1)
-        middle += tl.sum(back * mixed, 1)
+        middle += tl.sum(back * pooled, 1)
         if p.beta is not None:
             shift = tl.sum(shift, 1)[:, None, :]
             x += products(s.tied_out, shift, share, 0)
@@ -145,7 +137,7 @@ def _slopes(p, strides, s, e, lists, grad_out, norm, mean, draw):  # type: ignor
 @triton.jit
 def _mean_gradient(p, strides, s, e, lists, grad_out, norm, draw):  # type: ignore[no-untyped-def]
     """Return W x, [P, G, E]."""
-    _, masked, weight = _weights_again(p, strides, s, e, lists, norm, draw)
+    _, weight, masked, _ = _weights_again(p, strides, s, e, lists, norm, draw)
     x = tl.zeros([s.P, s.G, s.E], s.dtype)
     for group in range(s.width // s.VW):
         y, shift = _pulled_back(p, strides, s, e, _gradients(s, e, grad_out, group), group)
@@ -190,10 +182,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
     if p.query is not None:
         put(grad_query, total, point, head, s.queries, s.heads, s.depth, s.G, s.VD)
     if slopes is not None:
-        g = tl.arange(0, s.G)[:, None]
-        m = tl.arange(0, s.M)[None, :]
-        place = ((point * s.heads + head) * s.queries + g) * s.columns + m
-        tl.store(slopes + place, tl.sum(shared, 2), mask=(g < s.queries) & (m < s.columns))
+        put_slopes(slopes, tl.sum(shared, 2), s, point, head)
 
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
@@ -239,8 +228,8 @@ def _type_sums(p, strides, s, e, lists, grad_out, norm, means, draw, of_rho, of_
             of_rho = added(of_rho, group, to_outputs(s, steep, query))
     if p.psi is not None:
         for group in tl.static_range(s.width // s.VW):
-            mixed = to_outputs(s, dropped, over_keys(s, masked, values(p, s, e, group)))
-            of_psi = added(of_psi, group, _gradients(s, e, grad_out, group) * mixed)
+            sums = to_outputs(s, dropped, over_keys(s, masked, values(p, s, e, group)))
+            of_psi = added(of_psi, group, _gradients(s, e, grad_out, group) * sums)
     if p.beta is not None:
         share = to_outputs(s, dropped, tl.sum(masked, 1)[:, None, :])
         for group in tl.static_range(s.width // s.VW):

@@ -19,15 +19,15 @@ from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides
 _EDGES_A_PROGRAM = 64  # number of edges of one type for each program, if a type has many
 _MOST_SPLITS = 256
 _MATRIX = 16  # smallest side of a product that matrix units support
-_LANES = 32
+_LANES = 32  # lanes of a warp
 _PAIRS, _NUMBERS = 32, 64  # largest tiles of pairs of frames, and of channels of all frames, that a lane holds
 _MOST_EDGES = 256  # number of edges of a source for each program
 _FACTORS = 2048  # number of factors of pairs of frames that a program stores at a time, if frames are pooled
 _TABLES = ("rho", "bias", "psi", "beta", "key_psi")
-# Results of _kept for each tensor.
+# For each tensor its version, and the results of _kept.
 _KNOWN: Any = WeakTensorKeyDictionary()
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
@@ -41,9 +41,9 @@ def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
 
 def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
     """Return gradients in the order of :meth:`Problem.operands`, with empty tensors for absent operands."""
-    call = _Call(problem)
-    grads = {name: None if t is None else torch.empty_like(t) for name, t in problem.operands().items()}
-    slopes = None
+    call, operands, slopes = _Call(problem), problem.operands(), None
+    grads: dict[str, Tensor | None] = dict.fromkeys(operands)
+    grads["query"] = None if problem.query is None else torch.empty_like(problem.query)
     if problem.terms.fiber_key is not None or problem.terms.fiber_bias is not None:
         slopes = call.empty(call.points, problem.value.shape[2], problem.queries, call.columns)
     given = (grad_out.contiguous(), *((norm, torch.empty_like(norm)) if norm.numel() else (None, None)))
@@ -53,7 +53,7 @@ def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) ->
     grads |= _source_gradients(call, given, draw)
     if slopes is not None:
         _add_shared_scores(call, slopes, grads)
-    if any(grads[name] is not None for name in _TABLES):
+    if any(operands[name] is not None for name in _TABLES):
         grads |= _table_gradients(call, given, draw)
     return tuple(problem.value.new_empty(0) if grad is None else grad for grad in grads.values())
 
@@ -251,7 +251,7 @@ def _add_shared_scores(call: _Call, slopes: Tensor, grads: dict[str, Tensor | No
         of_query = torch.einsum("phgm,gmhd->pghd", pairs, key)
         grads["query"] = (cast(Tensor, grads["query"]) + of_query).to(a.query.dtype)
     for name, change in changes.items():
-        grads[name] = _like(change, grads[name])
+        grads[name] = _like(change, a.operands()[name])
 
 
 def _like(grad: Tensor, table: Tensor | None) -> Tensor | None:
@@ -259,19 +259,21 @@ def _like(grad: Tensor, table: Tensor | None) -> Tensor | None:
     return None if table is None else grad.sum_to_size(table.shape).to(table.dtype).contiguous()
 
 
-def _kept(index: Tensor, size: int, compute: Callable[[Tensor, int], Result]) -> Result:
+def _kept(index: Tensor, size: int, compute: Callable[[Tensor, int], _Result]) -> _Result:
     """Return ``compute(index, size)``, which is kept as long as the tensor of the geometry, for all layers and steps.
 
     It is not kept while a CUDA graph is captured, which would reuse its memory.
     """
     version = 0 if index.is_inference() else index._version
-    known = _KNOWN.setdefault(index, {})
-    if (compute, size, version) not in known:
+    of, known = _KNOWN.get(index, (version, {}))
+    known = known if of == version else {}  # nothing of earlier versions
+    if (compute, size) not in known:
         found = compute(index, size)
         if index.is_cuda and torch.cuda.is_current_stream_capturing():
             return found
-        known[compute, size, version] = found
-    return cast(Result, known[compute, size, version])
+        _KNOWN[index] = version, {**known, (compute, size): found}
+        return found
+    return cast(_Result, known[compute, size])
 
 
 def _sorted(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,8 @@ class Preprocessed(Wrapper):
     Examples
     --------
     >>> import torch
-    >>>     >>> from torch_geometric.transforms import Constant
+    >>> from torch_geometric.data import Data
+    >>> from torch_geometric.transforms import Constant
     >>> from lieattn.groups import cyclic
     >>> from lieattn.models import FramewiseTransformer
     >>> network = Preprocessed(FramewiseTransformer(cyclic(4), 1, 3, channels=4), Constant(cat=False))

@@ -103,6 +103,7 @@ MODELS = {
     ),
     "LieTransformer": lambda: (molecules(models.LieTransformer, heads=2, lifting=Lifting(piece=3)), cloud(), 2, True),
     "Preprocessed": lambda: (models.Preprocessed(framewise(), Standardize(0.5, 2.0)), cloud(), 2, True),
+    "Captured": lambda: (models.Captured(framewise()), cloud(), 2, True),
     "Rescaled": lambda: (models.Rescaled(framewise(), {"y": 2.0}), cloud(), 2, True),
     "DistanceTransformer": lambda: (irreps.DistanceTransformer(2, 1, heads=2, **SMALL), cloud(), 2, True),
     "SE3Transformer": lambda: (irreps.SE3Transformer(2, 1, heads=2, **SMALL), cloud(), 2, True),

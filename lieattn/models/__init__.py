@@ -1,5 +1,6 @@
 """Networks of the papers and of this library, built from ``lieattn.nn``; each family has a file or a folder."""
 
+from lieattn.models._captured import Captured
 from lieattn.models._ensemble import Ensemble, Spread
 from lieattn.models._inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
 from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry, Wrapper
@@ -53,6 +54,7 @@ __all__ = [
     "AttentiveResidualBlock",
     "AttentiveTransition",
     "BottleneckBlock",
+    "Captured",
     "CloudInputs",
     "ConvolutionOptions",
     "DirectionConvNet",

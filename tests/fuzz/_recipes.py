@@ -460,6 +460,7 @@ OWN: dict[str, dict[str, Any]] = {
     "models.Rescaled": {"network": gsa(), "scale": {"y": 2.0}, "data": DATA, "name": "y", "output": torch.randn(1)},
     "models.Ensemble": {"networks": [gsa(), gsa()], "data": DATA},
     "models.Preprocessed": {"network": gsa(), "transform": lieattn_datasets.Standardize(0.5, 2.0), "data": DATA},
+    "models.Captured": {"network": gsa(), "data": DATA},
     "models.FieldModel": {"network": gsa(), "head": VectorHead(8, 2)},
     "models.HamiltonianDynamics": {
         "potential": gsa(in_channels=1, out_channels=1),

@@ -49,14 +49,14 @@ _REPEATED_BYTES = 2**20  # tables up to this size are repeated for each lane
 _SIGNALS = ("query", "key", "value")
 
 
-def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+def run_forward(problem: Problem, seed: Tensor | int) -> tuple[Tensor, Tensor]:
     """Return the output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
     bundled, value = _bundled(problem), problem.value
     out = new_empty(value.dtype, len(value), problem.outs, *value.shape[2:])
     norm = new_empty(value.dtype, *norm_shape(problem))
     with Workspace() as memory:
         for part in bundled.head_ranges(problem):
-            _forward(_Layout(problem, bundled, part, memory), seed, out, norm)
+            _forward(_Layout(problem, bundled, part, memory), int(seed), out, norm)
     return out, norm
 
 
@@ -78,13 +78,13 @@ def _forward(layout: _Layout, seed: int, result: Tensor, norm: Tensor) -> None:
         unpack(sums, layout.bundle, layout.part, norm[..., None])
 
 
-def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
+def run_backward(problem: Problem, seed: Tensor | int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
     """Return gradients in the order of :meth:`Problem.operands`, with empty tensors for absent operands."""
     bundled = _bundled(problem)
     grads: dict[str, Tensor] = {}
     with Workspace() as memory:
         for part in bundled.head_ranges(problem):
-            _backward(_Layout(problem, bundled, part, memory), seed, grad_out, norm, grads)
+            _backward(_Layout(problem, bundled, part, memory), int(seed), grad_out, norm, grads)
     return tuple(grads.get(name, problem.value.new_empty(0)) for name in problem.operands())
 
 

@@ -51,7 +51,9 @@ def attend(problem: Problem) -> Tensor:
     given = [None if t is None else t.contiguous() for t in operands.values()]
     lists = p.neighbors.row_ptr.contiguous(), p.neighbors.source.contiguous(), p.neighbors.target
     # torch draws the seed, so that the mask depends on torch.manual_seed, and compiled graphs draw a new one each time.
-    seed = torch.randint(2**62, ()) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
+    # It stays on the GPU, so that CUDA graphs do as well.
+    draws = p.value.device if fused_backend(p.value.device) == "triton" else torch.device("cpu")
+    seed = torch.randint(2**62, (), device=draws) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
     index = None if row is None else row.contiguous()
     expect_gradients(given)
     out, _ = _forward(*given, *lists, index, seed, p.pattern, p.normalize, p.dropout)
@@ -116,7 +118,7 @@ def problem_of(inputs: Sequence[Any]) -> Problem:
 @torch.library.custom_op("lieattn::group_attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     problem, seed = problem_of(inputs), inputs[_TENSORS - 1]
-    return cast(tuple[Tensor, Tensor], _launcher(problem.value.device).run_forward(problem, int(seed)))
+    return cast(tuple[Tensor, Tensor], _launcher(problem.value.device).run_forward(problem, seed))
 
 
 @_forward.register_fake
@@ -136,7 +138,7 @@ def _backward(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...
     """Return the gradients of the operands, with empty tensors for those that are None."""
     problem, seed = problem_of(inputs), inputs[_TENSORS - 1]
     launch = _launcher(problem.value.device)
-    return cast(tuple[Tensor, ...], launch.run_backward(problem, int(seed), grad_out, norm))
+    return cast(tuple[Tensor, ...], launch.run_backward(problem, seed, grad_out, norm))
 
 
 @_backward.register_fake

@@ -136,7 +136,7 @@ def put_slopes(slopes, tile, s, point, head):  # type: ignore[no-untyped-def]
     tl.store(slopes + place, tile, mask=(g < s.queries) & (m < s.columns))
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, slopes, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``means``, the gradient of queries without the shared scores, and that of the shared scores.
 
@@ -188,7 +188,7 @@ def _to_frames(table, strides, s, grad, kind, head, first, frames, width, W):  #
         return tl.sum(factors(table, strides, s, kind, head, first, frames, width, W) * grad[:, None, :], 0)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def backward_sources(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, row_first, row_last, column_edge, grad_key, grad_value, seed, threshold
 ):
@@ -290,7 +290,7 @@ def _put_tables(p, s, row, head, of_bias, of_pairs, of_psi, of_beta, grad_bias, 
             put_signal(grad_bias, of_bias[:, None], row, head, s.outs, s.heads, 1, s.O, 1)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def backward_types(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, type_ptr, type_edge, types, splits, each: tl.constexpr,
     grad_rho, grad_bias, grad_psi, grad_beta, grad_key_psi, grad_value_psi, seed, threshold

@@ -212,7 +212,7 @@ def norm_places(s, point, head):  # type: ignore[no-untyped-def]
 def kept(s, head, counter, draw):  # type: ignore[no-untyped-def]
     """Return 0 for dropped weights and 1 / (1 - probability) for others, equal to the numbers of the CPU kernel."""
     seed, threshold = draw
-    state = seed.to(tl.uint64) + (head // s.seeded).to(tl.uint64) * 0xD1B54A32D192ED03
+    state = tl.load(seed).to(tl.uint64) + (head // s.seeded).to(tl.uint64) * 0xD1B54A32D192ED03
     state = state + counter.to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
@@ -384,7 +384,7 @@ def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ign
     return tl.where(exists, top, float("inf")), 1.0 / total
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``out`` [points, outs, heads, width] and, for the softmax, ``norm``.
 

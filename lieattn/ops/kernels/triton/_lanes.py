@@ -199,7 +199,7 @@ def _put_norm(s, norm, best, mass, point, head):  # type: ignore[no-untyped-def]
     return exists
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``out`` [points, outs, heads, width] and, for the softmax, ``norm``.
 

@@ -149,7 +149,7 @@ def _mean_gradient(p, strides, s, e, lists, grad_out, norm, draw):  # type: igno
     return weight * x
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, slopes, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``means``, the gradient of queries without the shared scores, and that of the shared scores."""
     point, head = row_and_head(s.heads)
@@ -185,7 +185,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
         put_slopes(slopes, tl.sum(shared, 2), s, point, head)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def backward_sources(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, row_first, row_last, column_edge, grad_key, grad_value, seed, threshold
 ):
@@ -250,7 +250,7 @@ def _put_sums(tile, pointer, own, row, count, head, frames, heads, width, F, V, 
         put(pointer, tile, row, head, frames, heads, width, F, V)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def backward_types(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, type_ptr, type_edge, types, splits, each: tl.constexpr,
     grad_rho, grad_bias, grad_psi, grad_beta, grad_key_psi, grad_value_psi, seed, threshold

@@ -30,25 +30,26 @@ _KNOWN: Any = WeakTensorKeyDictionary()
 _Result = TypeVar("_Result")
 
 
-def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+def run_forward(problem: Problem, seed: Tensor | int) -> tuple[Tensor, Tensor]:
     """Return the output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
     call, value = _Call(problem), problem.value
     out = value.new_empty(call.points, problem.outs, *value.shape[2:])
     norm = call.empty(*norm_shape(problem)).zero_()
-    call.run("forward", call.points, out, norm if norm.numel() else None, seed, call.threshold)
+    call.run("forward", call.points, out, norm if problem.normalize == "softmax" else None, *call.draw(seed))
     return out, norm
 
 
-def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
+def run_backward(problem: Problem, seed: Tensor | int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
     """Return gradients in the order of :meth:`Problem.operands`, with empty tensors for absent operands."""
     call, operands, slopes = _Call(problem), problem.operands(), None
     grads: dict[str, Tensor | None] = dict.fromkeys(operands)
     grads["query"] = None if problem.query is None else torch.empty_like(problem.query)
     if problem.terms.fiber_key is not None or problem.terms.fiber_bias is not None:
         slopes = call.empty(call.points, problem.value.shape[2], problem.queries, call.columns)
-    given = (grad_out.contiguous(), *((norm, torch.empty_like(norm)) if norm.numel() else (None, None)))
-    draw = (seed, call.threshold)
-    if problem.query is not None or slopes is not None or norm.numel():
+    softmax = problem.normalize == "softmax"
+    given = (grad_out.contiguous(), *((norm, torch.empty_like(norm)) if softmax else (None, None)))
+    draw = call.draw(seed)
+    if problem.query is not None or slopes is not None or softmax:
         call.run("backward_targets", call.points, *given, grads["query"], slopes, *draw)
     grads |= _source_gradients(call, given, draw)
     if slopes is not None:
@@ -70,7 +71,6 @@ class _Call:
         a, neighbors = problem, problem.neighbors
         self.problem, self.points, self.edges = a, neighbors.num_points, neighbors.num_edges
         self.dtype = a.value.dtype if a.value.dtype == torch.float64 else torch.float32
-        self.threshold = int(a.dropout * 2**32)
         self.shape = _shape(a, self.dtype)
         self.lanes = _fits_lanes(self.shape)
         self.columns = self.shape.columns.value
@@ -84,6 +84,11 @@ class _Call:
         steps = {name: () if table is None else table.stride() for name, table in tables.items()}
         steps["base"] = (0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1))
         self.strides = Strides(**{name: tuple(map(tl.constexpr, sizes)) for name, sizes in steps.items()})
+
+    def draw(self, seed: Tensor | int) -> tuple[Tensor | None, int]:
+        """Return the seed of the dropout, which programs read from the memory of the GPU, and the threshold."""
+        dropout, device = self.problem.dropout, self.problem.value.device
+        return (torch.as_tensor(seed, device=device) if dropout > 0 else None), int(dropout * 2**32)
 
     def empty(self, *shape: int) -> Tensor:
         """Return an empty tensor in the dtype of sums."""
@@ -206,7 +211,7 @@ def _shared_scores(a: Problem, dtype: torch.dtype) -> Tensor | None:
     return None if base is None else base.contiguous()
 
 
-def _source_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
+def _source_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[Any, int]) -> dict[str, Tensor | None]:
     """Return the gradients of keys and values, which are sums over the edges of each source."""
     a, more = call.problem, call.edges // _MOST_EDGES
     first, last, edges, begin = _kept(a.neighbors.source, call.points, _source_programs)
@@ -282,7 +287,7 @@ def _sorted(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ordered, torch.arange(groups + 1, device=group.device)), edges
 
 
-def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
+def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[Any, int]) -> dict[str, Tensor | None]:
     """Return the gradients of the tables of displacements."""
     a, index = call.problem, call.lists.index
     tables = {name: a.operands()[name] for name in _TABLES}

@@ -1,0 +1,229 @@
+"""Training steps in CUDA graphs, for data whose geometry does not change."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lieattn._checks import check_arguments
+from lieattn._warnings import warn
+from lieattn.models._network import ImageNetwork, Wrapper
+
+_MOST_GRAPHS = 4  # shapes of batches for which graphs are kept
+_PATIENCE = 10  # number of steps after which a network that could not be captured warns
+
+
+class Captured(Wrapper):
+    """A network whose training steps on a GPU are replayed as CUDA graphs, for data that differ only in ``inputs``.
+
+    On a GPU, small networks wait for the CPU, which launches hundreds of kernels in each step. A graph launches all of
+    them together. A step is captured if its batch and the last one before it that was not replayed agree in shapes and
+    in all tensors that are neither in ``inputs`` nor in ``unread``, such as positions and grids of images of one size.
+    Other batches, evaluation, other devices, and training on several GPUs are computed as usual, with the same results.
+    Networks on images, such as :class:`AttentiveCNN`, may be given tensors as well, and pixels in any order.
+
+    The outputs of one forward pass have to be differentiated, or dropped, before the next one can be replayed; until
+    then, it is computed as usual. Outputs can be differentiated once, so forces as gradients of energies cannot be
+    captured. Graphs are not copied or saved with the network, and are discarded if weights are moved or frozen.
+
+    **Equivariance.** That of the network.
+
+    Parameters
+    ----------
+    network
+        Called with ``data``, or, if it has the method ``geometry``, with ``data`` and its geometry. RuntimeError is
+        raised in the second step if it waits for the GPU, as transforms of PyTorch Geometric may; a transform goes
+        around this module, ``Preprocessed(Captured(network), transform)``.
+    inputs
+        Attributes that differ between batches. ValueError is raised if there is none, or if one is in ``unread``.
+    unread
+        Attributes that the network does not use, such as labels, which may differ as well.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.models import AttentiveCNN
+    >>> network = Captured(AttentiveCNN(cyclic(4), channels=2))
+    >>> network(torch.randn(2, 1, 28, 28)).shape  # on the CPU as usual
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, network: nn.Module, inputs: Sequence[str] = ("x",), unread: Sequence[str] = ("y",)) -> None:
+        check_arguments(Captured.__init__, locals())
+        if not inputs or set(inputs) & set(unread):
+            raise ValueError(
+                f"inputs: expected names of attributes, at least one and none that is in unread, got {tuple(inputs)} "
+                f"beside {tuple(unread)}"
+            )
+        super().__init__(network)
+        self.network, self.inputs, self.unread = network, tuple(inputs), tuple(unread)
+        self._known = _Known()
+
+    @property
+    def kind(self) -> Any:
+        """Kind of the outputs of the network."""
+        return getattr(self.network, "kind", "invariant")
+
+    def forward(self, data: Any, geometry: Any = None) -> Any:
+        """Return the outputs of ``network(data)``, or of ``network(data, geometry)``."""
+        if not self.training or not torch.is_grad_enabled() or not _can_be_captured(self.network):
+            return self._plainly(data, geometry)
+        if (step := self._step(data)) is None or self._known.is_open():
+            return self._plainly(data, geometry)
+        return self._replayed(step, data, geometry)
+
+    def extra_repr(self) -> str:
+        """Return the names of the inputs."""
+        return f"inputs={self.inputs}, unread={self.unread}"
+
+    def _plainly(self, data: Any, geometry: Any) -> Any:
+        return self.network(data) if geometry is None else self.network(data, geometry)
+
+    def _step(self, data: Any) -> _Step | None:
+        """Return the inputs and the constants of a batch, or None if it has no such tensors."""
+        if isinstance(self.network, ImageNetwork) and not self.network.vector_inputs and not self.network.cloud_inputs:
+            return _Step({"images": self.network.images(data).contiguous()}, {})
+        if not hasattr(data, "to_dict"):
+            return None
+        tensors = {name: value for name, value in data.to_dict().items() if isinstance(value, Tensor)}
+        inputs = {name: tensors[name] for name in self.inputs if name in tensors}
+        apart = {*self.inputs, *self.unread}
+        return _Step(inputs, {name: value for name, value in tensors.items() if name not in apart}) if inputs else None
+
+    def _replayed(self, step: _Step, data: Any, geometry: Any) -> Any:
+        if (state := _state(self.network)) != self._known.state:
+            self._known = _Known(state)
+        known = self._known
+        for of, graph in known.graphs:
+            if of.difference(step) is None:
+                return known.watched(graph(*step.inputs.values()))
+        last, known.last = known.last, step
+        known.waited += 1
+        differs = "" if last is None else last.difference(step)
+        if differs is None and len(known.graphs) < _MOST_GRAPHS:
+            graph = _capture(self.network, step, data, geometry)
+            known.graphs.append((step, graph))
+            return known.watched(graph(*step.inputs.values()))
+        if known.waited == _PATIENCE and not known.graphs:
+            warn(
+                f"Captured: no step was captured, since batches differ in {differs}; name it in inputs, or in unread "
+                f"if the network does not use it. If it does and the shapes differ, the network cannot be captured"
+            )
+        return self._plainly(data, geometry)
+
+
+class _Known:
+    """The graphs of a network, and what is known about its steps; copies know nothing."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+        self.graphs: list[tuple[_Step, Callable[..., Any]]] = []
+        self.last: _Step | None = None
+        self.waited = 0
+        self.node: Any = None  # where the gradients of the last replay begin, until they are computed
+
+    def __reduce__(self) -> tuple[type[_Known], tuple[()]]:
+        return _Known, ()
+
+    def watched(self, outputs: Any) -> Any:
+        """Return copies of the outputs, which the next step does not overwrite, and watch until they are used."""
+        first = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
+        self.node = weakref.ref(first.grad_fn)
+        first.register_hook(self.close)
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, outputs)
+
+    def is_open(self) -> bool:
+        """Return whether outputs of the last replay are waiting for their gradients."""
+        return self.node is not None and self.node() is not None
+
+    def close(self, grad: Tensor) -> None:
+        """Note that the gradients are computed."""
+        self.node = None
+
+
+class _Step(NamedTuple):
+    """Tensors of a batch by name: those that differ between steps, and all others that the network uses."""
+
+    inputs: dict[str, Tensor]
+    constants: dict[str, Tensor]
+
+    def difference(self, other: _Step) -> str | None:
+        """Return the name of an attribute that a graph of this step does not accept, or None."""
+        for ours, theirs in ((self.inputs, other.inputs), (self.constants, other.constants)):
+            for name in (*ours, *theirs):
+                if name not in ours or name not in theirs or _form(ours[name]) != _form(theirs[name]):
+                    return name
+        equal = [(value == other.constants[name]).all() for name, value in self.constants.items()]
+        # One copy from the GPU for all attributes.
+        found = torch.stack(equal).tolist() if equal else []
+        return next((name for name, same in zip(self.constants, found, strict=True) if not same), None)
+
+
+class _Body(nn.Module):
+    """The network as a function of the inputs of a step."""
+
+    def __init__(self, network: nn.Module, step: _Step, data: Any, geometry: Any) -> None:
+        super().__init__()
+        self.network, self.names, self.data, self.geometry = network, tuple(step.inputs), data, geometry
+
+    def forward(self, *inputs: Tensor) -> Any:
+        if self.names == ("images",) and isinstance(self.network, ImageNetwork):
+            return self.network(inputs[0])
+        data = copy.copy(self.data)
+        for name, value in zip(self.names, inputs, strict=True):
+            data[name] = value
+        return self.network(data) if self.geometry is None else self.network(data, self.geometry)
+
+
+def _capture(network: nn.Module, step: _Step, data: Any, geometry: Any) -> Callable[..., Any]:
+    """Return forward and backward pass of a step as CUDA graphs; buffers and random generators do not change."""
+    if geometry is None and not isinstance(network, ImageNetwork) and hasattr(network, "geometry"):
+        geometry = cast(Any, network).geometry(data)
+    inputs = tuple(value.detach().clone() for value in step.inputs.values())
+    buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    body = _Body(network, step, data, geometry).train()
+    with torch.random.fork_rng([inputs[0].device]), _uncached_autocast():
+        graph: Callable[..., Any] = torch.cuda.make_graphed_callables(body, inputs, allow_unused_input=True)
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    return graph
+
+
+@contextmanager
+def _uncached_autocast() -> Iterator[None]:
+    """Do not keep weights that autocast converted, because they would not follow the weights."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def _can_be_captured(network: nn.Module) -> bool:
+    if torch.compiler.is_compiling() or (torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return False
+    weights = list(network.parameters())
+    return any(weight.requires_grad for weight in weights) and all(weight.is_cuda for weight in weights)
+
+
+def _state(network: nn.Module) -> tuple[Any, ...]:
+    """Return what a graph depends on besides its inputs: where weights are, which are trained, and precision."""
+    device = next(network.parameters()).device.type
+    places = [(weight.data_ptr(), weight.requires_grad) for weight in (*network.parameters(), *network.buffers())]
+    modes = [module.training for module in network.modules()]
+    return places, modes, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _form(value: Tensor) -> tuple[Any, ...]:
+    return value.shape, value.dtype, value.device, value.requires_grad

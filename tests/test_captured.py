@@ -1,0 +1,258 @@
+"""Captured training steps: the results of usual ones, replayed only where that is exact.
+
+Without a GPU, a function replaces the capture by torch. Like a graph it has one memory for inputs and outputs.
+"""
+
+import contextlib
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+import lieattn
+from lieattn.geometry import Radius, pixel_positions
+from lieattn.groups import cyclic
+from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Rescaled, _captured
+from lieattn.testing import relative_error
+from tests.test_waiting import NETWORKS, inputs_of
+
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+MAKERS = {
+    "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), channels=2, out_channels=3, attention="input"),
+    "GSA-Net": lambda: GSANet(cyclic(4), 1, 3, channels=12, blocks=(1,), heads=2, neighborhood=Radius(1.5)),
+}
+
+
+class Pretended:
+    """Replaces ``torch.cuda.make_graphed_callables`` on the CPU; counts captures and replays."""
+
+    def __init__(self):
+        self.captures = self.replays = 0
+
+    def __call__(self, body, inputs, allow_unused_input):
+        self.captures += 1
+        weights = [weight for weight in body.parameters() if weight.requires_grad]
+        for _ in range(3):
+            body(*inputs)  # as torch does before it captures
+        memory = []
+
+        class Replay(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, *given):
+                self.replays += 1
+                for static, value in zip(inputs, given, strict=False):
+                    static.copy_(value)
+                with torch.enable_grad():
+                    memory[:] = [body(*inputs)]
+                return memory[0].detach()
+
+            @staticmethod
+            def backward(ctx, grad):
+                grads = torch.autograd.grad(memory[0], weights, grad, allow_unused=True)
+                return *[None] * len(inputs), *grads
+
+        return lambda *given: Replay.apply(*given, *weights)
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    capture = Pretended()
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: contextlib.nullcontext())
+    monkeypatch.setattr(_captured, "_can_be_captured", lambda network: True)
+    return capture
+
+
+def images(seed, count=2, side=28, shift=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    pos, grid = pixel_positions(side, side) + shift, torch.tensor([[side, side]])
+    clouds = [
+        Data(x=torch.randn(side**2, 1, generator=generator), pos=pos, grid=grid, y=torch.tensor([seed % 3]))
+        for _ in range(count)
+    ]
+    return Batch.from_data_list(clouds)
+
+
+def trained(network, batches):
+    """Return the losses of steps of gradient descent, and the state at the end."""
+    network.train()
+    optimizer, losses = torch.optim.SGD(network.parameters(), lr=1e-2), []
+    torch.manual_seed(0)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(network(batch), batch.y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name.removeprefix("network."): value.clone() for name, value in network.state_dict().items()}
+
+
+def without_dropout(network):
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    return network
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_trains_as_usual(name, pretended):
+    """A smaller last batch and one with moved pixels are among the batches."""
+    side = 28 if name == "AttentiveCNN" else 6
+    epoch = [images(seed, side=side) for seed in range(4)] + [images(4, count=1, side=side)]
+    batches = [*epoch, images(5, side=side, shift=0.25), *epoch]
+    network = without_dropout(MAKERS[name]())
+    losses, state = trained(copy.deepcopy(network), batches)
+    found, other = trained(Captured(network), batches)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for key, value in state.items():
+        torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
+    # The second batch is captured. Images that are moved as a whole are the same images, so that the second smaller
+    # batch is the second one in a row that is not replayed.
+    assert (pretended.captures, pretended.replays) == ((2, 9) if name == "AttentiveCNN" else (1, 7))
+
+
+def test_a_smaller_batch_is_captured_as_well(pretended):
+    network = Captured(without_dropout(MAKERS["AttentiveCNN"]()))
+    trained(network, [images(0), images(1), images(2, count=1), images(3, count=1), images(4), images(5, count=1)])
+    assert (pretended.captures, pretended.replays) == (2, 4)
+
+
+def test_outputs_that_wait_for_their_gradients_stay(pretended):
+    """A second step before the gradients of the first would overwrite what these need."""
+    network = Captured(without_dropout(MAKERS["AttentiveCNN"]())).train()
+    for seed in range(2):
+        network(images(seed)).sum().backward()
+    network.zero_grad()
+    first = network(images(2))
+    kept = first.clone()
+    second = network(images(3))
+    assert pretended.replays == 2
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+    (first.square().sum() + second.square().sum()).backward()
+    found = [weight.grad for weight in network.parameters()]
+    network.zero_grad()
+    sum(network.network(images(seed)).square().sum() for seed in (2, 3)).backward()
+    for grad, weight in zip(found, network.parameters(), strict=True):
+        torch.testing.assert_close(grad, weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_that_were_dropped_do_not_hold_up_the_next_step(pretended):
+    network = Captured(without_dropout(MAKERS["AttentiveCNN"]())).train()
+    for seed in range(5):
+        network(images(seed))
+    assert pretended.replays == 4
+
+
+def test_nothing_is_captured_in_evaluation(pretended):
+    network = Captured(MAKERS["AttentiveCNN"]()).eval()
+    for seed in range(3):
+        network(images(seed))
+    network.train()
+    with torch.no_grad():
+        for seed in range(3):
+            network(images(seed))
+    assert pretended.captures == 0
+
+
+@pytest.mark.parametrize("change", ["moved", "frozen", "part in evaluation"])
+def test_graphs_are_discarded_if_the_network_changes(change, pretended):
+    network = Captured(without_dropout(MAKERS["AttentiveCNN"]())).train()
+    for seed in range(2):
+        network(images(seed)).sum().backward()
+    if change == "moved":
+        network.double().float()
+    elif change == "frozen":
+        network.network.layers[0].requires_grad_(False)
+    else:
+        network.network.norms[0].eval()
+    network.zero_grad()
+    network(images(2)).sum().backward()
+    assert pretended.captures == 1  # computed as usual
+    network(images(3)).sum().backward()
+    assert pretended.captures == 2
+    if change == "frozen":
+        assert all(weight.grad is None for weight in network.network.layers[0].parameters())
+
+
+def test_copies_and_files_have_no_graphs(pretended, tmp_path):
+    network = Captured(MAKERS["AttentiveCNN"]()).train()
+    for seed in range(2):
+        network(images(seed))
+    assert copy.deepcopy(network)._known.graphs == []
+    assert network._known.graphs
+    lieattn.save(network, tmp_path / "network.safetensors")
+    loaded = lieattn.load(tmp_path / "network.safetensors")
+    assert isinstance(loaded, Captured)
+    torch.testing.assert_close(loaded.eval()(images(0)), network.eval()(images(0)))
+
+
+def test_says_why_nothing_is_captured(pretended):
+    network = Captured(FramewiseTransformer(cyclic(4), 1, 3, channels=4, layers=1)).train()
+
+    def cloud(seed, points=5):
+        batch = Batch.from_data_list([Data(x=torch.ones(points, 1), pos=torch.ones(points, 2), energy=torch.rand(1))])
+        batch.y = torch.tensor([seed])
+        return batch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(9):
+            network(cloud(seed))
+    with pytest.warns(UserWarning, match="batches differ in energy; name it in inputs, or in unread"):
+        network(cloud(9))
+    network = Captured(network.network, unread=("y", "energy")).train()
+    for seed in range(3):
+        network(cloud(seed))
+    assert pretended.captures == 1
+
+
+def test_arguments():
+    network = MAKERS["AttentiveCNN"]()
+    with pytest.raises(ValueError, match=r"inputs: expected names of attributes, at least one .* got \(\)"):
+        Captured(network, inputs=())
+    with pytest.raises(ValueError, match=r"none that is in unread, got \('x', 'y'\)"):
+        Captured(network, inputs=("x", "y"))
+    captured = Captured(network)
+    assert captured.symmetry.group is network.group
+    assert Rescaled(captured, {"y": torch.ones(())}, {"y": torch.zeros(())}).kind == network.kind
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=on_gpu) for name in NETWORKS])
+def test_steps_on_a_gpu_are_the_usual_ones(name):
+    network = NETWORKS[name]().cuda()
+    given = inputs_of(network, "cuda")
+    network, captured = without_dropout(network).train(), Captured(copy.deepcopy(network)).train()
+    for number in range(4):
+        data = given[0] * (1 + number) if isinstance(given[0], torch.Tensor) else given[0].clone()
+        if not isinstance(data, torch.Tensor) and "x" in data:
+            data.x = data.x * (1 + number)
+        grads = []
+        for module in (network, captured):
+            module.zero_grad()
+            module(data, *given[1:]).square().mean().backward()
+            grads.append([weight.grad for weight in module.parameters() if weight.grad is not None])
+        for one, other in zip(*grads, strict=True):
+            assert relative_error(one, other) < 1e-3
+    assert len(captured._known.graphs) == 1
+    for buffer, other in zip(network.buffers(), captured.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_replay_on_a_gpu_drops_other_weights():
+    network = GSANet(cyclic(4), 1, 3, channels=12, blocks=(1,), heads=2, neighborhood=Radius(1.5), dropout=0.0)
+    for module in network.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.5
+    captured, data = Captured(network).cuda().train(), images(0, side=6).cuda()
+    outputs = []
+    for _ in range(4):
+        outputs.append(captured(data).detach())
+    assert captured._known.graphs
+    assert not torch.equal(outputs[-1], outputs[-2])

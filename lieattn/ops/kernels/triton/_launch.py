@@ -155,7 +155,9 @@ def _fits_lanes(shape: Shape) -> bool:
     """Return whether the tiles of an edge fit the registers of a lane, so that each lane processes an edge."""
     s = Shape(*(size.value for size in shape))
     signals = max(s.G, s.O, s.K) * max(s.D, s.W)
-    return not s.pooled and max(s.G * s.M, s.P * s.G) <= _PAIRS and signals <= _NUMBERS
+    # Loads of single numbers are slow, and Triton 3.6 fails to compile backward kernels with five or more of them.
+    together = all(number > 1 or size < 5 for number, size in ((s.VD, s.depth), (s.VW, s.width)))
+    return not s.pooled and together and max(s.G * s.M, s.P * s.G) <= _PAIRS and signals <= _NUMBERS
 
 
 def _warps(shape: Shape) -> int:

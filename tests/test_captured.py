@@ -246,7 +246,7 @@ def test_steps_on_a_gpu_are_the_usual_ones(name):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_replay_on_a_gpu_drops_other_weights():
-    network = GSANet(cyclic(4), 1, 3, channels=12, blocks=(1,), heads=2, neighborhood=Radius(1.5), dropout=0.0)
+    network = without_dropout(MAKERS["GSA-Net"]())
     for module in network.modules():
         if isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.5

@@ -1,6 +1,7 @@
 """A training step of a main network of each paper, on data of the same size as in the paper, and the time of an epoch.
 
-The data are random, so nothing is downloaded. The geometry is computed in every step, as if no loader prepared it.
+The data are random, so nothing is downloaded. The geometry is computed in every step, as if no loader prepared it,
+except in captured steps of images.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch_geometric.data import Batch, Data
 from lieattn.bench._measure import Problem, Record, compare
 from lieattn.geometry import PrincipalFrames, Radius, pixel_positions
 from lieattn.groups import cyclic, trivial
-from lieattn.models import AffineSelfConvNet, AttentiveCNN, FramewiseTransformer, GSANet, LieTransformer
+from lieattn.models import AffineSelfConvNet, AttentiveCNN, Captured, FramewiseTransformer, GSANet, LieTransformer
 
 ATOMS, MOLECULES = 18, 100_000
 # Network, side and channels of its images (None: molecules), clouds in a batch, clouds in the training set.
@@ -35,11 +36,11 @@ SMALL = {"BATCH": 2, "ATOMS": 5}
 BATCH: int | None = None  # batch size in place of the ones of the networks
 
 
-def build(name: str, device: str = "cpu") -> Problem:
+def build(name: str, device: str = "cpu", *, captured: bool = False) -> Problem:
     """Forward pass and loss of a network on a batch of random images or molecules, in training mode."""
     make, image, size, _ = NETWORKS[name]
     torch.manual_seed(0)
-    network = make().to(device)
+    network = (Captured(make()) if captured else make()).to(device)
     clouds = [_image(*image) if image else _molecule() for _ in range(BATCH or size)]
     batch = Batch.from_data_list(clouds).to(device)
 
@@ -60,11 +61,18 @@ def _molecule() -> Data:
 
 
 def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Return the records of the way ``step`` of each network, on all threads."""
-    return compare({name: {"step": partial(build, name, device)} for name in NETWORKS}, repeats=repeats, device=device)
+    """Return the records of the way ``step`` of each network, on all threads, and of ``captured`` ones on a GPU."""
+    problems = {name: {"step": partial(build, name, device)} for name in NETWORKS}
+    for name, ways in problems.items():
+        if device != "cpu" and NETWORKS[name][1] is not None:
+            ways["captured"] = partial(build, name, device, captured=True)
+    return compare(problems, repeats=repeats, device=device)
 
 
 def remarks(records: list[Record]) -> list[str]:
     """Say how many seconds the steps of an epoch take for each network, without reading data."""
     sizes = {name: -(-clouds // batch) for name, (_, _, batch, clouds) in NETWORKS.items()}
-    return [f"an epoch of {r.case}: {sizes[r.case]} steps, {sizes[r.case] * r.step_ms / 1e3:.0f} s" for r in records]
+    return [
+        f"an epoch of {r.case}, {r.way}: {sizes[r.case]} steps, {sizes[r.case] * r.step_ms / 1e3:.0f} s"
+        for r in records
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -191,7 +192,9 @@ def _capture(network: nn.Module, step: _Step, data: Any, geometry: Any) -> Calla
     inputs = tuple(value.detach().clone() for value in step.inputs.values())
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     body = _Body(network, step, data, geometry).train()
-    with torch.random.fork_rng([inputs[0].device]), _uncached_autocast():
+    with torch.random.fork_rng([inputs[0].device]), _uncached_autocast(), warnings.catch_warnings():
+        # Torch captures on a stream of its own, and the last step, which may still be alive, was not on it.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
         graph: Callable[..., Any] = torch.cuda.make_graphed_callables(body, inputs, allow_unused_input=True)
     with torch.no_grad():
         for buffer, value in buffers:

@@ -148,7 +148,10 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     ("value", "message"),
     [
         ({"species": "abc"}, "in_channels: .*'lieattn.models.Species': species: expected Sequence, got abc$"),
-        ({"wrong": 3}, "in_channels: .*'lieattn.models.Species': Option 'wrong' is not accepted$"),
+        (
+            {"wrong": 3},
+            "in_channels: .*.Species': Option 'wrong' is not accepted .accepted are species.",
+        ),
         (1.5, "in_channels: expected int or Species or SortedDistances or CloudInputs, got 1.5$"),
         ("lieattn.models.GSANet", "in_channels: expected int or Species .*, got lieattn.models.GSANet$"),
         ("lieattn.models.Specie", "in_channels: .* 'lieattn.models' has no attribute 'Specie'"),
@@ -214,7 +217,14 @@ def test_faults_in_a_member_of_a_union_on_the_command_line(home, capsys, option,
         (["--data.train.fault", "pair"], 2, "item . of Clouds is a tuple, expected torch_geometric Data"),
         (["--data.train", "Cluods"], 2, "data.train: 'Cluods' is no class: give its path, package.Class"),
         (["--data.train", "mydata.Cluods"], 2, "'mydata.Cluods': module 'mydata' has no attribute 'Cluods'"),
-        (["--trainer.max_epoch", "3"], 2, "unrecognized arguments: --trainer.max_epoch 3"),
+        (["--trainer.max_epoch", "3"], 2, r"arguments: --trainer.max_epoch 3 \(did you mean --trainer.max_epochs\?\)$"),
+        (["--data.bacth_size=3"], 2, r"arguments: --data.bacth_size=3 \(did you mean --data.batch_size\?\)$"),
+        (["--model.network.chanels=3"], 2, r"Option 'chanels' is not accepted \(did you mean 'channels'\?\), got 3$"),
+        (
+            ["--model.optimizer=torch.optim.Adam", "--model.optimizer.rate=3"],
+            2,
+            r"Option 'rate' is not accepted \(accepted are lr, betas, .*\), got 3$",
+        ),
     ],
 )
 def test_faults_of_users_are_one_message(home, capsys, options, status, message):

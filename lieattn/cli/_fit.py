@@ -30,6 +30,7 @@ from torch import Tensor
 
 from lieattn import train
 from lieattn._files import replacing
+from lieattn._suggestions import suggested
 from lieattn.cli import COMMANDS
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, output_file, package
@@ -182,7 +183,7 @@ class _Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if _NO_MODEL.fullmatch(message):
             message = "no model was given: use --config FILE, or --ckpt_path with a checkpoint of `lieattn fit`"
-        raise train.UsageError(train.short_message(ValueError(message))) from ex
+        raise train.UsageError(train.short_message(ValueError(suggested(message, self)))) from ex
 
 
 class _PointSetCLI(LightningCLI):

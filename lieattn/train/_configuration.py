@@ -27,6 +27,7 @@ _OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
 # Messages of jsonargparse about members of a union that the user did not mean. "Option ...", about an unknown option,
 # may also concern the member that was meant.
 _NOT_MEANT = re.compile(rf"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid |{_IMPORTED})|Option )")
+_SUGGESTION = re.compile(r" \((?:did you mean|accepted are) .*?\)$")
 _NESTED = re.compile(r"NestedArg\(key=.*, val='?(.*?)'?\)")
 _MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 
@@ -58,10 +59,12 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
     does not fit; its message calls the object ``what``.
     """
     check_arguments(build, locals())
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
+
+    from lieattn._suggestions import SuggestingParser
 
     register_types()
-    parser = ArgumentParser(exit_on_error=False)
+    parser = SuggestingParser(exit_on_error=False)
     parser.add_subclass_arguments(base, "object", required=True)
     try:
         made: T = parser.instantiate(parser.parse_object({"object": spec})).object
@@ -109,11 +112,14 @@ def _members_meant(lines: list[str]) -> list[str]:
             bullet = line.replace("Errors:", "  - ")
             end = next((number for number, other in enumerate(lines) if not other.startswith(bullet[:-2])), len(lines))
             starts = [number for number in range(end) if lines[number].startswith(bullet)]
-            members = {tuple(lines[i:j]): None for i, j in itertools.pairwise([*starts, end])}
+            members = [tuple(lines[i:j]) for i, j in itertools.pairwise([*starts, end])]
+            plain = [tuple(_SUGGESTION.sub("", line) for line in member) for member in members]
+            # Suggestions of several members, of which one was meant, are left out.
+            members = [one if plain.count(same) == 1 else same for one, same in zip(members, plain, strict=True)]
             said = {member: _NOT_MEANT.match(member[0]) for member in members}
             meant = [member for member in members if said[member] is None]
             meant = meant or [member for member, other in said.items() if other and not other[1]]
-            for member in meant or members:
+            for member in meant or said:
                 found += _members_meant(list(member))
             lines = lines[end:]
     return found

@@ -13,7 +13,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 import lieattn
-from lieattn.geometry import Radius, pixel_positions
+from lieattn.geometry import FiniteFrames, Radius, SampledFrames, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Rescaled, _captured
 from lieattn.testing import relative_error
@@ -209,6 +209,63 @@ def test_says_why_nothing_is_captured(pretended):
     for seed in range(3):
         network(cloud(seed))
     assert pretended.captures == 1
+
+
+def test_inputs_with_gradients_are_computed_as_usual(pretended):
+    network = Captured(without_dropout(MAKERS["GSA-Net"]())).train()
+    for seed in range(3):
+        network(images(seed, side=6))
+    for name in ("x", "pos"):
+        data = images(3, side=6)
+        data[name].requires_grad_()
+        network(data).sum().backward()
+        assert data[name].grad.isfinite().all()
+    assert pretended.replays == 2
+
+
+def test_values_that_are_no_tensors_are_compared(pretended):
+    network = Captured(without_dropout(MAKERS["GSA-Net"]())).train()
+    for wind in (1.0, 2.0, 2.0, 2.0, 3.0):
+        data = images(0, side=6)
+        data.wind = wind
+        network(data)
+    assert pretended.replays == 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_given_geometry_is_compared(pretended, shared):
+    network = Captured(without_dropout(MAKERS["GSA-Net"]())).train()
+    first = network.network.geometry(images(0, side=6))
+    for seed in range(3):
+        data = images(seed, side=6)
+        network(data, first if shared else network.network.geometry(data))
+    assert (pretended.captures, pretended.replays) == (1, 2)
+    data = images(3, side=6)
+    far = GSANet(cyclic(4), 1, 3, channels=12, blocks=(1,), heads=2, neighborhood=Radius(2.5)).geometry(data)
+    torch.testing.assert_close(network(data, far), network.network(data, far))
+    assert pretended.replays == 2
+
+
+def test_random_frames_are_not_frozen(pretended):
+    frames = FiniteFrames(cyclic(4), SampledFrames(1, per="cloud"))
+    network = Captured(FramewiseTransformer(frames, 1, 3, channels=4, layers=1)).train()
+    data = Batch.from_data_list([Data(x=torch.randn(5, 1), pos=torch.randn(5, 2))])
+    with pytest.warns(UserWarning, match="batches differ in geometry; .* or if its geometry is random"):
+        outputs = [network(data).detach() for _ in range(10)]
+    assert pretended.captures == 0
+    assert not torch.equal(outputs[-1], outputs[-2])
+
+
+def test_the_module_is_named_if_torch_cannot_capture(pretended, monkeypatch):
+    def fail(*given, **options):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    network = Captured(MAKERS["AttentiveCNN"]()).train()
+    network(images(0))
+    with pytest.raises(RuntimeError, match="not permitted") as caught:
+        network(images(1))
+    assert caught.value.__notes__ == ["Captured: AttentiveCNN cannot be captured; use it without Captured"]
 
 
 def test_arguments():

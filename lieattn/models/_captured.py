@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ class Captured(Wrapper):
 
     On a GPU, small networks wait for the CPU, which launches hundreds of kernels in each step. A graph launches all of
     them together. A step is captured if its batch and the last one before it that was not replayed agree in shapes and
-    in all tensors that are neither in ``inputs`` nor in ``unread``, such as positions and grids of images of one size.
+    in all attributes that are neither in ``inputs`` nor in ``unread``, such as positions and grids of images of one size.
     Other batches, evaluation, other devices, and training on several GPUs are computed as usual, with the same results.
     Networks on images, such as :class:`AttentiveCNN`, may be given tensors as well, and pixels in any order.
 
@@ -78,7 +79,7 @@ class Captured(Wrapper):
         """Return the outputs of ``network(data)``, or of ``network(data, geometry)``."""
         if not self.training or not torch.is_grad_enabled() or not _can_be_captured(self.network):
             return self._plainly(data, geometry)
-        if (step := self._step(data)) is None or self._known.is_open():
+        if (step := self._step(data, geometry)) is None or self._known.is_open():
             return self._plainly(data, geometry)
         return self._replayed(step, data, geometry)
 
@@ -89,16 +90,19 @@ class Captured(Wrapper):
     def _plainly(self, data: Any, geometry: Any) -> Any:
         return self.network(data) if geometry is None else self.network(data, geometry)
 
-    def _step(self, data: Any) -> _Step | None:
-        """Return the inputs and the constants of a batch, or None if it has no such tensors."""
+    def _step(self, data: Any, geometry: Any) -> _Step | None:
+        """Return the inputs and the constants of a batch, or None if it has to be computed as usual."""
         if isinstance(self.network, ImageNetwork) and not self.network.vector_inputs and not self.network.cloud_inputs:
-            return _Step({"images": self.network.images(data).contiguous()}, {})
-        if not hasattr(data, "to_dict"):
+            step = _Step({"images": self.network.images(data).contiguous()}, {})
+        elif hasattr(data, "to_dict"):
+            constants = {name: value for name, value in data.to_dict().items() if name not in self.unread}
+            inputs = {name: constants.pop(name) for name in self.inputs if isinstance(constants.get(name), Tensor)}
+            step = _Step(inputs, constants | _named("geometry", geometry))
+        else:
             return None
-        tensors = {name: value for name, value in data.to_dict().items() if isinstance(value, Tensor)}
-        inputs = {name: tensors[name] for name in self.inputs if name in tensors}
-        apart = {*self.inputs, *self.unread}
-        return _Step(inputs, {name: value for name, value in tensors.items() if name not in apart}) if inputs else None
+        values = (*step.inputs.values(), *step.constants.values())
+        watched = any(isinstance(value, Tensor) and value.requires_grad for value in values)
+        return None if watched or not step.inputs else step
 
     def _replayed(self, step: _Step, data: Any, geometry: Any) -> Any:
         if (state := _state(self.network)) != self._known.state:
@@ -111,13 +115,19 @@ class Captured(Wrapper):
         known.waited += 1
         differs = "" if last is None else last.difference(step)
         if differs is None and len(known.graphs) < _MOST_GRAPHS:
-            graph = _capture(self.network, step, data, geometry)
-            known.graphs.append((step, graph))
-            return known.watched(graph(*step.inputs.values()))
+            if geometry is None and not isinstance(self.network, ImageNetwork) and hasattr(self.network, "geometry"):
+                geometry, again = (cast(Any, self.network).geometry(data) for _ in range(2))
+                differs = _Step({}, _named("geometry", geometry)).difference(_Step({}, _named("geometry", again)))
+            if differs is None:
+                graph = _capture(self.network, step, data, geometry)
+                known.graphs.append((step, graph))
+                return known.watched(graph(*step.inputs.values()))
+            geometry = None  # it is random, and each step has its own
         if known.waited == _PATIENCE and not known.graphs:
             warn(
                 f"Captured: no step was captured, since batches differ in {differs}; name it in inputs, or in unread "
-                f"if the network does not use it. If it does and the shapes differ, the network cannot be captured"
+                f"if the network does not use it. If it does and the shapes differ, or if its geometry is random, the "
+                f"network cannot be captured"
             )
         return self._plainly(data, geometry)
 
@@ -152,21 +162,22 @@ class _Known:
 
 
 class _Step(NamedTuple):
-    """Tensors of a batch by name: those that differ between steps, and all others that the network uses."""
+    """Attributes of a batch: tensors that differ between steps, and all others that the network uses."""
 
     inputs: dict[str, Tensor]
-    constants: dict[str, Tensor]
+    constants: dict[str, Any]
 
     def difference(self, other: _Step) -> str | None:
         """Return the name of an attribute that a graph of this step does not accept, or None."""
         for ours, theirs in ((self.inputs, other.inputs), (self.constants, other.constants)):
             for name in (*ours, *theirs):
                 if name not in ours or name not in theirs or _form(ours[name]) != _form(theirs[name]):
-                    return name
-        equal = [(value == other.constants[name]).all() for name, value in self.constants.items()]
+                    return name.partition(" ")[0]
+        pairs = {name: (value, other.constants[name]) for name, value in self.constants.items()}
+        pairs = {name: (one, two) for name, (one, two) in pairs.items() if isinstance(one, Tensor) and one is not two}
         # One copy from the GPU for all attributes.
-        found = torch.stack(equal).tolist() if equal else []
-        return next((name for name, same in zip(self.constants, found, strict=True) if not same), None)
+        equal = torch.stack([(one == two).all() for one, two in pairs.values()]).tolist() if pairs else []
+        return next((name.partition(" ")[0] for name, same in zip(pairs, equal, strict=True) if not same), None)
 
 
 class _Body(nn.Module):
@@ -187,15 +198,17 @@ class _Body(nn.Module):
 
 def _capture(network: nn.Module, step: _Step, data: Any, geometry: Any) -> Callable[..., Any]:
     """Return forward and backward pass of a step as CUDA graphs; buffers and random generators do not change."""
-    if geometry is None and not isinstance(network, ImageNetwork) and hasattr(network, "geometry"):
-        geometry = cast(Any, network).geometry(data)
     inputs = tuple(value.detach().clone() for value in step.inputs.values())
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     body = _Body(network, step, data, geometry).train()
     with torch.random.fork_rng([inputs[0].device]), _uncached_autocast(), warnings.catch_warnings():
         # Torch captures on a stream of its own, and the last step, which may still be alive, was not on it.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
-        graph: Callable[..., Any] = torch.cuda.make_graphed_callables(body, inputs, allow_unused_input=True)
+        try:
+            graph: Callable[..., Any] = torch.cuda.make_graphed_callables(body, inputs, allow_unused_input=True)
+        except RuntimeError as error:
+            error.add_note(f"Captured: {type(network).__name__} cannot be captured; use it without Captured")
+            raise
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
@@ -228,5 +241,20 @@ def _state(network: nn.Module) -> tuple[Any, ...]:
     return places, modes, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
-def _form(value: Tensor) -> tuple[Any, ...]:
-    return value.shape, value.dtype, value.device, value.requires_grad
+def _named(name: str, value: Any) -> dict[str, Tensor]:
+    """Return all tensors of a value, of dataclasses and tuples in it, by names with numbers."""
+    values, found = [value], dict[str, Tensor]()
+    while values:
+        value = values.pop()
+        if isinstance(value, Tensor):
+            found[f"{name} {len(found)}"] = value
+        elif isinstance(value, tuple | list):
+            values += value
+        elif dataclasses.is_dataclass(value):
+            values += [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return found
+
+
+def _form(value: Any) -> Any:
+    """Return what must be equal before values are compared: all of it if it is no tensor."""
+    return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else repr(value)

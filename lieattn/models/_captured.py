@@ -28,9 +28,9 @@ class Captured(Wrapper):
 
     On a GPU, small networks wait for the CPU, which launches hundreds of kernels in each step. A graph launches all of
     them together. A step is captured if its batch and the last one before it that was not replayed agree in shapes and
-    in all attributes that are neither in ``inputs`` nor in ``unread``, such as positions and grids of images of one size.
-    Other batches, evaluation, other devices, and training on several GPUs are computed as usual, with the same results.
-    Networks on images, such as :class:`AttentiveCNN`, may be given tensors as well, and pixels in any order.
+    in all attributes that are neither in ``inputs`` nor in ``unread``, such as positions and grids of images of one
+    size. Other batches, evaluation, other devices, and training on several GPUs are computed as usual, with the same
+    results. Networks on images, such as :class:`AttentiveCNN`, may be given tensors as well, and pixels in any order.
 
     The outputs of one forward pass have to be differentiated, or dropped, before the next one can be replayed; until
     then, it is computed as usual. Outputs can be differentiated once, so forces as gradients of energies cannot be

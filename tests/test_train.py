@@ -215,6 +215,16 @@ def finished(tmp_path_factory) -> Path:
     return root
 
 
+def test_a_run_of_less_than_an_epoch_does_not_miss_its_validation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    settings = config(tmp_path, max_steps=1)
+    del settings["model"]["init_args"]["schedule"]
+    settings["trainer"]["callbacks"][0]["init_args"]["check_on_train_epoch_end"] = False
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", settings)]) == 0, capsys.readouterr().err
+    assert (tmp_path / "checkpoints/last.ckpt").is_file()
+
+
+
 # Schedules
 
 

@@ -313,6 +313,9 @@ class _PointSetCLI(LightningCLI):
         if self.subcommand == "fit" and saves:
             if settings.data.sets["val"] is not None and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
                 monitor, mode = self.model.monitor
+                # A run of less than an epoch has no validation yet.
+                missing = rf".*ModelCheckpoint\(monitor={re.escape(repr(monitor))}\)` could not find the monitored key"
+                warnings.filterwarnings("ignore", missing)
                 options = {"monitor": monitor, "mode": mode, "enable_version_counter": False}
                 callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
             kwargs["callbacks"] = [*callbacks, settings.last]

@@ -224,7 +224,6 @@ def test_a_run_of_less_than_an_epoch_does_not_miss_its_validation(tmp_path, monk
     assert (tmp_path / "checkpoints/last.ckpt").is_file()
 
 
-
 # Schedules
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from lieattn.ops import _attentive as plain
 from lieattn.ops._attentive import Operands, Window
 from lieattn.ops._gradients import gradients_of
+from lieattn.ops.kernels.triton._constants import constants
 
 _POSITIONS = 256  # largest number of positions of a plane that a program processes at a time
 _ENTRIES = 2048  # largest number of entries of windows at these positions, if it stores whole windows
@@ -264,7 +265,7 @@ class _Call:
             "P": padded,
             "dtype": tl.float64 if double else tl.float32,
         }
-        return Sizes(**{name: tl.constexpr(number) for name, number in numbers.items()})
+        return constants(Sizes, **numbers)
 
     def blocks(self, positions: int) -> int:
         """Return the number of programs for the positions of a plane."""

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lieattn.ops.kernels.triton._constants import constants
+
 _MOST_PARTS = 512  # largest number of programs that sum gradients, over all heads
 
 # Pointers to weights and biases of three layers, or to their gradients.
@@ -172,7 +174,7 @@ class _Call:
             "precision": "tf32" if rows.dtype.itemsize < 4 else "ieee",  # half precisions are exact in TF32
             "dtype": tl.float64 if rows.dtype == torch.float64 else tl.float32,
         }
-        self.sizes = Sizes(**{name: tl.constexpr(size) for name, size in sizes.items()})
+        self.sizes = constants(Sizes, **sizes)
 
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
         """Start the programs of a grid, if there are any."""

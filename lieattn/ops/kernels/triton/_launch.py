@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, norm_shape, seeded_heads
 from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward
+from lieattn.ops.kernels.triton._constants import constants
 from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides
 
 _EDGES_A_PROGRAM = 64  # number of edges of one type for each program, if a type has many
@@ -83,7 +84,7 @@ class _Call:
         self.operands = Operands(query, key, value, base, **tables)
         steps = {name: () if table is None else table.stride() for name, table in tables.items()}
         steps["base"] = (0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1))
-        self.strides = Strides(**{name: tuple(map(tl.constexpr, sizes)) for name, sizes in steps.items()})
+        self.strides = constants(Strides, **steps)
 
     def draw(self, seed: Tensor | int) -> tuple[Tensor | None, int]:
         """Return the seed of the dropout, which programs read from the memory of the GPU, and the threshold."""
@@ -148,7 +149,7 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         "VD": min(common["depth"] & -common["depth"], 4) or 1,
         "VW": min(common["width"] & -common["width"], 4) or 1,
     }
-    return Shape(**{name: tl.constexpr(size) for name, size in sizes.items()})
+    return constants(Shape, **sizes)
 
 
 def _fits_lanes(shape: Shape) -> bool:

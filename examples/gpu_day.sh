@@ -38,7 +38,7 @@ else
   mapfile -t tests < <(grep -l mark.gpu tests/*.py)
   longest=900
   if [ $quick = 1 ]; then
-    tests=(tests/test_gpu.py tests/test_waiting.py tests/test_triton_layers.py tests/test_triton.py)
+    tests=(tests/test_gpu.py tests/test_captured.py tests/test_waiting.py tests/test_triton_layers.py tests/test_triton.py)
     benchmarks=(attention epochs whole-clouds) limit=100 longest=300
   fi
   # Names of tests are printed at once, so that they are known if there is no time for all.

@@ -223,6 +223,28 @@ def test_inputs_with_gradients_are_computed_as_usual(pretended):
     assert pretended.replays == 2
 
 
+def test_parts_in_evaluation_stay_there(pretended):
+    network = Captured(without_dropout(MAKERS["AttentiveCNN"]())).train()
+    network.network.norms[0].eval()
+    before = network.network.norms[0].running_mean.clone()
+    for seed in range(3):
+        network(images(seed)).sum().backward()
+    assert pretended.captures == 1
+    assert not network.network.norms[0].training
+    assert torch.equal(network.network.norms[0].running_mean, before)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_data_that_change_in_place_are_noticed(pretended, after):
+    network = Captured(without_dropout(MAKERS["GSA-Net"]())).train()
+    data = images(0, side=6)
+    for _ in range(after):
+        network(data)
+    data.pos.mul_(1.25)
+    torch.testing.assert_close(network(data), network.network(data))
+    assert pretended.replays == after - 1
+
+
 def test_values_that_are_no_tensors_are_compared(pretended):
     network = Captured(without_dropout(MAKERS["GSA-Net"]())).train()
     for wind in (1.0, 2.0, 2.0, 2.0, 3.0):

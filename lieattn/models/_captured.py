@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed
@@ -20,6 +20,7 @@ from lieattn._warnings import warn
 from lieattn.models._network import ImageNetwork, Wrapper
 
 _MOST_GRAPHS = 4  # shapes of batches for which graphs are kept
+_GEOMETRY = "geometry "  # before the numbers of its tensors
 _PATIENCE = 10  # number of steps after which a network that could not be captured warns
 
 
@@ -97,7 +98,7 @@ class Captured(Wrapper):
         elif hasattr(data, "to_dict"):
             constants = {name: value for name, value in data.to_dict().items() if name not in self.unread}
             inputs = {name: constants.pop(name) for name in self.inputs if isinstance(constants.get(name), Tensor)}
-            step = _Step(inputs, constants | _named("geometry", geometry))
+            step = _Step(inputs, constants | _named(geometry))
         else:
             return None
         values = (*step.inputs.values(), *step.constants.values())
@@ -117,10 +118,10 @@ class Captured(Wrapper):
         if differs is None and len(known.graphs) < _MOST_GRAPHS:
             if geometry is None and not isinstance(self.network, ImageNetwork) and hasattr(self.network, "geometry"):
                 geometry, again = (cast(Any, self.network).geometry(data) for _ in range(2))
-                differs = _Step({}, _named("geometry", geometry)).difference(_Step({}, _named("geometry", again)))
+                differs = _Step({}, _named(geometry)).difference(_Step({}, _named(again)))
             if differs is None:
                 graph = _capture(self.network, step, data, geometry)
-                known.graphs.append((step, graph))
+                known.graphs.append((step.kept(), graph))
                 return known.watched(graph(*step.inputs.values()))
             geometry = None  # it is random, and each step has its own
         if known.waited == _PATIENCE and not known.graphs:
@@ -147,9 +148,11 @@ class _Known:
 
     def watched(self, outputs: Any) -> Any:
         """Return copies of the outputs, which the next step does not overwrite, and watch until they are used."""
-        first = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad)
-        self.node = weakref.ref(first.grad_fn)
-        first.register_hook(self.close)
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                self.node = weakref.ref(leaf.grad_fn)
+                leaf.register_hook(self.close)
+                break
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, outputs)
 
     def is_open(self) -> bool:
@@ -161,11 +164,19 @@ class _Known:
         self.node = None
 
 
-class _Step(NamedTuple):
+class _Step:
     """Attributes of a batch: tensors that differ between steps, and all others that the network uses."""
 
-    inputs: dict[str, Tensor]
-    constants: dict[str, Any]
+    def __init__(self, inputs: dict[str, Tensor], constants: dict[str, Any]) -> None:
+        self.inputs, self.constants = inputs, constants
+        tensors = {name: value for name, value in constants.items() if isinstance(value, Tensor)}
+        self.versions = {name: value._version for name, value in tensors.items()}
+
+    def kept(self) -> _Step:
+        """Return this step with copies, which do not change with the data; geometry is not copied."""
+        copied = self.versions.keys() - {name for name in self.versions if name.startswith(_GEOMETRY)}
+        constants = {name: value.clone() if name in copied else value for name, value in self.constants.items()}
+        return _Step(self.inputs, constants)
 
     def difference(self, other: _Step) -> str | None:
         """Return the name of an attribute that a graph of this step does not accept, or None."""
@@ -173,11 +184,14 @@ class _Step(NamedTuple):
             for name in (*ours, *theirs):
                 if name not in ours or name not in theirs or _form(ours[name]) != _form(theirs[name]):
                     return name.partition(" ")[0]
-        pairs = {name: (value, other.constants[name]) for name, value in self.constants.items()}
-        pairs = {name: (one, two) for name, (one, two) in pairs.items() if isinstance(one, Tensor) and one is not two}
+        pairs = {name: (self.constants[name], other.constants[name]) for name in self.versions}
+        same = {name for name, (one, two) in pairs.items() if one is two}
+        if changed := next((name for name in same if self.versions[name] != other.versions[name]), None):
+            return changed.partition(" ")[0]
+        names = [name for name in pairs if name not in same]
         # One copy from the GPU for all attributes.
-        equal = torch.stack([(one == two).all() for one, two in pairs.values()]).tolist() if pairs else []
-        return next((name.partition(" ")[0] for name, same in zip(pairs, equal, strict=True) if not same), None)
+        equal = torch.stack([(pairs[name][0] == pairs[name][1]).all() for name in names]).tolist() if names else []
+        return next((name.partition(" ")[0] for name, alike in zip(names, equal, strict=True) if not alike), None)
 
 
 class _Body(nn.Module):
@@ -200,7 +214,7 @@ def _capture(network: nn.Module, step: _Step, data: Any, geometry: Any) -> Calla
     """Return forward and backward pass of a step as CUDA graphs; buffers and random generators do not change."""
     inputs = tuple(value.detach().clone() for value in step.inputs.values())
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
-    body = _Body(network, step, data, geometry).train()
+    body = _Body(network, step, data, geometry)  # in training mode, and the network in the modes of its parts
     with torch.random.fork_rng([inputs[0].device]), _uncached_autocast(), warnings.catch_warnings():
         # Torch captures on a stream of its own, and the last step, which may still be alive, was not on it.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
@@ -241,13 +255,13 @@ def _state(network: nn.Module) -> tuple[Any, ...]:
     return places, modes, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
-def _named(name: str, value: Any) -> dict[str, Tensor]:
-    """Return all tensors of a value, of dataclasses and tuples in it, by names with numbers."""
-    values, found = [value], dict[str, Tensor]()
+def _named(geometry: Any) -> dict[str, Tensor]:
+    """Return all tensors of a geometry, of dataclasses and tuples in it, by names with numbers."""
+    values, found = [geometry], dict[str, Tensor]()
     while values:
         value = values.pop()
         if isinstance(value, Tensor):
-            found[f"{name} {len(found)}"] = value
+            found[f"{_GEOMETRY}{len(found)}"] = value
         elif isinstance(value, tuple | list):
             values += value
         elif dataclasses.is_dataclass(value):

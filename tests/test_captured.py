@@ -1,6 +1,7 @@
 """Captured training steps: the results of usual ones, replayed only where that is exact.
 
-Without a GPU, a function replaces the capture by torch. Like a graph it has one memory for inputs and outputs.
+Without a GPU, a function replaces the capture by torch. Like a graph it has one memory for inputs, outputs and
+gradients.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ class Pretended:
         weights = [weight for weight in body.parameters() if weight.requires_grad]
         for _ in range(3):
             body(*inputs)  # as torch does before it captures
-        memory = []
+        memory, slopes = [], [torch.empty_like(weight) for weight in weights]
 
         class Replay(torch.autograd.Function):
             @staticmethod
@@ -52,7 +53,9 @@ class Pretended:
             @staticmethod
             def backward(ctx, grad):
                 grads = torch.autograd.grad(memory[0], weights, grad, allow_unused=True)
-                return *[None] * len(inputs), *grads
+                for static, found in zip(slopes, grads, strict=True):
+                    static.zero_() if found is None else static.copy_(found)
+                return *[None] * len(inputs), *(static.detach() for static in slopes)
 
         return lambda *given: Replay.apply(*given, *weights)
 
@@ -139,6 +142,24 @@ def test_outputs_that_wait_for_their_gradients_stay(pretended):
     sum(network.network(images(seed)).square().sum() for seed in (2, 3)).backward()
     for grad, weight in zip(found, network.parameters(), strict=True):
         torch.testing.assert_close(grad, weight.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["accumulated", "set to zero", "set to none after the forward pass"])
+def test_gradients_are_added_as_usual(pretended, way):
+    """Graphs write gradients into memory of their own, which torch takes for the gradients of the weights."""
+    usual = without_dropout(MAKERS["AttentiveCNN"]()).train()
+    captured = Captured(copy.deepcopy(usual))
+    for seed in range(5):
+        for network in (usual, captured):
+            if seed == 2:
+                network.zero_grad()  # torch takes the memory of a graph if there are no gradients yet
+            loss = network(images(seed)).square().sum()
+            if way != "accumulated":
+                network.zero_grad(set_to_none=way != "set to zero")
+            loss.backward()
+        for one, other in zip(usual.parameters(), captured.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    assert pretended.replays == 4
 
 
 def test_outputs_that_were_dropped_do_not_hold_up_the_next_step(pretended):

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -111,7 +112,7 @@ class Captured(Wrapper):
         known = self._known
         for of, graph in known.graphs:
             if of.difference(step) is None:
-                return known.watched(graph(*step.inputs.values()))
+                return known.watched(graph(*step.inputs.values()), self.network)
         last, known.last = known.last, step
         known.waited += 1
         differs = "" if last is None else last.difference(step)
@@ -122,7 +123,7 @@ class Captured(Wrapper):
             if differs is None:
                 graph = _capture(self.network, step, data, geometry)
                 known.graphs.append((step.kept(), graph))
-                return known.watched(graph(*step.inputs.values()))
+                return known.watched(graph(*step.inputs.values()), self.network)
             geometry = None  # it is random, and each step has its own
         if known.waited == _PATIENCE and not known.graphs:
             warn(
@@ -146,22 +147,27 @@ class _Known:
     def __reduce__(self) -> tuple[type[_Known], tuple[()]]:
         return _Known, ()
 
-    def watched(self, outputs: Any) -> Any:
+    def watched(self, outputs: Any, network: nn.Module) -> Any:
         """Return copies of the outputs, which the next step does not overwrite, and watch until they are used."""
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 self.node = weakref.ref(leaf.grad_fn)
-                leaf.register_hook(self.close)
-                break
+                leaf.register_hook(partial(self.close, network))
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, outputs)
 
     def is_open(self) -> bool:
         """Return whether outputs of the last replay are waiting for their gradients."""
         return self.node is not None and self.node() is not None
 
-    def close(self, grad: Tensor) -> None:
-        """Note that the gradients are computed."""
+    def close(self, network: nn.Module, grad: Tensor) -> None:
+        """Note that the gradients are being computed; gradients of weights that they are added to become copies.
+
+        Otherwise they may be the memory of the graph, which overwrites them before it adds the new ones.
+        """
         self.node = None
+        for weight in network.parameters():
+            if weight.grad is not None:
+                weight.grad = weight.grad.clone()
 
 
 class _Step:

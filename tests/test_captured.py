@@ -14,10 +14,13 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 import lieattn
+from lieattn.cli import main
 from lieattn.geometry import FiniteFrames, Radius, SampledFrames, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Rescaled, _captured
 from lieattn.testing import relative_error
+from lieattn.train import PointSetRegressor, load_network
+from tests.test_train import config, write
 from tests.test_waiting import NETWORKS, inputs_of
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -309,6 +312,54 @@ def test_the_module_is_named_if_torch_cannot_capture(pretended, monkeypatch):
     with pytest.raises(RuntimeError, match="not permitted") as caught:
         network(images(1))
     assert caught.value.__notes__ == ["Captured: AttentiveCNN cannot be captured; use it without Captured"]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_training_by_configuration(pretended, monkeypatch, tmp_path, wanted):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    content = config(tmp_path, enable_checkpointing=True)
+    group = content["model"]["init_args"]["network"]["init_args"]["group"]
+    options = {"channels": 2, "out_channels": 2}
+    network = {"class_path": "lieattn.models.AttentiveCNN", "init_args": {"group": group, **options}}
+    content["model"]["init_args"]["network"] = network
+    digits = {"class_path": f"{__name__}.Digits"}
+    content |= {"data": {"train": digits, "val": digits, "batch_size": 2}, "cuda_graphs": wanted}
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0
+    assert bool(pretended.replays) == wanted
+    checkpoint = tmp_path / "checkpoints/last.ckpt"
+    assert not any(".network." in name for name in torch.load(checkpoint, weights_only=True)["state_dict"])
+    assert type(load_network(checkpoint)) is AttentiveCNN
+
+
+class Digits(torch.utils.data.Dataset):
+    """Six images with labels."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        item = images(index, count=1)[0]
+        item.y = item.y % 2
+        return item
+
+
+def test_tasks_name_what_they_read_themselves(pretended):
+    pos = torch.randn(5, 2)
+    network = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
+    task = PointSetRegressor(network, targets={"energy": 1.0, "gap": 1.0}).capture().train()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        wide = {"energy": torch.rand(1), "energy_weight": torch.rand(1), "gap_mask": torch.rand(1) < 0.5}
+        batch = Batch.from_data_list([Data(x=torch.randn(5, 1), vel=torch.randn(5, 2), pos=pos, **wide)])
+        task.outputs_of(batch).sum().backward()
+    assert pretended.replays == 2
+    assert set(task.state_dict()) == set(PointSetRegressor(network, targets=task.targets).state_dict())
+    task.eval().outputs_of(batch)
+    assert pretended.replays == 2
+    other = copy.deepcopy(task).train()
+    other.outputs_of(batch)
+    assert other._captured[0].network is other.network
 
 
 def test_arguments():

@@ -70,6 +70,7 @@ run
   --last.every_n_train_steps N     also save the state within an epoch, every N steps
   --ema DECAY                      validate and save moving averages of the weights; 0.999 averages about 1000 steps
   --checkpoint_activations true    recompute activations in the backward pass, which saves memory and takes more time
+  --cuda_graphs true               replay training steps on a GPU, for clouds that all have one geometry, such as images
   --seed_everything N              seed of weights, order and transforms (0)
   --trust PACKAGE ...              packages whose classes a checkpoint may use, besides this library and torch
   -c FILE, --config FILE           settings; without it, `test` and the others use those of the checkpoint
@@ -205,6 +206,8 @@ class _PointSetCLI(LightningCLI):
             "fit stores the fields between the blocks of the network only, and recomputes the rest in the backward pass"
         )
         parser.add_argument("--checkpoint_activations", type=bool, default=False, help=again)
+        graphs = "fit replays training steps on a GPU as CUDA graphs, for clouds of one geometry, such as images"
+        parser.add_argument("--cuda_graphs", type=bool, default=False, help=graphs)
         named = "packages whose classes a checkpoint may use, besides this library and torch"
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
@@ -284,6 +287,8 @@ class _PointSetCLI(LightningCLI):
                 raise train.UsageError(f"checkpoint_activations: expected a lieattn.models.Network, got {name}")
             for network in networks:
                 network.checkpoint_activations()
+        if self.subcommand == "fit" and self.config_init[self.subcommand].cuda_graphs:
+            self.model.capture()
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: expected a data set to validate on, got none")
         self.model.config = self._resolved if "model" in self._resolved else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -41,3 +41,9 @@ def check_targets(targets: Mapping[str, float]) -> None:
     for name in targets:
         if not name or "." in name:  # names of buffers may not contain dots
             raise ValueError(f"targets: expected names of attributes without dots, got {name!r}")
+
+
+def read_for(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the targets, and of their masks and weights."""
+    kinds = ("", "_mask", "_weight")
+    return ("mask", "weight", *(f"{name}{kind}" for name in targets for kind in kinds))

@@ -30,7 +30,8 @@ from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
-from lieattn.train._targets import check_targets, labels_of, named_outputs
+from lieattn.train._steps import CapturedSteps
+from lieattn.train._targets import check_targets, labels_of, named_outputs, read_for
 from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
@@ -52,7 +53,7 @@ class NonFiniteError(FloatingPointError):
     """The loss or some weights became NaN or infinite in training."""
 
 
-class PointSetTask(Recorded, WatchedValidation, ABC):
+class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
     """Train a network on point sets; subclasses define the targets and the loss.
 
     Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states
@@ -252,6 +253,7 @@ class PointSetClassifier(PointSetTask):
     """
 
     monitor = ("val/accuracy", "max")
+    read_apart = read_for(["y"])
 
     def __init__(
         self,
@@ -277,7 +279,7 @@ class PointSetClassifier(PointSetTask):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits ``[clouds, classes]``, or ``[clouds, labels, classes]`` for more than one label."""
-        logits: Tensor = self.network(self.cast(batch))
+        logits: Tensor = self.outputs_of(self.cast(batch))
         width = self.labels * self.classes
         if logits.shape != (batch.num_graphs, width):
             several = f"{self.labels} labels of " if self.labels > 1 else ""
@@ -369,6 +371,7 @@ class PointSetRegressor(PointSetTask):
         if loss not in _LOSSES:
             raise ValueError(f"loss: expected one of {sorted(_LOSSES)}, got {loss!r}")
         check_targets(self.targets)
+        self.read_apart = read_for(self.targets)
         if loss == "rotation":
             if shift or scale_of:
                 raise ValueError(f"shift, scale_of: expected none for rotations, got {shift or scale_of}")
@@ -472,7 +475,7 @@ class PointSetRegressor(PointSetTask):
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
         """Outputs of the network by target, not yet scaled."""
-        found = self.network(self.cast(batch))
+        found = self.outputs_of(self.cast(batch))
         if isinstance(found, Tensor) and len(self.targets) > 1:
             raise ValueError(f"network: expected a mapping with {sorted(self.targets)} as output, got a tensor")
         outputs = named_outputs(found, next(iter(self.targets)))

@@ -187,6 +187,15 @@ def test_edges_that_are_their_own_type(case, lanes):
 
 
 @interpreted
+@pytest.mark.parametrize(("depth", "width", "wanted"), [(8, 8, True), (3, 6, True), (5, 8, False), (8, 7, False)])
+def test_lanes_have_no_odd_number_of_channels_above_three(depth, width, wanted):
+    from lieattn.ops.kernels.triton._launch import _Call
+
+    signals, neighbors, terms, _, *rest = problem("framewise", depth=depth, width=width)
+    assert _Call(problem_of(signals, neighbors, terms, *rest)[1]).lanes == wanted
+
+
+@interpreted
 def test_sources_of_many_edges_are_split_among_programs(lanes, monkeypatch):
     from lieattn.ops.kernels.triton import _launch
 

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -205,6 +206,49 @@ class TestMeshFolder:
     def test_no_meshes(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there are no meshes CLASS/\* or \* "):
             ld.MeshFolder(tmp_path)
+
+
+class TestMeshFormats:
+    @pytest.mark.parametrize("order", ["little", "big"])
+    @pytest.mark.parametrize("kind", ["uchar", "int"])
+    def test_binary_ply_with_several_polygons(self, order, kind):
+        """The second file has the length of one with three squares."""
+        sign, code = "<" if order == "little" else ">", {"uchar": "B", "int": "i"}[kind]
+        corners = [(np.cos(angle), np.sin(angle), 0, 7) for angle in np.arange(8) * np.pi / 4]
+        for polygons in ([(0, 1, 2, 3), (0, 3, 4)], [(0, 1, 2, 3), (0, 3, 4), (0, 4, 5, 6, 7)]):
+            header = (
+                f"ply\nformat binary_{order}_endian 1.0\ncomment element\nelement vertex 8\nproperty double x\n"
+                "property double y\nproperty double z\nproperty uchar red\n"
+                f"element face {len(polygons)}\nproperty list {kind} {kind} vertex_indices\nproperty short part\n"
+                "element edge 1\nproperty int vertex1\nend_header\n"
+            )
+            body = b"".join(struct.pack(f"{sign}dddB", *corner) for corner in corners)
+            for polygon in polygons:
+                body += struct.pack(f"{sign}{len(polygon) + 1}{code}h", len(polygon), *polygon, 1)
+            content = header.encode() + body + bytes(4)
+            vertices, faces = ld.read_mesh("scan.ply", content)
+            np.testing.assert_array_equal(vertices, np.array(corners)[:, :3])
+            wanted = {(polygon[0], *pair) for polygon in polygons for pair in pairwise(polygon[1:])}
+            turned = {tuple(np.roll(face, -int(np.argmin(face))).tolist()) for face in faces}
+            assert turned == wanted
+            for damaged in (content[:-1], content + b"0", content[: len(header) + 50]):
+                with pytest.raises(ld.MeshError, match=r"scan\.ply is a broken mesh"):
+                    ld.read_mesh("scan.ply", damaged)
+
+    def test_stl_that_is_cut_off(self):
+        """trimesh would return the first solid."""
+        trimesh = pytest.importorskip("trimesh")
+        box = trimesh.creation.box()
+        text, binary = box.export(file_type="stl_ascii"), box.export(file_type="stl")
+        assert len(ld.read_mesh("box.stl", f"{text}\n{text}".encode())[1]) == 24
+        for content in (text + "\n" + text[: len(text) // 2], text[: len(text) // 2], binary[:-50], binary + b"0"):
+            content = content if isinstance(content, bytes) else content.encode()
+            with pytest.raises(ld.MeshError, match=r"box\.stl is a broken mesh: .* triangles of \d+ can be read"):
+                ld.read_mesh("box.stl", content)
+
+    @pytest.mark.parametrize("header", ["# a comment\nOFF ", "COFF ", "NOFF\n", "\nOFF"])
+    def test_counts_on_the_first_line_of_off_files(self, header):
+        assert len(ld.read_mesh("cube.off", off(header))[1]) == 12
 
 
 class TestOnSphere:

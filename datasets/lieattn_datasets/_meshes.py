@@ -4,6 +4,7 @@ import codecs
 import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._arrays import check_points, class_array, real_array
 from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._ply import read_binary_ply
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 
-_OFF = re.compile(rb"(ST)?C?N?OFF")
-_RUN_IN = re.compile(rb"\A(\s*OFF)[ \t]*(?=[0-9])")  # many files of ModelNet lack the line break after OFF
+_OFF = re.compile(rb"(?:ST)?C?N?OFF\s*([0-9].*)?")  # many files of ModelNet lack the line break after OFF
+_STL_FACET = re.compile(rb"^\s*outer\s+loop", re.MULTILINE | re.IGNORECASE)
 _PLY_ELEMENT = re.compile(rb"^element[ \t]+(\w+)[ \t]+(\d+)", re.MULTILINE)
 _MOST_CORNERS = 100_000_000  # limit for the corners of all triangles of a GLB file
 _SHOWN = 200  # characters of a problem in a message
@@ -160,10 +162,13 @@ def _cross(points: NDArray[np.float64], corners: NDArray[Any]) -> NDArray[np.flo
 def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Read an OFF file. Its number of lines must match the header, which other readers do not check."""
     data = data.removeprefix(codecs.BOM_UTF8)
-    stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(_RUN_IN.sub(rb"\1\n", data)))
+    stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(data))
     lines = [line for line in stripped if line]
+    header = _OFF.fullmatch(lines[0]) if lines else None
+    if header and header[1]:
+        lines.insert(1, header[1])
     counts = [int(word) for word in lines[1].split()[:2] if word.isdigit()] if len(lines) > 1 else []
-    if len(counts) < 2 or not _OFF.fullmatch(lines[0]):
+    if len(counts) < 2 or not header:
         raise ValueError("it does not begin with the header of an OFF file")
     vertices, faces = counts
     if len(lines) - 2 != vertices + faces:
@@ -175,19 +180,27 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     places = np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None)
     polygons = [line.split() for line in lines[2 + vertices :]]
     corners = [[int(word) for word in polygon[1 : int(polygon[0]) + 1]] for polygon in polygons]
-    if any(
-        len(corner) < 3 or len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)
-    ):
-        raise ValueError("a face has fewer corners than it states, or fewer than three")
+    if any(len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)):
+        raise ValueError("a face has fewer corners than it states")
+    return places, _triangles(corners)
+
+
+def _triangles(polygons: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Divide polygons into triangles; raise ValueError if one has fewer than three corners."""
     from trimesh.geometry import triangulate_quads
 
-    return places, np.asarray(triangulate_quads(corners), dtype=np.int64)
+    for number, corners in enumerate(polygons):
+        if len(corners) < 3:
+            raise ValueError(f"face {number}: expected at least 3 corners, got {len(corners)}")
+    return np.asarray(triangulate_quads(polygons), dtype=np.int64).reshape(-1, 3)
 
 
 def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Read another format. trimesh gets bytes without a path, so that it cannot open other files that they name."""
     import trimesh
 
+    if kind == "ply" and (binary := read_binary_ply(data)) is not None:
+        return binary[0], _triangles(binary[1])
     if kind == "glb":
         _check_glb(data)
     if kind == "obj":
@@ -195,6 +208,10 @@ def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArr
         _check_obj(data)
     loaded: Any = trimesh.load(io.BytesIO(data), file_type=kind, force="mesh", process=False, skip_materials=True)
     vertices, faces = np.asarray(loaded.vertices, dtype=np.float64), np.asarray(loaded.faces, dtype=np.int64)
+    if kind == "stl":
+        facets = len(_STL_FACET.findall(data)) or int.from_bytes(data[80:84], "little")
+        if len(faces) != facets:
+            raise ValueError(f"{len(faces)} triangles of {facets} can be read, so it is cut off or has further bytes")
     if kind == "ply":
         header, _, _ = data.partition(b"end_header")
         promised = {name: int(count) for name, count in _PLY_ELEMENT.findall(header)}

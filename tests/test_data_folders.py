@@ -1,6 +1,7 @@
 """Folders of the user's images and meshes, and places given in degrees."""
 
 import struct
+import zipfile
 import zlib
 from itertools import pairwise
 
@@ -116,6 +117,29 @@ class TestImageFolder:
         with pytest.raises(ValueError, match=rf"expected only files CLASS/\* \(.png.*\), got {name}"):
             ld.ImageFolder(tmp_path)
 
+    def test_links_are_followed(self, tmp_path):
+        arrays = write_images(tmp_path / "elsewhere", count=2)
+        (tmp_path / "set" / "cat").mkdir(parents=True)
+        (tmp_path / "set" / "dog").symlink_to(tmp_path / "elsewhere" / "dog")
+        (tmp_path / "set" / "cat" / "0.png").symlink_to(tmp_path / "elsewhere" / "cat" / "1.png")
+        images = ld.ImageFolder(tmp_path / "set", "all")
+        assert (images.classes, images.labels.tolist()) == (("cat", "dog"), [0, 1, 1])
+        wanted = [arrays[name] for name in ("cat/1.png", "dog/0.png", "dog/1.png")]
+        found = [(ld.data_to_image(data)[:, :, 0] * 255).round().numpy() for data in images]
+        np.testing.assert_array_equal(found, wanted)
+
+    def test_broken_links_are_named(self, tmp_path):
+        write_images(tmp_path, count=1)
+        (tmp_path / "cat" / "1.png").symlink_to("nowhere.png")
+        with pytest.raises(ValueError, match=r"1 of 3 images cannot be used: .*cat.1\.png: FileNotFoundError"):
+            ld.ImageFolder(tmp_path, "all")
+
+    def test_links_to_a_folder_above_end(self, tmp_path):
+        write_images(tmp_path, count=1)
+        (tmp_path / "cat" / "up").symlink_to(tmp_path)
+        with pytest.raises(ValueError, match=r"expected only files CLASS/\* .*, got cat.up.cat.0\.png"):
+            ld.ImageFolder(tmp_path, "all")
+
     def test_sizes_of_numpy(self, tmp_path):
         write_images(tmp_path, count=2)
         assert ld.ImageFolder(tmp_path, "all", size=np.int64(5)).image_shape == (5, 5)
@@ -196,12 +220,44 @@ class TestMeshFolder:
             ),
             (("a/train/0.off", "a/test/1.off", "a/val/2.off"), r"meshes that are in no split: a/val/2\.off"),
             (("a/train/0.off", "a/test/1.off", "b/2.off"), r"meshes that are in no split: b/2\.off"),
+            (("a/0.off", "1.off"), r"with all classes in one folder, got 1\.off, a/0\.off"),
+            (("a/x/0.off", "b/x/1.off"), r"expected meshes CLASS/\* or only files, .*got a/x/0\.off, b/x/1\.off"),
+            (("a/0.off", "a/b/c/d/1.off"), r"all classes in one folder, got a/0\.off, a/b/c/d/1\.off"),
+            (("a/x/train/0.off", "b/x/test/1.off"), r"all classes in one folder, got a/x/train/0\.off, b/x/test/1"),
+            (("a/Train/0.off", "b/Train/1.off"), r"all classes in one folder, got a/Train/0\.off, b/Train/1\.off"),
         ],
     )
     def test_splits_are_neither_mixed_nor_left_out(self, tmp_path, names, message):
         self.write(tmp_path, *names)
         with pytest.raises(ValueError, match=message):
             ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0))
+
+    def test_hidden_folders_are_no_classes(self, tmp_path):
+        self.write(tmp_path / "set", "a/0.off", ".trash/1.off", "b/.2.off")
+        assert ld.MeshFolder(tmp_path / "set", points=4).classes == ("a",)
+        with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+            for name in ("set/a/0.off", "set/.trash/1.off", "set/b/.2.off"):
+                archive.writestr(name, off())
+        assert ld.MeshFolder(tmp_path / "set.zip", points=4).classes == ("a",)
+
+    def test_class_with_the_name_of_the_folder(self, tmp_path, monkeypatch):
+        folder = self.write(tmp_path / "parts v1.2", "0.off")
+        assert ld.MeshFolder(folder, points=4).classes == ("parts v1.2",)
+        monkeypatch.chdir(folder)
+        assert ld.MeshFolder(".", points=4).classes == ("parts v1.2",)
+
+    def test_broken_links_are_named(self, tmp_path):
+        self.write(tmp_path, "a/0.off")
+        (tmp_path / "a" / "1.off").symlink_to("nowhere.off")
+        with pytest.raises(ValueError, match=r"1 of 2 meshes cannot be used: .*No such file.*1\.off"):
+            ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0))
+
+    def test_archive_of_modelnet_in_capitals(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "MODELNET10.ZIP", "w") as archive:
+            archive.writestr("ModelNet10/bed/train/bed_0001.off", off())
+        assert ld.ModelNet(tmp_path, points=4, verify=False).classes == ("bed",)
+        with pytest.raises(FileNotFoundError, match=r"ModelNet10\.zip in root=.*; this is a file, not a folder"):
+            ld.ModelNet(tmp_path / "MODELNET10.ZIP", points=4, verify=False)
 
     def test_no_meshes(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there are no meshes CLASS/\* or \* "):

@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -86,7 +86,7 @@ class Release:
             listed = ", ".join(present[:_LISTED]) + (", ..." if len(present) > _LISTED else "")
             found = f"it holds: {listed}" if present else "it is empty"
         else:
-            found = "there is no such folder"
+            found = "this is a file, not a folder" if folder.exists() else "there is no such folder"
         inside = f" (or in its subfolder {' or '.join(self.folders)})" if self.folders else ""
         made = f", or run 'python -m lieattn_datasets.make {names[0].removesuffix('.npz')} {folder}'"
         known = self.digests.get(names[0], "")
@@ -268,6 +268,22 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
                 shutil.rmtree(left, ignore_errors=True)
             else:
                 left.unlink()
+
+
+def files_below(root: Path) -> list[Path]:
+    """Return the files below a folder, relative to it and sorted. Those that are hidden are left out.
+
+    Links to folders are followed in the upper four levels, because they may lead to a folder above. Broken links are
+    returned, so that reading them is an error.
+    """
+    places = {*root.rglob("*"), *(path for depth in (2, 3, 4) for path in root.glob("/".join("*" * depth)))}
+    files = sorted(path.relative_to(root) for path in places if path.is_file() or not path.exists())
+    return [path for path in files if not is_hidden(path)]
+
+
+def is_hidden(path: PurePath) -> bool:
+    """Return whether a file, or a folder that contains it, has a name that begins with a dot."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:

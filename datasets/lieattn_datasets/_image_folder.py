@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._checks import check_arguments
-from lieattn_datasets._files import check_choice, listed
+from lieattn_datasets._files import check_choice, files_below, listed
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import seeded
 from lieattn_datasets._streams import SPLITS, progress
@@ -29,7 +29,7 @@ class ImageFolder(ImagePoints):
     Parameters
     ----------
     root
-        The folder. Hidden files are ignored.
+        The folder. Hidden files and folders are ignored. Links to files and folders are followed.
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"``.
     size
@@ -47,7 +47,7 @@ class ImageFolder(ImagePoints):
     Attributes
     ----------
     classes : tuple[str, ...]
-        Names of the classes: the subfolders in alphabetical order.
+        Names of the classes: the subfolders with images, in alphabetical order.
 
     Raises
     ------
@@ -88,8 +88,7 @@ def _choose(
     """Return the files of a split, the class of each, and the names of all classes."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {str(root)!r} of images")
-    files = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
-    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    files = files_below(root)
     tops = {path.parts[0] for path in files}
     given = "train" in tops and tops <= _FOLDERS.keys()
     place = "SPLIT/CLASS/*" if given else "CLASS/*"

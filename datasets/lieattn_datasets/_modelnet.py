@@ -16,7 +16,7 @@ from lieattn_datasets._archives import Archive
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import Release, check_choice, listed
+from lieattn_datasets._files import Release, check_choice, files_below, is_hidden, listed
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
 from lieattn_datasets._splits import hold_out, seeded
@@ -51,7 +51,8 @@ class MeshFolder(ShapePoints):
     Parameters
     ----------
     root
-        The folder, or a zip archive of it.
+        The folder, or a zip archive of it. Hidden files and folders are ignored. Links to files and folders are
+        followed.
     split
         ``"train"``, ``"test"`` or ``"valid"``.
     points
@@ -76,8 +77,8 @@ class MeshFolder(ShapePoints):
     FileNotFoundError
         If the folder does not exist, or has no meshes.
     ValueError
-        If meshes are broken, have no label, or are in no split although others are (the message names them); if the
-        splits are the upper folders; or if an argument is out of range.
+        If meshes are broken, have no label, or are in no split or no class although others are (the message names
+        them); if the splits are the upper folders; or if an argument is out of range.
     """
 
     _needs_split = False
@@ -105,7 +106,7 @@ class MeshFolder(ShapePoints):
             meshes, read = _list_meshes(place, stack)
             official = [path for path in meshes if path.parts[-2:-1] in (("train",), ("test",)) and len(path.parts) > 2]
             given = bool(official) or self._needs_split
-            _check_layout(place, meshes, official)
+            _check_layout(place, meshes, official, labels is None)
             meshes = official if given else meshes
             kinds = _kinds(place, meshes, labels, given)
             classes = sorted({kind for kind in kinds if isinstance(kind, str)})
@@ -122,7 +123,7 @@ class MeshFolder(ShapePoints):
             pos, normal = _sample(entries, points, (seed, SPLITS.index(half if given else split)))
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
         targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
-        super().__init__(pos, normal, numbers[chosen], classes or [place.stem], targets=targets, **options)
+        super().__init__(pos, normal, numbers[chosen], classes or [_name(place)], targets=targets, **options)
         if given and half == "train":
             self._indices = hold_out(len(entries), validation, split)
         elif validation and not given:
@@ -184,10 +185,11 @@ class ModelNet(MeshFolder):
         if version not in _COUNTS:
             raise ValueError(f"version: expected 10 or 40, got {version}")
         release = _RELEASES[version]
-        folder = Path(root) / f"ModelNet{version}"
-        if download and not folder.is_dir():
-            fetch(release, root, f"ModelNet{version}.zip")
-        place = folder if folder.is_dir() else release.locate(root, f"ModelNet{version}.zip")
+        folder, name = Path(root) / f"ModelNet{version}", f"ModelNet{version}.zip"
+        archive = next((path for path in Path(root).glob("*.*") if path.name.lower() == name.lower()), None)
+        if download and archive is None and not folder.is_dir():
+            fetch(release, root, name)
+        place = folder if folder.is_dir() else archive or release.locate(root, name)
         options: dict[str, Any] = {"points": points, "validation": validation, "task": task}
         super().__init__(place, split, rotate=rotate, seed=seed, transform=transform, **options)
         half = "test" if split == "test" else "train"
@@ -204,7 +206,7 @@ def _sample(
     for number, (name, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
         try:
             vertices, faces = read_mesh(name, read())
-        except ValueError as error:  # raised by the mesh or by the archive
+        except (ValueError, OSError) as error:  # raised by the mesh, by the archive or for a broken link
             broken.append(str(error))
         else:
             places, normals = sample_surface(vertices, faces, points, frozen_stream(*keys, number))
@@ -222,8 +224,7 @@ def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePos
         archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
         names, read = archive.names, archive.read
     elif place.is_dir():
-        found = [path for pattern in ("*", "*/*", "*/*/*") for path in place.glob(pattern)]
-        names = [path.relative_to(place).as_posix() for path in found if path.is_file()]
+        names = [path.as_posix() for path in files_below(place)]
 
         def read(name: str) -> bytes:
             return (place / name).read_bytes()
@@ -231,12 +232,15 @@ def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePos
     else:
         raise FileNotFoundError(f"there is neither a folder nor a zip archive {str(place)!r} of meshes")
     paths = [PurePosixPath(name) for name in sorted(names)]
-    meshes = [path for path in paths if path.suffix.lower() in MESH_SUFFIXES and not path.name.startswith(".")]
+    meshes = [path for path in paths if path.suffix.lower() in MESH_SUFFIXES and not is_hidden(path)]
     return [path for path in meshes if "__MACOSX" not in path.parts], read
 
 
-def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequence[PurePosixPath]) -> None:
-    """Raise ValueError if meshes would be ignored, or if splits would be taken for classes and mixed."""
+def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequence[PurePosixPath], named: bool) -> None:
+    """Raise ValueError if meshes would be ignored, or if folders that are not classes would be taken for classes.
+
+    If ``named`` is False, folders have no meaning, since the classes are given.
+    """
     other = sorted({*meshes} - {*official}) if official else []
     if other:
         raise ValueError(
@@ -245,6 +249,17 @@ def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequen
         )
     if {"train", "test"} <= {path.parts[-3] for path in meshes if len(path.parts) > 2}:
         raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: rename them to CLASS/train/* and CLASS/test/*")
+    of_class = -3 if official else -2
+    places = {(len(path.parts) > 1, path.parts[:of_class]): str(path) for path in meshes}
+    if named and len(places) > 1:
+        raise ValueError(
+            f"{place}: expected meshes CLASS/* or only files, or CLASS/train/* and CLASS/test/*, with all classes in "
+            f"one folder, got {listed(list(places.values()))}"
+        )
+
+
+def _name(place: Path) -> str:
+    return place.resolve().name if place.is_dir() else place.stem
 
 
 def _kinds(
@@ -253,7 +268,7 @@ def _kinds(
     """Return the class or target of each mesh."""
     if labels is None:
         of_class = -3 if given else -2
-        return [path.parts[of_class] if len(path.parts) >= -of_class else place.stem for path in meshes]
+        return [path.parts[of_class] if len(path.parts) >= -of_class else _name(place) for path in meshes]
     names = [str(path) for path in meshes]
     for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
         missing = sorted({*one} - {*other})

@@ -330,7 +330,8 @@ class TestOnSphere:
             ([0.0, 91.0], [0.0, 0.0], r"latitude: expected degrees in -90 .. 90, got 91 for point 1"),
             ([0.0], [361.0], r"longitude: expected degrees in -360 .. 360, got 361 for point 0"),
             ([0.0], [0.0, 1.0], r"expected \[points\] both, got \[1\] and \[2\]"),
-            ([np.nan], [0.0], "latitude: expected finite"),
+            ([1.0, np.nan], [0.0], r"latitude: expected finite numbers, got NaN or infinity, the first at \[1\]"),
+            ([0.0, 1.0], np.ma.masked_array([1, 2], [0, 1]), r"longitude: .* values that are missing .*, 1 of 2"),
             (["N"], [0.0], "latitude: expected an array of real numbers"),
         ],
     )

@@ -14,6 +14,8 @@ _LARGEST = 1e100
 def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDArray[np.float64]:
     """Return numbers as float64; raise ValueError, naming the argument, if they are not real or, optionally, finite."""
     try:
+        if np.ma.is_masked(values):
+            raise TypeError(f"values that are missing (masked), {np.ma.count_masked(values)} of {np.size(values)}")
         found = np.asarray(values)
         if found.dtype.kind not in "biuf":
             raise TypeError(f"dtype {found.dtype}")
@@ -23,7 +25,8 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
             f"{argument}: expected an array of real numbers, got {type(values).__name__}: {error}"
         ) from error
     if finite and not np.isfinite(found).all():
-        raise ValueError(f"{argument}: expected finite numbers, got NaN or infinity")
+        first = np.argwhere(~np.isfinite(found))[0].tolist()
+        raise ValueError(f"{argument}: expected finite numbers, got NaN or infinity, the first at {first}")
     return found
 
 

@@ -94,7 +94,8 @@ def _read(path: Path) -> list[Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+        symbol = isinstance(error, KeyError)
+        problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}{' is no symbol of an element' if symbol else ''}"
         raise ValueError(f"{path} is damaged, or is not an extended XYZ file: {problem}") from error
     return list(frames)
 
@@ -115,10 +116,13 @@ def _check_frames(text: str) -> None:
 
 
 def _properties(line: str) -> dict[str, Any]:
-    """Return the properties of a frame; raise ValueError if they promise too many columns."""
+    """Return the properties of a frame; raise ValueError if they promise too many columns, or no positions."""
     from ase.io.extxyz import key_val_str_to_dict
 
     found: dict[str, Any] = key_val_str_to_dict(line)
-    if sum(int(columns) for columns in str(found.get("Properties", "")).split(":")[2::3]) > _MOST_COLUMNS:
+    columns = str(found.get("Properties", "pos:R:3")).split(":")
+    if sum(int(size) for size in columns[2::3]) > _MOST_COLUMNS:
         raise ValueError(f"Properties has more than {_MOST_COLUMNS} columns")
+    if not {"pos", "positions"} & {*columns[::3]}:  # ase would place all atoms at the origin
+        raise ValueError(f"Properties: expected the column pos:R:3, got {found['Properties']}")
     return found

@@ -1128,6 +1128,14 @@ class Sampled(nn.Module):
         return self.network(data) + global_mean_pool(data.z[:, None].to(data.x), data.batch)
 
 
+def test_booleans_of_random_clouds():
+    """Directions that are periodic, which neighborhoods refuse as integers."""
+    clouds = [Data(pos=torch.randn(4, 3), pbc=torch.tensor([[True, False, True]]), mask=torch.ones(4).bool())] * 2
+    (found,) = random_clouds(json.loads(json.dumps(describe_input(Batch.from_data_list(clouds)))), 1, 0)
+    torch.testing.assert_close(found.pbc, clouds[0].pbc)
+    torch.testing.assert_close(found.mask, clouds[0].mask)
+
+
 def test_random_clouds_are_like_those_of_the_training():
     kind = describe_input(Batch.from_data_list(molecules()))
     found = random_clouds(json.loads(json.dumps(kind)), 3, 0, ("vel",))

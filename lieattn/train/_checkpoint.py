@@ -301,7 +301,8 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
 
 def _drawn(attribute: dict[str, Any], points: int, generator: torch.Generator) -> Tensor:
     if "value" in attribute:
-        return torch.tensor(attribute["value"], dtype=torch.int64 if attribute["integer"] else torch.float32)
+        # Booleans, such as those of pbc, stay booleans.
+        return torch.tensor(attribute["value"], dtype=None if attribute["integer"] else torch.float32)
     shape = (points, *attribute["shape"])
     if "values" in attribute:
         values = torch.tensor(attribute["values"])

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 import lieattn
 import lieattn_datasets
 from lieattn.cli import COMMANDS, main
+from lieattn.cli._certify import _spec
 from lieattn.cli._options import report
 from lieattn.train import UsageError, build
 
@@ -115,6 +116,24 @@ def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):
     assert len(told.splitlines()) < 60
 
 
+def test_arguments_of_classes_in_the_arguments_of_data(tmp_path):
+    settings = [
+        "data.path=a.xyz",
+        "data.transform=Chain",
+        "data.transform.first=One",
+        "data.transform.first.size=[1, 6]",
+    ]
+    first = {"class_path": "One", "init_args": {"size": [1, 6]}}
+    chain = {"class_path": "Chain", "init_args": {"first": first}}
+    assert _spec("data", "XYZ", settings) == {"class_path": "XYZ", "init_args": {"path": "a.xyz", "transform": chain}}
+    file = tmp_path / "data.yaml"
+    file.write_text(yaml.safe_dump({"class_path": "XYZ", "init_args": {"transform": chain}}))
+    changed = _spec("data", str(file), ["data.transform.first.size=2"])
+    assert changed["init_args"]["transform"]["init_args"]["first"]["init_args"] == {"size": 2}
+    with pytest.raises(UsageError, match=r"^--data.transform.size needs --data.transform CLASS before it, which is"):
+        _spec("data", "XYZ", ["data.transform.size=2", "data.transform=One"])
+
+
 def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     before = list(sys.path)
     assert main(["fit", "--config", "run.yaml"]) == 0, capsys.readouterr().err
@@ -136,6 +155,8 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     assert len(re.findall("^element . .* FAILED$", told, re.MULTILINE)) == 2
     assert len(re.findall("^outside", told, re.MULTILINE)) == 2 + 4  # random ones, and those of C8, C12, D4 and D8
     assert "unique: all motions" in told
+    assert main(["picture", *certified[1:4], "--data", "mydata.Clouds"]) == 0
+    assert "clouds: the first cloud of mydata.Clouds()" in capsys.readouterr().out
     assert main(["picture", *certified[1:4]]) == 0
     assert [path.name for path in Path("pictures").iterdir()] == ["last_cloud_0.png"]
     assert "picture: pictures/last_cloud_0.png" in capsys.readouterr().out

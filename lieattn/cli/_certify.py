@@ -263,10 +263,25 @@ def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str,
     arguments = dict(spec.get("init_args") or {})
     for name, value in (setting.split("=", 1) for setting in settings):
         if name.startswith(f"{section}."):
-            arguments[name.removeprefix(f"{section}.")] = yaml.safe_load(value)
+            _set(section, arguments, name.removeprefix(f"{section}."), yaml.safe_load(value))
     if not spec:
         raise UsageError(f"--{section}.OPTION needs --{section} CLASS, which is missing")
     return {**spec, "init_args": arguments}
+
+
+def _set(section: str, arguments: dict[str, Any], name: str, value: object) -> None:
+    """Set an argument, or, as ``transform.points``, an argument of the class that an argument names."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        arguments[first] = value
+        return
+    held = arguments.get(first)
+    held = dict(held) if isinstance(held, dict) else {"class_path": held}
+    if held.get("class_path") is None:
+        raise UsageError(f"--{section}.{name} needs --{section}.{first} CLASS before it, which is missing")
+    held["init_args"] = dict(held.get("init_args") or {})
+    _set(f"{section}.{first}", held["init_args"], rest, value)
+    arguments[first] = held
 
 
 def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
@@ -281,8 +296,10 @@ def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Nam
     if dataset is not None:
         number = min(options.clouds, len(dataset))
         given = ", ".join(f"{key}={value}" for key, value in spec.get("init_args", {}).items())
-        source = f"the first {number} clouds of {spec['class_path']}({given})"
+        first = "the first cloud" if number == 1 else f"the first {number} clouds"
+        source = f"{first} of {spec['class_path']}({given})"
         return [dataset[index] for index in range(number)], source
     vectors = tuple(getattr(network, "vector_inputs", ()))
     clouds = random_clouds(entry["input"], options.clouds, options.seed, vectors)
-    return clouds, f"{options.clouds} random clouds of {clouds[0].num_nodes} points"
+    drawn = "a random cloud" if options.clouds == 1 else f"{options.clouds} random clouds"
+    return clouds, f"{drawn} of {clouds[0].num_nodes} points"

@@ -10,7 +10,7 @@ import yaml
 
 pytest.importorskip("matplotlib")
 
-from lieattn import viz
+from lieattn import load, save, viz
 from lieattn.cli import main
 from lieattn.cli._figures import FIGURES
 from lieattn.groups import cyclic
@@ -193,6 +193,26 @@ def test_the_angles_of_weights_do_not_overlap():
     figure.draw_without_rendering()
     texts = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(texts))
+
+
+@pytest.mark.parametrize(("order", "columns"), [(16, 5), (32, 9), (44, 9), (64, 9)])
+def test_up_to_nine_angles_of_weights_are_drawn(order, columns):
+    figure = viz.steerability(size=3, order=order)
+    chart, *images = figure.axes
+    titles = [axes.get_title() for axes in images[:columns]]
+    assert (titles[0], titles[-1], len(images)) == ("0°", "90°", 2 * columns)
+    assert len(chart.lines[0].get_xdata()) == order // 4 + 1
+
+
+def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ["--clouds", "2", "--steps", "3"]
+    assert main(["picture", "roll-outs", "--checkpoint", "springs", *small, "--out", "name.png"]) == 0
+    save(load("springs"), "mine.safetensors")
+    assert main(["picture", "roll-outs", "--checkpoint", "mine.safetensors", *small, "--out", "file.png"]) == 0
+    assert Path("name.png").read_bytes() == Path("file.png").read_bytes()
+    assert main(["picture", "roll-outs", "--checkpoint", "digits-c8"]) == 2
+    assert "checkpoint: expected a HamiltonianDynamics, got a GSANet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

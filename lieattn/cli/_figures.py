@@ -17,9 +17,11 @@ from torch_geometric.data import Batch, Data
 
 from lieattn import viz
 from lieattn._checks import check_counts, check_index
+from lieattn._saved import load
+from lieattn.cli._certify import is_trained
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, published_attentive_cnn
+from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, HamiltonianDynamics, published_attentive_cnn
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
 from lieattn.train import build, load_data, load_network, read_checkpoint
@@ -223,24 +225,30 @@ def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[st
     """Error of trained dynamics over the time of a roll-out.
 
     The network must predict trajectories, such as `HamiltonianDynamics`. It is evaluated on whole trajectories of the
-    test set of its checkpoint. The squared error is averaged over systems, particles, and components of positions and
-    momenta.
+    test set of its checkpoint, or of `lieattn_datasets.Springs` if it was saved without a test set. The squared error
+    is averaged over systems, particles, and components of positions and momenta.
 
     Parameters
     ----------
     checkpoint
-        Checkpoint of `lieattn fit` with `lieattn_datasets.Springs`.
+        Checkpoint of `lieattn fit` with `lieattn_datasets.Springs`, or the name or file of a trained network.
     clouds
         Number of systems.
     steps
         Number of time steps.
     """
     check_counts(clouds=clouds, steps=steps)
-    data: Any = load_data(checkpoint)  # refuses classes that are not trusted
-    if "chunk" not in inspect.signature(type(data)).parameters:
-        kind = type(data).__name__
-        raise ValueError(f"checkpoint: expected one with a test set of trajectories, such as Springs, got {kind}")
-    spec = read_checkpoint(checkpoint)["lieattn"]["config"]["data"]["test"]
+    if is_trained(checkpoint) or Path(checkpoint).suffix == ".safetensors":
+        network = load(checkpoint)
+        spec: dict[str, Any] = {"class_path": "lieattn_datasets.Springs", "init_args": {"split": "test"}}
+        if not isinstance(network, HamiltonianDynamics):
+            raise ValueError(f"checkpoint: expected a HamiltonianDynamics, got a {type(network).__name__}")
+    else:
+        data: Any = load_data(checkpoint)  # refuses classes that are not trusted
+        if "chunk" not in inspect.signature(type(data)).parameters:
+            kind = type(data).__name__
+            raise ValueError(f"checkpoint: expected one with a test set of trajectories, such as Springs, got {kind}")
+        network, spec = load_network(checkpoint), read_checkpoint(checkpoint)["lieattn"]["config"]["data"]["test"]
     options = {**spec.get("init_args", {}), "chunk": None, "size": clouds}
     whole: Any = build(Dataset, {**spec, "init_args": options}, f"whole trajectories of the test set of {checkpoint}")
     batch: Any = Batch.from_data_list([whole[index] for index in range(clouds)])
@@ -248,7 +256,7 @@ def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[st
         raise ValueError(f"steps: expected at most {batch.time.shape[1] - 1}, the length of trajectories, got {steps}")
     batch.time, true = batch.time[:, : steps + 1], batch.y[:, : steps + 1]
     with torch.no_grad():
-        found = load_network(checkpoint)(batch)
+        found = network(batch)
     times = batch.time[0, 1:].tolist()
     guesses = {"network": found, "as at the start": true[:, :1]}
     errors = {name: (guess - true).square().mean(dim=(0, 2))[1:].tolist() for name, guess in guesses.items()}

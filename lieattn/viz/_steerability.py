@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE, _GAP, _LEFT, _TOP, _CHART = 1.15, 0.06, 1.5, 0.75, 3.0  # inches
+_MOST_DRAWN = 9  # angles
 _ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
 
 
@@ -36,7 +37,8 @@ def steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> Figure:
     size
         Number of pixels along a side of the neighborhood, an odd number of at least 3.
     order
-        Number of angles in a full turn, a multiple of 4. The angles of the first quarter are drawn.
+        Number of angles in a full turn, a multiple of 4. The chart has all angles of the first quarter, of which up to
+        nine are drawn.
     seed
         Seed of the encoding and the query.
     """
@@ -113,7 +115,8 @@ class _Score:
 
 
 def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[float]) -> Figure:
-    columns = len(degrees)
+    columns = min(len(degrees), _MOST_DRAWN)
+    shown = [round(n * (len(degrees) - 1) / (columns - 1)) for n in range(columns)]
     width, height = _LEFT + columns * (_SIDE + _GAP) + 0.9 + _CHART + 0.2, _TOP + len(rows) * (_SIDE + _GAP) + 0.5
     canvas = draw.Canvas(width, height)
     norm = draw.color_scale_from_zero(torch.stack([image for images, _ in rows.values() for image in images]))
@@ -123,12 +126,13 @@ def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[floa
     for row, (name, (images, errors)) in enumerate(rows.items()):
         top = _TOP + row * (_SIDE + _GAP)
         canvas.write(_LEFT - 0.1, top + _SIDE / 2, name, size=8, ha="right", va="center")
-        for column, (image, angle) in enumerate(zip(images, degrees, strict=True)):
+        for column, turn in enumerate(shown):
             axes = canvas.place(_LEFT + column * (_SIDE + _GAP), top, _SIDE, _SIDE)
-            axes.imshow(image.view(math.isqrt(len(image)), -1).numpy(), cmap="RdBu_r", norm=norm)
+            side = math.isqrt(len(images[turn]))
+            axes.imshow(images[turn].view(side, side).numpy(), cmap="RdBu_r", norm=norm)
             axes.set_axis_off()
             if row == 0:
-                axes.set_title(f"{angle:g}°", size=8, color=draw.INK)
+                axes.set_title(f"{degrees[turn]:g}°", size=8, color=draw.INK)
         style = {"color": draw.COLORS[row], "marker": draw.MARKERS[row], "markersize": 4, "clip_on": False}
         chart.semilogy(degrees, [max(error, _ROUNDING) for error in errors], label=name.split(",")[0], **style)
     told = "relative error after rotation by the angle and back\n(an error of 0 is drawn as 1e-17)"

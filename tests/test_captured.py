@@ -323,7 +323,7 @@ def test_training_by_configuration(pretended, monkeypatch, tmp_path, wanted):
     options = {"channels": 2, "out_channels": 2}
     network = {"class_path": "lieattn.models.AttentiveCNN", "init_args": {"group": group, **options}}
     content["model"]["init_args"]["network"] = network
-    digits = {"class_path": f"{__name__}.Digits"}
+    digits = {"class_path": f"{__name__}.NoisyImages"}
     content |= {"data": {"train": digits, "val": digits, "batch_size": 2}, "cuda_graphs": wanted}
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0
     assert bool(pretended.replays) == wanted
@@ -332,7 +332,7 @@ def test_training_by_configuration(pretended, monkeypatch, tmp_path, wanted):
     assert type(load_network(checkpoint)) is AttentiveCNN
 
 
-class Digits(torch.utils.data.Dataset):
+class NoisyImages(torch.utils.data.Dataset):
     """Six images with labels."""
 
     def __len__(self):

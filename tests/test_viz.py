@@ -151,6 +151,13 @@ def test_attention_panels_show_normalized_weights(c4, digit, head):
         assert np.abs(squares.mean(axis=1) - digit.pos[0].numpy()).max() < 1.01
 
 
+def test_points_that_attend_only_to_themselves_can_be_drawn(digit):
+    figure = viz.attention_maps(make(cyclic(4), 0.5), digit, [0.0])
+    for axes in panels(figure)[1:]:
+        values, _ = tiles(axes)
+        assert values.tolist() == pytest.approx([1.0])
+
+
 def test_crops_and_pooling_move_the_points(digit):
     network = make(cyclic(4), blocks=Stages((1, 1), crops=(1, 0)))
     assert viz.stabilized_fields(network, digit, QUARTERS, layer=1).shape[1] == 36

@@ -158,7 +158,7 @@ def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle
     from matplotlib.collections import PolyCollection
 
     verts, color = _tiles(graph, angle), COLORS[1]
-    axes.add_collection(PolyCollection(verts[keys], facecolor="none", edgecolor=color, linewidth=0.5))
+    axes.add_collection(PolyCollection(verts[keys.numpy()], facecolor="none", edgecolor=color, linewidth=0.5))
     ring(axes, graph, point, angle)
 
 

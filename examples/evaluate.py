@@ -177,6 +177,16 @@ def wind(task: PointSetTask, items: Sequence[Data]) -> Figures:
 FIGURES = (qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation, wind)
 TASKS: dict[str, Callable[[PointSetTask, Sequence[Data]], Figures]] = {task.__name__: task for task in FIGURES}
 TASKS["sensors"] = wind
+DATA = {
+    "qm9_homo": ("QM9", "QM9Subset"),
+    "qm9_dipole": ("QM9GFN2",),
+    "rmd17_ethanol": ("RMD17", "RMD17Subset"),
+    "nbody": ("NBodySimulated",),
+    "springs": ("Springs",),
+    "constellation": ("Constellation",),
+    "wind": ("WindOnSphere",),
+    "sensors": ("WindOnSphere",),
+}
 
 
 def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
@@ -188,6 +198,10 @@ def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
         place = f"the name of the folder of {checkpoint}, " if task is None else ""
         raise UsageError(f"--task: expected one of {', '.join(sorted(TASKS))}, got {place}{name!r}")
     data: Any = load_data(checkpoint)
+    if clouds < 0:
+        raise UsageError(f"--clouds: expected an integer of at least 0, got {clouds}")
+    if (found := type(data).__name__) not in DATA[name]:
+        raise UsageError(f"--task: {name} measures on {' or '.join(DATA[name])}, got {checkpoint} with {found}")
     items = [data[index] for index in range(min(clouds, len(data)) if clouds else len(data))]
     parameters = sum(weight.numel() for weight in module.network.parameters())
     print(f"{name}: {parameters:,} parameters, {len(items):,} test clouds")

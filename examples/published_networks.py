@@ -42,6 +42,8 @@ NETWORKS = [turns + name for turns in ("", "p4 ") for name in RESIDUAL] + [
     name + kind for name in ("Z2-CNN", "p4-CNN", "p4 All-CNN") for kind in ATTENTION
 ]
 
+LEAST = {"epochs": 0, "train": 1, "test": 1, "batch_size": 1, "width": 0, "seed": 0}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -59,7 +61,13 @@ class Config:
     batch_size: int = 32
     rate: float = 0.05
     seed: int = 0
-    out: str = "runs/published_networks"
+
+
+def check(config: Config) -> None:
+    """Raise ValueError, naming the setting, if a number is too small."""
+    for name, least in LEAST.items():
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: expected an integer of at least {least}, got {getattr(config, name)}")
 
 
 def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
@@ -76,8 +84,6 @@ def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
 
 def build(name: str, config: Config, channels: int) -> nn.Module:
     """Build a network from its name in the table."""
-    if name not in NETWORKS:
-        raise ValueError(f"networks: expected some of {NETWORKS}, got {name!r}")
     group = cyclic(4) if name.startswith("p4") else trivial(2)
     if "CNN" not in name:
         layer = RESIDUAL[name.removeprefix("p4 ")]
@@ -107,7 +113,6 @@ def train(network: nn.Module, sets: tuple[ImagePoints, ImagePoints], config: Con
         accelerator="cpu",
         max_epochs=config.epochs,
         gradient_clip_val=1.0,
-        default_root_dir=config.out,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -136,19 +141,26 @@ def evaluate(network: nn.Module, images: ImagePoints, batch_size: int) -> tuple[
 
 def main(config: Config) -> dict[str, dict[str, float]]:
     """Train and test all networks, and return the results."""
-    warnings.filterwarnings("ignore", ".*(does not have many workers|Checkpoint directory)")
+    warnings.filterwarnings("ignore", ".*(does not have many workers|LeafSpec.* is deprecated)")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    check(config)
+    names = [name.strip() for name in config.networks.split(",")]
+    for name in names:
+        if name not in NETWORKS:
+            raise ValueError(f"networks: expected some of {', '.join(NETWORKS)}, got {name!r}")
     sets = load(config)
     print(f"{config.data}: {len(sets[0]):,} training and {len(sets[1]):,} test images, {config.epochs} epochs each")
     results = {}
-    for name in config.networks.split(","):
+    for name in names:
         seed_everything(config.seed, verbose=False)
-        network = build(name.strip(), config, sets[0].num_channels)
+        network = build(name, config, sets[0].num_channels)
         minutes = train(network, sets, config)
         accuracy, unchanged = evaluate(network, sets[1], config.batch_size)
         size = sum(parameter.numel() for parameter in network.parameters())
         print(
-            f"{name:18}  {size:9,} parameters  {accuracy:.2%} correct  {unchanged:.2%} unchanged  {minutes:.1f} minutes"
+            f"{name:18}  {size:9,} parameters  {accuracy:.2%} correct  {unchanged:.2%} unchanged  "
+            f"{minutes:.1f} minutes",
+            flush=True,
         )
         results[name] = {
             "parameters": size,
@@ -166,5 +178,5 @@ if __name__ == "__main__":
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     try:
         main(Config(**vars(parser.parse_args())))
-    except FileNotFoundError as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"published_networks: {error}")

@@ -14,6 +14,7 @@ import argparse
 import json
 import logging
 import math
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -52,9 +53,9 @@ class Config:
 
 
 GROUPS = {"Z2": trivial(2), "C4": cyclic(4), "C8": cyclic(8)}
-EIGHTHS = tuple(k * math.pi / 4 for k in range(8))
 SIXTEENTHS = tuple(k * math.pi / 8 for k in range(16))
 BATCH = 120
+LEAST = {"epochs": 1, "batch_size": 1, "digits": 0, "seed": 0}
 
 
 class History(Callback):
@@ -78,6 +79,13 @@ class History(Callback):
         """Record the accuracy."""
         if not trainer.sanity_checking:
             self.accuracy.append(float(trainer.callback_metrics["val/accuracy"]))
+
+
+def check(config: Config) -> None:
+    """Raise ValueError, naming the setting, if a number is too small."""
+    for name, least in LEAST.items():
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: expected an integer of at least {least}, got {getattr(config, name)}")
 
 
 def build(group: FiniteGroup, config: Config) -> GSANet:
@@ -172,14 +180,16 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 def main(config: Config) -> dict[str, dict[str, float]]:
     """Train and test all networks, save the pictures, and return the results for each group."""
-    warnings.filterwarnings("ignore", ".*does not have many workers")
+    warnings.filterwarnings("ignore", ".*(does not have many workers|LeafSpec.* is deprecated)")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    check(config)
     started, out = time.perf_counter(), Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
     plain = {split: Digits(split) for split in ("train", "valid", "test")}
     standardize = Standardize(*plain["train"].statistics())
     sets = {split: digits.with_transform(standardize) for split, digits in plain.items()}
     if config.digits:
-        sets = {split: digits.subset(range(config.digits)) for split, digits in sets.items()}
+        sets = {split: digits.subset(range(min(config.digits, len(digits)))) for split, digits in sets.items()}
     results: dict[str, dict[str, float]] = {}
     curves, histories, pictures = {}, {}, {}
     for name, group in GROUPS.items():
@@ -213,4 +223,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Config):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    main(Config(**vars(parser.parse_args())))
+    try:
+        main(Config(**vars(parser.parse_args())))
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.exit(f"rotated_digits: {error}")

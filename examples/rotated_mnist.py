@@ -33,6 +33,7 @@ from lieattn_datasets import ImagePoints, RotatedMNIST, RotatedMNISTRecipe, Stan
 
 Split = Literal["train", "valid", "test"]
 GROUPS = {"Z2": trivial(2), "C4": cyclic(4), "C8": cyclic(8), "D4": dihedral(4)}
+LEAST = {"epochs": 0, "train": 1, "test": 1, "batch_size": 1, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ class Config:
     rate: float = 0.01
     seed: int = 0
     out: str = "runs/rotated_mnist"
+
+
+def check(config: Config) -> None:
+    """Raise ValueError, naming the setting, if a number is too small."""
+    for name, least in LEAST.items():
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: expected an integer of at least {least}, got {getattr(config, name)}")
 
 
 def load(config: Config) -> tuple[dict[str, ImagePoints], str]:
@@ -94,10 +102,12 @@ def build(group: FiniteGroup, network: str) -> GSANet:
 
 def main(config: Config) -> dict[str, float | str]:
     """Train and test the network, and return the results."""
-    warnings.filterwarnings("ignore", ".*(does not have many workers|Checkpoint directory)")
+    warnings.filterwarnings("ignore", ".*(does not have many workers|Checkpoint directory|LeafSpec.* is deprecated)")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     if config.group not in GROUPS:
         raise ValueError(f"group: expected one of {sorted(GROUPS)}, got {config.group!r}")
+    check(config)
+    Path(config.out).mkdir(parents=True, exist_ok=True)
     seed_everything(config.seed, verbose=False)
     sets, name = load(config)
     print(f"{name}: {', '.join(f'{len(images):,} {split}' for split, images in sets.items())} images")
@@ -146,5 +156,5 @@ if __name__ == "__main__":
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     try:
         main(Config(**vars(parser.parse_args())))
-    except (FileNotFoundError, TrainingInterrupted) as error:
+    except (ValueError, OSError, FloatingPointError, TrainingInterrupted) as error:
         sys.exit(f"rotated_mnist: {error}")

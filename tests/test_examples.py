@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -44,17 +46,84 @@ def test_rotated_digits(tmp_path, capsys):
     assert all(Path(path).stat().st_size > 10_000 for path in pictures)
 
 
-def test_published_networks(monkeypatch, capsys, tmp_path):
+def test_published_networks(monkeypatch, capsys):
     example = load("published_networks")
     images = np.random.default_rng(0).integers(256, size=(12, 8, 8, 3), dtype=np.uint8)
     dataset = ImagePoints(images, np.arange(12) % 10)
     monkeypatch.setattr(example, "load", lambda config: (dataset, dataset))
-    config = example.Config(epochs=2, networks="ResNet,p4 ASC,p4 All-CNN alpha_F", channels=2, out=str(tmp_path))
+    config = example.Config(epochs=2, networks="ResNet, p4 ASC,p4 All-CNN alpha_F ", channels=2)
     results = example.main(config)
     assert json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT ")) == results
     assert list(results) == ["ResNet", "p4 ASC", "p4 All-CNN alpha_F"]
     for name in ("p4 ASC", "p4 All-CNN alpha_F"):
         assert results[name]["unchanged_by_quarter_turn"] == 1.0
+
+
+def run_script(name, monkeypatch, *arguments):
+    """Run a script with its command line, and return what it exits with."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return stop.value.code
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("rotated_mnist", "--group C3", "rotated_mnist: group: expected one of .*'Z2'.*, got 'C3'"),
+        ("rotated_mnist", "--train 0", "train: expected an integer of at least 1, got 0"),
+        ("rotated_mnist", "--out FILE", "FILE"),
+        ("published_networks", "--networks ResNet,p4", "networks: expected some of ResNet, .*, got 'p4'"),
+        ("published_networks", "--test -1", "test: expected an integer of at least 1, got -1"),
+        ("published_networks", "--data mnist", "data: expected 'cifar10' or 'rotated_mnist', got 'mnist'"),
+        ("rotated_digits", "--epochs 0", "rotated_digits: epochs: expected an integer of at least 1, got 0"),
+        ("rotated_digits", "--radius -1", "radius: expected a positive finite length"),
+        ("rotated_digits", "--out FILE", "FILE"),
+        ("trained/make", "nbody --checkpoint nowhere.ckpt", "make: there is no checkpoint nowhere.ckpt"),
+        ("trained/make", "nbody --minutes 3", "--minutes: a training without --checkpoint is measured, got 3.0"),
+        ("trained/make", "nbody --out FILE", "FILE"),
+    ],
+)
+def test_scripts_report_wrong_settings_in_one_line_before_they_train(name, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").touch()
+    found = run_script(name, monkeypatch, *arguments.split())
+    assert re.search(message, found)
+    assert "\n" not in found
+
+
+def test_rotated_digits_takes_all_digits_if_more_are_asked_for(tmp_path, monkeypatch):
+    example = load("rotated_digits")
+
+    def stop(network, sets, *_):
+        raise InterruptedError({split: len(digits) for split, digits in sets.items()})
+
+    monkeypatch.setattr(example, "train", stop)
+    with pytest.raises(InterruptedError) as stopped:
+        example.main(example.Config(digits=500, out=str(tmp_path)))
+    assert stopped.value.args == ({"train": 500, "valid": 360, "test": 359},)
+
+
+def test_checkpoints_of_another_task_are_refused(tmp_path, monkeypatch):
+    config = yaml.safe_load((EXAMPLES / "configs" / "constellation.yaml").read_text())
+    for split in ("train", "val", "test"):
+        config["data"][split]["init_args"]["size"] = 4
+    config["model"]["init_args"]["schedule"]["init_args"]["warmup_epochs"] = 0
+    config["trainer"].update(default_root_dir=str(tmp_path), max_epochs=1, check_val_every_n_epoch=1, logger=False)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", str(file)]) == 0
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    for task, expected in (("nbody", "NBodySimulated"), ("qm9_homo", "QM9 or QM9Subset")):
+        found = run_script("evaluate", monkeypatch, checkpoint, "--task", task)
+        assert found == f"evaluate: --task: {task} measures on {expected}, got {checkpoint} with Constellation"
+    found = run_script("evaluate", monkeypatch, checkpoint, "--task", "constellation", "--clouds", "-1")
+    assert found == "evaluate: --clouds: expected an integer of at least 0, got -1"
+    found = run_script("trained/make", monkeypatch, "nbody", "--checkpoint", checkpoint, "--out", tmp_path)
+    assert found == (
+        f"make: --checkpoint: nbody is trained on lieattn_datasets.NBodySimulated, {checkpoint} on "
+        f"lieattn_datasets.Constellation"
+    )
 
 
 def test_configuration_of_digits_has_a_dry_run():

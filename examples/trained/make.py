@@ -28,6 +28,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -132,6 +133,9 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
     about = ABOUT[name]
     config = (HERE / (about.config or f"{name}.yaml")).resolve()
     command = f"lieattn fit --config examples/{config.relative_to(HERE.parent.resolve())}"
+    if checkpoint is None and minutes is not None:
+        raise train.UsageError(f"--minutes: a training without --checkpoint is measured, got {minutes}")
+    out.mkdir(parents=True, exist_ok=True)
     if checkpoint is None:
         checkpoint, minutes = trained(name, config)
     torch.set_num_threads(1)
@@ -139,6 +143,7 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     task, saved = train.load_task(checkpoint), train.read_checkpoint(checkpoint)
     data = saved["lieattn"]["config"]["data"]
+    check_data(name, checkpoint, data, config)
     test: Any = train.load_data(checkpoint, "test")
     network = model(task, test.transform)
     figures = tested(task, test if about.test is None else test.subset(range(min(about.test, len(test)))))
@@ -176,6 +181,16 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
     (out / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")
     print(f"{name}: {figures}, {(out / f'{name}.safetensors').stat().st_size:,} bytes")
     return card
+
+
+def check_data(name: str, checkpoint: Path, data: dict[str, Any], config: Path) -> None:
+    """Raise UsageError if a checkpoint was trained on other data than those of the configuration."""
+    content = yaml.safe_load(config.read_text())["data"]
+    if isinstance(content, str):
+        content = yaml.safe_load((config.parent / content).read_text())
+    expected, found = content["train"]["class_path"], data["train"]["class_path"]
+    if expected.rpartition(".")[2] != found.rpartition(".")[2]:
+        raise train.UsageError(f"--checkpoint: {name} is trained on {expected}, {checkpoint} on {found}")
 
 
 def trained(name: str, config: Path) -> tuple[Path, float]:
@@ -282,4 +297,9 @@ if __name__ == "__main__":
     parser.add_argument("--checkpoint", type=Path, help="checkpoint of a finished training, instead of a new one")
     parser.add_argument("--minutes", type=float, help="processor time of that training")
     parser.add_argument("--machine", default=f"{os.cpu_count()} cores, one thread")
-    main(**vars(parser.parse_args()))
+    try:
+        main(**vars(parser.parse_args()))
+    except (train.UsageError, OSError) as error:
+        sys.exit(f"make: {error}")
+    except subprocess.CalledProcessError as error:  # the training has said why
+        sys.exit(error.returncode)

@@ -207,7 +207,10 @@ class AttentiveCNN(AttentiveNetwork):
         sides = tuple(field.shape[3:])
         if any(side != _LAST_SIDE for side in sides):
             expected = " x ".join(["28"] * len(sides))
-            raise ValueError(f"data: expected images of {expected} pixels, got fields of {sides}")
+            fields, images = (" x ".join(map(str, shape)) for shape in (sides, [2 * (side + 8) + 4 for side in sides]))
+            raise ValueError(
+                f"data: expected images of {expected} pixels, got fields of {fields}, as of images of {images} pixels"
+            )
         return cast(Tensor, self.layers[-1](self.dropout(field))).flatten(2).amax(dim=-1)
 
 

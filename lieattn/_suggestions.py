@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 _UNKNOWN = re.compile(
     r"Option '(?P<option>[\w.]+)' is not accepted$|unrecognized arguments: --(?P<argument>[\w.]+)(?=[= ]|$).*"
-    r"|Subcommand '(?P<command>\w+)' does not accept option '(?P<section>\w+)[\w.]*'$",
+    r"|Subcommand '(?P<command>\w+)' does not accept option '(?P<key>[\w.]+)'$",
     re.MULTILINE,
 )
 _MOST_NAMES = 30  # options are listed if there are not more
@@ -36,7 +36,7 @@ def suggested(message: str, parser: Any) -> str:
             return unknown[0] + "".join(f" (did you mean --{name}?)" for name in similar)
         names = [name for name in names if not name.endswith(("help", "+")) and name not in ("config", "print_config")]
         sections = list(dict.fromkeys(name.partition(".")[0] for name in names))
-        given = unknown["option"] or unknown["section"]
+        given = unknown["option"] or unknown["key"]
         if (section := given.partition(".")[0]) not in sections:
             given, names = section, sections
         similar = difflib.get_close_matches(given, names, 1)

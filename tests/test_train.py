@@ -1416,10 +1416,11 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (("trainer", "max_epoch"), "max_epoch"),
+        (("trainer", "max_epoch"), "'trainer.max_epoch' is not accepted (did you mean 'trainer.max_epochs'?)"),
         (("model", "init_args", "network", "init_args", "widht"), "widht"),
         (("model", "init_args", "network", "init_args", "group", "init_args", "order"), "order"),
-        (("data", "bach_size"), "bach_size"),
+        (("data", "bach_size"), "'data.bach_size' is not accepted (did you mean 'data.batch_size'?)"),
+        (("trianer",), "'trianer' is not accepted (did you mean 'trainer'?)"),
     ],
 )
 def test_unknown_key_is_named(tmp_path, capsys, place, message):

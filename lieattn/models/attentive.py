@@ -206,11 +206,8 @@ class AttentiveCNN(AttentiveNetwork):
         """Return the logits of the last field; ValueError if its sides are not those of the last kernel."""
         sides = tuple(field.shape[3:])
         if any(side != _LAST_SIDE for side in sides):
-            expected = " x ".join(["28"] * len(sides))
-            fields, images = (" x ".join(map(str, shape)) for shape in (sides, [2 * (side + 8) + 4 for side in sides]))
-            raise ValueError(
-                f"data: expected images of {expected} pixels, got fields of {fields}, as of images of {images} pixels"
-            )
+            wanted, got = (" x ".join(map(str, n)) for n in ([28] * len(sides), [2 * (side + 8) + 4 for side in sides]))
+            raise ValueError(f"data: expected images of {wanted} pixels, got images whose fields are those of {got}")
         return cast(Tensor, self.layers[-1](self.dropout(field))).flatten(2).amax(dim=-1)
 
 

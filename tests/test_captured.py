@@ -362,6 +362,16 @@ def test_tasks_name_what_they_read_themselves(pretended):
     assert other._captured[0].network is other.network
 
 
+def test_targets_may_be_inputs_as_well(pretended):
+    network = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1, vector_inputs=("vel",), kind="vector")
+    task = PointSetRegressor(network, targets="vel", shift=[]).capture().train()
+    pos = torch.randn(5, 2)
+    for _ in range(3):
+        batch = Batch.from_data_list([Data(x=torch.ones(5, 1), vel=torch.randn(5, 2), pos=pos)])
+        torch.testing.assert_close(task.outputs_of(batch), network(batch))
+    assert pretended.replays == 2
+
+
 def test_arguments():
     network = MAKERS["AttentiveCNN"]()
     with pytest.raises(ValueError, match=r"inputs: expected names of attributes, at least one .* got \(\)"):

@@ -117,7 +117,7 @@ class Captured(Wrapper):
         known.waited += 1
         differs = "" if last is None else last.difference(step)
         if differs is None and len(known.graphs) < _MOST_GRAPHS:
-            if geometry is None and not isinstance(self.network, ImageNetwork) and hasattr(self.network, "geometry"):
+            if geometry is None and hasattr(self.network, "geometry"):
                 geometry, again = (cast(Any, self.network).geometry(data) for _ in range(2))
                 differs = _Step({}, _named(geometry)).difference(_Step({}, _named(again)))
             if differs is None:

@@ -14,10 +14,10 @@ class CapturedSteps(LightningModule):
     """Calls the network of a task, directly or captured."""
 
     network: nn.Module
-    _captured: tuple[Captured, ...] = ()  # a tuple, so that torch does not register the network under a second name
-
     read_apart: tuple[str, ...] = ()
     """Names of attributes of the data that the task reads, and not the network."""
+
+    _captured: tuple[Captured, ...] = ()  # a tuple, so that torch does not register the network under a second name
 
     def capture(self) -> Self:
         """Replay training steps on a GPU as CUDA graphs, and return this task.
@@ -25,13 +25,15 @@ class CapturedSteps(LightningModule):
         The network is called through :class:`lieattn.models.Captured`. Batches may differ in the features ``x``, in the
         vector inputs of the network, and in the attributes that this task reads, such as targets and weights.
         """
-        vectors = tuple(getattr(self.network, "vector_inputs", ()))
-        self._captured = (Captured(self.network, ("x", *vectors), self.read_apart),)
+        inputs = ("x", *getattr(self.network, "vector_inputs", ()))
+        unread = [name for name in self.read_apart if name not in inputs]  # a target may be an input as well
+        self._captured = (Captured(self.network, inputs, unread),)
         return self
 
     def outputs_of(self, batch: Any) -> Any:
         """Return the outputs of the network."""
-        for captured in self._captured:
-            captured.training = self.network.training
-            return captured(batch)
-        return self.network(batch)
+        if not self._captured:
+            return self.network(batch)
+        (captured,) = self._captured
+        captured.training = self.network.training
+        return captured(batch)

@@ -196,9 +196,11 @@ class TestPickles:
             with pytest.raises(ValueError, match="test_batch"):
                 ld.CIFAR10(tmp_path, "test", verify=False)
 
-    def test_arrays_by_columns(self):
+    @pytest.mark.parametrize("protocol", range(6))
+    def test_arrays_by_columns(self, protocol):
         array = np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
-        np.testing.assert_array_equal(_pickles.read_pickle(pickle.dumps({"data": array}, protocol=2))["data"], array)
+        content = pickle.dumps({"data": array}, protocol=protocol)
+        np.testing.assert_array_equal(_pickles.read_pickle(content)["data"], array)
 
 
 class TestHdf5:

@@ -868,6 +868,53 @@ class TestFrames:
         with pytest.raises(error, match=message):
             ld.Molecules.from_ase(frames)
 
+    def test_frames_with_some_properties(self, tmp_path):
+        """Forces, stresses and virials of some frames only have masks, and the others do not enter the training."""
+        write = pytest.importorskip("ase.io").write
+        frames = crystals(3)
+        frames[0].calc.results.pop("stress")
+        frames[0].info.pop("virial")
+        frames[1].calc.results["forces"] = np.full((3, 3), np.nan)
+        write(tmp_path / "frames.xyz", frames, format="extxyz")
+        for molecules in (ld.Molecules.from_ase(frames), ld.ExtendedXYZ(tmp_path / "frames.xyz", "all")):
+            batch = Batch.from_data_list(list(molecules))
+            assert batch.stress_mask.tolist() == batch.virial_mask.tolist() == [False, True, True]
+            assert batch.force_mask.tolist() == [True] * 2 + [False] * 3 + [True] * 4
+            for name, mask in (("stress", "stress_mask"), ("virial", "virial_mask"), ("force", "force_mask")):
+                assert batch[name][batch[mask]].isfinite().all()
+                assert batch[name][~batch[mask]].isnan().all()
+            np.testing.assert_allclose(batch.stress[2], frames[2].get_stress(voigt=False), rtol=1e-6, atol=1e-6)
+
+    def test_other_names(self, tmp_path):
+        ase = pytest.importorskip("ase")
+        frames = [ase.Atoms("HF", [[0, 0, 0], [0, 0, d]]) for d in (0.9, 1.0)]
+        for frame in frames:
+            frame.info |= {"REF_energy": -1.0 - frame.positions[1, 2], "total_charge": 1}
+            frame.arrays["REF_forces"] = frame.positions
+        pytest.importorskip("ase.io").write(tmp_path / "frames.xyz", frames, format="extxyz")
+        with pytest.warns(UserWarning, match="frames: expected 'energy', got only REF_energy; pass keys={'energy': "):
+            with pytest.warns(UserWarning, match="frames: expected 'forces', got only REF_forces"):
+                ld.Molecules.from_ase(frames)
+        keys = {"energy": "REF_energy", "forces": "REF_forces", "charge": "total_charge"}
+        for molecules in (
+            ld.Molecules.from_ase(frames, keys=keys, references=False),
+            ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", keys=keys, references=False),
+        ):
+            assert [data.energy.item() for data in molecules] == pytest.approx([-1.9, -2.0])
+            assert [data.charge.item() for data in molecules] == [1, 1]
+            torch.testing.assert_close(molecules[1].force, molecules[1].pos)
+
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            ({"force": "forces"}, "keys: expected names for energy, forces, .* got one for 'force'"),
+            ({"energy": "E"}, "keys: expected a name that the frames have for energy, some of .*, got 'E'"),
+        ],
+    )
+    def test_bad_keys(self, keys, message):
+        with pytest.raises(ValueError, match=message):
+            ld.Molecules.from_ase(crystals(2), keys=keys)
+
     def test_frames_that_are_no_sequence(self):
         with pytest.raises(TypeError, match="frames: expected a sequence, got <list_iterator"):
             ld.Molecules.from_ase(iter(crystals(2)))

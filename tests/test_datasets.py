@@ -340,10 +340,11 @@ class TestCifar:
         dataset = ld.CIFAR100(tmp_path, "test", verify=False)
         assert (dataset.num_classes, dataset.labels.max()) == (100, 99)
 
-    @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
-    def test_pickles_of_today(self, tmp_path, protocol):
+    @pytest.mark.parametrize("keys", [str, str.encode])
+    @pytest.mark.parametrize("protocol", range(6))
+    def test_pickles_of_today(self, tmp_path, protocol, keys):
         rows = COLOR.transpose(0, 3, 1, 2).reshape(10, -1)
-        batch = {"data": rows, "labels": LABELS[:10].tolist()}
+        batch = {keys("data"): rows, keys("labels"): LABELS[:10].tolist()}
         (tmp_path / "test_batch").write_bytes(pickle.dumps(batch, protocol=protocol))
         np.testing.assert_allclose(image_of(ld.CIFAR10(tmp_path, "test", verify=False)[9]), COLOR[9] / 255)
 

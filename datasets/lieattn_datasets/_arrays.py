@@ -38,9 +38,9 @@ def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
     return matrix
 
 
-def plain_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """Return the finite numbers or booleans of a list, array or tensor as an array of their own dtype."""
-    real_array(argument, values)
+def plain_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDArray[Any]:
+    """Return the numbers or booleans of a list, array or tensor as an array of their own dtype; see real_array."""
+    real_array(argument, values, finite=finite)
     return np.asarray(values)
 
 

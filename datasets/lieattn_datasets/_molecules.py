@@ -12,8 +12,7 @@ from torch_geometric.data import Data
 from lieattn_datasets._arrays import plain_array, real_array
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._files import LARGEST
-from lieattn_datasets._units import Units
+from lieattn_datasets._frames import describe_frames
 
 HEAVIEST = 118  # nuclear charge of the heaviest element
 _LISTED = 4
@@ -39,8 +38,9 @@ class Molecules(Clouds):
         Name and unit of each target.
     of_molecule
         Map from attribute names to numbers ``[molecules, ...]``: vectors, tensors, masks. An item has ``[1, ...]``.
+        If there is a mask ``NAME_mask`` (bool) for the attribute ``NAME``, its other rows may be NaN.
     of_atom
-        Map from attribute names to numbers ``[atoms, ...]``: forces, partial charges.
+        Map from attribute names to numbers ``[atoms, ...]``: forces, partial charges; also with masks.
     transform
         Function that is applied to each new ``Data``.
 
@@ -91,20 +91,25 @@ class Molecules(Clouds):
         *,
         energy_unit: str = "eV",
         references: bool = True,
+        keys: Mapping[str, str] | None = None,
         transform: Transform | None = None,
     ) -> "Molecules":
         """Create a data set of molecules or periodic structures from frames of the package ase.
 
-        Energies (eV), forces (eV/angstrom) and stresses (eV/angstrom^3) are stored results of the frames' calculators,
-        or entries of ``info`` and ``arrays`` with the names ``energy``, ``forces`` and ``stress``. Nothing is computed.
-        Virials (eV, minus stress times volume), the total charge (e) and the spin multiplicity 2S + 1 are the entries
-        ``virial``, ``charge`` and ``spin`` of ``info``. Each property must be known for all frames or for none.
+        Energies (eV), forces (eV/angstrom), stresses (eV/angstrom^3) and virials (eV, minus stress times volume) are
+        stored results of the frames' calculators, or entries of ``info`` and ``arrays`` with the names ``energy``,
+        ``forces``, ``stress`` and ``virial``. Nothing is computed. The total charge (e) and the spin multiplicity
+        2S + 1 are the entries ``charge`` and ``spin`` of ``info``.
 
         An item has ``z``, ``pos`` (angstrom) and, if they are known, ``y`` ``[1, 1]`` (the energy, also as ``energy``
         ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and angstrom^3),
         ``virial`` ``[1, 3, 3]`` (the energy unit), ``charge`` and ``spin`` ``[1]`` float32. If any frame is periodic,
         all items have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]`` (the
         periodic directions), which models with periodic neighbors accept.
+
+        Energy, charge and spin must be known for all frames or for none. If only some frames have forces, a stress or a
+        virial, all items have a mask of the known rows, such as ``stress_mask`` bool ``[1]`` and ``force_mask`` bool
+        ``[atoms]``, which :class:`lieattn.train.PointSetRegressor` uses; the other rows are NaN.
 
         Parameters
         ----------
@@ -116,8 +121,16 @@ class Molecules(Clouds):
             Whether a sum over the atoms is subtracted from each energy, since items are float32, which has 7 digits.
             The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the result, in
             the energy unit).
+        keys
+            Names of properties in these frames if they have others, such as
+            ``{"energy": "REF_energy", "forces": "REF_forces"}``.
         transform
             Function that is applied to each new ``Data``.
+
+        Warns
+        -----
+        UserWarning
+            If no energy, force, stress or virial is read, but the frames have entries with similar names.
 
         Raises
         ------
@@ -126,7 +139,8 @@ class Molecules(Clouds):
         TypeError
             If a frame is not an ``ase.Atoms``.
         ValueError
-            If there are no frames, only some frames have a property, or numbers are not finite.
+            If there are no frames, only some frames have an energy, a charge or a spin, numbers are not finite, or
+            no frame has one of the ``keys``.
 
         Examples
         --------
@@ -136,7 +150,8 @@ class Molecules(Clouds):
         Data(y=[1, 1], pos=[2, 3], z=[2], energy=[1])
         """
         check_arguments(Molecules.from_ase, locals())
-        described, energies = describe_frames(frames, energy_unit, np.arange(len(frames)) if references else None)
+        train = np.arange(len(frames)) if references else None
+        described, energies = describe_frames(frames, energy_unit, train, keys)
         return Molecules(**described, transform=transform)._of_frames(energies)
 
     def _of_frames(self, atom_energies: dict[int, float]) -> Self:
@@ -316,118 +331,18 @@ def check_atoms(
     return charges, places, ends
 
 
-def composition(z: NDArray[Any], offsets: NDArray[np.int64], species: Sequence[int]) -> NDArray[np.float64]:
-    """Count the atoms of each species in each molecule, ``[molecules, species]``."""
-    running = np.zeros((len(z) + 1, len(species)))
-    np.cumsum(z[:, None] == np.asarray(species), axis=0, out=running[1:])
-    return np.diff(running[offsets], axis=0)
-
-
-def fit_atoms(
-    energy: NDArray[np.float64], z: NDArray[Any], offsets: NDArray[np.int64], train: NDArray[np.int64]
-) -> tuple[dict[int, float], NDArray[np.float64]]:
-    """Fit one energy per species to the training molecules; return the energies and their sum over each molecule."""
-    species = [charge for charge in range(1, 119) if (z == charge).any()]
-    counts = composition(z, offsets, species)
-    fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
-    return dict(zip(species, fitted.tolist(), strict=True)), counts @ fitted
-
-
-def describe_frames(
-    frames: Sequence[Any], energy_unit: str, train: NDArray[np.int64] | None
-) -> tuple[dict[str, Any], dict[int, float]]:
-    """Return arguments for :class:`Molecules` from frames of ase, and the energies of atoms that were subtracted.
-
-    The energies are fitted to the frames with the indices ``train``. If it is None, nothing is subtracted.
-    """
-    try:
-        from ase import Atoms
-        from ase.stress import voigt_6_to_full_3x3_stress
-    except ImportError as error:
-        raise ImportError("frames need ase: pip install 'lieattn[chem]'") from error
-    for number, frame in enumerate(frames):
-        if not isinstance(frame, Atoms):
-            raise TypeError(f"frames: expected ase.Atoms, got {type(frame).__name__} for frame {number}")
-    if not len(frames):
-        raise ValueError("frames: expected at least one ase.Atoms, got none")
-    factor, unit = Units(energy_unit).convert("eV")
-    known = {name: _results(frames, name) for name in ("energy", "forces", "stress", "virial")}
-    z = np.concatenate([frame.numbers for frame in frames])
-    offsets = np.cumsum([0, *(len(frame) for frame in frames)])
-    found: dict[str, Any] = {"z": z, "pos": _within(np.concatenate([frame.positions for frame in frames]), "pos")}
-    found |= {"offsets": offsets, "y": np.empty((len(frames), 0)), "target_names": [], "target_units": []}
-    found |= {"of_molecule": {}, "of_atom": {}}
-    energies: dict[int, float] = {}
-    if known["energy"]:
-        energy = _within(known["energy"], "energy", (len(frames),))
-        if train is not None:
-            energies, free = fit_atoms(energy, z, offsets, train)
-            energy = energy - free
-        found |= {"y": factor * energy[:, None], "target_names": ["energy"], "target_units": [unit]}
-        found["of_molecule"]["energy"] = factor * energy
-    if known["forces"]:
-        rows = [_within(force, "forces", (len(frame), 3)) for force, frame in zip(known["forces"], frames, strict=True)]
-        found["of_atom"]["force"] = factor * np.concatenate(rows)
-    for name in ("stress", "virial"):
-        if known[name]:
-            full = [voigt_6_to_full_3x3_stress(np.ravel(s)) if np.size(s) == 6 else s for s in known[name]]
-            found["of_molecule"][name] = factor * np.stack([_within(s, name, (3, 3)) for s in full])
-    found["of_molecule"] |= _of_whole(frames)
-    return found, {charge: factor * value for charge, value in energies.items()}
-
-
-def _of_whole(frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """Return the properties of whole frames that are known: charge, spin and cell."""
-    found: dict[str, NDArray[Any]] = {}
-    for name in ("charge", "spin"):
-        if numbers := _complete([frame.info.get(name) for frame in frames], name):
-            found[name] = _within(numbers, name, (len(frames),))
-    if any(frame.pbc.any() for frame in frames):
-        found["cell"] = _within([frame.cell.array for frame in frames], "cell")
-        found["pbc"] = np.stack([frame.pbc for frame in frames])
-    return found
-
-
-def _results(frames: Sequence[Any], name: str) -> list[Any]:
-    """Return a stored property of all frames, or an empty list if no frame has it."""
-    found = []
-    for frame in frames:
-        value = frame.info.get(name, frame.arrays.get(name))
-        try:
-            held = None if frame.calc is None else frame.calc.get_property(name, frame, allow_calculation=False)
-        except NotImplementedError:
-            held = None
-        found.append(value if held is None else held)
-    return _complete(found, name)
-
-
-def _complete(found: list[Any], name: str) -> list[Any]:
-    """Return a property of all frames, or an empty list if no frame has it; raise ValueError if only some have it."""
-    missing = [number for number, value in enumerate(found) if value is None]
-    if 0 < len(missing) < len(found):
-        raise ValueError(
-            f"frames: expected {name} in all frames or in none, got {len(missing)} without it, the first is frame "
-            f"{missing[0]}"
-        )
-    return [] if missing else found
-
-
-def _within(values: ArrayLike, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.float64]:
-    """Return numbers of frames; raise ValueError for another shape or numbers whose squares overflow in float32."""
-    found = real_array(f"{name} of frames", values)
-    if shape is not None and found.shape != shape:
-        raise ValueError(f"{name} of frames: expected {list(shape)}, got {list(found.shape)}")
-    if np.abs(found).max(initial=0) > LARGEST:
-        raise ValueError(f"{name} of frames: expected at most {LARGEST:g} in size, got {np.abs(found).max():g}")
-    return found
-
-
 def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) -> dict[str, NDArray[Any]]:
     """Return numbers of molecules or atoms as arrays; raise ValueError unless there is a row for each."""
-    found = {name: plain_array(f"{argument}[{name!r}]", values) for name, values in (tables or {}).items()}
-    for name, values in found.items():
-        if values.shape[:1] != (rows,):
-            raise ValueError(f"{argument}[{name!r}]: expected {rows} rows, got {list(values.shape)}")
+    tables = tables or {}
+    found = {}
+    for name, values in tables.items():
+        known = np.asarray(tables.get(f"{name}_mask", True))
+        masked = known.dtype == bool and known.shape == (rows,)
+        found[name] = plain_array(f"{argument}[{name!r}]", values, finite=not masked)
+        if found[name].shape[:1] != (rows,):
+            raise ValueError(f"{argument}[{name!r}]: expected {rows} rows, got {list(found[name].shape)}")
+        if masked:
+            plain_array(f"known rows of {argument}[{name!r}]", found[name][known])
     return found
 
 

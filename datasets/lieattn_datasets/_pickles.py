@@ -66,6 +66,14 @@ def _dtype(code: Any, *_: Any) -> _Dtype:
     return _Dtype()
 
 
+def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:
+    if order not in ("C", "F"):
+        raise ForbiddenError(f"an array in the order {_shown(order)}")
+    array = _Array()
+    array.build((None, shape, kind, order == "F", bytes(raw) if isinstance(raw, bytearray) else raw))
+    return array
+
+
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if encoding != "latin1" or not isinstance(text, str):
         raise ForbiddenError(f"the encoding {_shown(encoding)}")
@@ -75,6 +83,8 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 _KNOWN: dict[str, Callable[..., Any]] = {
     "numpy.core.multiarray _reconstruct": _reconstruct,
     "numpy._core.multiarray _reconstruct": _reconstruct,
+    "numpy.core.numeric _frombuffer": _from_buffer,
+    "numpy._core.numeric _frombuffer": _from_buffer,
     "numpy dtype": _dtype,
     "_codecs encode": _encode,
 }
@@ -82,7 +92,7 @@ _NAMES = {*_KNOWN, "numpy ndarray"}
 
 
 def read_pickle(content: bytes) -> Any:
-    """Return the object in a pickle of protocol 0 to 4.
+    """Return the object in a pickle of protocol 0 to 5. Keys that are bytes, from Python 2, become strings.
 
     Raises
     ------
@@ -146,10 +156,10 @@ class _Machine:
         self.top(list).extend(items)
 
     def update(self, items: list[Any]) -> None:
-        keys, values = items[::2], items[1::2]
+        keys = [key.decode("latin1") if isinstance(key, bytes) else key for key in items[::2]]
         if not all(isinstance(key, str) for key in keys):  # the hash of nested tuples could take forever
             raise ForbiddenError("keys that are not strings")
-        self.top(dict).update(zip(keys, map(_filled, values), strict=True))
+        self.top(dict).update(zip(keys, map(_filled, items[1::2]), strict=True))
 
     def make_dict(self, _: Any) -> None:
         items = self.pop_to_mark()
@@ -178,6 +188,7 @@ class _Machine:
 _LITERALS = (
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "STRING", "BINSTRING", "SHORT_BINSTRING"),
     *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+    "BYTEARRAY8",
 )
 _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._arrays import check_number
+from lieattn_datasets._atom_energies import fit_atoms
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import check_choice
-from lieattn_datasets._molecules import Molecules, check_atoms, fit_atoms
+from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._smiles import SMALL_MOLECULES
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
 from lieattn_datasets._units import Units

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ import numpy as np
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import check_choice
-from lieattn_datasets._molecules import Molecules, describe_frames
+from lieattn_datasets._frames import describe_frames
+from lieattn_datasets._molecules import Molecules
 from lieattn_datasets._splits import seeded
 from lieattn_datasets._streams import SPLITS
 
@@ -42,6 +43,8 @@ class ExtendedXYZ(Molecules):
         Whether a sum over the atoms is subtracted from the energy. It has one number per element, fitted to the frames
         of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy
         unit).
+    keys
+        Names of properties in this file if it has others, such as ``{"energy": "REF_energy", "forces": "REF_forces"}``.
     transform
         Function that is applied to each new ``Data``.
 
@@ -52,7 +55,8 @@ class ExtendedXYZ(Molecules):
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file is damaged or incomplete, only some frames have a property, or an argument is out of range.
+        If the file is damaged or incomplete, only some frames have an energy, a charge or a spin, no frame has one of
+        the ``keys``, or an argument is out of range.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class ExtendedXYZ(Molecules):
         split_seed: int = 0,
         energy_unit: str = "eV",
         references: bool = True,
+        keys: Mapping[str, str] | None = None,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ExtendedXYZ.__init__, locals())
@@ -73,7 +78,7 @@ class ExtendedXYZ(Molecules):
         chosen = seeded(alike, split, shares, split_seed)
         train = chosen if split == "all" else seeded(alike, "train", shares, split_seed)
         try:
-            described, energies = describe_frames(frames, energy_unit, train if references else None)
+            described, energies = describe_frames(frames, energy_unit, train if references else None, keys)
             super().__init__(**described, transform=transform)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import os
 import re
@@ -49,6 +50,9 @@ class Clouds(Dataset):
         if self.fault == "pair":
             return torch.ones(5, 1), 1
         return Data(x=torch.ones(5, 1), pos=torch.rand(5, 2) + index, y=torch.tensor([index % 2]))
+
+    classes = ("even", "odd")
+    files = ["a.txt", "b.txt", "c, d.txt", "e.txt"]
 """
 
 
@@ -145,6 +149,11 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
         "predictions-v2.csv",
         "predictions.csv",
     ]
+    with Path("runs/predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["cloud", "file", "label", "class", "logit_0", "logit_1"]
+    assert [row["file"] for row in rows] == ["a.txt", "b.txt", "c, d.txt", "e.txt"]
+    assert all(row["class"] == ("even", "odd")[int(row["label"])] for row in rows)
     quick = ["--clouds", "2", "--dtype", "float64"]
     certified = ["certify", "runs/checkpoints/last.ckpt", "--trust", "mydata", *quick]
     assert main([*certified, "--data", "mydata.Clouds", "--data.fault", "none"]) == 0

@@ -4,6 +4,7 @@ import struct
 import zipfile
 import zlib
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,11 +62,19 @@ class TestImageFolder:
         other = ld.ImageFolder(tmp_path, "train", shares=(0.5, 0.2), split_seed=1)
         assert not torch.equal(other[0].x, parts[0][0].x) or not torch.equal(other[1].x, parts[0][1].x)
 
-    @pytest.mark.parametrize("valid", ["val", "valid"])
-    def test_given_splits(self, tmp_path, valid):
-        for split, count in (("train", 4), (valid, 1), ("test", 2)):
-            write_images(tmp_path / split, count=count)
+    @pytest.mark.parametrize("names", [("train", "val", "test"), ("train", "valid", "test"), ("Train", "Val", "TEST")])
+    def test_given_splits(self, tmp_path, names):
+        for name, count in zip(names, (4, 1, 2), strict=True):
+            write_images(tmp_path / name, count=count)
         assert [len(ld.ImageFolder(tmp_path, split)) for split in SPLITS] == [8, 2, 4]
+
+    def test_files_of_the_items(self, tmp_path):
+        arrays = write_images(tmp_path)
+        for split in SPLITS:
+            images = ld.ImageFolder(tmp_path, split, shares=(0.4, 0.2)).subset([1, 0])
+            for file, data in zip(images.files, images, strict=True):
+                name = "/".join(Path(file).parts[-2:])
+                torch.testing.assert_close(data.x, torch.from_numpy(arrays[name].reshape(-1, 1)) / 255)
 
     def test_sizes(self, tmp_path):
         write_images(tmp_path, count=1)
@@ -185,6 +194,17 @@ class TestMeshFolder:
         assert [part.labels.tolist() for part in parts] == [[0, 0, 0, 1, 1, 1], [0, 1], [0, 1]]
         assert parts[0].classes == ("bed", "sofa")
 
+    @pytest.mark.parametrize("train", ["train", "Train"])
+    @pytest.mark.parametrize("classes", [("bed",), ("bed", "sofa")])
+    def test_given_splits(self, tmp_path, classes, train):
+        self.write(tmp_path, *(f"{kind}/{train}/{number}.off" for kind in classes for number in range(3)))
+        self.write(tmp_path, *(f"{kind}/Test/0.off".replace("T", train[0]) for kind in classes))
+        parts = [ld.MeshFolder(tmp_path, split, points=4, validation=1) for split in SPLITS]
+        assert [len(part) for part in parts] == [3 * len(classes) - 1, 1, len(classes)]
+        assert all(part.classes == classes for part in parts)
+        written = sorted(str(path) for path in tmp_path.rglob("*.off"))
+        assert sorted(file for part in parts for file in part.files) == written
+
     def test_files_alone(self, tmp_path):
         """Files without subfolders: one class, or classes or targets given by file name."""
         names = [f"{number}.off" for number in range(4)]
@@ -224,7 +244,8 @@ class TestMeshFolder:
             (("a/x/0.off", "b/x/1.off"), r"expected meshes CLASS/\* or only files, .*got a/x/0\.off, b/x/1\.off"),
             (("a/0.off", "a/b/c/d/1.off"), r"all classes in one folder, got a/0\.off, a/b/c/d/1\.off"),
             (("a/x/train/0.off", "b/x/test/1.off"), r"all classes in one folder, got a/x/train/0\.off, b/x/test/1"),
-            (("a/Train/0.off", "b/Train/1.off"), r"all classes in one folder, got a/Train/0\.off, b/Train/1\.off"),
+            (("a/Train/0.off", "b/2.off"), r"all classes in one folder, got a/Train/0\.off, b/2\.off"),
+            (("Train/a/0.off", "Test/a/1.off"), r"has train/CLASS/\* and test/CLASS/\*: rename them to"),
         ],
     )
     def test_splits_are_neither_mixed_nor_left_out(self, tmp_path, names, message):

@@ -269,6 +269,10 @@ def test_numbers_of_several_checkpoints_are_in_the_units_of_the_data(checkpoints
         found = table(tmp_path / f"predictions_{name}.csv")
         each = each.reshape(*each.shape[:2], -1)
         width = each.shape[-1]
+        first = batch.batch if name == "force" else torch.arange(batch.num_graphs)
+        assert found.pop("cloud").tolist() == first.tolist()
+        if name == "force":
+            assert found.pop("point").tolist() == (torch.arange(len(first)) - batch.ptr[first]).tolist()
         assert list(found) == [f"{name}{kind}_{k}" for kind in ("", "_std") for k in range(width)]
         columns = np.stack(list(found.values()), axis=1)
         np.testing.assert_allclose(columns[:, :width], each.mean(axis=0), rtol=1e-4, atol=1e-4)

@@ -80,6 +80,12 @@ class ImageFolder(ImagePoints):
         images = _read_all(paths, color, sides)
         super().__init__(images, labels, num_classes=len(classes), transform=transform)
         self.classes = classes
+        self._files = [str(path) for path in paths]
+
+    @property
+    def files(self) -> list[str]:
+        """The file of each item, as found below ``root``."""
+        return [self._files[index] for index in self._indices]
 
 
 def _choose(
@@ -89,7 +95,7 @@ def _choose(
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {str(root)!r} of images")
     files = files_below(root)
-    tops = {path.parts[0] for path in files}
+    tops = {path.parts[0].lower() for path in files}
     given = "train" in tops and tops <= _FOLDERS.keys()
     place = "SPLIT/CLASS/*" if given else "CLASS/*"
     depth = 3 if given else 2
@@ -99,7 +105,7 @@ def _choose(
     classes = tuple(sorted({path.parts[-2] for path in files}))
     labels = np.array([classes.index(path.parts[-2]) for path in files], dtype=np.int64)
     if given and split != "all":
-        chosen = np.flatnonzero([_FOLDERS[path.parts[0]] == split for path in files])
+        chosen = np.flatnonzero([_FOLDERS[path.parts[0].lower()] == split for path in files])
     else:
         chosen = seeded(labels, split, shares, seed) if files else np.arange(0)
     if not len(chosen):

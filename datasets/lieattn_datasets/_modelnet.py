@@ -104,7 +104,7 @@ class MeshFolder(ShapePoints):
         half = "test" if split == "test" else "train"
         with contextlib.ExitStack() as stack:
             meshes, read = _list_meshes(place, stack)
-            official = [path for path in meshes if path.parts[-2:-1] in (("train",), ("test",)) and len(path.parts) > 2]
+            official = _official(meshes)
             given = bool(official) or self._needs_split
             _check_layout(place, meshes, official, labels is None)
             meshes = official if given else meshes
@@ -112,7 +112,7 @@ class MeshFolder(ShapePoints):
             classes = sorted({kind for kind in kinds if isinstance(kind, str)})
             numbers = np.array([classes.index(kind) if isinstance(kind, str) else 0 for kind in kinds], dtype=np.int64)
             if given:
-                chosen = np.flatnonzero([path.parts[-2] == half for path in meshes])
+                chosen = np.flatnonzero([path.parts[-2].lower() == half for path in meshes])
             else:
                 chosen = seeded(numbers, split, shares, split_seed) if meshes else np.arange(0)
             if not len(chosen):
@@ -124,12 +124,18 @@ class MeshFolder(ShapePoints):
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
         targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
         super().__init__(pos, normal, numbers[chosen], classes or [_name(place)], targets=targets, **options)
+        self._files = [name for name, _ in entries]
         if given and half == "train":
             self._indices = hold_out(len(entries), validation, split)
         elif validation and not given:
             raise ValueError(
                 f"validation: expected 0 for a folder without CLASS/train/*, got {validation}; use shares instead"
             )
+
+    @property
+    def files(self) -> list[str]:
+        """The file of each item, as found below ``root``."""
+        return [self._files[index] for index in self._indices]
 
 
 class ModelNet(MeshFolder):
@@ -236,6 +242,13 @@ def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePos
     return [path for path in meshes if "__MACOSX" not in path.parts], read
 
 
+def _official(meshes: Sequence[PurePosixPath]) -> list[PurePosixPath]:
+    """Return the meshes in CLASS/train/* and CLASS/test/*; also with capitals, if all meshes are in such folders."""
+    deep = [path for path in meshes if len(path.parts) > 2]
+    found = [path for path in deep if path.parts[-2].lower() in ("train", "test")]
+    return found if len(found) == len(meshes) else [path for path in deep if path.parts[-2] in ("train", "test")]
+
+
 def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequence[PurePosixPath], named: bool) -> None:
     """Raise ValueError if meshes would be ignored, or if folders that are not classes would be taken for classes.
 
@@ -247,7 +260,7 @@ def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequen
             f"{place} has meshes in CLASS/train/* or CLASS/test/*, and meshes that are in no split: "
             f"{listed([str(path) for path in other])}"
         )
-    if {"train", "test"} <= {path.parts[-3] for path in meshes if len(path.parts) > 2}:
+    if {"train", "test"} <= {path.parts[-3].lower() for path in meshes if len(path.parts) > 2}:
         raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: rename them to CLASS/train/* and CLASS/test/*")
     of_class = -3 if official else -2
     places = {(len(path.parts) > 1, path.parts[:of_class]): str(path) for path in meshes}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import itertools
 import logging
 import re
 import shlex
@@ -26,14 +24,13 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
 
 from lieattn import train
-from lieattn._files import replacing
 from lieattn._suggestions import suggested
 from lieattn.cli import COMMANDS
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, output_file, package
+from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.models import Network
 
 # Inference mode is off because forces are gradients.
@@ -332,8 +329,7 @@ class _PointSetCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
 
-        If such files exist, new names end with -v1, -v2, ..., as for Lightning's checkpoints. A ``fast_dev_run`` writes
-        no files.
+        No file is replaced. A ``fast_dev_run`` writes no files.
         """
         if self.trainer.world_size > 1:
             found = self.trainer.world_size
@@ -345,6 +341,7 @@ class _PointSetCLI(LightningCLI):
             except argparse.ArgumentTypeError as error:
                 raise train.UsageError(f"trainer.default_root_dir: {error}") from error
         kwargs["return_predictions"] = True
+        self.trainer.callbacks.append(counts := PointCounts())  # type: ignore[attr-defined]
         if self._members:
             kwargs["model"] = EnsemblePredictions([self.model, *self._members.values()])
         if not (batches := list[Any](self.trainer.predict(**kwargs) or [])):
@@ -352,37 +349,10 @@ class _PointSetCLI(LightningCLI):
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
-        values, spreads = _by_name(means), _by_name(deviations)
-        tables = {
-            f"predictions_{name}": {**_columns(name, value), **_columns(f"{name}_std", spreads.get(name))}
-            for name, value in values.items()
-        }
-        if not isinstance(means[0], dict):  # logits of a single label
-            logits = values["logit"]
-            labels = {"cloud": torch.arange(len(logits)), "label": logits.argmax(dim=1)}
-            tables = {"predictions": {**labels, **tables["predictions_logit"]}}
-        endings = itertools.chain([""], (f"-v{number}" for number in itertools.count(1)))
-        ending = next(end for end in endings if not any((root / f"{name}{end}.csv").exists() for name in tables))
-        for name, columns in tables.items():
-            _write_table(root / f"{name}{ending}.csv", columns)
-
-
-def _by_name(batches: Sequence[Any]) -> dict[str, Tensor]:
-    """Predictions of all batches by name; predictions without a name are logits."""
-    named = [batch if isinstance(batch, dict) else {"logit": batch} for batch in batches]
-    return {name: torch.cat([batch[name] for batch in named]) for name in (named[0] if named else ())}
-
-
-def _columns(name: str, values: Tensor | None) -> dict[str, Tensor]:
-    rows = () if values is None else values.reshape(len(values), -1).unbind(dim=1)
-    return {f"{name}_{k}": column for k, column in enumerate(rows)}
-
-
-def _write_table(path: Path, columns: dict[str, Tensor]) -> None:
-    rows = list(zip(*(column.tolist() for column in columns.values()), strict=True))
-    with replacing(path) as part, part.open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
-    _say(f"predictions, {len(rows)} rows: {path}")
+        sets = self.datamodule.sets
+        data = sets["test"] if sets["predict"] is None else sets["predict"]
+        for path, rows in write_tables(root, prediction_tables(means, deviations, counts.points, data)):
+            _say(f"predictions, {rows} rows: {path}")
 
 
 def _folder(settings: Any) -> Path:

@@ -198,8 +198,8 @@ def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
         place = f"the name of the folder of {checkpoint}, " if task is None else ""
         raise UsageError(f"--task: expected one of {', '.join(sorted(TASKS))}, got {place}{name!r}")
     data: Any = load_data(checkpoint)
-    if clouds < 0:
-        raise UsageError(f"--clouds: expected an integer of at least 0, got {clouds}")
+    if clouds < 0 or clouds == 1:  # deviations are relative to the spread of the predictions
+        raise UsageError(f"--clouds: expected 0, for all, or at least 2, got {clouds}")
     if (found := type(data).__name__) not in DATA[name]:
         raise UsageError(f"--task: {name} measures on {' or '.join(DATA[name])}, got {checkpoint} with {found}")
     items = [data[index] for index in range(min(clouds, len(data)) if clouds else len(data))]
@@ -217,7 +217,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("--task", choices=sorted(TASKS))
-    parser.add_argument("--clouds", type=int, default=0, help="number of first items of the test set; 0 for all")
+    parser.add_argument(
+        "--clouds", type=int, default=0, help="number of first items of the test set, at least 2; 0 for all"
+    )
     try:
         main(**vars(parser.parse_args()))
     except UsageError as error:

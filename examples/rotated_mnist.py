@@ -6,6 +6,8 @@ them. The output names the data. By default the images are averaged over 2 x 2 p
 training takes only minutes on two cores; ``--network paper`` trains the network of the paper on 28 x 28.
 
     python examples/rotated_mnist.py --root DIR [--group C4] [--epochs 9] [--train 10000] [--test 10000]
+
+Ctrl-C saves the state of the training; the same command with ``--ckpt_path FILE`` continues from it.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Config:
     rate: float = 0.01
     seed: int = 0
     out: str = "runs/rotated_mnist"
+    ckpt_path: str = ""
 
 
 def check(config: Config) -> None:
@@ -133,7 +136,7 @@ def main(config: Config) -> dict[str, float | str]:
         num_sanity_val_steps=0,
     )
     started = time.perf_counter()
-    trainer.fit(module, data)
+    trainer.fit(module, data, ckpt_path=config.ckpt_path or None)
     minutes = (time.perf_counter() - started) / 60
     measured = trainer.test(module, data, verbose=False)[0]
     result: dict[str, float | str] = {
@@ -156,5 +159,7 @@ if __name__ == "__main__":
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     try:
         main(Config(**vars(parser.parse_args())))
-    except (ValueError, OSError, FloatingPointError, TrainingInterrupted) as error:
+    except TrainingInterrupted as stop:
+        sys.exit(f"rotated_mnist: {stop}\nTo continue: the same command with --ckpt_path {stop.path}")
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"rotated_mnist: {error}")

@@ -117,13 +117,27 @@ def test_checkpoints_of_another_task_are_refused(tmp_path, monkeypatch):
     for task, expected in (("nbody", "NBodySimulated"), ("qm9_homo", "QM9 or QM9Subset")):
         found = run_script("evaluate", monkeypatch, checkpoint, "--task", task)
         assert found == f"evaluate: --task: {task} measures on {expected}, got {checkpoint} with Constellation"
-    found = run_script("evaluate", monkeypatch, checkpoint, "--task", "constellation", "--clouds", "-1")
-    assert found == "evaluate: --clouds: expected an integer of at least 0, got -1"
+    for number in (-1, 1):
+        found = run_script("evaluate", monkeypatch, checkpoint, "--task", "constellation", "--clouds", str(number))
+        assert found == f"evaluate: --clouds: expected 0, for all, or at least 2, got {number}"
     found = run_script("trained/make", monkeypatch, "nbody", "--checkpoint", checkpoint, "--out", tmp_path)
     assert found == (
-        f"make: --checkpoint: nbody is trained on lieattn_datasets.NBodySimulated, {checkpoint} on "
+        f"make: --checkpoint: nbody has data.train lieattn_datasets.NBodySimulated, {checkpoint} has "
         f"lieattn_datasets.Constellation"
     )
+
+
+def test_cards_have_the_networks_of_their_configurations():
+    """The check of checkpoints accepts the published ones, and tells two cards of one data set apart."""
+    make = load("trained/make")
+    networks, cards = {}, {}
+    for name, about in make.ABOUT.items():
+        content = yaml.safe_load((EXAMPLES / "trained" / (about.config or f"{name}.yaml")).read_text())
+        networks[name] = content["model"]["init_args"]["network"]
+        cards[name] = json.loads((EXAMPLES.parent / "lieattn" / "trained" / f"{name}.json").read_text())["network"]
+    for name, network in networks.items():
+        for other, found in cards.items():
+            assert bool(list(make.differences(network, found, "model.network"))) == (name != other), (name, other)
 
 
 def test_configuration_of_digits_has_a_dry_run():

@@ -493,3 +493,62 @@ class TestProcedural:
             ld.ProceduralShapes(size=1, **change)
         with pytest.raises(ValueError, match="points: expected an integer of at least 1"):
             ld.ProceduralShapes(size=1, points=0)
+
+
+class TestScenes:
+    def test_points_have_the_kinds_of_their_solids(self):
+        kinds = ("ball", "box", "star")
+        scenes = ld.ProceduralScenes(size=6, points=100, solids=4, kinds=kinds)
+        assert scenes.classes == kinds
+        assert scenes.labels.shape == (6, 100)
+        for data in scenes:
+            assert data.solid.bincount().tolist() == [25] * 4
+            assert all(len(data.y[data.solid == number].unique()) == 1 for number in range(4))
+            torch.testing.assert_close(data.pos.norm(dim=1).max(), torch.tensor(1.0))
+            torch.testing.assert_close(data.normal.norm(dim=1), torch.ones(100))
+        assert len(scenes.labels.unique()) == 3
+
+    def test_solids_are_apart_and_upright(self):
+        """Each solid is in a sphere of its own, and a torus lies flat."""
+        scenes = ld.ProceduralScenes(size=4, points=600, solids=3, kinds=["torus"])
+        for data in scenes:
+            parts = [data.pos[data.solid == number].double() for number in range(3)]
+            centers = torch.stack([(part.amax(0) + part.amin(0)) / 2 for part in parts])
+            sizes = torch.stack(
+                [(part - center).norm(dim=1).max() for part, center in zip(parts, centers, strict=True)]
+            )
+            assert (torch.cdist(centers, centers) + 9 * torch.eye(3) > 0.9 * (sizes[:, None] + sizes)).all()
+            for number in range(3):
+                inner = data.normal[data.solid == number, 2].abs()
+                assert inner.max() > 0.9
+
+    def test_seeds_and_splits(self):
+        few, more = ld.ProceduralScenes(size=2, points=16), ld.ProceduralScenes(size=3, points=16)
+        assert all(torch.equal(one.pos, two.pos) for one, two in zip(few, more.subset([0, 1]), strict=True))
+        others = [ld.ProceduralScenes("test", 1, points=16), ld.ProceduralScenes(size=1, points=16, seed=1)]
+        assert all(not torch.equal(other[0].pos, few[0].pos) for other in others)
+        turned = ld.ProceduralScenes(size=2, points=16, rotate="SO3")[1]
+        torch.testing.assert_close(turned.pos, few[1].pos @ turned.rotation[0].T, rtol=1e-5, atol=1e-6)
+        assert torch.equal(turned.y, few[1].y)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"solids": 0}, "solids: expected an integer in 1 .. 256, the number of points, got 0"),
+            ({"solids": 5, "points": 4}, "solids: expected an integer in 1 .. 4"),
+            ({"kinds": ["brick"]}, "kinds: expected some of"),
+            ({"points": 0}, "points: expected an integer of at least 1"),
+        ],
+    )
+    def test_bad_arguments(self, change, message):
+        with pytest.raises(ValueError, match=message):
+            ld.ProceduralScenes(size=1, **change)
+
+
+def test_labels_of_points():
+    rng = np.random.default_rng(0)
+    pos, labels = rng.normal(size=(2, 5, 3)), rng.integers(3, size=(2, 5))
+    shapes = ld.ShapePoints(pos, None, labels, ["seat", "back", "leg"])
+    assert [data.y.tolist() for data in shapes] == labels.tolist()
+    with pytest.raises(ValueError, match=r"\[shapes\] or \[shapes, points\], got \[2, 5, 3\] and \[2, 4\]"):
+        ld.ShapePoints(pos, None, labels[:, :4], ["seat", "back", "leg"])

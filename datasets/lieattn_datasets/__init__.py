@@ -22,7 +22,7 @@ from lieattn_datasets._molecules import MoleculeFeatures, Molecules, Standardize
 from lieattn_datasets._nbody import ChargedParticles, NBody, NBodySimulated, NBodyTrajectories
 from lieattn_datasets._npz import CIFAR10Subset, FashionMNIST900, RotatedMNISTRecipe
 from lieattn_datasets._pcam import PatchCamelyon
-from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralShapes
+from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
 from lieattn_datasets._shapes import AdrenalMNIST3D, ModelNet10Tiny, ShapePoints
 from lieattn_datasets._smiles import SMALL_MOLECULES
@@ -83,6 +83,7 @@ __all__ = [
     "NBodyTrajectories",
     "PatchCamelyon",
     "PermutePoints",
+    "ProceduralScenes",
     "ProceduralShapes",
     "QM9Subset",
     "RMD17Subset",

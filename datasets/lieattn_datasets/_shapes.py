@@ -44,9 +44,9 @@ class ShapePoints(Clouds):
     """Labeled clouds of surface points, with normals if they are known.
 
     For ``task="classification"`` an item has ``pos`` float32 ``[points, 3]``, ``normal`` float32 ``[points, 3]``
-    (unit vectors, if known) and ``y`` int64 ``[1]``. For ``task="normals"`` it has ``pos``, ``y`` float32
-    ``[points, 3]`` (the normals, to be predicted) and ``label`` int64 ``[1]``. Shapes that are rotated also have
-    their pose, ``rotation`` float32 ``[1, 3, 3]``.
+    (unit vectors, if known) and ``y`` int64 ``[1]``, or ``[points]`` if the points have labels (segmentation). For
+    ``task="normals"`` it has ``pos``, ``y`` float32 ``[points, 3]`` (the normals, to be predicted) and ``label`` int64
+    ``[1]`` or ``[points]``. Shapes that are rotated also have their pose, ``rotation`` float32 ``[1, 3, 3]``.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class ShapePoints(Clouds):
     normal
         Unit normals ``[shapes, points, 3]``, or None.
     labels
-        Class of each shape, integers ``[shapes]``.
+        Class of each shape, integers ``[shapes]``, or of each point, ``[shapes, points]``.
     classes
         Names of the classes.
     targets
@@ -101,9 +101,9 @@ class ShapePoints(Clouds):
         self._labels = class_array("labels", labels)
         self._targets = None if targets is None else real_array("targets", targets)
         shape = self._pos.shape
-        if len(shape) != 3 or shape[2] != 3 or self._labels.shape != shape[:1]:
+        if len(shape) != 3 or shape[2] != 3 or self._labels.shape not in (shape[:1], shape[:2]):
             found = f"{list(shape)} and {list(self._labels.shape)}"
-            raise ValueError(f"pos, labels: expected [shapes, points, 3] and [shapes], got {found}")
+            raise ValueError(f"pos, labels: expected [shapes, points, 3] and [shapes] or [shapes, points], got {found}")
         if self._normal is not None and self._normal.shape != shape:
             raise ValueError(f"normal: expected {list(shape)} like pos, got {list(self._normal.shape)}")
         if self._labels.size and not (0 <= self._labels.min() and self._labels.max() < len(classes)):
@@ -124,7 +124,7 @@ class ShapePoints(Clouds):
     def _make(self, index: int) -> Data:
         turn = self._rotation(index)
         pos = torch.from_numpy((self._pos[index] @ turn.T).astype(np.float32))
-        label = torch.from_numpy(self._labels[index : index + 1].copy())
+        label = torch.from_numpy(np.atleast_1d(self._labels[index]).copy())
         if self._targets is not None:
             label = torch.from_numpy(self._targets[index : index + 1].astype(np.float32))
         data = Data(pos=pos, y=label)
@@ -149,7 +149,7 @@ class ShapePoints(Clouds):
 
     @property
     def labels(self) -> Tensor:
-        """Class of each shape, int64 ``[shapes]``, in the order of this data set."""
+        """Class of each shape, int64 ``[shapes]``, or point, ``[shapes, points]``, in the order of this data set."""
         return torch.from_numpy(self._labels[self._indices])
 
 

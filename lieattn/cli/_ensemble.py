@@ -69,7 +69,7 @@ def _purpose(task: PointSetTask) -> dict[str, Any]:
     """The properties in which tasks must agree, by the words that describe them in messages."""
     found = {
         "the task": type(task).__name__,
-        **{name: getattr(task, name) for name in ("classes", "labels") if hasattr(task, name)},
+        **{name: getattr(task, name) for name in ("classes", "labels", "per") if hasattr(task, name)},
     }
     if isinstance(task, PointSetRegressor):
         found["targets"] = sorted(task.targets)

@@ -59,7 +59,7 @@ def prediction_tables(
     names = getattr(data, "classes", None)
     if isinstance(names, Sequence) and len(names) == values["logit"].shape[1]:
         found["class"] = [names[label] for label in labels]
-    first = [name for name in ("cloud", "file") if name in columns]
+    first = [name for name in ("cloud", "file", "point") if name in columns]
     return {"predictions": {**{name: columns[name] for name in first}, **found, **columns}}
 
 

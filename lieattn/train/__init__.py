@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         random_clouds,
         read_checkpoint,
     )
+    from lieattn.train._classifier import PointSetClassifier
     from lieattn.train._configuration import UsageError, build, read_yaml, register_types, short_message
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._equivariance import EquivarianceMonitor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lieattn.train._muon import Muon
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._targets import named_outputs
-    from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask
+    from lieattn.train._tasks import NonFiniteError, PointSetRegressor, PointSetTask
 
 __all__ = [
     "AveragedWeights",
@@ -61,7 +62,7 @@ __all__ = [
 # The modules that do not import Lightning come first.
 _HOMES = (
     *("_configuration", "_checkpoint", "_targets", "_schedule", "_muon", "_last_checkpoint", "_averaging"),
-    *("_equivariance", "_data", "_tasks"),
+    *("_equivariance", "_data", "_classifier", "_tasks"),
 )
 
 

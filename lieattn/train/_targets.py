@@ -21,14 +21,17 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
     return dict(outputs)
 
 
-def labels_of(batch: Batch, number: int) -> Tensor:
-    """Return the labels y of a batch, ``[clouds]`` or ``[clouds, number]``; ValueError if they do not fit."""
+def labels_of(batch: Batch, number: int, rows: int, per: str) -> Tensor:
+    """Return the labels y of a batch, ``[rows]`` or ``[rows, number]``; ValueError if they do not fit.
+
+    ``per`` is the word for a row, ``"cloud"`` or ``"point"``.
+    """
     labels = batch.get("y")
-    shape = [batch.num_graphs] if number == 1 else [batch.num_graphs, number]
+    shape = [rows] if number == 1 else [rows, number]
     if not isinstance(labels, Tensor) or list(labels.shape) != shape:
         found = "none" if labels is None else list(labels.shape) if isinstance(labels, Tensor) else kind(labels)
         count = "one label" if number == 1 else f"{number} labels"
-        raise ValueError(f"data: expected {count} y per cloud, {shape}, got {found}")
+        raise ValueError(f"data: expected {count} y per {per}, {shape}, got {found}")
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}")
     return labels

@@ -1,4 +1,4 @@
-"""The Lightning modules: their base, and modules that learn labels, or numbers, vectors and tensors."""
+"""The Lightning modules: their base, and the module that learns numbers, vectors and tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
-import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,7 +30,7 @@ from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
-from lieattn.train._targets import check_targets, labels_of, named_outputs, read_for
+from lieattn.train._targets import check_targets, named_outputs, read_for
 from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
@@ -226,93 +225,6 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         if isinstance(self.schedule, Plateau):
             self._show(self._watched)
         self._random = self._watched = None
-
-
-class PointSetClassifier(PointSetTask):
-    """Train a network on clouds with one or several labels, with cross entropy.
-
-    It logs ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. Clouds or labels are masked by
-    ``data.mask`` (bool) and weighted by ``data.weight``, each ``[clouds]`` or ``[clouds, labels]``, if the data have
-    them. ValueError is raised in training if logits or labels have another shape than expected, or if a label with a
-    weight above 0 is not in 0 .. classes - 1.
-
-    Parameters
-    ----------
-    network
-        Module that is called with a ``torch_geometric.data.Batch`` and returns logits ``[clouds, labels * classes]``,
-        one label after the other.
-    classes
-        Number of classes, at least 2.
-    labels
-        Number of labels of each cloud, all with the same number of classes; for more than one, ``data.y`` is
-        ``[clouds, labels]``. The loss is the mean over the labels, and the accuracy counts each label separately.
-    label_smoothing
-        Share of the probability of a label that is spread evenly over all classes in training.
-    optimizer, schedule, no_decay
-        See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
-    """
-
-    monitor = ("val/accuracy", "max")
-    read_apart = read_for(["y"])
-
-    def __init__(
-        self,
-        network: nn.Module,
-        classes: int,
-        optimizer: OptimizerFactory | None = None,
-        schedule: Schedule | None = None,
-        labels: int = 1,
-        label_smoothing: float = 0.0,
-        no_decay: Sequence[str] = (),
-    ) -> None:
-        check_arguments(PointSetClassifier.__init__, locals())
-        super().__init__(network, optimizer, schedule, no_decay)
-        for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
-            if count < least:
-                raise ValueError(f"{name}: expected at least {least}, got {count}")
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
-        self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
-        self.losses = Losses([1.0])
-        # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.
-        self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits ``[clouds, classes]``, or ``[clouds, labels, classes]`` for more than one label."""
-        logits: Tensor = self.outputs_of(self.cast(batch))
-        width = self.labels * self.classes
-        if logits.shape != (batch.num_graphs, width):
-            several = f"{self.labels} labels of " if self.labels > 1 else ""
-            raise ValueError(
-                f"network: expected logits [{batch.num_graphs}, {width}] for {batch.num_graphs} clouds and "
-                f"{several}{self.classes} classes, got {list(logits.shape)}"
-            )
-        return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return logits ``[clouds, classes]``; for several labels, a dictionary with the logits of each label."""
-        logits: Tensor = self(batch)
-        if self.labels == 1:
-            return logits
-        return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
-
-    def evaluate(self, batch: Batch, stage: str) -> Tensor:
-        """Return the cross entropy of one batch, and log it and the accuracy."""
-        labels = labels_of(batch, self.labels)
-        importance = target_weights(batch, "y", labels)
-        rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
-        rows, weights = counted(rows, importance)
-        labels = labels.flatten()[rows].long()
-        if len(rows) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            got = f"{int(labels.min())} .. {int(labels.max())}"
-            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
-        logits = self(batch).flatten(0, -2)[rows]
-        smoothing = self.label_smoothing if stage == "train" else 0.0
-        entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        accuracy: WeightedMean = getattr(self, f"{stage}_accuracy")
-        accuracy.update((logits.argmax(dim=1) == labels).float(), weights)
-        self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        return self.losses.logged(self.log, batch, weighted_sums(entropy, weights)[:, None], stage)
 
 
 class PointSetRegressor(PointSetTask):

@@ -532,6 +532,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.Constellation": {"size": 4},
     "lieattn_datasets.GFN2Molecules": {"smiles": ["O", "O", "O", "O"], "conformers": 1},
     "lieattn_datasets.NBodySimulated": {"size": 2, "start_time": 0.01, "end_time": 0.02},
+    "lieattn_datasets.ProceduralScenes": {"size": 2, "points": 8},
     "lieattn_datasets.ProceduralShapes": {"size": 2, "points": 8},
     "lieattn_datasets.Springs": {"size": 4},
     "lieattn_datasets.embed_molecule": {"smiles": "CO"},

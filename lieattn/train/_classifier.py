@@ -1,0 +1,121 @@
+"""The Lightning module that learns labels of clouds or points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from lieattn._checks import check_arguments, check_choice
+from lieattn.train._schedule import Schedule
+from lieattn.train._targets import labels_of, read_for
+from lieattn.train._tasks import OptimizerFactory, PointSetTask
+from lieattn.train._weights import Losses, WeightedMean, counted, target_weights, weighted_sums
+
+
+class PointSetClassifier(PointSetTask):
+    """Train a network on clouds or points with one or several labels, with cross entropy.
+
+    It logs ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. For labels of points it also logs
+    ``iou``, the mean over the classes of intersection over union, where a class is left out that neither labels nor
+    predictions contain. Clouds, points or labels are masked by ``data.mask`` (bool) and weighted by ``data.weight``,
+    shaped like ``data.y`` or its first axis, if the data have them; ``iou`` does not use weights other than 0.
+    ValueError is raised in training if logits or labels have another shape than expected, or if a label with a weight
+    above 0 is not in 0 .. classes - 1.
+
+    Parameters
+    ----------
+    network
+        Module that is called with a ``torch_geometric.data.Batch`` and returns logits ``[clouds, labels * classes]``,
+        or ``[points, labels * classes]``, one label after the other.
+    classes
+        Number of classes, at least 2.
+    labels
+        Number of labels of each cloud or point, all with the same number of classes; for more than one, ``data.y`` is
+        ``[clouds, labels]`` or ``[points, labels]``. The loss is the mean over the labels, and the accuracy counts each
+        label separately.
+    label_smoothing
+        Share of the probability of a label that is spread evenly over all classes in training.
+    optimizer, schedule, no_decay
+        See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
+    per
+        What has labels: ``"cloud"``, or ``"point"`` for segmentation, with a network that has ``pool="none"``.
+    """
+
+    monitor = ("val/accuracy", "max")
+    read_apart = read_for(["y"])
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: int,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule | None = None,
+        labels: int = 1,
+        label_smoothing: float = 0.0,
+        no_decay: Sequence[str] = (),
+        per: Literal["cloud", "point"] = "cloud",
+    ) -> None:
+        check_arguments(PointSetClassifier.__init__, locals())
+        super().__init__(network, optimizer, schedule, no_decay)
+        for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
+            if count < least:
+                raise ValueError(f"{name}: expected at least {least}, got {count}")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
+        check_choice("per", per, Literal["cloud", "point"])
+        self.classes, self.labels, self.label_smoothing, self.per = classes, labels, label_smoothing, per
+        self.losses = Losses([1.0])
+        # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
+        stages = ("train", "val", "test") if per == "point" else ()
+        self.iou = nn.ModuleDict({f"of_{stage}": MulticlassJaccardIndex(classes) for stage in stages})
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits ``[clouds | points, classes]``, or ``[..., labels, classes]`` for more than one label."""
+        logits: Tensor = self.outputs_of(self.cast(batch))
+        rows, width = self._rows(batch), self.labels * self.classes
+        if logits.shape != (rows, width):
+            several = f"{self.labels} labels of " if self.labels > 1 else ""
+            raise ValueError(
+                f"network: expected logits [{rows}, {width}] for {rows} {self.per}s and {several}{self.classes} "
+                f"classes, got {list(logits.shape)}"
+            )
+        return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return logits ``[clouds | points, classes]``; for several labels, a dictionary with those of each label."""
+        logits: Tensor = self(batch)
+        if self.labels == 1:
+            return logits
+        return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
+
+    def evaluate(self, batch: Batch, stage: str) -> Tensor:
+        """Return the cross entropy of one batch, and log it and the accuracy."""
+        labels = labels_of(batch, self.labels, self._rows(batch), self.per)
+        importance = target_weights(batch, "y", labels)
+        rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
+        rows, weights = counted(rows, importance)
+        labels = labels.flatten()[rows].long()
+        if len(rows) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            got = f"{int(labels.min())} .. {int(labels.max())}"
+            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
+        logits = self(batch).flatten(0, -2)[rows]
+        smoothing = self.label_smoothing if stage == "train" else 0.0
+        entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        accuracy: WeightedMean = getattr(self, f"{stage}_accuracy")
+        accuracy.update((logits.argmax(dim=1) == labels).float(), weights)
+        self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        if self.per == "point":
+            iou = cast(MulticlassJaccardIndex, self.iou[f"of_{stage}"])
+            iou.update(logits.argmax(dim=1), labels)
+            self.log(f"{stage}/iou", iou, on_step=False, on_epoch=True)
+        return self.losses.logged(self.log, batch, weighted_sums(entropy, weights)[:, None], stage)
+
+    def _rows(self, batch: Batch) -> int:
+        return int(batch.num_graphs if self.per == "cloud" else batch.num_nodes)

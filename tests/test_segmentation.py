@@ -1,0 +1,159 @@
+"""Labels of points: losses, accuracy and intersection over union, masks, the command, and certificates."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch.nn import functional as F
+from torch_geometric.data import Batch, Data
+
+from lieattn.certify import certify
+from lieattn.cli import main
+from lieattn.geometry import PrincipalFrames
+from lieattn.models import FramewiseTransformer
+from lieattn.testing import randomize
+from lieattn.train import PointSetClassifier, load_task
+from lieattn_datasets import ProceduralScenes
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(many workers|logging interval|JsonargparseDeprecation).*")
+
+
+def network(classes=3, labels=1, pool="none"):
+    made = FramewiseTransformer(
+        PrincipalFrames(), 1, classes * labels, channels=8, layers=1, heads=1, length=1.0, pool=pool
+    )
+    return randomize(made, 0).eval()
+
+
+def clouds(labels=1, sizes=(5, 1, 0, 7)):
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for points in sizes:
+        shape = (points,) if labels == 1 else (points, labels)
+        y = torch.randint(3, shape, generator=generator)
+        found.append(Data(x=torch.ones(points, 1), pos=torch.randn(points, 3, generator=generator), y=y))
+    return found
+
+
+def evaluated(task, batch, monkeypatch, stage="val"):
+    """Return what the task logs for one batch, by name, and its loss."""
+    told = {}
+    monkeypatch.setattr(task, "log", lambda name, value, **_: told.update({name: value}))
+    loss = task.evaluate(batch, stage)
+    return {name: float(getattr(value, "compute", lambda value=value: value)()) for name, value in told.items()}, loss
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_loss_accuracy_and_iou_are_those_of_all_points(labels, monkeypatch):
+    batch = Batch.from_data_list(clouds(labels))
+    task = PointSetClassifier(network(labels=labels), 3, labels=labels, per="point")
+    logits = task(batch)
+    assert logits.shape == ((13, 3) if labels == 1 else (13, 2, 3))
+    told, loss = evaluated(task, batch, monkeypatch)
+    flat, y = logits.reshape(-1, 3), batch.y.flatten()
+    torch.testing.assert_close(loss, F.cross_entropy(flat, y))
+    guess = flat.argmax(dim=1)
+    ratios = [((guess == k) & (y == k)).sum() / ((guess == k) | (y == k)).sum() for k in range(3)]
+    assert told["val/accuracy"] == pytest.approx(float((guess == y).float().mean()))
+    assert told["val/iou"] == pytest.approx(float(torch.stack(ratios).mean()))
+
+
+def test_classes_that_do_not_occur_are_left_out(monkeypatch):
+    batch = Batch.from_data_list(clouds())
+    task = PointSetClassifier(network(classes=4), 4, per="point")
+    batch.y = task(batch).argmax(dim=1)
+    assert len(batch.y.unique()) < 4
+    assert evaluated(task, batch, monkeypatch)[0]["val/iou"] == 1
+
+
+def test_points_without_labels_do_not_count(monkeypatch):
+    """A mask leaves points out of loss, accuracy and IoU, even if their labels are invalid."""
+    batch = Batch.from_data_list(clouds())
+    kept = torch.arange(13) % 3 != 0
+    logits = PointSetClassifier(network(), 3, per="point")(batch)
+    y = batch.y.clone()
+    batch.y[~kept], batch.mask = -1, kept
+    task = PointSetClassifier(network(), 3, per="point")
+    told, loss = evaluated(task, batch, monkeypatch)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[kept], y[kept]))
+    assert told["val/accuracy"] == pytest.approx(float((logits[kept].argmax(1) == y[kept]).float().mean()))
+    assert 0 <= told["val/iou"] <= 1
+    batch.mask = torch.zeros(13, dtype=torch.bool)
+    _, loss = evaluated(PointSetClassifier(network(), 3, per="point"), batch, monkeypatch)
+    assert float(loss.detach()) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda batch: PointSetClassifier(network(), 3, per="points"),
+            "per: expected one of .*, got 'points'",
+        ),
+        (
+            lambda batch: PointSetClassifier(network(pool="mean"), 3, per="point")(batch),
+            r"network: expected logits \[13, 3\] for 13 points and 3 classes, got \[4, 3\]",
+        ),
+        (
+            lambda batch: PointSetClassifier(network(), 3)(batch),
+            r"network: expected logits \[4, 3\] for 4 clouds and 3 classes, got \[13, 3\]",
+        ),
+        (
+            lambda batch: PointSetClassifier(network(), 3, labels=2, per="point").training_step(batch, 0),
+            r"data: expected 2 labels y per point, \[13, 2\], got \[13\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(Batch.from_data_list(clouds()))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the folder of a short training with the configuration of the examples, on few and small scenes."""
+    root = tmp_path_factory.mktemp("scenes")
+    content = yaml.safe_load((Path(__file__).parent.parent / "examples/configs/scenes.yaml").read_text())
+    for split, size in (("train", 6), ("val", 3), ("test", 3)):
+        content["data"][split]["init_args"].update(size=size, points=48)
+    content["data"].update(batch_size=2, eval_batch_size=2)
+    content["model"]["init_args"]["network"]["init_args"].update(channels=4, layers=1)
+    content["trainer"].update(default_root_dir=str(root), accelerator="cpu", max_epochs=2, logger=False)
+    (root / "run.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        assert main(["fit", "--config", str(root / "run.yaml")]) == 0
+    return root
+
+
+def test_command_tests_and_predicts_points(trained, tmp_path, capsys):
+    checkpoint = str(trained / "checkpoints" / "best.ckpt")
+    quiet = ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+    assert main(["test", "--ckpt_path", checkpoint, *quiet]) == 0
+    assert "test/iou" in capsys.readouterr().out
+    assert main(["predict", "--ckpt_path", checkpoint, *quiet, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["cloud", "point", "label", "class", *(f"logit_{k}" for k in range(6))]
+    assert [(int(row["cloud"]), int(row["point"])) for row in rows] == [(c, p) for c in range(3) for p in range(48)]
+    task = load_task(checkpoint).eval()
+    scenes = ProceduralScenes("test", 3, points=48, rotate="SO3")
+    scene = scenes[2]
+    scene.x = torch.ones(48, 1)
+    with torch.no_grad():
+        wanted = task(Batch.from_data_list([scene])).argmax(dim=1)
+    assert [int(row["label"]) for row in rows[96:]] == wanted.tolist()
+    assert [row["class"] for row in rows[96:]] == [scenes.classes[label] for label in wanted]
+
+
+def test_trained_network_is_invariant(trained):
+    task = load_task(trained / "checkpoints" / "best.ckpt")
+    scene = ProceduralScenes(size=1, points=48)[0]
+    scene.x = torch.ones(48, 1)
+    found = certify(task.network, [scene])
+    assert found.passed, str(found)
+    assert found.group == "SE(3)"

@@ -14,6 +14,7 @@ from lieattn.geometry import (
     FiniteFrames,
     Given,
     GivenFrames,
+    GroupFrames,
     LiftedGraph,
     Nearest,
     PixelSquare,
@@ -26,7 +27,20 @@ from lieattn.geometry import (
     lift,
     point_clouds,
 )
-from lieattn.groups import SE, SO, Dilations, E, O, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
+from lieattn.groups import (
+    SE,
+    SO,
+    Dilations,
+    E,
+    O,
+    RotationDilations,
+    Sim,
+    Translations,
+    cyclic,
+    dihedral,
+    inversion,
+    octahedral,
+)
 from lieattn.models import GSANet
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from lieattn.testing import TOLERANCE
@@ -662,6 +676,36 @@ def test_principal_frames_of_a_space_of_ones_own():
     only_scales = HomogeneousSpace("scales", SE(2), 2, Dilations(2))
     with pytest.raises(ValueError, match="principal axes are elements of"):
         PrincipalFrames()(Sites(point_clouds(torch.rand(3, 2)), AllPairs()(torch.rand(3, 2)), only_scales))
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (None, r"expected to return a tensor \[points, fiber, k, k\] or GroupFrames, got NoneType"),
+        ([1.0], "expected to return a tensor .*, got list"),
+        (torch.eye(3).expand(6, 3, 3), r"with 6 points and a fiber, got \(6, 3, 3\)"),
+        (torch.eye(3).expand(1, 2, 3, 3), r"with 6 points and a fiber, got \(1, 2, 3, 3\)"),
+        (torch.eye(3).expand(6, 0, 3, 3), r"with 6 points and a fiber, got \(6, 0, 3, 3\)"),
+        (-torch.eye(3).expand(6, 2, 3, 3), r"frames\[0, 0\] is not an element of SO\(3\): it is improper"),
+        (GroupFrames(cyclic(4)), r"expected elements \[\*, 3, 3\] of SO\(3\), got \(4, 2, 2\)"),
+        (GroupFrames(inversion(3)), r"frames\[1\] is not an element of SO\(3\): it is improper"),
+        (GroupFrames(octahedral(), torch.eye(3)), r"expected a pose \[points, k, k\] with 6 points, got \(3, 3\)"),
+    ],
+)
+def test_frames_of_ones_own_that_return_something_else_are_refused(returned, found):
+    """Frames ``[points, k, k]`` would otherwise be taken for one fiber over every point."""
+    pos = random_points(SPACES["SE(3)"], 6).float()
+    with pytest.raises((TypeError, ValueError), match=f"frames: .*{found}"):
+        lift(pos, lambda sites: returned, Radius(1.5), SPACES["SE(3)"])
+
+
+def test_frames_of_ones_own_may_be_those_of_a_group():
+    space = SPACES["SE(3)"]
+    pos = random_points(space, 6)
+    pose = SO(3).sample(generator=generator(1), dtype=F64).expand(6, 3, 3)
+    graph = lift(pos, lambda sites: GroupFrames(octahedral(), pose), AllPairs(), space)
+    turned = lift(pos @ pose[0], octahedral(), AllPairs())
+    torch.testing.assert_close(graph.relative.coordinates, turned.relative.coordinates)
 
 
 # --- values ---------------------------------------------------------------------------------------------------

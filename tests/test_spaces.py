@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from lieattn.geometry import AllPairs, lift
 from lieattn.groups import (
     SE,
     SO,
@@ -364,6 +365,48 @@ def test_a_space_says_what_it_does_not_define():
         space.section(torch.ones(3))
     with pytest.raises(NotImplementedError, match="implement embed"):
         space.embed(torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "found"),
+    [
+        ("section", lambda self, x: x, r"elements of squeeze \(6, 2, 2\), got \(6, 2\)"),
+        ("section", lambda self, x: torch.eye(2, dtype=x.dtype), r"elements of squeeze \(6, 2, 2\), got \(2, 2\)"),
+        ("section", lambda self, x: None, "a tensor, got NoneType"),
+        ("invariants", lambda self, x: x, r"invariants \(6, 1\), got \(6, 2\)"),
+        ("faults", lambda self, x: {"it is negative": x <= 0}, r"a boolean tensor \(6,\) for 'it is negative'"),
+        ("faults", lambda self, x: None, "a dict, got NoneType"),
+    ],
+)
+def test_what_a_method_of_a_space_returns_is_checked_where_it_is_used(method, wrong, found):
+    space = type("Own", (OWN["Quadrant"],), {method: wrong})()
+    points = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)) + 0.1
+    with pytest.raises((TypeError, ValueError), match=f"{method} of quadrant: expected {found}"):
+        _ = lift(points, None, AllPairs(), space).relative.coordinates
+
+
+def test_an_embedding_of_another_size_is_named():
+    space = type("Own", (HomogeneousSpace,), {"section": Euclidean.section, "embed": lambda self, h: h})
+    with pytest.raises(ValueError, match=r"embed of own: expected elements of SE\(3\) \(1, 4, 4\), got \(1, 2, 2\)"):
+        space("own", SE(3), 3, SO(2)).lift(torch.ones(5, 3), torch.eye(2)[None])
+
+
+def test_coordinates_of_an_affine_group_of_ones_own_are_used():
+    class Two(Heisenberg):
+        num_coordinates = 2
+
+        def coordinates(self, g):
+            return g[..., :2, 3]
+
+    class Space(HeisenbergSpace):
+        def __init__(self):
+            HomogeneousSpace.__init__(self, "own", Two(), dim=3)
+
+    points = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    graph = lift(points, None, AllPairs(), Space())
+    relative = graph.space.group.relative(graph.elements[:, None, 0], graph.elements[None, :, 0])
+    assert graph.relative.num_coordinates == 2
+    torch.testing.assert_close(graph.relative.coordinates.view(5, 5, 2), relative[..., :2, 3])
 
 
 @every_space

@@ -1,7 +1,7 @@
 """Frames: the elements of the stabilizer over each point.
 
 A choice of frames is a small callable value. :func:`lift` calls it with the clouds, and it returns elements of the
-stabilizer of the space, ``[points, fiber, k, k]``, or a finite group. docs/exactness.md has measured errors.
+stabilizer of the space, ``[points, fiber, k, k]``, or :class:`GroupFrames`. docs/exactness.md has measured errors.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_neighborhood, check_tensor
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_is,
+    check_neighborhood,
+    check_tensor,
+    counted,
+    kind,
+)
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, ranks
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius
-from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group, trivial
 from lieattn.spaces import HomogeneousSpace
 
 if TYPE_CHECKING:
@@ -67,7 +76,7 @@ class Frames(Protocol):
     """Interface of choices of frames, which are callable with :class:`Sites`."""
 
     def __call__(self, sites: Sites) -> Tensor | GroupFrames:
-        """Return elements of the stabilizer of the space, ``[points, fiber, k, k]``, or a finite group."""
+        """Return elements of the stabilizer of the space, ``[points, fiber, k, k]``, or all of a finite group."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +220,41 @@ class GivenFrames:
         return frames[clouds.batch] if self.per == "cloud" else frames
 
 
+def chosen_frames(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
+    """Return the frames of the clouds, or None if the space has none."""
+    from lieattn.geometry._principal_frames import PrincipalFrames
+
+    space = sites.space
+    if frames is not None:
+        chosen = frames(sites)
+        own = not isinstance(frames, FiniteFrames | GivenFrames | PrincipalFrames | SampledFrames)
+        return _checked_frames(chosen, sites) if own else chosen
+    if space.stabilizer is not None:
+        raise TypeError(f"frames: expected frames in {space.stabilizer.name}, which {space.name} needs, got None")
+    return GroupFrames(trivial(space.dim)) if isinstance(space.group, Translations) else None
+
+
+def _checked_frames(chosen: object, sites: Sites) -> Tensor | GroupFrames:
+    """Return what frames of the user returned, or raise an error unless it is what :class:`Frames` documents."""
+    points = sites.clouds.num_points
+    if not isinstance(chosen, Tensor | GroupFrames):
+        raise TypeError(f"frames: expected to return a tensor [points, fiber, k, k] or GroupFrames, got {kind(chosen)}")
+    if isinstance(chosen, Tensor):
+        if chosen.ndim != 4 or chosen.shape[0] != points or chosen.shape[1] == 0:
+            expected = f"[points, fiber, k, k] with {counted(points, 'point')} and a fiber"
+            raise ValueError(f"frames: expected to return {expected}, got {tuple(chosen.shape)}")
+        sites.stabilizer.check("frames", chosen)
+        return chosen
+    check_group("frames", chosen.group)
+    sites.stabilizer.check("frames", chosen.group.matrices(sites.clouds.pos))
+    if chosen.pose is not None:
+        sites.stabilizer.check("frames", chosen.pose)
+        if chosen.pose.ndim != 3 or len(chosen.pose) != points:
+            found = tuple(chosen.pose.shape)
+            raise ValueError(f"frames: expected a pose [points, k, k] with {counted(points, 'point')}, got {found}")
+    return chosen
+
+
 @lru_cache(maxsize=256)
 def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
     """Return whether a group preserves lengths, or, with ``ratios``, ratios of lengths.
@@ -252,7 +296,7 @@ def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frame
 
 def _has_design(group: Group, count: int) -> bool:
     try:
-        group.design(count)
+        group.finite_subgroup(count)
     except ValueError:
         return False
     return True

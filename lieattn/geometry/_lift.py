@@ -21,7 +21,15 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn.geometry._clouds import PointClouds, check_indices, collate_clouds, point_clouds, point_weights
-from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, check_moves_along
+from lieattn.geometry._frames import (
+    FiniteFrames,
+    Frames,
+    GivenFrames,
+    GroupFrames,
+    Sites,
+    check_moves_along,
+    chosen_frames,
+)
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled, smooth_cutoff
 from lieattn.geometry._principal_frames import PrincipalFrames
@@ -437,7 +445,7 @@ def lift(
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
     # Geometry needs full precision, also under autocast.
     with without_autocast(clouds.device):
-        chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
+        chosen = chosen_frames(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
     found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}
     found["cutoff"] = smooth_cutoff(neighborhood)
@@ -474,16 +482,6 @@ def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -
     if dim not in (2, 3):
         raise ValueError(f"space: must be given for {dim} dimensions, since SE(d) and E(d) are defined for 2 and 3")
     return Euclidean(E(dim) if improper else SE(dim))
-
-
-def _chosen(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
-    """Return the frames of the clouds, or None if the space has none."""
-    space = sites.space
-    if frames is not None:
-        return frames(sites)
-    if space.stabilizer is not None:
-        raise TypeError(f"frames: expected frames in {space.stabilizer.name}, which {space.name} needs, got None")
-    return GroupFrames(trivial(space.dim)) if isinstance(space.group, Translations) else None
 
 
 def _laid_out(

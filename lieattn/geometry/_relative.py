@@ -15,6 +15,7 @@ from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn._functional import transformed
 from lieattn._lengths import lengths
 from lieattn._recompute import region
+from lieattn._returned import check_returned, returned
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -290,12 +291,12 @@ class RelativeElements(Movable):
     def _seen(self) -> Tensor:
         group, neighbors = self.space.group, self.neighbors
         if not group.is_affine and self.elements is not None:
-            inverse = _taken(group.inverse(self.elements), neighbors.target)
+            inverse = _taken(returned(group, "inverse", self.elements), neighbors.target)
             return (inverse @ self.pos.index_select(0, neighbors.source)[:, None, :, None])[..., 0]
         if self.elements is not None and not isinstance(self.space, Euclidean | PositionDirection):
             at_target = _taken(self.elements, neighbors.target)
             at_source = _taken(self.elements[:, :1], neighbors.source)
-            return group.translation(group.relative(at_target, at_source)) / self.length
+            return group.translation(returned(group, "relative", at_target, at_source)) / self.length
         displacements = neighbors.displacements(self.pos[:, : group.dim])
         if self.dilation is not None:
             displacements = displacements / self.dilation[neighbors.target, None]
@@ -323,7 +324,7 @@ class RelativeElements(Movable):
             return cast(FiniteGroup, self.group).matrices(self.pos)[self.pair_index][None]
         if not isinstance(self.space, Euclidean | PositionDirection):
             at_target, at_source = (_taken(self.elements, end) for end in (neighbors.target, neighbors.source))
-            return group.linear(group.relative(at_target[:, :, None], at_source[:, None]))
+            return group.linear(returned(group, "relative", at_target[:, :, None], at_source[:, None]))
         linear = group.linear(self.elements)
         at_target, at_source = _taken(_inverse(group, linear), neighbors.target), _taken(linear, neighbors.source)
         return torch.einsum("eaij,ebjk->eabik", at_target, at_source)
@@ -334,16 +335,20 @@ class RelativeElements(Movable):
         parts = [self.positions[:, :, None]] if group.is_affine else []
         if not isinstance(group, Translations):
             linear = self._linear_pairs()
-            if self.chart == "log":
-                parts = [group.log(affine(linear, parts[0].expand(*pairs, -1)) if parts else linear)]
-            elif isinstance(group, SemidirectProduct):
-                parts.append(group.stabilizer.coordinates(linear))
+            method = "log" if self.chart == "log" else "coordinates"
+            if isinstance(group, SemidirectProduct) and method == "coordinates":
+                parts.append(returned(group.stabilizer, method, linear))
+            elif group.is_affine and method == "coordinates" and type(group).coordinates is Group.coordinates:
+                parts.append(linear.flatten(-2))
             else:
-                parts.append(linear.flatten(-2) if group.is_affine else group.coordinates(linear))
+                relative = affine(linear, parts[0].expand(*pairs, -1)) if parts else linear
+                parts = [returned(group, method, relative)]
         if self.levels_up is not None:
             parts.append(self.levels_up.to(self.pos.dtype)[:, None, None, None])
         if self.space.num_invariants:
             invariants = self.space.invariants(self.pos)
+            found = (len(self.pos), self.space.num_invariants)
+            check_returned(f"invariants of {self.space.name}", invariants, "invariants", found, self.pos)
             for end in (self.neighbors.target, self.neighbors.source):
                 parts.append(invariants.index_select(0, end)[:, None, None])
         return join_coordinates([part.expand(*pairs, -1) for part in parts])
@@ -432,7 +437,7 @@ def _taken(field: Tensor, points: Tensor) -> Tensor:
 def _inverse(group: Group, linear: Tensor) -> Tensor:
     """Return the inverses ``[*, dim, dim]`` of linear parts."""
     if isinstance(group, SemidirectProduct) and not isinstance(group.stabilizer, FiniteGroup):
-        return group.stabilizer.inverse(linear)
+        return returned(group.stabilizer, "inverse", linear)
     if isinstance(group, Translations):
         return linear
     return torch.linalg.inv(linear)

@@ -18,8 +18,10 @@ from lieattn._checks import (
     check_last,
     check_none,
     check_tensor,
+    counted,
 )
 from lieattn._lengths import lengths
+from lieattn._returned import checked_faults, returned
 
 if TYPE_CHECKING:
     from lieattn.groups._finite import FiniteGroup
@@ -76,7 +78,7 @@ class Group:
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g⁻¹ h ``[*, size, size]``, which is h seen from the frame g. It is the same for k g and k h."""
-        return self.product(self.inverse(g), h)
+        return returned(self, "product", returned(self, "inverse", g), h)
 
     # --- the action -----------------------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class Group:
 
     def exp(self, a: Tensor) -> Tensor:
         """Return the exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
-        return torch.linalg.matrix_exp(self.hat(a))
+        return torch.linalg.matrix_exp(returned(self, "hat", a))
 
     def log(self, g: Tensor) -> Tensor:
         """Return the coordinates ``[*, algebra_dim]`` of least angle whose exponential is ``g``.
@@ -157,13 +159,13 @@ class Group:
         If V is this integral, the exponential of (a, u) in the product of the group and the translations is
         (exp a, V u).
         """
-        linear = self.hat(a)[..., : self.dim, : self.dim]
+        linear = self.linear(returned(self, "hat", a))
         top = torch.cat([linear, torch.eye(self.dim, dtype=a.dtype, device=a.device).expand_as(linear)], dim=-1)
         return torch.linalg.matrix_exp(torch.cat([top, torch.zeros_like(top)], dim=-2))[..., : self.dim, self.dim :]
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
         """Return the inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
-        return inverted(self.exp_integral(a))
+        return inverted(returned(self, "exp_integral", a))
 
     # --- coordinates and distances ----------------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class Group:
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Return a left-invariant distance ``[*]``, d(k g, k h) = d(g, h). Its gradient at g = h is 0."""
-        return lengths(self.log(self.relative(g, h)))
+        return lengths(returned(self, "log", self.relative(g, h)))
 
     # --- measure --------------------------------------------------------------------------------------------------
 
@@ -201,16 +203,7 @@ class Group:
         where they are). They are therefore the same for all dtypes and devices.
         """
         check_drawing(shape, generator, dtype, device)
-        return _finish(self._drawn(shape, generator), dtype, device)
-
-    def _drawn(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Draw elements, and check their shape, since :meth:`draw` may be the user's."""
-        elements = self.draw(shape, generator)
-        check_is(f"draw of {self.name}", elements, Tensor)
-        if elements.shape != (*shape, self.size, self.size):
-            expected = (*shape, self.size, self.size)
-            raise ValueError(f"draw of {self.name}: expected elements {expected}, got {tuple(elements.shape)}")
-        return elements
+        return _finish(drawn(self, shape, generator), dtype, device)
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
         """Return the subgroup of ``count`` elements that :meth:`design` uses, or raise ValueError if there is none."""
@@ -226,8 +219,11 @@ class Group:
         from lieattn.groups._finite import FiniteGroup
 
         check_drawing((), None, dtype, device)
-        subgroup = self.finite_subgroup(count)
-        check_is(f"finite_subgroup of {self.name}", subgroup, FiniteGroup)
+        method, subgroup = f"finite_subgroup of {self.name}", self.finite_subgroup(count)
+        check_is(method, subgroup, FiniteGroup)
+        if subgroup.order != count:
+            raise ValueError(f"{method}: expected {counted(count, 'element')}, got {subgroup!r}")
+        self.check(method, subgroup.elements)
         return _finish(subgroup.elements, dtype, device)
 
     def sample_design(
@@ -244,9 +240,9 @@ class Group:
         exact for functions of low degree. ValueError is raised if the group has no design of this size.
         """
         check_drawing(shape, generator, dtype, device)
-        turn = self._drawn(shape, generator)
+        turn = drawn(self, shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
-        return _finish(self.product(turn[..., None, :, :], design), dtype, device)
+        return _finish(returned(self, "product", turn[..., None, :, :], design), dtype, device)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +257,7 @@ class Group:
             raise ValueError(f"{argument}: expected elements {size} of {self.name}, got {tuple(g.shape)}")
         infinite = ~torch.isfinite(g.detach()).flatten(-2).all(-1)
         check_none(argument, infinite, f"is not an element of {self.name}: it has an entry that is not finite")
-        for fault, where in self.faults(g.detach()).items():
+        for fault, where in checked_faults(self, g.detach(), 2).items():
             check_none(argument, where, f"is not an element of {self.name}: {fault}")
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
@@ -286,6 +282,16 @@ class LieGroup(Group):
     :meth:`exp`, :meth:`log` to get :meth:`distance`, :meth:`draw` to get :meth:`sample`, and :meth:`finite_subgroup`
     to get :meth:`design`. docs/your_own_group.md has worked examples.
     """
+
+
+def drawn(group: Group, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Draw float64 elements, and check them, since :meth:`Group.draw` may be the user's."""
+    method, elements = f"draw of {group.name}", group.draw(shape, generator)
+    check_tensor(method, elements, "floating elements")
+    expected = (*shape, group.size, group.size)
+    if elements.shape != expected:
+        raise ValueError(f"{method}: expected elements {expected}, got {tuple(elements.shape)}")
+    return elements.double()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

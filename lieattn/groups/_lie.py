@@ -12,9 +12,10 @@ from torch import Tensor
 
 from lieattn._checks import check_alike, check_broadcast, check_count, check_is, check_last, check_none, check_tensor
 from lieattn._lengths import lengths
+from lieattn._returned import checked_faults, returned
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup, check_group
-from lieattn.groups._group import Group, LieGroup, determinant, draw_normal, draw_uniform, far, matvec, tolerance
+from lieattn.groups._group import Group, LieGroup, determinant, draw_normal, draw_uniform, drawn, far, matvec, tolerance
 from lieattn.groups._skew import (
     expm1_ratio,
     rotation_by,
@@ -394,34 +395,35 @@ class SemidirectProduct(LieGroup):
         return affine(torch.as_tensor(linear), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
-        linear = self.stabilizer.product(self.linear(g), self.linear(h))
+        linear = returned(self.stabilizer, "product", self.linear(g), self.linear(h))
         return homogeneous(linear, self._moved(g, self.translation(h)))
 
     def inverse(self, g: Tensor) -> Tensor:
-        linear = self.stabilizer.inverse(self.linear(g))
+        linear = returned(self.stabilizer, "inverse", self.linear(g))
         return homogeneous(linear, -matvec(linear, self.translation(g)))
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)). Subtracting first keeps it accurate far from the origin."""
-        inverse = self.stabilizer.inverse(self.linear(g))
+        inverse = returned(self.stabilizer, "inverse", self.linear(g))
         translation = matvec(inverse, self.translation(h) - self.translation(g))
-        return homogeneous(self.stabilizer.product(inverse, self.linear(h)), translation)
+        return homogeneous(returned(self.stabilizer, "product", inverse, self.linear(h)), translation)
 
     def hat(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
-        top = torch.cat([self.stabilizer.hat(h), u[..., None]], dim=-1)
+        top = torch.cat([returned(self.stabilizer, "hat", h), u[..., None]], dim=-1)
         return torch.cat([top, torch.zeros_like(top[..., :1, :])], dim=-2)
 
     def vee(self, matrix: Tensor) -> Tensor:
-        return torch.cat([self.stabilizer.vee(self.linear(matrix)), self.translation(matrix)], dim=-1)
+        return torch.cat([returned(self.stabilizer, "vee", self.linear(matrix)), self.translation(matrix)], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
-        return homogeneous(self.stabilizer.exp(h), matvec(self.stabilizer.exp_integral(h), u))
+        linear = returned(self.stabilizer, "exp", h)
+        return homogeneous(linear, matvec(returned(self.stabilizer, "exp_integral", h), u))
 
     def log(self, g: Tensor) -> Tensor:
-        h = self.stabilizer.log(self.linear(g))
-        u = matvec(self.stabilizer.inverse_exp_integral(h), self.translation(g))
+        h = returned(self.stabilizer, "log", self.linear(g))
+        u = matvec(returned(self.stabilizer, "inverse_exp_integral", h), self.translation(g))
         return torch.cat([h, u], dim=-1)
 
     @property
@@ -429,7 +431,7 @@ class SemidirectProduct(LieGroup):
         return self.stabilizer.num_coordinates + self.dim
 
     def coordinates(self, g: Tensor) -> Tensor:
-        return torch.cat([self.stabilizer.coordinates(self.linear(g)), self.translation(g)], dim=-1)
+        return torch.cat([returned(self.stabilizer, "coordinates", self.linear(g)), self.translation(g)], dim=-1)
 
     def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.2) -> Tensor:
         """Return ``alpha`` times the distance in H plus ``1 - alpha`` times the distance of the points, ``[*]``.
@@ -440,18 +442,17 @@ class SemidirectProduct(LieGroup):
         """
         relative = self.relative(g, h)
         linear = self.linear(relative)
-        unit = self.stabilizer.identity(linear)
-        moved = lengths(self.translation(relative))
+        turned = returned(self.stabilizer, "distance", self.stabilizer.identity(linear), linear)
         scale = (determinant(linear).abs() ** (-0.5 / self.dim)).to(linear.dtype)
-        return alpha * self.stabilizer.distance(unit, linear) + (1 - alpha) * scale * moved
+        return alpha * turned + (1 - alpha) * scale * lengths(self.translation(relative))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draw linear parts as H does, and standard normal translations. The group is not compact."""
-        return homogeneous(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
+        return homogeneous(drawn(self.stabilizer, shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        found = super().faults(g)
-        return found | {f"in its linear part, {f}": w for f, w in self.stabilizer.faults(self.linear(g)).items()}
+        own = checked_faults(self.stabilizer, self.linear(g), 2)
+        return super().faults(g) | {f"in its linear part, {fault}": where for fault, where in own.items()}
 
     def _split(self, a: Tensor) -> tuple[Tensor, Tensor]:
         a = self._checked_algebra(a)

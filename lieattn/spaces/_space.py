@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lieattn._checks import check_broadcast, check_count, check_none, check_tensor
+from lieattn._returned import check_returned, checked_faults, returned
 from lieattn.groups import (
     SE,
     SO,
@@ -106,7 +108,7 @@ class HomogeneousSpace:
         ``x`` or ``h`` does not fit.
         """
         self.check("x", x)
-        section = self.section(x)[..., None, :, :]
+        section = self._element("section", self.section(x), x, x.shape[:-1])[..., None, :, :]
         if h is None:
             return section
         if self.stabilizer is None:
@@ -115,7 +117,14 @@ class HomogeneousSpace:
         if h.ndim < 3:
             raise ValueError(f"h: expected [fiber, k, k] or [*, fiber, k, k], got {tuple(h.shape)}")
         check_broadcast("x", x.shape[:-1], "h", h.shape[:-3])
-        return self.group.product(section, self.embed(h.to(dtype=x.dtype, device=x.device)))
+        h = h.to(dtype=x.dtype, device=x.device)
+        return returned(self.group, "product", section, self._element("embed", self.embed(h), h, h.shape[:-2]))
+
+    def _element(self, method: str, found: Tensor, like: Tensor, leading: Sequence[int]) -> Tensor:
+        """Return what a method found, or raise an error unless it has the shape of elements of G."""
+        shape = (*leading, self.group.size, self.group.size)
+        check_returned(f"{method} of {self.name}", found, f"elements of {self.group.name}", shape, like)
+        return found
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -128,7 +137,7 @@ class HomogeneousSpace:
         if x.shape[-1:] != (self.dim,):
             raise ValueError(f"{argument}: expected points [*, {self.dim}] of {self.name}, got {tuple(x.shape)}")
         infinite = ~torch.isfinite(x.detach()).all(-1)
-        for fault, where in {"it is not finite": infinite, **self.faults(x.detach())}.items():
+        for fault, where in {"it is not finite": infinite, **checked_faults(self, x.detach(), 1)}.items():
             check_none(argument, where, f"is not a point of {self.name}: {fault}")
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:

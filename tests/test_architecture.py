@@ -36,7 +36,7 @@ CORE = frozenset(BELOW)
 # Modules that all parts may import, and which import no part.
 _SHARED = (
     "autocast checks digest exact files functional html lengths memory processes recompute recorded returned saved "
-    "signals suggestions tied trust warnings watch"
+    "signals suggestions tied trust values warnings watch"
 )
 FOUNDATION = frozenset(f"_{name}" for name in _SHARED.split())
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch.autograd import gradcheck, gradgradcheck
 
+from lieattn.geometry import GivenFrames, Radius, lift
 from lieattn.groups import (
     SE,
     SO,
@@ -27,6 +28,7 @@ from lieattn.groups import (
     quaternion_from_rotation,
     rotation_from_quaternion,
 )
+from lieattn.spaces import Euclidean
 from tests.lie_cases import (
     LIE_GROUPS,
     OWN,
@@ -754,6 +756,33 @@ def test_what_a_method_of_a_group_returns_is_checked_where_it_is_used(method):
     for call in calls[method]:
         with pytest.raises((TypeError, ValueError), match=rf"{method} of SO\(2\)_z: expected {found}"):
             call(group, SemidirectProduct(group))
+
+
+class OneParameter(LieGroup):
+    """The maps exp(t X) of the plane for a matrix X."""
+
+    def __init__(self, generator):
+        super().__init__("exp(t X)", dim=2, size=2, algebra_dim=1)
+        self.generator = generator
+
+    def hat(self, a):
+        return a[..., None] * torch.as_tensor(self.generator, dtype=a.dtype)
+
+
+TURN, STRETCH = [[0.0, -1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_groups_of_your_own_with_other_attributes_are_different(kind):
+    turns, again, stretches = (OneParameter(kind(matrix)) for matrix in (TURN, TURN, STRETCH))
+    for of in (lambda group: group, SemidirectProduct, lambda group: Euclidean(SemidirectProduct(group))):
+        assert of(turns) == of(again)
+        assert hash(of(turns)) == hash(of(again))
+        assert of(turns) != of(stretches)
+    frames, pos = GivenFrames(torch.eye(2).expand(3, 1, 2, 2)), torch.ones(3, 2)
+    lift(pos, frames, Radius(1.0), Euclidean(SemidirectProduct(turns)))
+    with pytest.raises(ValueError, match="does not preserve distances"):
+        lift(pos, frames, Radius(1.0), Euclidean(SemidirectProduct(stretches)))
 
 
 def test_methods_of_your_own_group_compute_in_the_dtype_of_elements_under_autocast():

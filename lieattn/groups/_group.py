@@ -22,6 +22,7 @@ from lieattn._checks import (
 )
 from lieattn._lengths import lengths
 from lieattn._returned import checked_faults, returned
+from lieattn._values import equal_values
 
 if TYPE_CHECKING:
     from lieattn.groups._finite import FiniteGroup
@@ -58,6 +59,10 @@ class Group:
         check_count("algebra_dim", self.algebra_dim, least=0)
         if self.size not in (self.dim, self.dim + 1):
             raise ValueError(f"size: expected {self.dim} (linear) or {self.dim + 1} (affine), got {self.size}")
+
+    def __eq__(self, other: object) -> bool:
+        # All attributes are compared, since a group of the user may have further ones, such as an axis.
+        return equal_values(self, other) if isinstance(other, Group) else NotImplemented
 
     def __repr__(self) -> str:
         return self.name

@@ -357,7 +357,7 @@ class Translations(LieGroup):
         return super().faults(g) | {"its linear part is not the identity": turned}
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class SemidirectProduct(LieGroup):
     """The semidirect product R^d ⋊ H of maps x ↦ A x + t with A in H, as matrices [[A, t], [0, 1]].
 

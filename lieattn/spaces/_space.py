@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lieattn._checks import check_broadcast, check_count, check_none, check_tensor
 from lieattn._returned import check_returned, checked_faults, returned
+from lieattn._values import equal_values
 from lieattn.groups import (
     SE,
     SO,
@@ -64,6 +65,10 @@ class HomogeneousSpace:
         check_count("num_invariants", self.num_invariants, least=0)
         if self.stabilizer is not None:
             check_group("stabilizer", self.stabilizer, Group)
+
+    def __eq__(self, other: object) -> bool:
+        # All attributes are compared, since a space of the user may have further ones, such as a radius.
+        return equal_values(self, other) if isinstance(other, HomogeneousSpace) else NotImplemented
 
     # --- points ---------------------------------------------------------------------------------------------------
 

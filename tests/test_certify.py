@@ -412,7 +412,11 @@ def test_table_and_json_hold_everything():
             "dtypes: expected floating dtypes with a tolerance, got torch.float16",
         ),
         ({"dtypes": [torch.int64]}, TypeError, "got torch.int64"),
-        ({"network": Twice(cyclic(4))}, ValueError, r"\[clouds, \*\] or .* 3 clouds and 15 points, got \(30, 1\)"),
+        (
+            {"network": Twice(cyclic(4))},
+            ValueError,
+            r"an output \[clouds, .* 3 clouds and 15 points, got \(30, 1\)",
+        ),
     ],
 )
 def test_bad_arguments(arguments, error, message):
@@ -1004,6 +1008,10 @@ def test_refusals_are_no_failures_where_nothing_is_promised():
 # --- bad input -------------------------------------------------------------------------------------------------
 
 
+class Misnamed(nn.Module):
+    vector_inputs = "vel"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -1019,7 +1027,13 @@ def test_refusals_are_no_failures_where_nothing_is_promised():
         ({"outputs": {"state": SymmetricTensor(3)}}, ValueError, "outputs state: expected 6 components"),
         ({"inputs": {"vel": "arrow"}}, ValueError, r"inputs\['vel'\]: expected one of"),
         ({"inputs": {"z": "vector"}}, ValueError, r"data.z: expected 3 components in the last axis for kind vector"),
+        ({"inputs": {"velocity": "vector"}}, ValueError, "inputs: .* cloud 0 has no 'velocity'"),
         ({"elements": 0}, ValueError, "elements: expected an integer of at least 1"),
+        ({"rotations": -1}, ValueError, "rotations: expected an integer of at least 0, got -1"),
+        ({"tolerances": {torch.float32: -1.0}}, ValueError, r"tolerances\[torch.float32\]: expected a positive finite"),
+        ({"tolerances": {torch.float64: math.nan}}, ValueError, r"tolerances\[torch.float64\]: expected a positive"),
+        ({"network": Moments}, TypeError, "network: expected a network, .* got <class "),
+        ({"network": Misnamed()}, TypeError, "network: expected vector_inputs to be a sequence of names, got 'vel'"),
         ({"data": directed()}, ValueError, r"E\(3\) acts on 3 coordinates, the clouds have 6; .*'position', 'vector'"),
         (
             {"data": images(4), "group": SE(2)},

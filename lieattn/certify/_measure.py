@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
+from lieattn._checks import TOLERANCE, check_arguments, check_count, check_positive, shown
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._forces import conservation
@@ -176,8 +176,9 @@ def certify(
     as_images = isinstance(data, Tensor)
     network, clouds, dtypes = _prepared(network, data, dtypes)
     on_lattice = any(cloud.get("grid") is not None for cloud in clouds)
-    input_kinds = _kinds_of_inputs(network, inputs)
+    input_kinds = _kinds_of_inputs(network, inputs, clouds)
     check_count("elements", elements)
+    check_count("rotations", rotations, least=0)
     limits = _limits(dtypes, tolerances)
     probes = {dtype: Probe(network, dtype, as_images) for dtype in dtypes}
     finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
@@ -243,7 +244,7 @@ def _prepared(
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
     if is_calculator(network):
         return FromCalculator(network, clouds), clouds, [torch.float64]
-    if not callable(network):
+    if not callable(network) or isinstance(network, type):
         expected = "a network, a function of a batch, or an ASE calculator"
         raise TypeError(f"network: expected {expected}, got {shown(network)}")
     return network, clouds, dtypes
@@ -271,6 +272,7 @@ def _limits(
     dtypes: Sequence[torch.dtype], tolerances: Mapping[torch.dtype, float] | None
 ) -> Mapping[torch.dtype, float]:
     limits = {**TOLERANCES, **(tolerances or {})}
+    check_positive(**{f"tolerances[{dtype}]": limit for dtype, limit in limits.items()})
     if not dtypes:
         raise ValueError("dtypes: expected at least one, got none")
     for dtype in dtypes:
@@ -341,9 +343,15 @@ def _dimension(group: Group | None, clouds: list[Data], kind: Kind) -> int:
     return dim
 
 
-def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str, Kind]:
+def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None, clouds: list[Data]) -> dict[str, Kind]:
     """Return the kinds of attributes by name: positions, cells, the vectors of the network, and the given ones."""
-    named: dict[str, Kind] = {name: "vector" for name in getattr(network, "vector_inputs", ())}
+    vectors = getattr(network, "vector_inputs", ())
+    if isinstance(vectors, str):
+        raise TypeError(f"network: expected vector_inputs to be a sequence of names, got {vectors!r}")
+    named: dict[str, Kind] = {name: "vector" for name in vectors}
     for name, kind in (given or {}).items():
         check_kind(f"inputs[{name!r}]", kind)
+        for index, cloud in enumerate(clouds):
+            if name not in cloud:
+                raise ValueError(f"inputs: expected attributes of the clouds, but cloud {index} has no {name!r}")
     return {"pos": "position", "cell": "vector", **named, **(given or {})}

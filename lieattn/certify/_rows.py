@@ -61,7 +61,7 @@ def move_rows(
     for name, value in reference.items():
         if value.ndim == 0 or len(value) not in (len(sizes), int(sizes.sum())) or value.numel() == 0:
             raise ValueError(
-                f"network: expected outputs {name} [clouds, *] or [points, *] with {len(sizes)} clouds and "
+                f"network: expected {_output(name)} [clouds, *] or [points, *] with {len(sizes)} clouds and "
                 f"{int(sizes.sum())} points, got {tuple(value.shape)}"
             )
     kinds, dtype = kinds_of_outputs(probe.network, outputs, reference), probe.precision
@@ -186,13 +186,17 @@ def _is_tensor(kind: Kind) -> bool:
     return kind in ("tensor", "rotation") or (isinstance(kind, Representation) and not isinstance(kind, Vector))
 
 
+def _output(name: str) -> str:
+    return f"output {name!r}" if name else "an output"
+
+
 def _row(
     check: str, label: str, name: str, dtype: str, found: Tensor | None, expected: Tensor, allowed: float | None
 ) -> Row:
     if found is None or found.shape != expected.shape:
         got = "none" if found is None else tuple(found.shape)
         raise ValueError(
-            f"network: expected outputs {name} {tuple(expected.shape)}, as before the clouds were moved or separated, "
+            f"network: expected {_output(name)} {tuple(expected.shape)}, as before the clouds were moved or separated, "
             f"got {got}"
         )
     difference = found - expected

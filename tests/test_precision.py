@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from lieattn.geometry import AllPairs, lift
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet, AttentiveCNN
+from lieattn.nn import GroupAttention
+from lieattn.nn.relative import RelativeFunction
+from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
 from tests.fuzz.models import MODELS
 from tests.lifted_cases import LIFTED
@@ -138,3 +142,43 @@ def test_layers_in_half_precision(name, dtype):
         if not name.startswith("pool"):
             with pytest.raises(ValueError, match=rf"^x: expected torch\.float32 on cpu like the weights, got {dtype}"):
                 call(name, layer, x, graph)
+
+
+WEIGHTED = ("C3 on scales", "C3, smooth", "SE(2), given, smooth")
+
+
+@pytest.mark.parametrize(("name", "case"), [(n, c) for n in LAYERS for c in WEIGHTED if fits(n, LIFTED[c])])
+def test_weights_of_the_keys_in_double_precision_do_not_widen_layers(name, case):
+    layer, x, _, _, graph = prepared(name, LIFTED[case], F64)
+    expected = call(name, layer, x, graph)
+    found = call(name, copy.deepcopy(layer).float(), x.float(), graph)
+    assert found.dtype == F32
+    assert relative_error(found.double(), expected) < 1e-4
+
+
+class Bias(RelativeFunction):
+    """A bias for each edge, of which it is said what it returns."""
+
+    def __init__(self, returned):
+        super().__init__()
+        self.returned = returned
+
+    def forward(self, graph, x=None):
+        return self.returned(graph)
+
+
+def test_terms_of_an_own_encoding_may_be_wider_than_the_layer():
+    graph = lift(torch.randn(6, 2, dtype=F64), cyclic(4), AllPairs())
+    encoding = Bias(lambda graph: RelativeTerms(displacement_bias=graph.relative.positions[..., :1, None]))
+    layer, x = GroupAttention(8, 8, heads=2, encoding=encoding), torch.randn(6, 4, 8)
+    found = layer(x, graph)
+    assert found.dtype == F32
+    assert relative_error(found.double(), layer.double()(x.double(), graph)) < TOLERANCE[F32]
+
+
+@pytest.mark.parametrize("parts", [lambda wrong: wrong, lambda wrong: [wrong, Bias(lambda graph: RelativeTerms())]])
+@pytest.mark.parametrize(("returned", "found"), [(None, "NoneType"), (torch.ones(3), "a tensor of torch.float32")])
+def test_encodings_that_return_no_terms_are_named(parts, returned, found):
+    graph, encoding = lift(torch.randn(6, 2), cyclic(4), AllPairs()), parts(Bias(lambda graph: returned))
+    with pytest.raises(TypeError, match=f"encoding: Bias: expected a RelativeTerms, got {found}"):
+        GroupAttention(8, 8, heads=2, encoding=encoding)(torch.randn(6, 4, 8), graph)

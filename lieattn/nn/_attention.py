@@ -23,7 +23,7 @@ from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import RelativeFunction, SumOfTerms, graph_attention
-from lieattn.nn.relative._base import check_lifted_to
+from lieattn.nn.relative._base import check_lifted_to, terms_of
 from lieattn.ops import Normalization, Pattern, RelativeTerms
 
 
@@ -158,7 +158,8 @@ class GroupAttention(TiedWeights):
             terms = self._terms(x, graph)
         check_is("terms", terms, RelativeTerms)
         out, weights = self._operate(query, key, value, graph, terms, return_weights=return_weights)
-        out = cast(Tensor, self.output(out.flatten(-2)))
+        # Terms in a wider dtype, such as that of the positions, widen the result of the operator.
+        out = cast(Tensor, self.output(out.flatten(-2).to(x.dtype)))
         # The result is the same for all frames if no term depends on the output frame.
         return (out.expand(-1, graph.fiber, -1) if out.shape[1] != graph.fiber else out), weights
 
@@ -178,7 +179,7 @@ class GroupAttention(TiedWeights):
         if self.encoding is None:
             return RelativeTerms()
         with without_autocast(x.device):
-            return cast(RelativeTerms, self.encoding(graph, x))
+            return terms_of(self.encoding, graph, x)
 
     def _operate(
         self,

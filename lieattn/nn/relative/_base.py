@@ -62,16 +62,23 @@ class SumOfTerms(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return the terms of all parts; ValueError if two parts return the same term."""
-        return reduce(RelativeTerms.plus, (part(graph, x) for part in self.parts))
+        return reduce(RelativeTerms.plus, (terms_of(part, graph, x) for part in self.parts))
 
 
-def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization) -> RelativeTerms:
+def terms_of(function: nn.Module, graph: LiftedGraph, x: Tensor | None) -> RelativeTerms:
+    """Return the terms of a relative function, or raise TypeError if one of the user returns something else."""
+    terms = function(graph, x)
+    check_is(f"encoding: {type(function).__name__}", terms, RelativeTerms)
+    return cast(RelativeTerms, terms)
+
+
+def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization, dtype: torch.dtype) -> RelativeTerms:
     """Return terms that also weight the keys by the measure of the graph and by its smooth neighborhoods.
 
     With the Haar measure, sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21). In smooth
     neighborhoods, the weight decreases with the distance. If attention weights are exponentials of scores, the
     logarithm of this weight is added to the scores, so that the normalization includes it. Otherwise it multiplies the
-    values.
+    values. New terms have the ``dtype`` of the values, or float32 if that is wider.
     """
     measure, window, row = graph.log_measure, graph.relative.log_window, graph.relative.row
     if measure is None and window is None:
@@ -84,14 +91,15 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization)
         window = window[row]
     log_weight = cast(Tensor, window if measure is None else measure if window is None else measure + window)
     bias, psi, beta = terms.displacement_bias, terms.psi, terms.beta
+    dtype = torch.promote_types(dtype, torch.float32)
     if normalize in ("softmax", "exp-mean"):
         weight = log_weight[:, None, None, None]
-        return replace(terms, displacement_bias=weight if bias is None else bias + weight.to(bias.dtype))
+        return replace(terms, displacement_bias=weight.to(dtype) if bias is None else bias + weight.to(bias.dtype))
     weight = log_weight.exp()[:, None, None, None, None]
     beta = None if beta is None else beta * weight.to(beta.dtype)
     if psi is not None:
         psi = psi * weight.to(psi.dtype).view(-1, *[1] * (psi.ndim - 1))
-    return replace(terms, psi=weight if psi is None else psi, beta=beta)
+    return replace(terms, psi=weight.to(dtype) if psi is None else psi, beta=beta)
 
 
 def graph_attention(
@@ -114,7 +122,7 @@ def graph_attention(
     check_graph(graph, LiftedGraph, value, "value")
     terms = RelativeTerms() if terms is None else terms
     check_is("terms", terms, RelativeTerms)
-    terms = measured(terms, graph, normalize)
+    terms = measured(terms, graph, normalize, value.dtype)
     near, points = graph.neighbors if neighbors is None else neighbors, len(value)
     if terms.rotary is not None and near.images is not None:
         # Images have the signals of their points, but their own phases.

@@ -85,7 +85,7 @@ class ConvolutionKernel(RelativeFunction):
         check_graph(graph, LiftedGraph, x)
         if x.ndim != 3 or len(x) != graph.num_points:
             raise ValueError(f"x: expected [points={graph.num_points}, frames, channels], got {tuple(x.shape)}")
-        psi = cast(Tensor, measured(self(graph), graph, "none").psi)
+        psi = cast(Tensor, measured(self(graph), graph, "none", x.dtype).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
         kind = torch.arange(len(source), device=graph.device) if row is None else row

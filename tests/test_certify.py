@@ -1042,6 +1042,11 @@ class Misnamed(nn.Module):
         ),
         ({"data": images(4), "group": cyclic(8)}, ValueError, "element 1 of C8 does not map the lattice of pixels"),
         ({"data": images(4).long()}, ValueError, r"data: expected floating images .* got torch.int64 \(2, 1, 4, 4\)"),
+        (
+            {"data": images(4), "group": cyclic(4), "network": lambda pos, batch: pos},
+            ValueError,
+            r"network: expected a function of images, which data contains, got one of \(pos, batch\)",
+        ),
         ({"network": nn.Identity()}, TypeError, "network: expected a tensor, or a mapping .* got DataBatch"),
     ],
 )

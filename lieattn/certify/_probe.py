@@ -27,6 +27,9 @@ class Probe:
             network = _cast(network, dtype).eval()
         self.network, self.dtype, self.as_images = network, dtype, as_images
         self.names = _named_after_attributes(network)
+        if as_images and self.names is not None:
+            arguments = ", ".join(self.names)
+            raise ValueError(f"network: expected a function of images, which data contains, got one of ({arguments})")
         weights = network.parameters() if isinstance(network, nn.Module) else iter(())
         self.device: torch.device = next((weight.device for weight in weights), torch.device("cpu"))
         self._gradients = False  # whether the network needs gradients, because its forward pass computes derivatives

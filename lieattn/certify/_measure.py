@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import TOLERANCE, check_arguments, check_count, check_positive, shown
+from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._forces import conservation
@@ -272,7 +274,9 @@ def _limits(
     dtypes: Sequence[torch.dtype], tolerances: Mapping[torch.dtype, float] | None
 ) -> Mapping[torch.dtype, float]:
     limits = {**TOLERANCES, **(tolerances or {})}
-    check_positive(**{f"tolerances[{dtype}]": limit for dtype, limit in limits.items()})
+    for dtype, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, Real) or not 0 <= limit < math.inf:
+            raise ValueError(f"tolerances[{dtype}]: expected a finite number of at least 0, got {limit!r}")
     if not dtypes:
         raise ValueError("dtypes: expected at least one, got none")
     for dtype in dtypes:

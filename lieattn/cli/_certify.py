@@ -183,7 +183,8 @@ def _parser(name: str) -> ArgumentParser:
         "motions. The network is read from a file, is a trained one of the library (NAME, see `lieattn models "
         "--trained`), or is imported: a torch module, its class, a function of a batch, an ASE calculator, or a "
         "function that returns one of these. Clouds are the test set of the checkpoint, the item of the card, or "
-        "random. Kinds are position, vector, pseudovector, pseudoscalar and tensor, several joined by +.",
+        "random. Kinds are invariant, position, vector, pseudovector, pseudoscalar, tensor and rotation, several "
+        "joined by +.",
     )
     add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, a file of lieattn.save, or package.module:name")
     add = parser.add_argument

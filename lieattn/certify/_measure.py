@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -275,8 +274,8 @@ def _limits(
 ) -> Mapping[torch.dtype, float]:
     limits = {**TOLERANCES, **(tolerances or {})}
     for dtype, limit in limits.items():
-        if isinstance(limit, bool) or not isinstance(limit, Real) or not 0 <= limit < math.inf:
-            raise ValueError(f"tolerances[{dtype}]: expected a finite number of at least 0, got {limit!r}")
+        if isinstance(limit, bool) or not isinstance(limit, Real) or not limit >= 0:
+            raise ValueError(f"tolerances[{dtype}]: expected a number of at least 0, got {limit!r}")
     if not dtypes:
         raise ValueError("dtypes: expected at least one, got none")
     for dtype in dtypes:

@@ -95,6 +95,21 @@ class Distances(nn.Module):
         return global_mean_pool(self.mlp(torch.cat([data.x, self.see(data)], dim=1)), data.batch)
 
 
+class Fixed(Distances):
+    """A network whose size does not depend on its argument ``channels``."""
+
+    def __init__(self, outputs: int, channels: int = 8) -> None:
+        super().__init__(outputs)
+
+
+class Frozen(Distances):
+    """A network without trainable parameters."""
+
+    def __init__(self, outputs: int, channels: int = 8) -> None:
+        super().__init__(outputs, channels)
+        self.requires_grad_(False)
+
+
 class Coordinates(Distances):
     """A network that depends on the first coordinate."""
 
@@ -714,6 +729,14 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
         ({"width": None}, r"the nearest are 42 \(as configured\)"),
         ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
         ({"width": "chanels"}, "chanels"),
+        (
+            {"class_path": f"{HERE}.Fixed", "init_args": {"outputs": 2}},
+            r"models.b.width: expected an argument that changes the size, got 42 parameters with channels = 8 and \d+$",
+        ),
+        (
+            {"class_path": f"{HERE}.Frozen", "init_args": {"outputs": 2}},
+            r"models.b.width: expected an argument that changes the size, got 0 parameters with channels = 8$",
+        ),
     ],
 )
 def test_counts_that_cannot_be_matched_are_named(tmp_path, changes, message):
@@ -938,6 +961,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"trainer": {"max_epochs": 3}}, r"trainer: expected some of .*, got \['max_epochs'\]"),
         ({"trainer": {"devices": 2}}, "trainer.devices: cells train on one device"),
         ({"data__vectors": ["length"]}, r"data.vectors: length must be \[..., 3\] to be turned, got \[1, 1\]"),
+        ({"data__vectors": ["velocity"]}, r"data.vectors: expected attributes of the clouds, .*, got \['velocity'\]"),
         ({"data__tensors": ["arrow"]}, r"data.tensors: arrow must be \[..., 3, 3\] to be turned"),
         ({"data__train": spec("Rods", size=0)}, "data.train: the data set is empty"),
         ({"data__train": spec("Sticks")}, "data.train cannot be built"),

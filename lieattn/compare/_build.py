@@ -102,6 +102,10 @@ class Sets:
         (cloud,) = self.clouds(1)
         if not isinstance(cloud.get("pos"), Tensor):
             raise UsageError("data.test: expected clouds with positions pos")
+        for argument, names in (("vectors", data.vectors), ("tensors", data.tensors)):
+            if missing := [name for name in names or () if name not in cloud]:
+                known = sorted(cloud.keys())
+                raise UsageError(f"data.{argument}: expected attributes of the clouds, {known}, got {missing}")
         for axis in (data.rotate_train, data.rotate_test):
             if axis:  # so that attributes that cannot be rotated raise an error before anything is trained
                 turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)

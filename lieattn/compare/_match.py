@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,10 @@ class _Matcher:
             below, above = (multiple, above) if value <= self.target else (below, multiple)
             if above is not None and above - below <= 1:
                 break
+            if value <= 0 or _is_constant({one: size for one, (_, size) in found.items()}):
+                widths = " and ".join(str(one * model.step) for one in sorted({min(found), max(found)}))
+                size = f"{_UNITS[self.by].format(value)} with {width} = {widths}"
+                raise UsageError(f"models.{name}.width: expected an argument that changes the size, got {size}")
             # Parameters grow roughly with the square of the width, the width of the fiber in proportion to it.
             ratio = (self.target / value) ** (1.0 if self.by == "width" else 0.5)
             guess = max(below + 1, round(multiple * (ratio if counted else min(ratio, _GROWTH))))
@@ -216,6 +220,11 @@ def _has_cells(settings: Settings, folder: Path | None, name: str) -> bool:
     """Whether any cell of a model is finished."""
     own = [cell for cell in settings.cells() if cell.model == name]
     return folder is not None and any((folder / "cells" / f"{cell.name}.json").is_file() for cell in own)
+
+
+def _is_constant(sizes: Mapping[int, float]) -> bool:
+    """Whether a size is the same for three widths, of which the largest is several times the smallest."""
+    return len(sizes) > 2 and max(sizes) >= 4 * min(sizes) and len(set(sizes.values())) == 1
 
 
 def _number(value: float) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from numbers import Real
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, kind
 from lieattn._tied import settle
-from lieattn.models import EnergyForces, EnergyForceStress, Ensemble, Rescaled
+from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
 from lieattn.models.dynamics import differentiated
 
 try:
@@ -32,7 +31,13 @@ LengthUnit = Literal["Å", "nm", "Bohr"]
 _ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol": units.kJ / units.mol, "Ha": units.Ha}
 _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
 
-_Units = tuple[Tensor, Tensor, bool]  # scale and shift of energies, and whether the shift is for each atom
+
+class _Units(NamedTuple):
+    """Scale and shift of energies, and whether the shift is for each atom."""
+
+    scale: Tensor
+    shift: Tensor
+    extensive: bool
 
 
 class Calculator(AseCalculator):
@@ -48,7 +53,8 @@ class Calculator(AseCalculator):
     model
         Network with energies ``[clouds]`` or ``[clouds, 1]`` as outputs, in its own units: any invariant network with
         ``pool="sum"``, or an :class:`lieattn.models.EnergyForces` around it. Either may be wrapped in
-        :class:`lieattn.models.Rescaled`, as in ``task.model`` of a trained task, or come from ``lieattn.load``. With an
+        :class:`lieattn.models.Rescaled`, as in ``task.model`` of a trained task, and in
+        :class:`lieattn.models.Preprocessed`, or come from ``lieattn.load``. With an
         :class:`lieattn.models.Ensemble` of such networks, energies, forces and stresses are means, and ``results`` also
         has the unbiased deviations ``"energy_std"`` (eV) and ``"forces_std"`` (eV/Å). The network is copied and put
         into eval mode. It reads ``data.pos``, ``data.z`` (int64 nuclear charges) and, for periodic atoms,
@@ -89,8 +95,8 @@ class Calculator(AseCalculator):
     ) -> None:
         check_arguments(Calculator.__init__, locals())
         super().__init__()
-        models = list(model.networks) if isinstance(model, Ensemble) else [model]
-        self._members = [_Member(network, scales, jumps) for one in models for network, scales in _networks(one)]
+        with torch.inference_mode(False):  # otherwise the copies could not be differentiated
+            self._members = [_Member(network, steps, jumps) for network, steps in _networks(model)]
         self.model = self._members[0].model
         if len(self._members) > 1:
             self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
@@ -103,6 +109,7 @@ class Calculator(AseCalculator):
         different = any(known.get(name) != atoms.info.get(name) for name in self.model.cloud_inputs)
         return [*changes, "info"] if different else changes
 
+    @torch.inference_mode(False)
     def calculate(
         self,
         atoms: Atoms | None = None,
@@ -116,14 +123,16 @@ class Calculator(AseCalculator):
         if "stress" in properties and not whole:
             raise PropertyNotImplementedError("stress: expected atoms that are periodic along all three cell vectors")
         weight = next(self.model.parameters(), torch.zeros(()))
-        pos = torch.tensor(atoms.positions / self._length).to(weight)
+        # Networks in half precision compute distances in float32.
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        pos = torch.tensor(atoms.positions / self._length).to(weight.device, dtype)
         data = Data(pos=pos, z=torch.tensor(atoms.numbers, device=pos.device).long())
         if atoms.pbc.any():
             data.cell = torch.tensor(atoms.cell.array / self._length).to(pos)[None]
             data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
         for name in self.model.cloud_inputs:
             data[name] = _number(atoms, name, pos)
-        each = [differentiated(partial(self._energy_of, one), data, stress=whole) for one in self._members]
+        each = [differentiated(self._energy_of(one), data, stress=whole) for one in self._members]
         energies = torch.stack([found.energy[0] for found in each])
         forces = torch.stack([found.force.double() for found in each]) / self._length
         energy = float(energies.mean())
@@ -134,37 +143,61 @@ class Calculator(AseCalculator):
             stress = torch.stack([found.stress[0].double() for found in each if isinstance(found, EnergyForceStress)])
             self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)) / self._length**3)
 
-    def _energy_of(self, member: _Member, data: Data) -> Tensor:
-        """Energy in eV, ``[1]`` in float64; everything after the network is computed in float64."""
-        found = member.model.model(data if self.transform is None else self.transform(data))
-        if found.numel() != 1:
-            raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {tuple(found.shape)}")
-        energy = found.double().sum()
-        shift = member.shift.to(energy) * (data.num_nodes or 0) if member.extensive else member.shift.to(energy)
-        return (self._energy * (shift + member.scale.to(energy) * energy)).reshape(1)
+    def _energy_of(self, member: _Member) -> Callable[[Data], Tensor]:
+        """The function of the data that returns the energy in eV, ``[1]`` in float64."""
+        given = None if self.transform is None else _transforming(self.transform)
+        return lambda data: self._energy * member.energy(data if given is None else given(data))
 
 
 class _Member:
-    """A copy of one network, with the scale and shift of its energies."""
+    """A copy of one network, with the transforms of its inputs and the units of its energies, outermost first."""
 
-    def __init__(self, network: Any, scales: _Units, jumps: Literal["refuse", "allow"]) -> None:
-        self.scale, self.shift, self.extensive = scales
+    def __init__(self, network: Any, steps: Sequence[_Units | Preprocessed], jumps: Literal["refuse", "allow"]) -> None:
+        self.steps = copy.deepcopy(list(steps))
         network = copy.deepcopy(network)
         if isinstance(network, nn.Module):
             settle(network)  # a radius that was left open becomes sharp, as in training
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
 
+    def energy(self, data: Data) -> Tensor:
+        """The energy ``[1]``; everything after the network is computed in float64."""
+        counted = list[tuple[_Units, int]]()
+        for step in self.steps:
+            if isinstance(step, _Units):
+                counted.append((step, data.num_nodes or 0))
+            else:
+                data = step(data)
+        found = self.model.model(data)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
+            raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {got}")
+        energy = found.double().reshape(1)
+        for units, count in reversed(counted):
+            shift = units.shift.to(energy) * (count if units.extensive else 1)
+            energy = shift + units.scale.to(energy) * energy
+        return energy
 
-def _networks(model: nn.Module) -> list[tuple[Any, _Units]]:
-    """The networks that give the energies (several for an ensemble), with their scales and shifts."""
-    scales = _units_of_energy(model)
-    network = _energies(model.network if isinstance(model, Rescaled) else model)
-    networks = network.networks if isinstance(network, Ensemble) else [network]
-    return [(_energies(one), scales) for one in networks]
+
+def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
+    """The networks that give the energies (several for an ensemble), and what is between them and their results."""
+    whole = getattr(model, "_orig_mod", model)  # the original of a compiled network
+    if isinstance(whole, Ensemble):
+        return [found for network in whole.networks for found in _networks(network)]
+    if isinstance(whole, EnergyForces):
+        return _networks(whole.model)
+    if not isinstance(whole, Captured | Preprocessed | Rescaled):
+        return [(model, [])]
+    steps: list[_Units | Preprocessed] = []
+    if isinstance(whole, Rescaled):
+        steps = [_units_of_energy(whole)]
+    if isinstance(whole, Preprocessed):
+        steps = [_transforming(whole.transform)]
+    return [(network, [*steps, *inner]) for network, inner in _networks(whole.network)]
 
 
-def _energies(network: nn.Module) -> Any:
-    return network.model if isinstance(network, EnergyForces) else network
+def _transforming(transform: Callable[[Any], Any]) -> Preprocessed:
+    """The transform as a module, which returns the transformed data."""
+    return Preprocessed(nn.Identity(), transform)
 
 
 def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
@@ -180,20 +213,17 @@ def _array(tensor: Tensor) -> Any:
     return tensor.double().cpu().numpy()
 
 
-def _units_of_energy(model: nn.Module) -> _Units:
-    """Scale and shift of the energies, and whether the shift is for each atom.
-
-    ValueError is raised if the derivatives of the energies were trained with another scale.
-    """
-    if not isinstance(model, Rescaled):
-        return torch.ones(()), torch.zeros(()), False
+def _units_of_energy(model: Rescaled) -> _Units:
+    """The units of the energies; ValueError if their derivatives were trained with another scale."""
     name = "energy" if "energy" in model.names else model.names[0]
     if name in ("force", "stress", "virial") or (len(model.names) > 1 and name != "energy"):
         raise ValueError(f"model: expected one with energies as outputs, got outputs {sorted(model.names)}")
     scale, shift = model.units(name)
+    if (several := max(scale.numel(), shift.numel())) > 1:
+        raise ValueError(f"model: expected one energy per cloud, got scales and shifts of {several} outputs")
     for derived in ("force", "stress", "virial"):
         if derived in model.names and not torch.equal(scale.reshape(()), model.units(derived)[0].reshape(())):
             what = f"its outputs {derived!r} are not in the units of the derivatives of its energies"
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
-    return scale.reshape(()), shift.reshape(()), name in model.extensive
+    return _Units(scale.reshape(()), shift.reshape(()), name in model.extensive)

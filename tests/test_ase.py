@@ -1,14 +1,26 @@
 """Networks as calculators of ASE: derivatives, units, relaxation and dynamics."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_geometric.data import Data
 
 import lieattn
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.groups import Translations
-from lieattn.models import EnergyForces, LieTransformer, Readout, Rescaled, Species
+from lieattn.models import (
+    Captured,
+    EnergyForces,
+    Ensemble,
+    LieTransformer,
+    Preprocessed,
+    Readout,
+    Rescaled,
+    Species,
+)
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetRegressor
@@ -163,6 +175,61 @@ def test_it_travels(tmp_path):
     assert energies[0] == energies[1]
 
 
+def same(data):
+    """A transform that is no change."""
+    return data
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda net: Preprocessed(EnergyForces(net), same),
+        lambda net: Preprocessed(Rescaled(EnergyForces(net), {"energy": 1.0, "force": 1.0}), same),
+        lambda net: Rescaled(Rescaled(EnergyForces(net), {"energy": 2.0}), {"energy": 0.5}),
+        lambda net: Captured(EnergyForces(net), inputs=("pos",)),
+        lambda net: torch.compile(EnergyForces(net), backend="eager"),
+        lambda net: Preprocessed(Ensemble([net, EnergyForces(copy.deepcopy(net))]), same),
+    ],
+)
+def test_energies_are_found_within_other_modules(wrapped):
+    net = network()
+    theirs, ours = with_calculator(water(), net), with_calculator(water(), wrapped(net))
+    assert ours.get_potential_energy() == theirs.get_potential_energy()
+    np.testing.assert_array_equal(ours.get_forces(), theirs.get_forces())
+    assert ("energy_std" in ours.calc.results) == ("Ensemble" in repr(wrapped(net)))
+
+
+def test_large_shifts_do_not_round_energies():
+    """Shift and scale of a float32 network are in float64, also inside of a transform, which counts the points."""
+
+    def doubled(data):
+        return Data(pos=torch.cat([data.pos, data.pos + 50]), z=torch.cat([data.z, data.z]))
+
+    net = network().float()
+    inner = Rescaled(net, {"y": 2.0}, {"y": -4e5}, extensive=["y"])
+    for transform, points in ((same, 3), (doubled, 6)):
+        theirs, ours = (with_calculator(water(), Preprocessed(model, transform)) for model in (net, inner))
+        wanted = 2 * theirs.get_potential_energy() - points * 4e5
+        assert ours.get_potential_energy() == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_networks_in_half_precision_have_exact_positions(dtype):
+    atoms = with_calculator(water(), net := network().to(dtype))
+    atoms.positions += 100
+    wanted = net(Data(z=torch.tensor(atoms.numbers), pos=torch.tensor(atoms.positions).float()))
+    assert atoms.get_potential_energy() == float(wanted.detach())
+
+
+def test_forces_in_inference_mode():
+    wanted = with_calculator(water(), net := network()).get_forces()
+    with torch.inference_mode():
+        found = with_calculator(water(), net).get_forces()
+        made = with_calculator(water(), network()).get_forces()
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(made, wanted)
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"model: its energies jump.*smooth=True"):
         calculator.Calculator(network(Radius(3.0)))  # as if it had been trained with a sharp radius
@@ -176,6 +243,8 @@ def test_what_is_refused():
         calculator.Calculator(Rescaled(EnergyForces(network()), {"energy": 1.0, "force": 2.0}))
     with pytest.raises(ValueError, match="expected one with energies as outputs, got outputs"):
         calculator.Calculator(Rescaled(EnergyForces(network()), {"force": 2.0}))
+    with pytest.raises(ValueError, match="model: expected one energy per cloud, got scales and shifts of 2 outputs"):
+        calculator.Calculator(Rescaled(network(), {"y": torch.ones(2)}))
     with pytest.raises(ValueError, match="energy_unit: expected one of"):
         calculator.Calculator(network(), energy_unit="Ry")
 

@@ -7,12 +7,20 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 _NOTED = "_made_with"
+# Types of plain values in files, and the values that they stand for.
+_KINDS: tuple[tuple[Any, Any], ...] = ((str, str), (int, Integral), (float, Real))
+_PLAIN = (type(None), np.bool_, *(kinds for _, kinds in _KINDS))
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class Recorded:
@@ -29,10 +37,17 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def noting(self: Any, *args: Any, **options: Any) -> None:
-        vars(self).setdefault(_NOTED, (args, options))
+        vars(self).setdefault(_NOTED, (_kept(args), _kept(options)))
         init(self, *args, **options)
 
     return noting
+
+
+def _kept(value: Any) -> Any:
+    """Return a value whose lists and dictionaries are copies, which the caller cannot change."""
+    if type(value) in (list, tuple):
+        return type(value)(_kept(entry) for entry in value)
+    return {key: _kept(entry) for key, entry in value.items()} if type(value) is dict else value
 
 
 def describe(value: Any, without: Sequence[str] = ()) -> Any:
@@ -42,24 +57,51 @@ def describe(value: Any, without: Sequence[str] = ()) -> Any:
     attributes of another object that have the names of its arguments. Arguments of the outermost object that are named
     in ``without`` are omitted. ValueError is raised, with the reason, if a value cannot be described.
     """
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, Integral | Real):
-        return int(value) if isinstance(value, Integral) else float(value)
-    if isinstance(value, Tensor):
+    if (fields := _fields(value)) is not None:
+        return _object(value, fields)
+    if isinstance(value, _PLAIN):
+        return _plain(value)
+    if isinstance(value, Tensor) and value.layout is torch.strided:
         return value.detach().cpu()
     if isinstance(value, Mapping):
         return {"mapping": [[describe(key), describe(entry)] for key, entry in value.items()]}
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, _BYTES):
         entries = [describe(entry) for entry in value]
         return {"tuple": entries} if isinstance(value, tuple) else entries
     if isinstance(value, type) or inspect.isroutine(value):
         return {"name": _import_path(value)}
-    described: dict[str, Any] = {"class_path": _import_path(type(value))}
-    described["init_args"] = {name: describe(given) for name, given in _arguments(value).items() if name not in without}
-    if vars(value).get("_has_other_head", False):
-        described["head"] = describe(value.head)
-    return described
+    arguments = {name: given for name, given in _arguments(value).items() if name not in without}
+    head = {"head": value.head} if getattr(value, "_has_other_head", False) else {}
+    return _object(value, arguments) | _described(value, head)
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Return the content of a named tuple or of a member of an enumeration; None for all other values."""
+    if isinstance(value, Enum):
+        return {"value": value.value}
+    return dict(value._asdict()) if isinstance(value, tuple) and hasattr(value, "_asdict") else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Python for one of NumPy, or of a subclass."""
+    if value is None or isinstance(value, bool | np.bool_):
+        return None if value is None else bool(value)
+    return next(kind(value) for kind, kinds in _KINDS if isinstance(value, kinds))
+
+
+def _object(value: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"class_path": _import_path(type(value)), "init_args": _described(value, arguments)}
+
+
+def _described(value: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the arguments of a value by name. ValueError names the argument that cannot be described."""
+    found = {}
+    for name, given in arguments.items():
+        try:
+            found[name] = describe(given)
+        except ValueError as error:
+            raise ValueError(f"{type(value).__name__}.{name}: {error}") from error
+    return found
 
 
 def make(described: Any) -> Any:
@@ -86,7 +128,7 @@ def make(described: Any) -> Any:
 
 def _arguments(value: Any) -> dict[str, Any]:
     """Return the arguments of the constructor by name."""
-    signature, noted = inspect.signature(type(value)), vars(value).get(_NOTED)
+    noted, signature = getattr(value, _NOTED, None), _signature(value)
     if noted is not None:
         found = signature.bind(*noted[0], **noted[1]).arguments
         for parameter in signature.parameters.values():
@@ -105,6 +147,16 @@ def _arguments(value: Any) -> dict[str, Any]:
         if several or (not hasattr(value, name) and parameter.default is parameter.empty):
             raise ValueError(f"{type(value).__name__} does not keep its argument {name!r} as an attribute")
     return {name: getattr(value, name) for name in signature.parameters if hasattr(value, name)}
+
+
+def _signature(value: Any) -> inspect.Signature:
+    """Return the signature of the constructor; ValueError for classes written in C, which do not keep arguments."""
+    cls = type(value)
+    with suppress(ValueError):
+        if hasattr(value, "__dict__") or inspect.isfunction(cls.__init__):
+            return inspect.signature(cls)
+    found = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    raise ValueError(f"expected plain values, tensors, or objects that keep their arguments, got {found}")
 
 
 def _import_path(thing: Any) -> str:

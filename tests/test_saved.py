@@ -1,7 +1,12 @@
 """Networks in files: a loaded network equals the saved one, bit by bit, and invalid files are refused by name."""
 
 import json
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,7 +20,9 @@ from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
 from lieattn.models import (
     EnergyForces,
+    Ensemble,
     EquivariantModule,
+    FieldModel,
     FramewiseTransformer,
     HamiltonianDynamics,
     LieTransformer,
@@ -25,6 +32,7 @@ from lieattn.models import (
 from lieattn.nn import VectorHead
 from lieattn.ops import backend
 from lieattn.testing import randomize
+from lieattn.train import PointSetRegressor
 from tests.test_certify import MODELS
 from tests.test_weights import WEIGHTS
 
@@ -101,6 +109,61 @@ def test_networks_of_ones_own(tmp_path):
     assert again.table[2] == network.table[2]
     assert torch.equal(again.table["a"], network.table["a"])
     assert next(again.parameters()).dtype == torch.bfloat16
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str
+
+
+class Kind(StrEnum):
+    SHORT = "short"
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    count: int
+
+
+@pytest.mark.parametrize("value", [Pair(1, "a"), Kind.SHORT, [Slotted(2)], np.bool_(True), np.str_("a")], ids=repr)
+def test_arguments_keep_their_type(value, tmp_path):
+    lieattn.save(Own(small(), table=value), tmp_path / "own")
+    again = lieattn.load(tmp_path / "own", trust=["tests"]).table
+    assert again == value
+    assert isinstance(value, np.generic) or type(again) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (torch.float64, "torch.dtype"),
+        (np.arange(3), "numpy.ndarray"),
+        (b"ab", "bytes"),
+        ({1, 2}, "set"),
+        (1j, "complex"),
+        (partial(torch.relu), "functools.partial"),
+        (torch.ones(2).to_sparse(), "torch.Tensor"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_saved_are_named(value, found, tmp_path):
+    network = Own(small(), table=[{"a": value}])
+    with pytest.raises(ValueError, match=rf"Own\.table: expected plain values, tensors, .* got {found}$"):
+        lieattn.save(network, tmp_path / "own")
+    assert found in PointSetRegressor(network)._made()  # the reason in checkpoints, which are still written
+
+
+def test_arguments_that_are_changed_later(tmp_path):
+    """What the caller does with a list or dictionary after the construction has no effect on the file."""
+    units, networks = {"pos": 2.0}, [small(), small()]
+    field = FieldModel(small(), VectorHead(4), units=units)
+    ensemble = Ensemble(networks)
+    units["pos"] = 3.0
+    networks.append(small())
+    lieattn.save(field, tmp_path / "field")
+    assert lieattn.load(tmp_path / "field").units == {"pos": 2.0}
+    lieattn.save(ensemble, tmp_path / "ensemble")
+    assert len(lieattn.load(tmp_path / "ensemble").networks) == 2
 
 
 def test_heads_and_mixed_precision(tmp_path):

@@ -17,9 +17,10 @@ import lieattn
 from lieattn.cli import main
 from lieattn.geometry import FiniteFrames, Radius, SampledFrames, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Rescaled, _captured
+from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Preprocessed, Rescaled, _captured
 from lieattn.testing import relative_error
 from lieattn.train import PointSetRegressor, load_network
+from lieattn_datasets import Standardize
 from tests.test_train import config, write
 from tests.test_waiting import NETWORKS, inputs_of
 
@@ -120,6 +121,19 @@ def test_trains_as_usual(name, pretended):
     # The second batch is captured. Images that are moved as a whole are the same images, so that the second smaller
     # batch is the second one in a row that is not replayed.
     assert (pretended.captures, pretended.replays) == ((2, 9) if name == "AttentiveCNN" else (1, 7))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "around", [lambda net: Rescaled(net, {"y": 2.0}), lambda net: Preprocessed(net, Standardize(0.5, 2.0))]
+)
+def test_modules_around_networks_train_as_usual(around, name, pretended):
+    """Their method ``geometry`` works only if the network has a geometry."""
+    batches = [images(seed, side=28 if name == "AttentiveCNN" else 6) for seed in range(4)]
+    network = around(without_dropout(MAKERS[name]()))
+    losses, _ = trained(copy.deepcopy(network), batches)
+    assert trained(Captured(network), batches)[0] == pytest.approx(losses, rel=1e-5)
+    assert pretended.captures == 1
 
 
 def test_a_smaller_batch_is_captured_as_well(pretended):

@@ -13,6 +13,7 @@ from lieattn.geometry import AllPairs, PixelSquare, PrincipalFrames, Radius, lif
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
+    Captured,
     EnergyForces,
     Ensemble,
     FieldModel,
@@ -21,13 +22,15 @@ from lieattn.models import (
     GSANet,
     LieTransformer,
     Lifting,
+    Preprocessed,
     Readout,
     Rescaled,
 )
-from lieattn.nn import GroupSelfAttention, grid_images
+from lieattn.nn import GroupSelfAttention, VectorHead, grid_images
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, group_attention
 from lieattn.testing import randomize
+from lieattn_datasets import Standardize
 from tests.test_certify import MODELS
 
 compiler = pytest.mark.skipif(
@@ -183,7 +186,7 @@ def traced(name):
         images = data if isinstance(data, torch.Tensor) else grid_images(data)
         return net, (images.float(),), net, (images.float(),)
     data.apply(lambda value: value.float() if value.is_floating_point() else value)
-    geometry = (net.network if isinstance(net, FieldModel) else net).geometry(data)
+    geometry = net.geometry(data)
     keys = ("x", *net.vector_inputs)
 
     class OfFeatures(torch.nn.Module):
@@ -240,6 +243,27 @@ def test_sums_in_units_of_the_data_compile_without_a_graph_break(told):
         torch._dynamo.reset()
         compiled = torch.compile(rescaled, fullgraph=True, backend="eager")
         assert_same([compiled(data, geometry=geometry)], [wanted])
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda net: Rescaled(net, {"y": 2.0}, {"y": 3.0}),
+        lambda net: Captured(net),
+        lambda net: Preprocessed(net, Standardize(0.5, 2.0)),
+        lambda net: FieldModel(net, VectorHead(8), units={"pos": 2.0}),
+    ],
+)
+def test_modules_around_networks_take_the_geometry(around):
+    """The geometry of a module is that of the data after its transform, and in its units."""
+    net, data = small_energies()
+    model = around(net).eval()
+    geometry = model.geometry(data)
+    wanted = model(data)
+    assert_same([model(data, geometry)], [wanted])
+    if not isinstance(model, Preprocessed):
+        torch._dynamo.reset()
+        assert_same([torch.compile(model, fullgraph=True, backend="eager")(data, geometry)], [wanted])
 
 
 def test_networks_that_cut_clouds_into_pieces_are_refused():

@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lieattn._checks import check_arguments
 from lieattn._warnings import warn
-from lieattn.models._network import ImageNetwork, Wrapper
+from lieattn.models._ensemble import Ensemble
+from lieattn.models._network import FieldModel, ImageNetwork, Wrapper
+from lieattn.models._preprocessed import Preprocessed
+from lieattn.models._rescaled import Rescaled
 
 _MOST_GRAPHS = 4  # shapes of batches for which graphs are kept
 _GEOMETRY = "geometry "  # before the numbers of its tensors
@@ -77,6 +80,11 @@ class Captured(Wrapper):
         """Kind of the outputs of the network."""
         return getattr(self.network, "kind", "invariant")
 
+    def geometry(self, data: Any) -> Any:
+        """Return ``network.geometry(data)``; AttributeError if the network has no such method."""
+        network: Any = self.network
+        return network.geometry(data)
+
     def forward(self, data: Any, geometry: Any = None) -> Any:
         """Return the outputs of ``network(data)``, or of ``network(data, geometry)``."""
         if not self.training or not torch.is_grad_enabled() or not _can_be_captured(self.network):
@@ -117,7 +125,7 @@ class Captured(Wrapper):
         known.waited += 1
         differs = "" if last is None else last.difference(step)
         if differs is None and len(known.graphs) < _MOST_GRAPHS:
-            if geometry is None and hasattr(self.network, "geometry"):
+            if geometry is None and _has_geometry(self.network):
                 geometry, again = (cast(Any, self.network).geometry(data) for _ in range(2))
                 differs = _Step({}, _named(geometry)).difference(_Step({}, _named(again)))
             if differs is None:
@@ -244,6 +252,15 @@ def _uncached_autocast() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def _has_geometry(network: nn.Module) -> bool:
+    """Return whether a network has a geometry; modules around another one have the method in any case."""
+    if isinstance(network, Ensemble):
+        return all(map(_has_geometry, network.networks))
+    if isinstance(network, Captured | FieldModel | Preprocessed | Rescaled):
+        return _has_geometry(network.network)
+    return hasattr(network, "geometry")
 
 
 def _can_be_captured(network: nn.Module) -> bool:

@@ -224,6 +224,18 @@ def attribute(data: Any, name: str) -> Tensor:
     return value
 
 
+def copied(data: Any) -> Any:
+    """Return a shallow copy of data; while torch compiles, which cannot follow ``copy``, one of the class ``Data``."""
+    if not torch.compiler.is_dynamo_compiling():
+        return copy.copy(data)
+    from torch_geometric.data import Data
+
+    found: Any = Data()
+    for name in data.keys():
+        found[name] = data[name]
+    return found
+
+
 def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
     """Return invariant features ``[points, channels]``.
 

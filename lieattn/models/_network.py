@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from lieattn._checks import (
@@ -21,7 +20,6 @@ from lieattn._checks import (
     check_size,
     may_look,
 )
-from lieattn._functional import outside_of_transforms
 from lieattn._recorded import Recorded
 from lieattn._tied import TiedWeights, tied_to_group
 from lieattn.geometry import (
@@ -42,6 +40,7 @@ from lieattn.models._inputs import (
     Species,
     VectorEmbedding,
     attribute,
+    copied,
     in_precision_of_weights,
     read_inputs,
     with_planes,
@@ -440,12 +439,19 @@ class FieldModel(Network):
         """Kind of the head, or ``"position"`` if the outputs are the positions plus a correction."""
         return "position" if self.start.get("pos") == 1 else super().kind
 
+    def geometry(self, data: Any) -> Any:
+        """Return the geometry of the network, in its units; AttributeError if it has no such method."""
+        return cast(Any, self.network).geometry(self._in_units(data))
+
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        if self.units:
-            data, given = copy.copy(data), data
-            for name, number in self.units.items():
-                data[name] = attribute(given, name) / number
-        return self.network.field(data, geometry)
+        return self.network.field(self._in_units(data), geometry)
+
+    def _in_units(self, data: Any) -> Any:
+        """Return data whose attributes are divided by their units."""
+        given, data = data, copied(data) if self.units else data
+        for name, number in self.units.items():
+            data[name] = attribute(given, name) / number
+        return data
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
         """Return vectors ``[points, dim]``, or other outputs of the head.
@@ -491,9 +497,3 @@ def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
         raise ValueError(f"cutoff: expected a distance, since {neighborhood} has no length of its own, got None")
     check_length("cutoff", found)
     return float(found)
-
-
-@outside_of_transforms
-def new_generator() -> torch.Generator:
-    """Return a generator for the random numbers of training, seeded by torch's default generator."""
-    return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

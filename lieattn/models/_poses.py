@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry import FiniteFrames, PointClouds, PrincipalFrames, SampledFrames
-from lieattn.models._network import new_generator
 
 
 def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFrames, torch.Generator | None]:
@@ -23,3 +23,9 @@ def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
     if clouds.cell is not None and isinstance(frames.pose, PrincipalFrames):
         advice = "use the frames of a finite group alone, such as octahedral()"
         raise ValueError(f"data.cell: periodic clouds have no center, and so no principal axes; {advice}")
+
+
+@outside_of_transforms
+def new_generator() -> torch.Generator:
+    """Return a generator for the random numbers of training, seeded by torch's default generator."""
+    return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

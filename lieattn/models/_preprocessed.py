@@ -49,15 +49,22 @@ class Preprocessed(Wrapper):
         """Kind of the outputs of the network."""
         return getattr(self.network, "kind", "invariant")
 
-    def forward(self, data: Any, **options: Any) -> Any:
-        """Return the outputs of ``network(transform(data), **options)``."""
+    def geometry(self, data: Any) -> Any:
+        """Return ``network.geometry(transform(data))``; AttributeError if the network has no such method."""
+        network: Any = self.network
+        return network.geometry(self._transformed(data))
+
+    def forward(self, data: Any, geometry: Any = None, **options: Any) -> Any:
+        """Return ``network(transform(data), geometry, **options)``, without the geometry if none is given."""
+        given = () if geometry is None else (geometry,)
+        return self.network(self._transformed(data), *given, **options)
+
+    def _transformed(self, data: Any) -> Any:
         found = self.transform(data)
         if getattr(found, "pos", None) is None:
             raise TypeError(f"transform: expected data with pos from {self.transform!r}, got {kind(found)}")
-        if hasattr(found, "to"):
-            # Some transforms, such as Constant of PyTorch Geometric, put new attributes on the CPU.
-            found = copy.copy(found).to(found.pos.device)
-        return self.network(found, **options)
+        # Some transforms, such as Constant of PyTorch Geometric, put new attributes on the CPU.
+        return copy.copy(found).to(found.pos.device) if hasattr(found, "to") else found
 
     def extra_repr(self) -> str:
         """Return the transform as text."""

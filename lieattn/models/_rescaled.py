@@ -81,12 +81,13 @@ class Rescaled(Wrapper):
         network: Any = self.network
         return network.geometry(data)
 
-    def forward(self, data: Any, **options: Any) -> Any:
-        """Return the outputs of ``network(data, **options)`` in the units of the data.
+    def forward(self, data: Any, geometry: Any = None, **options: Any) -> Any:
+        """Return the outputs of ``network(data, geometry, **options)`` in the units of the data.
 
-        ValueError is raised if an output is missing, or an extensive output does not have one entry per cloud.
+        The geometry is left out if there is none. ValueError is raised if an output is missing, or an extensive output
+        does not have one entry per cloud.
         """
-        found = self.network(data, **options)
+        found = self.network(data, *(() if geometry is None else (geometry,)), **options)
         if isinstance(found, Tensor):
             if len(self.names) > 1:
                 raise ValueError(f"network: expected a mapping with {sorted(self.names)} as output, got a tensor")

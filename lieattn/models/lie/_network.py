@@ -43,7 +43,8 @@ from lieattn.geometry import (
 from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
-from lieattn.models._network import Network, OutputKind, Symmetry, cutoff_of, new_generator
+from lieattn.models._network import Network, OutputKind, Symmetry, cutoff_of
+from lieattn.models._poses import new_generator
 from lieattn.models._squares import of_squares
 from lieattn.nn import (
     BlockNorm,

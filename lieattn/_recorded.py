@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+V = TypeVar("V")
 _NOTED = "_made_with"
+_ORIGINAL = "_orig_mod"  # where a compiled module keeps the original
 # Types of plain values in files, and the values that they stand for.
 _KINDS: tuple[tuple[Any, Any], ...] = ((str, str), (int, Integral), (float, Real))
 _PLAIN = (type(None), np.bool_, *(kinds for _, kinds in _KINDS))
@@ -50,6 +52,16 @@ def _kept(value: Any) -> Any:
     return {key: _kept(entry) for key, entry in value.items()} if type(value) is dict else value
 
 
+def uncompiled(value: Any) -> Any:
+    """Return the original of a module that ``torch.compile`` returned, and any other value itself."""
+    return getattr(value, _ORIGINAL, value) if isinstance(value, nn.Module) else value
+
+
+def uncompiled_names(entries: Mapping[str, V]) -> dict[str, V]:
+    """Return entries whose keys are names of weights or modules, with the names that they have without compilation."""
+    return {".".join(part for part in name.split(".") if part != _ORIGINAL): entry for name, entry in entries.items()}
+
+
 def describe(value: Any, without: Sequence[str] = ()) -> Any:
     """Describe a value by nested lists and mappings of plain values and tensors, from which :func:`make` rebuilds it.
 
@@ -57,6 +69,7 @@ def describe(value: Any, without: Sequence[str] = ()) -> Any:
     attributes of another object that have the names of its arguments. Arguments of the outermost object that are named
     in ``without`` are omitted. ValueError is raised, with the reason, if a value cannot be described.
     """
+    value = uncompiled(value)
     if (fields := _fields(value)) is not None:
         return _object(value, fields)
     if isinstance(value, _PLAIN):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments
 from lieattn._digest import digest
 from lieattn._files import replacing
-from lieattn._recorded import describe, make
+from lieattn._recorded import describe, make, uncompiled, uncompiled_names
 from lieattn._tied import TiedWeights
 from lieattn._trust import untrusted_names
 
@@ -45,15 +45,15 @@ def save(network: nn.Module, path: str | Path) -> None:
     check_arguments(save, locals())
     from safetensors.torch import save as serialized
 
-    network = getattr(network, "_orig_mod", network)  # the original of a compiled network
+    network = uncompiled(network)
     try:
         described = describe(network)
     except ValueError as error:
         raise ValueError(f"network: cannot be saved. {error}") from error
-    state = network.state_dict()
+    state, metadata = _state(network)
     _check_finite("network", state)
     made = _made(described)
-    decided = {name: entry.get("geometry", {}) for name, entry in _metadata(state).items()}
+    decided = {name: entry.get("geometry", {}) for name, entry in metadata.items()}
     for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
         if isinstance(part, TiedWeights):
             part._decide(decided.get(name, {}))
@@ -61,7 +61,7 @@ def save(network: nn.Module, path: str | Path) -> None:
         raise ValueError("network: was changed after its construction; construct it with the arguments it needs now")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     header: dict[str, Any] = {"format": _FORMAT, "version": importlib.metadata.version("lieattn")}
-    header |= {"network": _apart(described, tensors), "modules": _metadata(state)}
+    header |= {"network": _apart(described, tensors), "modules": metadata}
     header["digest"] = digest([header, sorted(tensors.items())])
     with replacing(path) as part:
         part.write_bytes(serialized(tensors, {_KEY: json.dumps(header)}))
@@ -163,18 +163,20 @@ def _check_finite(what: str, weights: Mapping[str, Tensor]) -> None:
 def _structure(network: nn.Module) -> tuple[Any, ...]:
     """Return modules, names and shapes of weights, and the geometry of each module, without dtypes and devices."""
     lists = (nn.ParameterList, nn.ParameterDict)  # their extra_repr contains dtypes and devices
-    classes = ((name, module, type(module)) for name, module in network.named_modules())  # e3nn generates some of them
+    named = uncompiled_names(dict(network.named_modules()))  # compiled modules have the names of their originals
+    classes = ((name, module, type(module)) for name, module in named.items())  # e3nn generates some of them
     modules = [
         (name, f"{cls.__module__}.{cls.__qualname__}", "" if isinstance(module, lists) else module.extra_repr())
         for name, module, cls in classes
     ]
+    state, metadata = _state(network)
+    return modules, [(name, value.shape) for name, value in state.items()], metadata
+
+
+def _state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Return weights, and versions of modules with the geometry of their weights, see :class:`TiedWeights`."""
     state = network.state_dict()
-    return modules, [(name, value.shape) for name, value in state.items()], _metadata(state)
-
-
-def _metadata(state: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Return the versions of the modules and the geometry of their weights, see :class:`TiedWeights`."""
-    return dict(getattr(state, "_metadata", {}))
+    return uncompiled_names(state), uncompiled_names(getattr(state, "_metadata", {}))
 
 
 def _apart(described: Any, tensors: dict[str, Tensor]) -> Any:

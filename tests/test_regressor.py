@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
 from lieattn.train import PointSetRegressor
@@ -394,3 +396,17 @@ def test_extensive_targets_have_one_number_for_each_cloud_and_a_shift():
     module.measure(Chains())
     with pytest.raises(ValueError, match="extensive: expected one energy for each of 2 clouds"):
         module.model.shift_of("energy", torch.zeros(3), Batch.from_data_list([Chains()[0], Chains()[1]]))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_other_loaders_need_a_measurement():
+    """A task measures the training set of a PointSetData by itself."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    module, loader = PointSetRegressor(Spring(), "energy"), DataLoader(list(Springs()), batch_size=8)
+    with pytest.raises(ValueError, match=r"datamodule: .* call task\.measure\(clouds\) before"):
+        Trainer(accelerator="cpu", max_epochs=1, **quiet).fit(module, loader)
+    module.measure(Springs())
+    trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **quiet)
+    trainer.fit(module, loader)
+    assert trainer.global_step == 3

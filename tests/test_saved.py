@@ -27,6 +27,7 @@ from lieattn.models import (
     HamiltonianDynamics,
     LieTransformer,
     Network,
+    Rescaled,
     Species,
 )
 from lieattn.nn import VectorHead
@@ -175,6 +176,21 @@ def test_heads_and_mixed_precision(tmp_path):
     assert {name: p.dtype for name, p in again.named_parameters()} == {
         n: p.dtype for n, p in network.named_parameters()
     }
+
+
+def test_compiled_networks_are_saved_as_their_originals(tmp_path):
+    net, other = randomize(small()), randomize(small(), 1)
+    state = net.state_dict()
+    for network in (
+        Rescaled(torch.compile(net, backend="eager"), {"y": 2.0}),
+        Ensemble([torch.compile(net, backend="eager"), other]),
+        torch.compile(Rescaled(net, {"y": 2.0}), backend="eager"),
+    ):
+        lieattn.save(network, tmp_path / "network")
+        again = lieattn.load(tmp_path / "network").state_dict()
+        assert not any("_orig_mod" in name for name in again)
+        prefix = next(name for name in again if name.endswith("norm.weight")).removesuffix("norm.weight")
+        assert all(torch.equal(again[prefix + name], value) for name, value in state.items())
 
 
 def test_groups_of_ones_own(tmp_path):

@@ -974,6 +974,20 @@ def test_subclass_adds_to_checkpoints(tmp_path):
     assert torch.equal(loaded.network.mlp[0].weight, task.network.mlp[0].weight)
 
 
+def test_checkpoints_of_compiled_networks(tmp_path):
+    """They are opened as those of the original network."""
+    network = FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)
+    task = PointSetClassifier(torch.compile(network, backend="eager"), 2)
+    task.trainer = trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, max_epochs=1)
+    trainer.strategy.connect(task)
+    trainer.save_checkpoint(tmp_path / "c.ckpt")
+    for loaded in (load_network(tmp_path / "c.ckpt"), load_task(tmp_path / "c.ckpt").network):
+        assert all(torch.equal(value, network.state_dict()[name]) for name, value in loaded.state_dict().items())
+    again = PointSetClassifier(torch.compile(FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)), 2)
+    load_weights(again, read_checkpoint(tmp_path / "c.ckpt"), "the task")
+    assert torch.equal(again.network.norm.weight, network.norm.weight)
+
+
 class Payload:
     """Creates a file when it is unpickled."""
 

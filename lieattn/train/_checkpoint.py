@@ -22,7 +22,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments
 from lieattn._digest import DIGESTS, KEY, damaged_entries
-from lieattn._recorded import make
+from lieattn._recorded import make, uncompiled_names
 from lieattn._trust import untrusted_names
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
@@ -232,7 +232,10 @@ def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefi
     weights = OrderedDict((key.removeprefix(prefix), state[key]) for key in state if key.startswith(prefix))
     metadata = {key: entry for key, entry in getattr(state, "_metadata", {}).items() if f"{key}.".startswith(prefix)}
     # load_state_dict reads the metadata of the modules from this attribute.
-    vars(weights)["_metadata"] = {key.removeprefix(own).removeprefix("."): entry for key, entry in metadata.items()}
+    metadata = {key.removeprefix(own).removeprefix("."): entry for key, entry in metadata.items()}
+    if not weights.keys() <= module.state_dict().keys():  # perhaps of a network that was compiled in training
+        weights, metadata = OrderedDict(uncompiled_names(weights)), uncompiled_names(metadata)
+    vars(weights)["_metadata"] = metadata
     try:
         module.load_state_dict(weights)
     except (AttributeError, TypeError, RuntimeError) as error:  # damaged metadata, or weights that do not fit

@@ -50,3 +50,12 @@ def read_for(targets: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the targets, and of their masks and weights."""
     kinds = ("", "_mask", "_weight")
     return ("mask", "weight", *(f"{name}{kind}" for name in targets for kind in kinds))
+
+
+def training_set(trainer: Any) -> Any:
+    """Return the training set of a trainer; ValueError if its data are not a ``PointSetData``."""
+    sets = getattr(trainer.datamodule, "sets", None)
+    if sets is None:
+        words = "the shifts and scales of the targets are measured on the training set of a lieattn.train.PointSetData"
+        raise ValueError(f"datamodule: {words}; with other data, call task.measure(clouds) before the training")
+    return sets["train"]

@@ -30,7 +30,7 @@ from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
-from lieattn.train._targets import check_targets, named_outputs, read_for
+from lieattn.train._targets import check_targets, named_outputs, read_for, training_set
 from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
@@ -232,7 +232,7 @@ class PointSetRegressor(PointSetTask):
 
     The loss compares the outputs with (t - shift) / scale for every target t. Predictions are in the units of the
     data: prediction = shift + scale * output. Shifts and scales are measured on the training set when training
-    begins, and are kept in checkpoints.
+    begins, and are kept in checkpoints. Without a :class:`PointSetData`, call :meth:`measure` before.
 
     It logs ``loss`` and the mean absolute ``error`` in the units of the data (``error_NAME`` for each of several
     targets), prefixed by ``train/``, ``val/`` and ``test/``. All targets are masked by ``data.mask`` (bool) and
@@ -325,7 +325,7 @@ class PointSetRegressor(PointSetTask):
         """Measure shifts and scales on the training set, unless they come from a checkpoint."""
         super().on_fit_start()
         if not self.measured:
-            self.measure(self.trainer.datamodule.sets["train"])  # type: ignore[attr-defined]
+            self.measure(training_set(self.trainer))
 
     def measure(self, data: Iterable[Data]) -> None:
         """Measure shifts and scales on a training set.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, kind
 from lieattn._digest import digest
 from lieattn._files import replacing
 from lieattn._recorded import describe, make, uncompiled, uncompiled_names
@@ -72,6 +72,7 @@ def trained_cards() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(_TRAINED.glob("*.json"))}
 
 
+@torch.inference_mode(False)  # weights that are created in inference mode can never be differentiated
 def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """Load a network from a file of :func:`save`, with its weights and their dtype, in eval mode on the CPU.
 
@@ -150,13 +151,17 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _made(described: Any) -> Any:
     """Construct the network of a description, without an effect on the random numbers of the process."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         return make(described)
 
 
-def _check_finite(what: str, weights: Mapping[str, Tensor]) -> None:
+def _check_finite(what: str, weights: Mapping[str, Any]) -> None:
     for name, value in weights.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if not isinstance(value, Tensor) or value.is_quantized or value.is_meta:
+            found = "none" if isinstance(value, Tensor) and value.is_meta else f"quantized ones, {kind(value)},"
+            raise ValueError(f"{what}: expected tensors with values as weights, got {found} for {name}")
+        # Torch has no isfinite for dtypes of eight bits.
+        if value.is_floating_point() and not torch.isfinite(value.float() if value.itemsize == 1 else value).all():
             raise ValueError(f"{what}: the weights {name} are not finite")
 
 

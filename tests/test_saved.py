@@ -1,6 +1,7 @@
 """Networks in files: a loaded network equals the saved one, bit by bit, and invalid files are refused by name."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -12,20 +13,24 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn._digest import digest
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
 from lieattn.models import (
+    CloudInputs,
     EnergyForces,
     Ensemble,
     EquivariantModule,
     FieldModel,
     FramewiseTransformer,
+    GSANet,
+    GSAOptions,
     HamiltonianDynamics,
     LieTransformer,
+    Lifting,
     Network,
     Rescaled,
     Species,
@@ -265,10 +270,25 @@ def test_what_cannot_be_saved(tmp_path):
     refused(nn.Linear(1, 1), "Linear does not record the arguments .* derive its class from lieattn.models.Network")
     refused(EnergyForces(nn.Linear(1, 1)), "Linear does not record")
     refused(HamiltonianDynamics(lambda data: data.pos.sum()), "is not defined at the top level of a module")
+    refused(small().to("meta"), "network: expected tensors with values as weights, got none for embed_features.weight")
+    with warnings.catch_warnings(action="ignore"):  # torch will remove these functions
+        quantized = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
+        refused(quantized, r"network: expected tensors with values as weights, got quantized .* for embed_features\.")
     changed = small()
     changed.head = nn.Linear(4, 1)
     refused(changed, "was changed after its construction")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, lambda: torch.device("meta")])
+def test_weights_do_not_depend_on_where_they_are_loaded(context, tmp_path):
+    """They are on the CPU, and can be differentiated."""
+    lieattn.save(network := randomize(small()), tmp_path / "network")
+    with context():
+        again = lieattn.load(tmp_path / "network")
+    cloud = Data(x=torch.randn(5, 2), pos=torch.randn(5, 3))
+    assert torch.equal(again(cloud), network.eval()(cloud))
+    again(cloud).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -280,12 +300,29 @@ def test_what_cannot_be_saved(tmp_path):
         ("length", lambda: small(length=1.0), lambda: small(length=2.0)),
         ("pose", lambda: posed(PrincipalFrames()), lambda: posed(PrincipalFrames("neighborhood", cutoff=2.0))),
         ("scales", lambda: scaled(2.0), lambda: scaled(3.0)),
+        ("length", lambda: lifted(), lambda: lifted(length=3.0)),
+        ("cutoff", lambda: lifted(cutoff=1.0), lambda: lifted()),
+        ("length", lambda: images(), lambda: images(length=3.0)),
         ("species", lambda: knowing(1, 8), lambda: knowing(1, 6)),
+        ("species", lambda: charged(1, 8), lambda: charged(1, 6)),
     ],
 )
 def test_weights_know_what_they_are_for(name, ours, theirs):
     with pytest.raises(RuntimeError, match=f"{name}: the weights are for .*, the module has"):
         theirs().load_state_dict(ours().state_dict())
+
+
+def charged(*species):
+    return posed(PrincipalFrames(), CloudInputs(("charge",), Species(species)))
+
+
+def lifted(**options):
+    options = {"channels": 4, "layers": 1, "heads": 1, "lifting": Lifting(**options)}
+    return LieTransformer(2, frames=tetrahedral(), neighborhood=Radius(2.0), **options)
+
+
+def images(**options):
+    return GSANet(cyclic(4), neighborhood=Radius(1.5), channels=12, heads=2, options=GSAOptions(**options))
 
 
 def posed(frames, inputs=2):

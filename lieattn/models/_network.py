@@ -21,7 +21,7 @@ from lieattn._checks import (
     may_look,
 )
 from lieattn._recorded import Recorded
-from lieattn._tied import TiedWeights, tied_to_group
+from lieattn._tied import TiedWeights
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -37,7 +37,6 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.models._inputs import (
     CloudInputs,
-    Species,
     VectorEmbedding,
     attribute,
     copied,
@@ -48,6 +47,7 @@ from lieattn.models._inputs import (
 from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
 from lieattn.models._recomputing import Recomputing
 from lieattn.models._shown import Shown
+from lieattn.models._tied_geometry import tied_geometry
 from lieattn.nn import Pooling, grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -133,30 +133,6 @@ class GroupField(NamedTuple):
     graph: LiftedGraph
 
 
-def _geometry(module: nn.Module) -> dict[str, str]:
-    """Return descriptions of the group, frames, neighborhood, lengths and species that weights depend on."""
-    frames, group = getattr(module, "frames", None), getattr(module, "group", None)
-    found = tied_to_group(getattr(frames, "group", None) if group is None else group)
-    if frames is not None:
-        pose = getattr(frames, "pose", None)
-        found["frames"] = type(frames).__name__ + (f" in the pose of {type(pose).__name__}" if pose else "")
-        for name, chosen in (("pose", pose or frames), ("scales", frames)):
-            if isinstance(chosen, PrincipalFrames if name == "pose" else ScaleFrames):
-                found[name] = repr(chosen)
-    space, neighborhood = getattr(module, "space", None), getattr(module, "neighborhood", None)
-    if isinstance(space, HomogeneousSpace):
-        found["space"] = space.name
-    if neighborhood is not None:
-        tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
-        found["neighborhood"] = type(neighborhood).__name__ if tensor else repr(decided(neighborhood))
-    for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
-        for name in ("length", "cutoff"):
-            if isinstance(value := getattr(owner, name, None), int | float):
-                found[name] = repr(float(value))
-    inputs = getattr(module, "inputs", None)
-    return found | ({"species": repr(tuple(inputs.species))} if isinstance(inputs, Species) else {})
-
-
 class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     """Base class of modules with a known :attr:`symmetry`.
 
@@ -188,7 +164,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions by name of the properties, besides shapes, that the weights depend on."""
-        return _geometry(self)
+        return tied_geometry(self)
 
     def _decide(self, tied_to: Mapping[str, str]) -> None:
         """Adopt the smoothness of the radius from the weights if this module leaves it open."""

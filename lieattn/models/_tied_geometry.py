@@ -1,0 +1,38 @@
+"""The group and the geometry that the weights of a network depend on."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lieattn._tied import tied_to_group
+from lieattn.geometry import PrincipalFrames, ScaleFrames
+from lieattn.models._inputs import CloudInputs, Species
+from lieattn.models._jumps import decided
+from lieattn.spaces import HomogeneousSpace
+
+
+def tied_geometry(module: nn.Module) -> dict[str, str]:
+    """Return descriptions of the group, frames, neighborhood, lengths and species that weights depend on."""
+    frames, group = getattr(module, "frames", None), getattr(module, "group", None)
+    found = tied_to_group(getattr(frames, "group", None) if group is None else group)
+    if frames is not None:
+        pose = getattr(frames, "pose", None)
+        found["frames"] = type(frames).__name__ + (f" in the pose of {type(pose).__name__}" if pose else "")
+        for name, chosen in (("pose", pose or frames), ("scales", frames)):
+            if isinstance(chosen, PrincipalFrames if name == "pose" else ScaleFrames):
+                found[name] = repr(chosen)
+    space, neighborhood = getattr(module, "space", None), getattr(module, "neighborhood", None)
+    if isinstance(space, HomogeneousSpace):
+        found["space"] = space.name
+    if neighborhood is not None:
+        tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
+        found["neighborhood"] = type(neighborhood).__name__ if tensor else repr(decided(neighborhood))
+    absent = getattr(neighborhood, "length", None)  # in place of a length or a cutoff that is None
+    for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
+        for name, last in (("length", 1.0), ("cutoff", None)):
+            given = [getattr(owner, name), absent, last] if hasattr(owner, name) else []
+            if isinstance(value := next((length for length in given if length is not None), None), int | float):
+                found[name] = repr(float(value))
+    inputs = getattr(module, "inputs", None)
+    inputs = inputs.points if isinstance(inputs, CloudInputs) else inputs
+    return found | ({"species": repr(tuple(inputs.species))} if isinstance(inputs, Species) else {})

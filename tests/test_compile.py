@@ -245,6 +245,17 @@ def test_sums_in_units_of_the_data_compile_without_a_graph_break(told):
         assert_same([compiled(data, geometry=geometry)], [wanted])
 
 
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+def test_relative_elements_are_used_first_by_a_compiler(evaluation):
+    """The network has run with another geometry of the same data only."""
+    net, data = small_energies()
+    torch._dynamo.reset()
+    with torch.no_grad(), backend(evaluation):
+        wanted, geometry = net(data), net.geometry(data)
+        assert_same([torch.compile(net, fullgraph=True, backend="eager")(data, geometry)], [wanted])
+        assert_same([net(data, geometry)], [wanted])  # nothing from the trace was kept
+
+
 @pytest.mark.parametrize(
     "around",
     [

@@ -242,6 +242,9 @@ class RelativeElements(Movable):
 
     def _evaluated(self, compute: Callable[[], Tensor]) -> Tensor:
         """Compute a property in full precision, and in inference mode only if the points are inference tensors."""
+        if torch.compiler.is_dynamo_compiling():  # torch.compile cannot follow inference mode
+            with without_autocast(self.pos.device):
+                return compute()
         with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
             return compute()
 

@@ -376,6 +376,22 @@ def test_traces_that_keep_neighbors_are_refused():
         torch.jit.trace(lambda x: net(Data(x=x, pos=batch.pos, batch=batch.batch, grid=batch.grid)), batch.x)
 
 
+@pytest.mark.parametrize("moving", [True, False])
+def test_exports_that_search_for_neighbors_are_refused(moving):
+    net, batch = network()
+
+    class Searching(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, pos):
+            return self.net(Data(x=x, pos=pos if moving else batch.pos, batch=batch.batch, grid=batch.grid))
+
+    with pytest.raises(RuntimeError, match=r"torch\.export cannot include .* export network\(data, geometry\)"):
+        torch.export.export(Searching(), (batch.x, batch.pos), strict=False)
+
+
 def small_energies():
     """Return a network whose energies do not jump, and a cloud."""
     options = {"channels": 8, "layers": 1, "heads": 2, "readout": Readout(pool="sum")}

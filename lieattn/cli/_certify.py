@@ -45,6 +45,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
     saved = Path(options.checkpoint).suffix == ".safetensors" or is_trained(options.checkpoint)
     foreign = saved or is_named(options.checkpoint)
+    if not foreign and not Path(options.checkpoint).exists() and Path(options.checkpoint).suffix == "":
+        known = f"trained networks are {', '.join(trained_cards())}"
+        raise UsageError(f"{options.checkpoint} is neither a file nor a trained network nor MODULE:NAME; {known}")
     _check_used(options, arguments, foreign)
     network, clouds, source, weights = _foreign(options) if foreign else _trained(options)
     if options.device is not None and isinstance(network, nn.Module):

@@ -29,11 +29,17 @@ def as_coordinates(pos: Tensor) -> Tensor:
     """Convert coordinates ``[points, dim]`` of any floating dtype to float64, without gradient, on the same device.
 
     TypeError or ValueError is raised if ``pos`` has another dtype or shape, or a coordinate is NaN, infinite or beyond
-    1e100. RuntimeError is raised in ``torch.jit.trace``, and for positions that ``torch.func.vmap`` maps over.
+    1e100. RuntimeError is raised in ``torch.jit.trace`` and ``torch.export``, and for positions that
+    ``torch.func.vmap`` maps over.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         advice = "compute it outside, geometry = network.geometry(data), and use torch.export"
         raise RuntimeError(f"pos: torch.jit.trace would use the geometry of these points for all others; {advice}")
+    if torch.compiler.is_exporting():
+        advice = "compute it outside, geometry = network.geometry(data), and export network(data, geometry)"
+        raise RuntimeError(
+            f"pos: torch.export cannot include the search for neighbors, which depends on values; {advice}"
+        )
     check_tensor("pos", pos, "a floating tensor [points, dim]")
     check_has_numbers("pos", pos)
     check_not_batched("pos", pos)

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
-from lieattn.train import PointSetRegressor
+from lieattn.train import PointSetRegressor, UsageError
 from lieattn.train._weights import WeightedMean
 
 
@@ -410,3 +410,19 @@ def test_other_loaders_need_a_measurement():
     trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **quiet)
     trainer.fit(module, loader)
     assert trainer.global_step == 3
+
+
+def test_outputs_without_names():
+    class Pair(Bond):
+        def forward(self, data):
+            return super().forward(data), 1
+
+    with pytest.raises(TypeError, match="network: expected a tensor, a mapping or a named tuple as output, got tuple"):
+        PointSetRegressor(Pair(), {"y": 1, "force": 1})(batch())
+
+
+def test_outputs_that_do_not_depend_on_trained_weights(monkeypatch):
+    task = PointSetRegressor(Bond().requires_grad_(False), "y")
+    monkeypatch.setattr(task, "log", lambda *_, **__: None)  # there is no trainer
+    with pytest.raises(UsageError, match="network: expected outputs that depend on weights with requires_grad"):
+        task.training_step(batch(), 0)

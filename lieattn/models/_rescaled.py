@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_number
+from lieattn._checks import check_arguments, check_choice, check_number, kind
 from lieattn.geometry import point_clouds
 from lieattn.models._network import Wrapper
 
@@ -92,7 +92,9 @@ class Rescaled(Wrapper):
             if len(self.names) > 1:
                 raise ValueError(f"network: expected a mapping with {sorted(self.names)} as output, got a tensor")
             return self._rescaled(self.names[0], found, data)
-        outputs = found._asdict() if hasattr(found, "_asdict") else dict(found)
+        outputs = found._asdict() if hasattr(found, "_asdict") else found
+        if not isinstance(outputs, Mapping):
+            raise TypeError(f"network: expected a tensor, a mapping or a named tuple as output, got {kind(found)}")
         if missing := set(self.names) - set(outputs):
             raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
         rescaled = {name: self._rescaled(name, outputs[name], data) for name in self.names}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from lieattn._checks import check_arguments, check_is, kind
+from lieattn._checks import check_arguments, kind
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
@@ -17,7 +17,8 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
     if isinstance(outputs, Tensor):
         return {name: outputs}
     outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
-    check_is("outputs", outputs, Mapping)
+    if not isinstance(outputs, Mapping):
+        raise TypeError(f"outputs of the network: expected a tensor, a mapping or a named tuple, got {kind(outputs)}")
     return dict(outputs)
 
 

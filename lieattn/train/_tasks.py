@@ -110,10 +110,12 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         return copy.copy(batch).apply(lambda value: value.double() if value.is_floating_point() else value)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of one batch, a scalar."""
+        """Return the loss of one batch, a scalar; UsageError if it depends on no weight that is trained."""
         if self._input is None:
             self._input = describe_input(batch)
         loss = self.evaluate(batch, "train")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
         if not torch.isfinite(loss):
             raise NonFiniteError(
                 f"the training loss is {float(loss.detach())} at step {self.global_step} (epoch "

@@ -239,7 +239,7 @@ def test_the_search_of_rates_runs_as_its_comment_says(tmp_path):
     for name in ("peers", "configs"):
         (tmp_path / name).symlink_to(PEERS.parent / name)
     files = ["configs/compare_base.yaml", "configs/compare_shapes.yaml", "peers/shapes.yaml"]
-    options = ["--models", "PointNet (PyG)", "--rates", "0.004", "--seconds", "0.05"]
+    options = ["--models", "PointNet (PyG)", "--rates", "0.004", "--seconds", "0.05", "--data.batch_size", "8"]
     command = [sys.executable, "peers/search.py", "--config", *files, *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].startswith("PointNet (PyG) 0.004: ")

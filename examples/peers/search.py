@@ -22,6 +22,7 @@ import yaml
 
 from lieattn.cli import main
 from lieattn.compare import Settings, match_models, read_settings
+from lieattn.train import UsageError
 
 
 def searched(settings: Settings, rates: list[float], seconds: float) -> dict[str, Any]:
@@ -53,7 +54,9 @@ def run() -> None:
     options, changes = parser.parse_known_args()
     sys.path.append(os.getcwd())  # class paths name its package `peers`, as in `lieattn compare`
     name = Path(options.config[-1]).stem
-    settings = read_settings(options.config, options.root, [change.removeprefix("--") for change in changes])
+    words = iter(change.removeprefix("--") for change in changes)
+    changes = [word if "=" in word else f"{word}={next(words, '')}" for word in words]  # --NAME=VALUE or --NAME VALUE
+    settings = read_settings(options.config, options.root, changes)
     chosen = {key: model for key, model in settings.models.items() if key in (options.models or settings.models)}
     folder = Path("runs") / f"rates_{name}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,4 +70,7 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    try:
+        run()
+    except UsageError as error:
+        sys.exit(f"search: {error}")

@@ -119,9 +119,10 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
 
 def _located(path: Path) -> Path:
     """Return the path itself, or the file of a trained network of this library if the path is its name."""
-    if path.exists() or len(path.parts) != 1 or path.suffix not in ("", ".safetensors"):
+    trained = _TRAINED / f"{path.stem}.safetensors"
+    if path.exists() or len(path.parts) != 1 or (path.suffix and not (trained.name == path.name and trained.is_file())):
         return path
-    if path.suffix or not (trained := _TRAINED / f"{path}.safetensors").is_file():
+    if path.suffix or not trained.is_file():
         names = ", ".join(sorted(file.stem for file in _TRAINED.glob("*.safetensors")))
         raise FileNotFoundError(errno.ENOENT, f"no such file; the trained networks are {names}", str(path))
     return trained

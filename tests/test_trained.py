@@ -82,6 +82,8 @@ def test_names_are_found_unless_there_is_such_a_file(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="digits-c8") as error:
         lieattn.load("digits-c9")
     assert all(name in str(error.value) for name in CARDS)
+    with pytest.raises(FileNotFoundError, match=r"the trained networks are .*digits-c8\.safetensors"):
+        lieattn.load("digits-c8.safetensors")
     for path in ("digits-c9.safetensors", "folder/digits-c8", tmp_path / "digits-c8"):
         with pytest.raises(FileNotFoundError) as error:
             lieattn.load(path)

@@ -113,7 +113,9 @@ CARDS: Mapping[str, Card] = {
         "CC BY 4.0",
         "1,584 binary masks of 28 x 28 x 28, 2 classes",
     ),
-    "ProceduralScenes": Card("generated with trimesh", _NONE, "800 / 160 / 240 or any other sizes, labels of points"),
+    "ProceduralScenes": Card(
+        "generated with trimesh", _NONE, "800 / 160 / 240 or any other sizes, three solids of six kinds"
+    ),
     "ProceduralShapes": Card("generated with trimesh", _NONE, "1,600 / 320 / 480 or any other sizes, sixteen classes"),
 }
 """Cards of all data sets. Keys are the names of their classes."""

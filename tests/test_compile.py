@@ -213,7 +213,7 @@ def test_models_compile_without_a_graph_break(name, evaluation):
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
 
 
-@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+@pytest.mark.parametrize("evaluation", [pytest.param("plain", marks=pytest.mark.slow), "auto"])
 def test_ensembles_compile_without_a_graph_break(evaluation):
     """Each network has its own geometry, or all share one."""
     net, data = small_energies()

@@ -427,7 +427,7 @@ class _Compiled:
 @pytest.mark.parametrize(
     ("case", "fiber", "architecture"),
     [
-        ("joint, all tables", 3, 90),
+        pytest.param("joint, all tables", 3, 90, marks=pytest.mark.slow),
         ("joint, all tables", 9, 90),
         ("pooled", 4, 80),
         pytest.param("query sum", 24, 90, marks=pytest.mark.slow),

@@ -15,18 +15,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
     The temporary file is in the folder of ``path``, which is created if it is missing. In the same folder, replacement
     is a single step, so a process that is killed leaves either the old or the new file. It may also leave the temporary
-    file, which always has the same name and is replaced by the next call. OSError names ``path``.
+    file, which always has the same name and is replaced by the next call. If ``path`` is a symbolic link, the file that
+    it leads to is replaced. OSError names ``path``.
     """
     path = Path(path)
     if not path.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, f"cannot write: {os.strerror(errno.EISDIR)}", str(path))
-    part = path.with_name(f".{path.name}.part")
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    part = target.with_name(f".{target.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
         raise OSError(error.errno, f"cannot write: {error.strerror or error}", str(path)) from error
     finally:

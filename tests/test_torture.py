@@ -23,6 +23,20 @@ def fill_the_disk(file: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_links_stay_links(tmp_path, there):
+    file, link = tmp_path / "disk" / "report.json", tmp_path / "report.json"
+    file.parent.mkdir()
+    if there:
+        file.write_text("old")
+    link.symlink_to(file)
+    replace_text(link, "new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+    assert list(file.parent.iterdir()) == [file]
+    assert list(tmp_path.iterdir()) in ([file.parent, link], [link, file.parent])
+
+
 def test_a_writing_that_fails_leaves_the_old_file(tmp_path):
     file = tmp_path / "folder" / "report.json"
     replace_text(file, "old")

@@ -21,7 +21,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     if not path.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, f"cannot write: {os.strerror(errno.EISDIR)}", str(path))
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, kind
+from lieattn._recorded import uncompiled
 from lieattn._tied import settle
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
 from lieattn.models.dynamics import differentiated
@@ -180,7 +181,7 @@ class _Member:
 
 def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
     """The networks that give the energies (several for an ensemble), and what is between them and their results."""
-    whole = getattr(model, "_orig_mod", model)  # the original of a compiled network
+    whole = uncompiled(model)
     if isinstance(whole, Ensemble):
         return [found for network in whole.networks for found in _networks(network)]
     if isinstance(whole, EnergyForces):

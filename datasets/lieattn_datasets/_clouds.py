@@ -38,6 +38,7 @@ class Clouds(Dataset[Data]):
 
     vectors: tuple[str, ...] = ("pos",)
     tensors: tuple[str, ...] = ()
+    _files: Sequence[str] = ()
 
     def __init__(self, size: int, transform: Transform | None = None) -> None:
         check_arguments(Clouds.__init__, locals())
@@ -60,6 +61,11 @@ class Clouds(Dataset[Data]):
             raise IndexError(f"index: expected an integer in -{len(self)} .. {len(self) - 1}, got {position}")
         data = self._make(int(self._indices[position]))
         return data if self.transform is None else self.transform(data)
+
+    @property
+    def files(self) -> list[str]:
+        """The file of each item, as found below ``root``; empty if items have no files of their own."""
+        return [self._files[int(index)] for index in self._indices] if self._files else []
 
     def subset(self, indices: Sequence[int] | NDArray[Any] | Tensor) -> Self:
         """Return the items with these indices, in this order, without copying them.

@@ -70,9 +70,10 @@ def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, lis
     """Return each property of all frames, with None where it is missing; warn if it may be there by another name."""
     if unknown := sorted(set(keys) - {*_ATTRIBUTES, *_STATES}):
         raise ValueError(f"keys: expected names for {', '.join((*_ATTRIBUTES, *_STATES))}, got one for {unknown[0]!r}")
-    found = {name: [_result(frame, keys.get(name, name)) for frame in frames] for name in _ATTRIBUTES}
+    entries = [{**frame.arrays, **frame.info, **_results(frame)} for frame in frames]
+    found = {name: [_known(name, held.get(keys.get(name, name))) for held in entries] for name in _ATTRIBUTES}
     found |= {name: [frame.info.get(keys.get(name, name)) for frame in frames] for name in _STATES}
-    there = sorted({name for frame in frames for name in (*frame.info, *frame.arrays, *_results(frame))})
+    there = sorted(set().union(*entries))
     for name, key in keys.items():
         if all(value is None for value in found[name]):
             raise ValueError(f"keys: expected a name that the frames have for {name}, some of {there}, got {key!r}")
@@ -84,9 +85,8 @@ def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, lis
     return found
 
 
-def _result(frame: Any, name: str) -> Any:
-    """Return a stored property of a frame, None if it has none. Numbers that are all NaN count as none."""
-    value = _results(frame).get(name, frame.info.get(name, frame.arrays.get(name)))
+def _known(name: str, value: Any) -> Any:
+    """Return a stored property of a frame. Numbers that are all NaN count as none, except for energies."""
     missing = isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f" and np.size(value)
     return None if missing and name != "energy" and np.isnan(value).all() else value
 

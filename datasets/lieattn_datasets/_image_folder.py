@@ -82,11 +82,6 @@ class ImageFolder(ImagePoints):
         self.classes = classes
         self._files = [str(path) for path in paths]
 
-    @property
-    def files(self) -> list[str]:
-        """The file of each item, as found below ``root``."""
-        return [self._files[index] for index in self._indices]
-
 
 def _choose(
     root: Path, split: str, shares: Sequence[float], seed: int

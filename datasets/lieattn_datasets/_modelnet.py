@@ -132,11 +132,6 @@ class MeshFolder(ShapePoints):
                 f"validation: expected 0 for a folder without CLASS/train/*, got {validation}; use shares instead"
             )
 
-    @property
-    def files(self) -> list[str]:
-        """The file of each item, as found below ``root``."""
-        return [self._files[index] for index in self._indices]
-
 
 class ModelNet(MeshFolder):
     """ModelNet10 or ModelNet40: 3,991 + 908 or 9,843 + 2,468 CAD models of 10 or 40 kinds of furniture and objects.

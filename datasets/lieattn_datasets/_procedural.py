@@ -190,15 +190,12 @@ class ProceduralShapes(ShapePoints):
     ) -> None:
         check_arguments(ProceduralShapes.__init__, locals())
         size = split_size(split, size, _SIZES)
-        check_points(points)
-        check_choice("task", task, get_args(Task))
-        check_choice("rotate", rotate, get_args(Rotate))
+        _check_options(points, kinds, task, rotate)
         if not (0 <= stretch < 1 and 0 <= bend <= 2 and holes >= 0 and 0 <= noise < 1):
             raise ValueError(
                 "stretch, noise, bend, holes: expected numbers in [0, 1), [0, 1), [0, 2] and at least 0, got "
                 f"stretch={stretch}, noise={noise}, bend={bend}, holes={holes}"
             )
-        _check_kinds(kinds)
         pos, normal = [], []
         for number in progress(range(size), "making shapes", size):
             stream = frozen_stream(seed, SPLITS.index(split), number)
@@ -263,12 +260,9 @@ class ProceduralScenes(ShapePoints):
     ) -> None:
         check_arguments(ProceduralScenes.__init__, locals())
         size = split_size(split, size, _SCENES)
-        check_points(points)
+        _check_options(points, kinds, task, rotate)
         if not 1 <= solids <= points:
             raise ValueError(f"solids: expected an integer in 1 .. {points}, the number of points, got {solids}")
-        check_choice("task", task, get_args(Task))
-        check_choice("rotate", rotate, get_args(Rotate))
-        _check_kinds(kinds)
         streams = (frozen_stream(seed, SPLITS.index(split), number) for number in progress(range(size), "scenes", size))
         scenes = [_make_scene(kinds, solids, points, stream) for stream in streams]
         pos, normal, labels, numbers = (np.stack(part) for part in zip(*scenes, strict=True))
@@ -282,7 +276,11 @@ class ProceduralScenes(ShapePoints):
         return data
 
 
-def _check_kinds(kinds: Sequence[str]) -> None:
+def _check_options(points: int, kinds: Sequence[str], task: str, rotate: str) -> None:
+    """Raise ValueError, naming the argument, before any shape is made."""
+    check_points(points)
+    check_choice("task", task, get_args(Task))
+    check_choice("rotate", rotate, get_args(Rotate))
     if not kinds or not set(kinds) <= set(SHAPE_CLASSES):
         raise ValueError(f"kinds: expected some of {SHAPE_CLASSES}, got {kinds}")
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import logging
 import math
 import os
-import pydoc
 import resource
 import subprocess
 import sys
@@ -145,7 +143,7 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     task, saved = train.load_task(checkpoint), train.read_checkpoint(checkpoint)
     data = saved["lieattn"]["config"]["data"]
-    check_source(name, checkpoint, saved["lieattn"]["config"], config)
+    check_source(name, checkpoint, saved, config)
     test: Any = train.load_data(checkpoint, "test")
     network = model(task, test.transform)
     figures = tested(task, test if about.test is None else test.subset(range(min(about.test, len(test)))))
@@ -186,45 +184,23 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
 
 
 def check_source(name: str, checkpoint: Path, saved: dict[str, Any], config: Path) -> None:
-    """Raise UsageError if a checkpoint was not trained with the network and the data of the configuration."""
+    """Raise UsageError if a checkpoint was trained on other data or with another network than a configuration.
+
+    The weights of the checkpoint have to fit the network of the configuration, with its group and geometry.
+    """
     content = yaml.safe_load(config.read_text())
     data = content["data"]
     data = yaml.safe_load((config.parent / data).read_text()) if isinstance(data, str) else data
-    wanted = {"data.train": data["train"], "model.network": content["model"]["init_args"]["network"]}
-    given = {"data.train": saved["data"]["train"], "model.network": saved["model"]["init_args"]["network"]}
-    for key, expected, found in differences(wanted, given):
-        if not key.endswith(".root"):
-            message = f"--checkpoint: {name} has {key} {expected}, {checkpoint} has {found}"
-            raise train.UsageError(message)
+    expected, found = data["train"]["class_path"], saved["lieattn"]["config"]["data"]["train"]["class_path"]
+    if expected.rpartition(".")[2] != found.rpartition(".")[2]:
+        raise train.UsageError(f"--checkpoint: {name} is trained on {expected}, {checkpoint} on {found}")
+    train.load_weights(configured(config), saved, f"--checkpoint: {checkpoint} for {name}", "network.")
 
 
-def differences(expected: Any, found: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the settings that differ, with both values. ``found`` may also have defaults, which are added here.
-
-    Packages of classes are ignored, since configurations may omit them.
-    """
-    if isinstance(expected, dict) and isinstance(found, dict):
-        if "class_path" in expected:
-            # the only possible class may be missing, and no arguments
-            found = found if "class_path" in found else {"class_path": expected["class_path"], "init_args": found}
-            found = {"init_args": {}, **found}
-            expected = {**expected, "init_args": {**defaults(expected["class_path"]), **expected.get("init_args", {})}}
-        for name, value in expected.items():
-            yield from differences(value, found.get(name), f"{key}.{name}".removeprefix("."))
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for number, values in enumerate(zip(expected, found, strict=True)):
-            yield from differences(*values, f"{key}.{number}")
-    elif key.endswith(".class_path"):
-        if str(expected).rpartition(".")[2] != str(found).rpartition(".")[2]:
-            yield key.removesuffix(".class_path"), expected, found
-    elif expected != found and (expected is not None or isinstance(found, str)):  # None: the class decides
-        yield key, expected, found
-
-
-def defaults(path: str) -> dict[str, Any]:
-    """Return the default arguments of a class that are numbers, words or None."""
-    parameters = inspect.signature(cast(Any, pydoc.locate(path))).parameters
-    return {name: one.default for name, one in parameters.items() if isinstance(one.default, str | int | float | None)}
+def configured(config: Path) -> nn.Module:
+    """Return the network of a configuration, with random weights."""
+    spec = yaml.safe_load(config.read_text())["model"]["init_args"]["network"]
+    return train.build(nn.Module, spec, str(config))
 
 
 def trained(name: str, config: Path) -> tuple[Path, float]:

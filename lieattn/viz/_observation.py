@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._checks import check_index
+from lieattn._recorded import uncompiled
 from lieattn.certify import moved
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup, O, SemidirectProduct
@@ -42,7 +43,7 @@ class Observation:
         if clouds.num_clouds != 1 or clouds.num_points == 0:
             raise ValueError(f"data: expected one cloud with points, got {clouds}")
         self.data, self.guarantee = data, getattr(network, "guarantee", "the network states no guarantee")
-        network = copy.deepcopy(getattr(network, "_orig_mod", network)).cpu().eval()
+        network = copy.deepcopy(uncompiled(network)).cpu().eval()
         for module in network.modules():
             if isinstance(module, LieTransformer):  # without pieces the results are the same
                 module.lifting = replace(module.lifting, piece=None)

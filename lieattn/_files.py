@@ -16,9 +16,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     The temporary file is in the folder of ``path``, which is created if it is missing. In the same folder, replacement
     is a single step, so a process that is killed leaves either the old or the new file. It may also leave the temporary
     file, which always has the same name and is replaced by the next call. If ``path`` is a symbolic link, the file that
-    it leads to is replaced. OSError names ``path``.
+    it leads to is replaced. OSError names ``path``. ValueError is raised for null characters in it.
     """
     path = Path(path)
+    if "\0" in str(path):
+        raise ValueError(f"path: expected a path without null characters, got {str(path)!r}")
     if not path.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, f"cannot write: {os.strerror(errno.EISDIR)}", str(path))
     target = Path(os.path.realpath(path))

@@ -21,6 +21,7 @@ try:
     from ase import Atoms, units
     from ase.calculators.calculator import Calculator as AseCalculator
     from ase.calculators.calculator import PropertyNotImplementedError, all_changes
+    from ase.outputs import Properties
     from ase.stress import full_3x3_to_voigt_6_stress
 except ImportError as error:
     raise ImportError('lieattn.ase needs the package ase: pip install "lieattn[chem]"') from error
@@ -143,6 +144,11 @@ class Calculator(AseCalculator):
         if whole:
             stress = torch.stack([found.stress[0].double() for found in each if isinstance(found, EnergyForceStress)])
             self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)) / self._length**3)
+
+    def export_properties(self) -> Properties:
+        """Return the results with names that ASE knows; deviations of ensembles are only in ``results``."""
+        known = type(self).implemented_properties
+        return Properties({name: value for name, value in self.results.items() if name in known})
 
     def _energy_of(self, member: _Member) -> Callable[[Data], Tensor]:
         """The function of the data that returns the energy in eV, ``[1]`` in float64."""

@@ -197,6 +197,7 @@ def test_energies_are_found_within_other_modules(wrapped):
     assert ours.get_potential_energy() == theirs.get_potential_energy()
     np.testing.assert_array_equal(ours.get_forces(), theirs.get_forces())
     assert ("energy_std" in ours.calc.results) == ("Ensemble" in repr(wrapped(net)))
+    assert {"energy", "forces"} <= set(ours.calc.export_properties())
 
 
 def test_large_shifts_do_not_round_energies():

@@ -583,6 +583,13 @@ def test_only_affected_cells_are_run_again(finished, tmp_path, capsys):
     assert "0 of 8 cells are finished" in capsys.readouterr().err
 
 
+def test_a_plan_constructs_the_groups(tmp_path, capsys):
+    changed = copy.deepcopy(config()["models"])
+    changed["distances"]["group"] = {"class_path": "lieattn.groups.cyclic", "init_args": {"n": 0}}
+    compare(tmp_path, status=2, arguments=("--plan",), models=changed)
+    assert "models.distances.group cannot be built: n: expected" in capsys.readouterr().err
+
+
 def test_damaged_cell_file_is_named_and_run_again(finished, tmp_path, capsys):
     import shutil
 

@@ -97,7 +97,7 @@ def test_vectors_must_turn_along():
 def test_start_and_units():
     plain = randomize(FieldModel(framewise(), VectorHead(8)), seed=3).double()
     scaled = FieldModel(framewise(), VectorHead(8), start={"vel": 2.0}, units={"wind": 4.0}, unit=3.0).double()
-    scaled.load_state_dict(plain.state_dict())
+    scaled.load_state_dict(dict(plain.state_dict()))
     data = clouds((6,))[0]
     weak = data.clone()
     weak.wind = data.wind / 4

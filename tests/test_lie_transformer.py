@@ -28,6 +28,7 @@ from lieattn.groups import (
     Dilations,
     E,
     RotationDilations,
+    SemidirectProduct,
     Sim,
     Translations,
     cyclic,
@@ -929,6 +930,9 @@ REFUSED = {
         None, octahedral(), lifting={"coordinates": PublishedCoordinates()}
     ),
     "frames: expected frames": lambda: network(SE3, None),
+    "frames: .* is not an element of O": lambda: network(
+        Euclidean(SemidirectProduct(octahedral())), FiniteFrames(icosahedral())
+    ),
     "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
     "downsampling: expected a share": lambda: ConvolutionOptions(downsampling=0.0),
     "pool: .none. needs downsampling=1": lambda: convolutional(

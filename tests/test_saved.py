@@ -34,6 +34,7 @@ from lieattn.models import (
     Network,
     Rescaled,
     Species,
+    Stages,
 )
 from lieattn.nn import VectorHead
 from lieattn.ops import backend
@@ -254,6 +255,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     path = tmp_path / f"{'long' * 70}.safetensors"
     with pytest.raises(OSError, match=f"cannot write: .*{path.name}"):
         lieattn.save(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), path)
+    with pytest.raises(ValueError, match="path: expected a path without null characters"):
+        lieattn.save(small(), f"{tmp_path}/a\0b")
     for folder in (".", "/", tmp_path):
         with pytest.raises(IsADirectoryError, match=f"cannot write: Is a directory: '{folder}'"):
             lieattn.save(small(), folder)
@@ -305,6 +308,15 @@ def test_weights_do_not_depend_on_where_they_are_loaded(context, tmp_path):
         ("length", lambda: images(), lambda: images(length=3.0)),
         ("species", lambda: knowing(1, 8), lambda: knowing(1, 6)),
         ("species", lambda: charged(1, 8), lambda: charged(1, 6)),
+        ("vector_inputs", lambda: moving("vel", "force"), lambda: moving("force", "vel")),
+        ("cloud_inputs", lambda: posed(None, CloudInputs(("a", "b"))), lambda: posed(None, CloudInputs(("b", "a")))),
+        ("bound", lambda: lifted(bound=True), lambda: lifted()),
+        ("crops", lambda: images(blocks=Stages((2,), (1,), (1, 0))), lambda: images(blocks=Stages((2,), (1,), (0, 1)))),
+        ("start", lambda: from_field(start={"pos": 1, "vel": 2}), lambda: from_field(start={"pos": 1.0, "vel": 1.0})),
+        ("units", lambda: from_field(units={"pos": 2.0}), lambda: from_field()),
+        ("unit", lambda: from_field(unit=2.0), lambda: from_field()),
+        ("extensive", lambda: Rescaled(small(), {"y": 2.0}, extensive=("y",)), lambda: Rescaled(small(), {"y": 2.0})),
+        ("center", lambda: HamiltonianDynamics(small()), lambda: HamiltonianDynamics(small(), center=False)),
     ],
 )
 def test_weights_know_what_they_are_for(name, ours, theirs):
@@ -321,11 +333,21 @@ def lifted(**options):
     return LieTransformer(2, frames=tetrahedral(), neighborhood=Radius(2.0), **options)
 
 
-def images(**options):
-    return GSANet(cyclic(4), neighborhood=Radius(1.5), channels=12, heads=2, options=GSAOptions(**options))
+def images(blocks=(2,), **options):
+    options = {"channels": 12, "heads": 2, "options": GSAOptions(**options)}
+    return GSANet(cyclic(4), neighborhood=Radius(1.5), blocks=blocks, **options)
+
+
+def moving(*names):
+    return FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=names)
+
+
+def from_field(**options):
+    return FieldModel(moving("vel"), VectorHead(4), **options)
 
 
 def posed(frames, inputs=2):
+    frames = tetrahedral() if frames is None else frames
     return LieTransformer(inputs, frames=frames, neighborhood=Radius(2.0), channels=4, layers=1, heads=1)
 
 

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 from lieattn.certify import Kind, moved
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
-from lieattn.groups import SO
+from lieattn.groups import SO, Group
 from lieattn.train import Plateau, PointSetData, PointSetTask, UsageError, build
 
 
@@ -175,6 +175,11 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
         ) from error
     task.config = {"model": spec}
     return task
+
+
+def build_group(name: str, model: ModelSettings) -> Group | None:
+    """Build the group that is given for a model; UsageError is raised if this is not possible."""
+    return None if model.group is None else build(Group, model.group, f"models.{name}.group")
 
 
 def make_trainer(settings: Settings, **options: Any) -> Trainer:

@@ -22,7 +22,7 @@ from lieattn import train
 from lieattn.bench import peak_memory
 from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
-from lieattn.compare._build import Sets, build_task, kinds_of, make_trainer
+from lieattn.compare._build import Sets, build_group, build_task, kinds_of, make_trainer
 from lieattn.compare._interpreter import Interpreter
 from lieattn.compare._meter import count_parameters, scalar, step_operations
 from lieattn.compare._records import CellStore, Record
@@ -218,8 +218,8 @@ class _Targets(nn.Module):
 
 def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | None:
     """The group that is given for a model, or the group in the ``symmetry`` of its network."""
-    if model.group is not None:
-        return train.build(Group, model.group, f"models.{name}.group")
+    if (given := build_group(name, model)) is not None:
+        return given
     symmetry = getattr(network, "symmetry", None)
     found = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
     return found if isinstance(found, Group) else None

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from lieattn.compare._build import build_group
 from lieattn.compare._interpreter import Interpreter
 from lieattn.compare._meter import LocalMeter, Meter
 from lieattn.compare._records import write_json
@@ -47,6 +48,8 @@ def match_models(settings: Settings, folder: Path | None = None, names: Collecti
     with ExitStack() as stack:
         matcher = _Matcher(settings, stack)
         for name, model in settings.models.items():
+            if model.python is None and (names is None or name in names):
+                build_group(name, model)  # so that a group with a mistake raises an error before anything is trained
             if (found := kept.get(name)) is not None:
                 matched[name] = found
             elif names is None or name in names:

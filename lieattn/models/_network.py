@@ -415,6 +415,12 @@ class FieldModel(Network):
         """Kind of the head, or ``"position"`` if the outputs are the positions plus a correction."""
         return "position" if self.start.get("pos") == 1 else super().kind
 
+    def tied_to(self) -> dict[str, str]:
+        """Return the known vectors and the units, besides the properties of the network, that the weights depend on."""
+        numbers = (("start", self.start), ("units", self.units))
+        found = {name: repr({key: float(of[key]) for key in sorted(of)}) for name, of in numbers}
+        return {**super().tied_to(), **found, "unit": repr(float(self.unit))}
+
     def geometry(self, data: Any) -> Any:
         """Return the geometry of the network, in its units; AttributeError if it has no such method."""
         return cast(Any, self.network).geometry(self._in_units(data))
@@ -463,6 +469,12 @@ class PointOutputs:
         if self.kind == "vector" and values.shape[1] == 1:
             values = values[:, 0]
         return values if self.pool == "none" else getattr(clouds, self.pool)(values)
+
+
+def check_frames(space: HomogeneousSpace, frames: object) -> None:
+    """Raise ValueError unless the group of finite frames is a subgroup of the stabilizer of a space."""
+    if isinstance(frames, FiniteFrames) and space.stabilizer is not None:
+        space.stabilizer.check("frames", frames.group.elements)
 
 
 def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:

@@ -71,6 +71,10 @@ class Rescaled(Wrapper):
         """Kind of the outputs of the network."""
         return getattr(self.network, "kind", "invariant")
 
+    def tied_to(self) -> dict[str, str]:
+        """Return the names of the extensive outputs, on which the shifts depend."""
+        return {**super().tied_to(), "extensive": repr(tuple(sorted(self.extensive)))}
+
     def units(self, name: str) -> tuple[Tensor, Tensor]:
         """Return scale and shift of an output; for extensive outputs the shift is that of a single point."""
         check_choice("name", name, self.names)

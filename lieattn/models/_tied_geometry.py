@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from lieattn._tied import tied_to_group
@@ -12,7 +14,7 @@ from lieattn.spaces import HomogeneousSpace
 
 
 def tied_geometry(module: nn.Module) -> dict[str, str]:
-    """Return descriptions of the group, frames, neighborhood, lengths and species that weights depend on."""
+    """Return descriptions of the group, frames, neighborhood, lengths and inputs that weights depend on."""
     frames, group = getattr(module, "frames", None), getattr(module, "group", None)
     found = tied_to_group(getattr(frames, "group", None) if group is None else group)
     if frames is not None:
@@ -33,6 +35,16 @@ def tied_geometry(module: nn.Module) -> dict[str, str]:
             given = [getattr(owner, name), absent, last] if hasattr(owner, name) else []
             if isinstance(value := next((length for length in given if length is not None), None), int | float):
                 found[name] = repr(float(value))
-    inputs = getattr(module, "inputs", None)
-    inputs = inputs.points if isinstance(inputs, CloudInputs) else inputs
-    return found | ({"species": repr(tuple(inputs.species))} if isinstance(inputs, Species) else {})
+    return found | _options(module) | (_inputs(module) if hasattr(module, "inputs") else {})
+
+
+def _options(module: Any) -> dict[str, str]:
+    options = (("bound", "lifting", "bound"), ("crops", "stages", "margins"))
+    owners = [(name, getattr(module, owner, None), field) for name, owner, field in options]
+    return {name: repr(getattr(owner, field)) for name, owner, field in owners if hasattr(owner, field)}
+
+
+def _inputs(module: Any) -> dict[str, str]:
+    names = {name: repr(tuple(getattr(module, name, ()))) for name in ("vector_inputs", "cloud_inputs")}
+    inputs = module.inputs.points if isinstance(module.inputs, CloudInputs) else module.inputs
+    return names | ({"species": repr(tuple(inputs.species))} if isinstance(inputs, Species) else {})

@@ -270,6 +270,10 @@ class HamiltonianDynamics(Wrapper):
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
         self.options = dict(options or {})
 
+    def tied_to(self) -> dict[str, str]:
+        """Return whether the potential, on which the weights depend, sees positions relative to the mean."""
+        return {**super().tied_to(), "center": repr(self.center)}
+
     @property
     def kind(self) -> tuple[str, str]:
         """Kinds of the two halves of the outputs, position and momentum."""

@@ -30,7 +30,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup, SemidirectProduct, Translations, check_group, trivial
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
-from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.models._network import GroupField, Network, Symmetry, check_frames
 from lieattn.models._squares import of_squares
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
@@ -134,6 +134,7 @@ class GSANet(Network):
         self.frames, self.neighborhood = frames, neighborhood
         self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
         self.space = natural_space(frames) if space is None else space
+        check_frames(self.space, frames)
         self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
         self.vector_inputs = tuple(vector_inputs)
         self.sees_order = isinstance(frames, SampledFrames) and frames.per == "point"

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from torch_geometric.data import Data
 
 import lieattn
 from lieattn.cli import main
-from lieattn.models import Preprocessed, Rescaled
+from lieattn.models import Preprocessed, Rescaled, transfer_weights
 from lieattn.train import CheckpointError
 from lieattn_datasets import ImagePoints
 
@@ -78,6 +80,8 @@ def run_script(name, monkeypatch, *arguments):
         ("published_networks", "--networks ResNet,p4", "networks: expected some of ResNet, .*, got 'p4'"),
         ("published_networks", "--test -1", "test: expected an integer of at least 1, got -1"),
         ("published_networks", "--data mnist", "data: expected 'cifar10' or 'rotated_mnist', got 'mnist'"),
+        ("fine_tuning", "--root . --steps 0", "fine_tuning: --steps: expected larger integers, got 0"),
+        ("fine_tuning", "--root .", "fine_tuning: .*qm9_subset.npz"),
         ("rotated_digits", "--epochs 0", "rotated_digits: epochs: expected an integer of at least 1, got 0"),
         ("rotated_digits", "--radius -1", "radius: expected a positive finite length"),
         ("rotated_digits", "--out FILE", "FILE"),
@@ -92,6 +96,22 @@ def test_scripts_report_wrong_settings_in_one_line_before_they_train(name, argum
     found = run_script(name, monkeypatch, *arguments.split())
     assert re.search(message, found)
     assert "\n" not in found
+
+
+def test_fine_tuning_starts_from_the_trained_network(monkeypatch):
+    example = load("fine_tuning")
+    cloud = Data(z=torch.tensor([8, 1, 1]), pos=torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.1]]))
+
+    def water(root, split, targets, energy_unit, transform):
+        return [transform(Data(**cloud.to_dict(), y=torch.tensor([[100.0 * number]]))) for number in range(3)]
+
+    monkeypatch.setattr(example, "QM9GFN2", water)
+    starts = []
+    monkeypatch.setattr(example, "transfer_weights", lambda *networks: starts.append(transfer_weights(*networks)))
+    new, tuned = (example.trained("", 2, 2, 0, start, 1e-6) for start in (None, "qm9-homo"))
+    assert starts == [()]
+    assert new["steps"] == tuned["steps"] == 2
+    assert new["mae_mev"] != tuned["mae_mev"]
 
 
 def test_rotated_digits_takes_all_digits_if_more_are_asked_for(tmp_path, monkeypatch):

@@ -26,12 +26,13 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lieattn import train
+from lieattn._saved import load
 from lieattn._suggestions import suggested
 from lieattn.cli import COMMANDS
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, output_file, package
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
-from lieattn.models import Network
+from lieattn.models import Network, transfer_weights
 
 # Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
@@ -65,6 +66,7 @@ run
   --ckpt_path last|best|FILE       the checkpoint to load; `fit` continues its run. The others take several checkpoints
                                    and use the mean of the networks; `predict` also writes the standard deviation
   --last.every_n_train_steps N     also save the state within an epoch, every N steps
+  --weights NAME|FILE              `fit` starts from the weights of a trained network; a head with other outputs is new
   --ema DECAY                      validate and save moving averages of the weights; 0.999 averages about 1000 steps
   --checkpoint_activations true    recompute activations in the backward pass, which saves memory and takes more time
   --cuda_graphs true               replay training steps on a GPU, for clouds that all have one geometry, such as images
@@ -199,6 +201,8 @@ class _PointSetCLI(LightningCLI):
         parser.add_class_arguments(train.LastCheckpoint, "last")
         averages = "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for no averages"
         parser.add_argument("--ema", type=float | None, default=None, help=averages)
+        source = "trained network, file of lieattn.save or checkpoint with the weights that fit starts from"
+        parser.add_argument("--weights", type=str | None, default=None, help=source)
         again = (
             "fit stores the fields between the blocks of the network only, and recomputes the rest in the backward pass"
         )
@@ -270,6 +274,8 @@ class _PointSetCLI(LightningCLI):
             raise train.UsageError(train.short_message(error)) from error
 
     def after_instantiate_classes(self) -> None:
+        if self.subcommand == "fit" and self._checkpoint is None:
+            self._start_from(self.config_init[self.subcommand].weights, self.config_init[self.subcommand].trust)
         if self._checkpoint is not None:
             train.load_weights(self.model, self._checkpoint, "the model of the configuration")
             self._checkpoint = None
@@ -289,6 +295,17 @@ class _PointSetCLI(LightningCLI):
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: expected a data set to validate on, got none")
         self.model.config = self._resolved if "model" in self._resolved else {}
+
+    def _start_from(self, source: str | None, trust: Sequence[str]) -> None:
+        """Copy the weights of a trained network by name, a file of ``lieattn.save`` or a checkpoint."""
+        if source is None:
+            return
+        try:
+            network = train.load_network(source, trust) if source.endswith(".ckpt") else load(source, trust)
+            new = transfer_weights(self.model.network, network)
+        except (OSError, ValueError) as error:
+            raise train.UsageError(f"weights: {error}") from error
+        _say(f"training starts from the weights of {source}; new weights: {', '.join(new) or 'none'}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]

@@ -6,6 +6,7 @@ from lieattn.models._inputs import CloudInputs, SortedDistances, Species, Vector
 from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry, Wrapper
 from lieattn.models._preprocessed import Preprocessed
 from lieattn.models._rescaled import Rescaled
+from lieattn.models._transfer import transfer_weights
 from lieattn.models.affine import AffineSelfConvNet, BottleneckBlock
 from lieattn.models.attentive import (
     AttentionKind,
@@ -99,4 +100,5 @@ __all__ = [
     "published_attentive_cnn",
     "published_inputs",
     "published_table",
+    "transfer_weights",
 ]

@@ -457,6 +457,7 @@ OWN: dict[str, dict[str, Any]] = {
     "models.AttentiveDenseBlock": {"layer": GridGroupConvolution(C4, 4, 2, 3), "x": ON_GRID},
     "models.AttentiveTransition": {"layer": GridGroupConvolution(C4, 4, 2, 1), "x": ON_GRID},
     "models.EnergyForces": {"model": gsa(out_channels=1), "data": DATA},
+    "models.transfer_weights": {"network": gsa(), "source": gsa()},
     "models.Rescaled": {"network": gsa(), "scale": {"y": 2.0}, "data": DATA, "name": "y", "output": torch.randn(1)},
     "models.Ensemble": {"networks": [gsa(), gsa()], "data": DATA},
     "models.Preprocessed": {"network": gsa(), "transform": lieattn_datasets.Standardize(0.5, 2.0), "data": DATA},

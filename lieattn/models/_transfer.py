@@ -1,0 +1,92 @@
+"""Training that starts from the weights of another network."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from lieattn._checks import check_arguments
+from lieattn._recorded import uncompiled
+from lieattn.models._ensemble import Ensemble
+from lieattn.models._network import FieldModel, Network, Wrapper
+
+
+def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
+    """Copy the weights of a trained network into another network of the same class, and return the names of new ones.
+
+    Weights of the readout are new, and keep their values, if they differ in shape or do not exist in the source, for
+    example because the outputs are others. The readout is what :meth:`Network.with_head` replaces; for other classes,
+    it is the part ``head``. All other weights are copied, including buffers, and converted to the dtype and device of
+    the network. Modules around a network, such as :class:`Rescaled`, :class:`Preprocessed` and :class:`EnergyForces`,
+    are neither compared nor copied. So the weights of a network for energies are a start for one that also learns
+    forces.
+
+    **Equivariance.** That of the network, since a trained network of the same group has the same symmetry.
+
+    Parameters
+    ----------
+    network
+        Changed in place. It may be wrapped, or be part of a :class:`FieldModel`.
+    source
+        For example a result of :func:`lieattn.load`; it is not changed.
+
+    Raises
+    ------
+    ValueError
+        If the networks have different classes, or differ in other weights, or in the group, the geometry or the inputs
+        that the weights are for. The network is then as it was.
+
+    Examples
+    --------
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.models import FramewiseTransformer
+    >>> trained, network = (FramewiseTransformer(cyclic(4), 1, outputs, channels=4) for outputs in (1, 3))
+    >>> transfer_weights(network, trained)
+    ('head.2.weight', 'head.2.bias')
+    """
+    check_arguments(transfer_weights, locals())
+    ours, theirs = _inner(network), _inner(source)
+    if type(ours) is not type(theirs):
+        ours, theirs = (one.network if isinstance(one, FieldModel) else one for one in (ours, theirs))
+    if type(ours) is not type(theirs):
+        raise ValueError(
+            f"source: expected the class of the network, {type(ours).__name__}, got {type(theirs).__name__}"
+        )
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    given = theirs.state_dict()
+    readout = _readout(ours) | _readout(theirs)
+    shapes, wanted = ({name: state[name].shape for name in readout if name in state} for state in (given, before))
+    differ = {name for name in readout if shapes.get(name) != wanted.get(name)}
+    weights = OrderedDict((name, value) for name, value in given.items() if name not in differ)
+    weights |= {name: before[name] for name in before if name in differ}
+    tied = {
+        name: entry
+        for name, entry in getattr(given, "_metadata", {}).items()
+        if not name or not any(weight.startswith(f"{name}.") for weight in differ)
+    }
+    vars(weights)["_metadata"] = tied  # load_state_dict reads this attribute
+    try:
+        ours.load_state_dict(weights)
+    except RuntimeError as error:
+        ours.load_state_dict(before)
+        reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
+        raise ValueError(f"source: its weights do not fit the network. {reason}") from error
+    prefix = next(f"{name}." if name else "" for name, module in network.named_modules() if module is ours)
+    return tuple(prefix + name for name in before if name in differ)
+
+
+def _inner(network: nn.Module) -> nn.Module:
+    """Return the network within modules such as :class:`Rescaled`, which adopt its symmetry."""
+    network = uncompiled(network)
+    around = isinstance(network, Wrapper) and not isinstance(network, Ensemble)
+    wrapped = network._wrapped[0] if around else None
+    return _inner(wrapped) if isinstance(wrapped, nn.Module) else network
+
+
+def _readout(network: nn.Module) -> set[str]:
+    """Return the names of the weights that another head replaces."""
+    names = set(network.state_dict())
+    if isinstance(network, Network):
+        return names - set(network.with_head(nn.Identity()).state_dict())
+    return {name for name in names if name.startswith("head.")}

@@ -1,0 +1,244 @@
+"""Training that starts from the weights of another network."""
+
+import copy
+import re
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from torch_geometric.data import Data
+
+import lieattn
+from lieattn.cli import main
+from lieattn.geometry import FiniteFrames, PrincipalFrames, Radius
+from lieattn.groups import cyclic, octahedral, tetrahedral
+from lieattn.models import (
+    AffineSelfConvNet,
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveDenseNet,
+    AttentiveResNet,
+    DirectionConvNet,
+    EnergyForces,
+    Ensemble,
+    FieldModel,
+    FramewiseTransformer,
+    GSANet,
+    LieConvNet,
+    LieTransformer,
+    Preprocessed,
+    Rescaled,
+    Species,
+    transfer_weights,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.nn import FieldHead, VectorHead
+from lieattn.reps import Vector
+from lieattn.testing import randomize
+from lieattn.train import PointSetClassifier, PointSetData, load_network
+
+T, NEAR = tetrahedral(), Radius(2.0, smooth=True)
+LOCAL = {"frames": T, "neighborhood": NEAR, "channels": 8, "layers": 1, "heads": 2}
+IRREPS = {"neighborhood": NEAR, "channels": 4, "layers": 1}
+BY_OUTPUTS = {
+    "framewise": lambda outputs: framewise(outputs),
+    "directions": lambda outputs: DirectionConvNet(T, 1, outputs, channels=4, layers=1, neighborhood=NEAR),
+    "lie": lambda outputs: LieTransformer(1, outputs, **LOCAL),
+    "lieconv": lambda outputs: LieConvNet(1, outputs, frames=T, neighborhood=NEAR, channels=8, layers=1),
+    "gsa": lambda outputs: GSANet(T, 1, outputs, neighborhood=NEAR, channels=8, heads=2),
+    "p4": lambda outputs: AttentiveCNN(cyclic(4), 1, outputs, channels=2),
+    "residual": lambda outputs: AttentiveResNet(cyclic(4), 1, outputs, blocks=1, channels=(2, 2, 2)),
+    "dense": lambda outputs: AttentiveDenseNet(cyclic(4), 1, outputs, growth=2),
+    "affine": lambda outputs: AffineSelfConvNet(cyclic(4), 1, outputs),
+    "tensors": lambda outputs: TensorFieldNetwork(1, outputs, **IRREPS),
+    "SE3": lambda outputs: SE3Transformer(1, outputs, **IRREPS),
+    "distances": lambda outputs: DistanceTransformer(1, outputs, **IRREPS),
+}
+
+
+def framewise(outputs=1, group=T, **options):
+    options = {"channels": 4, "layers": 1, "neighborhood": NEAR, "pool": "sum", **options}
+    return FramewiseTransformer(group, 1, outputs, **options)
+
+
+def cloud():
+    torch.manual_seed(0)
+    return Data(x=torch.randn(5, 1), pos=torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("name", BY_OUTPUTS)
+def test_all_weights_but_those_of_other_outputs_are_copied(name):
+    torch.manual_seed(1)
+    source, network = randomize(BY_OUTPUTS[name](2)), BY_OUTPUTS[name](3)
+    before, given = copy.deepcopy(network.state_dict()), copy.deepcopy(source.state_dict())
+    new = transfer_weights(network, source)
+    after = network.state_dict()
+    assert 0 < len(new) <= 4
+    assert set(new) == {key for key in after if after[key].shape != given[key].shape}
+    for key, value in after.items():
+        assert torch.equal(value, before[key] if key in new else given[key])
+    assert all(torch.equal(value, given[key]) for key, value in source.state_dict().items())
+
+
+@pytest.mark.parametrize("name", BY_OUTPUTS)
+def test_the_same_network_takes_everything_over(name):
+    source, network = randomize(BY_OUTPUTS[name](2)), BY_OUTPUTS[name](2)
+    assert transfer_weights(network, source) == ()
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in network.state_dict().items())
+
+
+def test_modules_around_a_network_are_neither_compared_nor_copied():
+    source = Preprocessed(Rescaled(randomize(framewise()), {"y": 7.0}), lambda data: data)
+    network = EnergyForces(framewise())
+    assert transfer_weights(network, source) == ()
+    assert torch.equal(network(cloud()).energy.squeeze(), source.network.network(cloud()).squeeze())
+    rescaled = Rescaled(framewise(3), {"y": 2.0})
+    assert all(name.startswith("network.head.") for name in transfer_weights(rescaled, source))
+    assert float(rescaled.scale_y) == 2
+
+
+def test_heads_for_fields():
+    source, vectors = randomize(framewise()), FieldModel(framewise(), VectorHead(4))
+    assert set(transfer_weights(vectors, source)) == set()  # its own head is no part of the network
+    source.head = vectors.network.head
+    assert torch.equal(vectors.network.field(cloud()).x, source.field(cloud()).x)
+    other = FieldModel(framewise(), FieldHead(4, 2 * Vector(3)))
+    assert transfer_weights(other, vectors) == ("head.linear2.weight",)
+    again = FieldModel(framewise(), VectorHead(4))
+    assert transfer_weights(again, vectors) == ()
+    assert torch.equal(again(cloud()), vectors(cloud()))
+
+
+def test_weights_are_converted_to_the_dtype_of_the_network():
+    source, network = randomize(framewise()), framewise().double()
+    transfer_weights(network, source)
+    data = cloud()
+    double = Data(x=data.x.double(), pos=data.pos.double())
+    torch.testing.assert_close(network(double), source(data).double(), rtol=1e-4, atol=1e-4)
+    assert network(double).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("network", "source", "message"),
+    [
+        (
+            framewise,
+            lambda: BY_OUTPUTS["lie"](1),
+            "expected the class of the network, FramewiseTransformer, got LieT",
+        ),
+        (framewise, lambda: framewise(group=octahedral()), "group: the weights are for .*, the module has"),
+        (framewise, lambda: framewise(neighborhood=Radius(3.0, smooth=True)), "neighborhood: the weights are for"),
+        (lambda: posed(None), lambda: posed(PrincipalFrames()), "frames: the weights are for"),
+        (framewise, lambda: framewise(channels=6), r"size mismatch for embed_features.weight"),
+        (framewise, lambda: framewise(layers=2), r"Unexpected key\(s\) in state_dict: \"blocks.1"),
+        (lambda: knowing(1, 8), lambda: knowing(1, 6), "species: the weights are for"),
+        (framewise, lambda: Ensemble([framewise(), framewise()]), "got Ensemble"),
+        (
+            lambda: AttentiveAllCNN(cyclic(4), 1, 3),
+            lambda: AttentiveAllCNN(cyclic(4), 1, 2),
+            "size mismatch for layers",
+        ),
+    ],
+)
+def test_other_networks_are_refused(network, source, message):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        transfer_weights(network(), source())
+
+
+def posed(pose):
+    return LieTransformer(1, **{**LOCAL, "frames": FiniteFrames(T, pose)})
+
+
+def knowing(*species):
+    return LieTransformer(Species(species), **LOCAL)
+
+
+def test_a_refused_network_stays_as_it_was():
+    network = framewise()
+    before = copy.deepcopy(network.state_dict())
+    with pytest.raises(ValueError, match="source: its weights do not fit the network"):
+        transfer_weights(network, randomize(framewise(layers=2)))
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+class Clouds(torch.utils.data.Dataset):
+    """Random clouds with labels."""
+
+    def __init__(self, classes: int = 2) -> None:
+        self.classes = classes
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        x, pos = torch.randn(5, 1, generator=generator), torch.randn(5, 3, generator=generator)
+        return Data(x=x, pos=pos, y=torch.tensor([index % self.classes]))
+
+
+def configuration(folder, classes):
+    """Write a configuration whose steps change nothing, so that the start is visible in the checkpoint."""
+    network = {"class_path": "lieattn.models.FramewiseTransformer"}
+    group = {"class_path": "lieattn.groups.tetrahedral"}
+    near = {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 2.0, "smooth": True}}
+    network["init_args"] = {"frames": group, "in_channels": 1, "out_channels": classes, "neighborhood": near}
+    network["init_args"] |= {"channels": 4, "layers": 1, "pool": "sum"}
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.0}}
+    task = {"classes": classes, "network": network, "optimizer": optimizer}
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    content = {
+        "model": {"class_path": "lieattn.train.PointSetClassifier", "init_args": task},
+        "data": {"train": {"class_path": f"{__name__}.Clouds", "init_args": {"classes": classes}}},
+        "trainer": {"default_root_dir": str(folder), "max_epochs": 1, **quiet},
+    }
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return str(file)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_command_starts_from_files_and_checkpoints(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    source = randomize(framewise(2))
+    lieattn.save(source, tmp_path / "source.safetensors")
+    saved, last = str(tmp_path / "source.safetensors"), str(tmp_path / "checkpoints" / "last.ckpt")
+    run = ["fit", "--config", configuration(tmp_path, 2), "--weights", saved]
+    assert main(run) == 0
+    assert f"training starts from the weights of {saved}; new weights: none" in capsys.readouterr().err
+    trained = load_network(last)
+    assert torch.equal(trained(cloud()), source.eval()(cloud()))
+    # An interrupted run continues from its own weights, also if the source is gone.
+    (tmp_path / "source.safetensors").unlink()
+    assert main([*run, "--ckpt_path", "last", "--trainer.max_epochs", "2"]) == 0
+    (tmp_path / "more").mkdir()
+    assert main(["fit", "--config", configuration(tmp_path / "more", 3), "--weights", last]) == 0
+    assert re.search(r"new weights: head\.\d\.weight, head\.\d\.bias\n", capsys.readouterr().err)
+    other = load_network(tmp_path / "more" / "checkpoints" / "last.ckpt")
+    torch.testing.assert_close(other.field(cloud()).x, trained.field(cloud()).x)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("absent", "weights: .*no such file; the trained networks are"),
+        ("absent.ckpt", "weights: there is no checkpoint absent.ckpt"),
+        ("digits-c8", "weights: source: expected the class of the network, FramewiseTransformer, got GSANet"),
+    ],
+)
+def test_command_names_weights_that_do_not_fit(weights, message, tmp_path, capsys):
+    assert main(["fit", "--config", configuration(tmp_path, 2), "--weights", weights]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_can_be_trained_alone(tmp_path):
+    network = framewise(2)
+    for name, weight in network.named_parameters():
+        weight.requires_grad_(name.startswith("head."))
+    before = copy.deepcopy(network.state_dict())
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, enable_checkpointing=False, **quiet)
+    trainer.fit(PointSetClassifier(network, 2), PointSetData(train=Clouds(), batch_size=2))
+    changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if name.startswith("head.")}

@@ -445,6 +445,16 @@ def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
     return found
 
 
+def bonded() -> list[Data]:
+    """Return molecules with features of some of the pairs of their atoms."""
+    found, generator = molecules(), torch.Generator().manual_seed(3)
+    for cloud in found:
+        first, second = torch.combinations(torch.arange(len(cloud.pos)))[::2].T
+        cloud.edge_index = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
+        cloud.edge_attr = torch.rand(2 * len(first), 2, generator=generator)
+    return found
+
+
 def crystals(*, slab: bool = True) -> list[Data]:
     """Return clouds in periodic boxes with oblique edges, one of them a slab."""
     found = molecules()
@@ -528,6 +538,18 @@ MODELS = {
     "framewise_principal_vector": (
         lambda: framewise(PrincipalFrames(), 1, vector_inputs=("vel",), kind="vector"),
         molecules,
+        {},
+        "SE(3)",
+    ),
+    "framewise_bonds": (
+        lambda: framewise(tetrahedral(), neighborhood=Radius(3.0), options=FramewiseOptions(edge_channels=2)),
+        bonded,
+        {},
+        "T",
+    ),
+    "directions_bonds": (
+        lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), options=DirectionOptions(edge_channels=2)),
+        bonded,
         {},
         "SE(3)",
     ),

@@ -40,6 +40,7 @@ compiler = pytest.mark.skipif(
 
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2", "directions", "attentive_cnn", "affine")
 TRACED = (
+    "framewise_bonds directions_bonds "
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
     "directions_principal_vector lie_principal lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv "
     "lie_conv_thinned field_vector field_dipole field_tensor attentive_all_cnn attentive_resnet attentive_densenet "
@@ -187,7 +188,7 @@ def traced(name):
         return net, (images.float(),), net, (images.float(),)
     data.apply(lambda value: value.float() if value.is_floating_point() else value)
     geometry = net.geometry(data)
-    keys = ("x", *net.vector_inputs)
+    keys = ("x", *net.vector_inputs, *(("edge_index", "edge_attr") if "bonds" in name else ()))
 
     class OfFeatures(torch.nn.Module):
         def __init__(self):

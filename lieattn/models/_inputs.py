@@ -320,7 +320,7 @@ def _as_dtype(network: nn.Module, data: Any, dtype: torch.dtype) -> Any:
         return data.to(dtype) if data.is_floating_point() else data
     if isinstance(data, PointClouds):
         return data if data.pos.dtype == dtype else data.astype(dtype)
-    names = ("pos", "x", "cell", *getattr(network, "vector_inputs", ()))
+    names = ("pos", "x", "cell", "edge_attr", *getattr(network, "vector_inputs", ()))
     found = {name: getattr(data, name, None) for name in names}
     others = {name: x for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()}
     others = {name: x.to(dtype) for name, x in others.items() if x.dtype != dtype}

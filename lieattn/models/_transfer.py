@@ -79,8 +79,9 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
 def _inner(network: nn.Module) -> nn.Module:
     """Return the network within modules such as :class:`Rescaled`, which adopt its symmetry."""
     network = uncompiled(network)
-    around = isinstance(network, Wrapper) and not isinstance(network, Ensemble)
-    wrapped = network._wrapped[0] if around else None
+    if isinstance(network, Ensemble) or not isinstance(network, Wrapper):
+        return network
+    (wrapped,) = network._wrapped
     return _inner(wrapped) if isinstance(wrapped, nn.Module) else network
 
 

@@ -38,6 +38,7 @@ from lieattn.models._network import (
     Symmetry,
     cutoff_of,
 )
+from lieattn.models._pair_inputs import with_pair_features
 from lieattn.models._poses import posed, refuse_lattices
 from lieattn.models._squares import of_squares
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, ZonalLinear
@@ -66,6 +67,10 @@ class DirectionOptions:
         If the pose is given by principal axes: whether each cloud gets a random pose instead during training. Without
         random poses, the network overfits to the orientation of the training clouds in their principal axes. In
         evaluation, principal axes are always used.
+    edge_channels
+        Number of features ``data.edge_attr`` ``[pairs, edge_channels]`` of the pairs (source, target) in
+        ``data.edge_index``, such as one-hot types of bonds. Neighbors that are not among these pairs have zeros, and
+        pairs that are not neighbors, or are beyond the cutoff, have no influence.
     """
 
     axis: Sequence[float] | None = None
@@ -77,11 +82,12 @@ class DirectionOptions:
     window: int = 2
     angles: int = 8
     random_poses: bool = True
+    edge_channels: int = 0
 
     def __post_init__(self) -> None:
         check_arguments(DirectionOptions, vars(self))
         check_counts(mlp_ratio=self.mlp_ratio)
-        check_counts(0, angles=self.angles)
+        check_counts(0, angles=self.angles, edge_channels=self.edge_channels)
 
 
 class DirectionConvNet(Network):
@@ -188,7 +194,8 @@ class DirectionConvNet(Network):
         self.angles = AngleFeatures(3, self.in_channels, options.angles, **sizes) if options.angles else None
         self.embed_angles = None if self.angles is None else nn.Linear(self.angles.of_points, channels)
         sizes |= {"in_vectors": len(self.vector_inputs), "hidden": options.hidden}
-        sizes["in_edges"] = 0 if self.angles is None else self.angles.of_edges
+        self.edge_channels = options.edge_channels
+        sizes["in_edges"] = self.edge_channels + (0 if self.angles is None else self.angles.of_edges)
         self.edges = _ZonalEdges(directions, self.in_channels, **sizes)
         self.lifting = LiftingConvolution(self.edges.units, channels)
         keep_variance(self.lifting.output, math.sqrt(0.5))
@@ -252,6 +259,7 @@ class DirectionConvNet(Network):
         if self.embed_vectors is not None:
             x = x + self.embed_vectors(along)
         # One edge network for all blocks; each block has its own linear map from the units to its kernels.
+        pairs = with_pair_features(pairs, data, self.edge_channels, graph)
         terms = self.edges(graph, invariants, directed, pairs)
         x = x + self.lifting(terms, graph)
         for block in self.blocks:

@@ -34,6 +34,7 @@ from lieattn.models._network import (
     Symmetry,
     cutoff_of,
 )
+from lieattn.models._pair_inputs import with_pair_features
 from lieattn.models._poses import posed, refuse_lattices
 from lieattn.models._squares import of_squares
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, Pooling, project_field
@@ -75,6 +76,10 @@ class FramewiseOptions:
         Whether each cloud gets a random pose in place of its principal axes in training. Without random poses the
         network overfits to the orientation of the training clouds in their principal axes. In evaluation the principal
         axes are used in both cases.
+    edge_channels
+        Number of features ``data.edge_attr`` ``[pairs, edge_channels]`` of the pairs (source, target) in
+        ``data.edge_index``, such as one-hot types of bonds. Neighbors that are not among these pairs have zeros, and
+        pairs that are not neighbors, or are beyond the cutoff, have no influence.
     """
 
     mlp_ratio: int = 4
@@ -88,10 +93,11 @@ class FramewiseOptions:
     angles: int = 0
     head: Head = "pooled"
     random_poses: bool = False
+    edge_channels: int = 0
 
     def __post_init__(self) -> None:
         check_arguments(FramewiseOptions, vars(self))
-        check_counts(0, angles=self.angles)
+        check_counts(0, angles=self.angles, edge_channels=self.edge_channels)
         if self.positions and self.attention != "cloud":
             found = f"attention={self.attention!r}"
             raise ValueError(f"positions: expected False with {found}, which does not see the whole cloud")
@@ -209,7 +215,7 @@ class FramewiseTransformer(Network):
                 f"random_poses: needs principal axes, which random poses replace in training, got {frames}; use "
                 "PrincipalFrames() or FiniteFrames(group, PrincipalFrames()), or turn the data with RandomRotatePoints"
             )
-        for option in ("attention", "angles"):
+        for option in ("attention", "angles", "edge_channels"):
             if neighborhood is None and getattr(options, option) not in ("cloud", 0):
                 found = f"{option}={getattr(options, option)!r}"
                 raise ValueError(
@@ -227,8 +233,9 @@ class FramewiseTransformer(Network):
             if options.angles:
                 self.angles = AngleFeatures(group.dim, self.in_channels, options.angles, **sizes)
                 self.embed_angles = nn.Linear(self.angles.of_points, channels)
-                sizes["in_edges"] = self.angles.of_edges
-            sizes |= {"in_vectors": seen, "hidden": options.hidden}
+            self.edge_channels = options.edge_channels
+            of_angles = 0 if self.angles is None else self.angles.of_edges
+            sizes |= {"in_vectors": seen, "hidden": options.hidden, "in_edges": of_angles + self.edge_channels}
             self.edges = EdgeNetwork(group.dim, self.in_channels, **sizes)
             self.lifting = LiftingConvolution(options.hidden, channels)
         attends = options.attention != "none"
@@ -316,6 +323,7 @@ class FramewiseTransformer(Network):
                 with without_autocast(graph.device):
                     around, pairs = self.angles(local, invariants)
                 x = x + self.embed_angles(around)[:, None]
+            pairs = with_pair_features(pairs, data, self.edge_channels, local)
             lifted, *kernels = self.edges.kernels(maps, local, invariants, directed, pairs)
             messages = [(local, kernel) for kernel in kernels]
             x = x + self.lifting(lifted, local)

@@ -1,0 +1,218 @@
+"""Features of pairs of points, such as types of bonds, as inputs of networks."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+import lieattn
+from lieattn.certify import certify
+from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius
+from lieattn.groups import SO, cyclic, icosahedral, octahedral, tetrahedral
+from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
+from lieattn.models.directions import DirectionOptions
+from lieattn.models.framewise import FramewiseOptions
+from lieattn.testing import randomize
+
+CHANNELS, NEAR = 3, Radius(3.0, smooth=True)
+T, PRINCIPAL = tetrahedral(), PrincipalFrames()
+
+
+def framewise(frames=T, neighborhood=NEAR, edge_channels=CHANNELS, kind="invariant", **options):
+    options = FramewiseOptions(edge_channels=edge_channels, **options)
+    arguments = {"channels": 4, "layers": 2, "neighborhood": neighborhood, "kind": kind, "options": options}
+    return randomize(FramewiseTransformer(frames, 2, 1, **arguments)).double().eval()
+
+
+def directions(frames=T, neighborhood=NEAR, edge_channels=CHANNELS, kind="invariant", **options):
+    options = DirectionOptions(edge_channels=edge_channels, **options)
+    arguments = {"channels": 4, "layers": 2, "neighborhood": neighborhood, "kind": kind, "options": options}
+    return randomize(DirectionConvNet(frames, 2, 1, **arguments)).double().eval()
+
+
+NETWORKS = {
+    "framewise T": framewise,
+    "framewise O": lambda **options: framewise(octahedral(), **options),
+    "framewise axes": lambda **options: framewise(PRINCIPAL, **options),
+    "framewise angles": lambda **options: framewise(angles=2, **options),
+    "framewise neighborhood": lambda **options: framewise(attention="neighborhood", **options),
+    "framewise none": lambda **options: framewise(FiniteFrames(T, PRINCIPAL), attention="none", **options),
+    "directions T": directions,
+    "directions I": lambda **options: directions(icosahedral(), **options),
+    "directions axes": lambda **options: directions(PRINCIPAL, **options),
+    "directions without angles": lambda **options: directions(angles=0, **options),
+}
+
+
+def molecule(points, seed=0):
+    """A cloud in which most pairs of neighbors have features, in both directions different ones."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = [pair for pair in itertools.product(range(points), repeat=2) if sum(pair) % 3 and pair[0] != pair[1]]
+    order = torch.randperm(len(pairs), generator=generator)
+    index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)[order].T.contiguous()
+    pos, x = (torch.randn(points, n, generator=generator, dtype=torch.float64) for n in (3, 2))
+    attr = torch.randn(index.shape[1], CHANNELS, generator=generator, dtype=torch.float64)
+    return Data(x=x, pos=pos, edge_index=index, edge_attr=attr)
+
+
+def relabeled(data, order):
+    """Return the cloud with its points in another order, and its pairs in another order."""
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    other = torch.randperm(data.edge_index.shape[1], generator=torch.Generator().manual_seed(5))
+    index, attr = place[data.edge_index][:, other], data.edge_attr[other]
+    return Data(x=data.x[order], pos=data.pos[order], edge_index=index, edge_attr=attr)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_features_of_pairs_are_seen_and_keep_the_symmetry(name):
+    network, data = NETWORKS[name](), molecule(6)
+    found = network(data)
+    other = data.clone()
+    other.edge_attr = data.edge_attr.flip(0)
+    assert (network(other) - found).abs().max() > 1e-6
+    moved = data.clone()
+    group = network.symmetry.group
+    elements = group.elements if hasattr(group, "elements") else SO(3).sample(8, dtype=torch.float64)
+    for element in elements[:8].double():
+        moved.pos = data.pos @ element[:3, :3].T + 1.5
+        torch.testing.assert_close(network(moved), found, rtol=1e-9, atol=1e-10)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(network(relabeled(data, order)), found, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["framewise T", "directions T"])
+def test_vectors_rotate(name):
+    network, data = NETWORKS[name](kind="vector"), molecule(6)
+    moved = data.clone()
+    for element in T.elements:
+        moved.pos = data.pos @ element.T
+        torch.testing.assert_close(network(moved), network(data) @ element.T, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_clouds_of_a_batch_do_not_see_each_other(name):
+    network, clouds = NETWORKS[name](), [molecule(6), molecule(1), molecule(4, 3), molecule(2, 4)]
+    each = torch.cat([network(cloud) for cloud in clouds])
+    torch.testing.assert_close(network(Batch.from_data_list(clouds)), each, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_zeros_are_the_same_as_no_pairs(name):
+    network, data, none = NETWORKS[name](), molecule(6), molecule(6)
+    data.edge_attr = torch.zeros_like(data.edge_attr)
+    none.edge_index, none.edge_attr = none.edge_index[:, :0], none.edge_attr[:0]
+    torch.testing.assert_close(network(none), network(data))
+
+
+@pytest.mark.parametrize("make", [framewise, directions])
+def test_given_edges_keep_their_features(make):
+    """The edges are the neighbors in another order, so each feature has to find its pair."""
+    network = make(neighborhood=Given("edge_index"), cutoff=4.0)
+    data = molecule(6)
+    order = torch.randperm(data.edge_index.shape[1], generator=torch.Generator().manual_seed(2))
+    other = Data(x=data.x, pos=data.pos, edge_index=data.edge_index[:, order], edge_attr=data.edge_attr[order])
+    torch.testing.assert_close(network(other), network(data))
+    wrong = Data(x=data.x, pos=data.pos, edge_index=data.edge_index[:, order], edge_attr=data.edge_attr)
+    assert (network(wrong) - network(data)).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("make", [framewise, directions])
+def test_gradients(make):
+    network, data = make(), molecule(5)
+
+    def energy(pos, attr):
+        return network(Data(x=data.x, pos=pos, edge_index=data.edge_index, edge_attr=attr))
+
+    inputs = data.pos.clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
+    assert torch.autograd.gradcheck(energy, inputs)
+    forces = EnergyForces(network)
+    again = copy.copy(data)
+    again.pos = data.pos + 3.0
+    torch.testing.assert_close(forces(again).force, forces(data).force)
+
+
+def test_certificates_and_files(tmp_path):
+    network, data = randomize(directions(), spread=0.2), molecule(6)
+    assert certify(network, [data, molecule(4, 2)], T).passed
+    lieattn.save(network, tmp_path / "network")
+    again = lieattn.load(tmp_path / "network")
+    assert torch.equal(again(data), network(data))
+    assert again.edges.in_edges == network.edges.in_edges
+
+
+def test_dtypes_of_features():
+    network, data = framewise(), molecule(6)
+    data.edge_attr = data.edge_attr > 0
+    found = network(data)
+    for dtype in (torch.int64, torch.float32, torch.float16):
+        data.edge_attr = data.edge_attr.to(dtype)
+        torch.testing.assert_close(network(data), found)
+    data.edge_attr = data.edge_attr.float()
+    data.x, data.pos = data.x.float(), data.pos.float()
+    assert network.float()(data).dtype == torch.float32
+    one = framewise(edge_channels=1)
+    flat = molecule(6)
+    flat.edge_attr = flat.edge_attr[:, 0]
+    column = copy.copy(flat)
+    column.edge_attr = flat.edge_attr[:, None]
+    assert torch.equal(one(flat), one(column))
+
+
+def changed(**attributes):
+    data = molecule(4)
+    for name, value in attributes.items():
+        data[name] = value(data) if callable(value) else value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (changed(edge_attr=None), "data.edge_attr: expected a tensor, got NoneType"),
+        (changed(edge_index=None), "data.edge_index: expected a tensor, got NoneType"),
+        (
+            changed(edge_attr=lambda data: data.edge_attr[:, :2]),
+            r"data.edge_attr: expected features .*8, 3",
+        ),
+        (changed(edge_attr=lambda data: data.edge_attr[1:]), r"data.edge_attr: expected features .*8, 3"),
+        (changed(edge_index=lambda data: data.edge_index.int()), r"data.edge_index: expected int64 \[2, pairs\], got"),
+        (
+            changed(edge_index=lambda data: data.edge_index + 1),
+            "expected points from 0 to 3, got 1 .. 4",
+        ),
+        (
+            changed(edge_index=lambda data: data.edge_index[:, [0, 0, *range(2, 8)]]),
+            r"data.edge_index: expected different pairs, got \(\d, \d\) twice",
+        ),
+    ],
+)
+@pytest.mark.parametrize("make", [framewise, directions])
+def test_wrong_pairs_are_named(make, data, message):
+    with pytest.raises(ValueError, match=message):
+        make()(data)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"neighborhood: expected .* which edge_channels=3 needs, got None"):
+        framewise(neighborhood=None)
+    with pytest.raises(ValueError, match="edge_channels: expected an integer of at least 0, got -1"):
+        FramewiseOptions(edge_channels=-1)
+    with pytest.raises(ValueError, match="edge_channels: expected an integer of at least 0, got -1"):
+        DirectionOptions(edge_channels=-1)
+    lattice = molecule(4)
+    lattice.cell, lattice.pbc = 2 * torch.eye(3).double()[None], torch.ones(1, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"data\.edge_attr: expected clouds that are not periodic"):
+        framewise(attention="neighborhood")(lattice)
+
+
+def test_in_the_plane():
+    data, group = molecule(6), cyclic(4)
+    network, flat = framewise(group), data.clone()
+    flat.pos = data.pos[:, :2]
+    moved = flat.clone()
+    moved.pos = flat.pos @ group.elements[1].T
+    torch.testing.assert_close(network(moved), network(flat))

@@ -309,6 +309,16 @@ def test_fields_are_pulled_back_by_the_action():
     assert microscope.deviation() < 1e-12
 
 
+def test_points_at_one_place_keep_their_fields():
+    """Points were matched by their places alone, so that fields of equivariant networks seemed to change."""
+    data = cloud(points=6)
+    data.pos[1] = data.pos[3] = data.pos[0]
+    microscope = viz.Microscope(randomize(framewise()).double(), data, turns=4)
+    for layer in range(len(microscope.field_layers)):
+        assert microscope.deviation(layer) < 1e-9
+    assert (microscope.fields()[0, 1] - microscope.fields()[0, 0]).abs().max() > 1e-3
+
+
 def test_deviations_are_large_where_nothing_is_promised():
     sampled = models.LieTransformer.springs(channels=8, layers=1, heads=2)
     microscope = viz.Microscope(randomize(sampled).double(), cloud(2), turns=4)

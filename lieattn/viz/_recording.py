@@ -303,8 +303,8 @@ def pulled_back(before: Field, after: Field, turn: Tensor) -> tuple[Tensor, Tens
     pos, frames = before.places.pos @ turn.mT, before.places.frames
     if after.x.shape[0] != len(pos) or after.x.shape[1:] != before.x.shape[1:]:
         return None
-    apart, partner = torch.cdist(pos, after.places.pos).min(dim=1)
-    if len(pos) and float(apart.max()) > _APART * (float(pos.abs().max()) or 1.0):
+    partner = _partners(pos, after.places.pos)
+    if partner is None:
         return None
     x = after.x[partner]
     if before.irreps is not None:
@@ -316,6 +316,18 @@ def pulled_back(before: Field, after: Field, turn: Tensor) -> tuple[Tensor, Tens
     there = other if len(other) == 1 else other[partner]
     index = (wanted[:, :, None] - there[:, None]).abs().amax(dim=(-2, -1)).argmin(dim=2)
     return x, x.gather(1, index.expand(len(x), -1)[:, :, None].expand_as(x))
+
+
+def _partners(pos: Tensor, other: Tensor) -> Tensor | None:
+    """Return the index of the same point in ``other`` for each point; None if a point is missing there.
+
+    Points at one place are told apart by their order, if all points have the same order.
+    """
+    most = _APART * (float(pos.abs().max()) or 1.0) if len(pos) else 0.0
+    if bool(((pos - other).norm(dim=1) <= most).all()):
+        return torch.arange(len(pos))
+    apart, partner = torch.cdist(pos, other).min(dim=1)
+    return partner if float(apart.max()) <= most else None
 
 
 def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
 from lieattn.cli import main
+from lieattn.cli._tables import prediction_tables, write_tables
 from lieattn.geometry import PrincipalFrames
 from lieattn.models import FramewiseTransformer
 from lieattn.testing import randomize
@@ -148,6 +150,41 @@ def test_command_tests_and_predicts_points(trained, tmp_path, capsys):
         wanted = task(Batch.from_data_list([scene])).argmax(dim=1)
     assert [int(row["label"]) for row in rows[96:]] == wanted.tolist()
     assert [row["class"] for row in rows[96:]] == [scenes.classes[label] for label in wanted]
+
+
+EMPTY = [torch.tensor([0, 2]), torch.tensor([1])]  # three clouds with three points, in two batches
+COUNTS = {
+    "empty clouds, points": (EMPTY, "point", {"cloud": [1, 1, 2], "point": [0, 1, 0]}),
+    "empty clouds, clouds": (EMPTY, "cloud", {"cloud": [0, 1, 2], "file": ["a", "b", "c"]}),
+    "empty clouds, unknown": (EMPTY, None, {}),
+    "one point each, points": ([torch.ones(2, dtype=torch.int64)], "point", {"cloud": [0, 1], "point": [0, 0]}),
+    "one point each, unknown": ([torch.ones(2, dtype=torch.int64)], None, {"cloud": [0, 1], "file": ["a", "b"]}),
+    "unequal batches, unknown": (
+        [torch.tensor([0]), torch.tensor([2, 1])],
+        None,
+        {"cloud": [0, 1, 2], "file": ["a", "b", "c"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_rows_belong_to_points_even_if_there_are_as_many_as_clouds(name):
+    """Three points of three clouds, the first without any, were taken for one row per cloud."""
+    points, per, expected = COUNTS[name]
+    data = SimpleNamespace(files=["a", "b", "c"])
+    means = [torch.zeros(len(batch), 2) for batch in points]
+    table = prediction_tables(means, [], points, data, per)["predictions"]
+    assert {key: table[key] for key in ("cloud", "file", "point") if key in table} == expected
+    named = prediction_tables([{"y": mean} for mean in means], [], points, data, per)["predictions_y"]
+    assert {key: named[key] for key in ("cloud", "file", "point") if key in named} == expected
+
+
+def test_tables_of_points_of_empty_clouds_have_no_rows(tmp_path):
+    found = [{"energy": torch.zeros(2), "force": torch.zeros(0, 3)}]
+    tables = prediction_tables(found, found, [torch.zeros(2, dtype=torch.int64)], None)
+    assert [rows for _, rows in write_tables(tmp_path, tables)] == [2, 0]
+    header = "cloud,point,force_0,force_1,force_2,force_std_0,force_std_1,force_std_2\n"
+    assert (tmp_path / "predictions_force.csv").read_text() == header
 
 
 def test_trained_network_is_invariant(trained):

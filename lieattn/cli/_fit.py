@@ -368,7 +368,8 @@ class _PointSetCLI(LightningCLI):
         means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
         sets = self.datamodule.sets
         data = sets["test"] if sets["predict"] is None else sets["predict"]
-        for path, rows in write_tables(root, prediction_tables(means, deviations, counts.points, data)):
+        tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
+        for path, rows in write_tables(root, tables):
             _say(f"predictions, {rows} rows: {path}")
 
 

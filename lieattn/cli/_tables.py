@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,34 +19,32 @@ Table = Mapping[str, Sequence[Any]]
 
 
 class PointCounts(Callback):
-    """The number of points of each cloud that was predicted."""
+    """The number of points of each cloud that was predicted, int64 ``[clouds]`` for each batch."""
 
     def __init__(self) -> None:
-        self._batches: list[Tensor] = []
+        self.batches: list[Tensor] = []
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         """Count the points of the clouds of one batch."""
-        self._batches.append(batch.ptr.diff().cpu())
-
-    @property
-    def points(self) -> Tensor:
-        """Number of points of all clouds so far, int64 ``[clouds]``."""
-        return torch.cat(self._batches)
+        self.batches.append(batch.ptr.diff().cpu())
 
 
 def prediction_tables(
-    means: Sequence[Any], deviations: Sequence[Any], points: Tensor, data: object
+    means: Sequence[Any], deviations: Sequence[Any], points: Sequence[Tensor], data: object, per: str | None = None
 ) -> dict[str, dict[str, Sequence[Any]]]:
     """Return a table for each target, by the name of its file.
 
     Rows of clouds have the number of the cloud and, if the data set has the attribute ``files``, the name of its file.
     Rows of points have the numbers of cloud and point. Scores of classes have the most probable class, by its number
     and, if the data set has the attribute ``classes``, by its name.
+
+    ``points`` has the number of points of each cloud, by batch. ``per`` is ``"cloud"`` or ``"point"`` if the task
+    states what has predictions.
     """
     values, spreads = _by_name(means), _by_name(deviations)
     tables = {
         f"predictions_{name}": {
-            **_rows(len(value), points, data),
+            **_rows([len(batch) for batch in value], points, data, per),
             **_columns(name, value),
             **_columns(f"{name}_std", spreads.get(name)),
         }
@@ -54,10 +53,11 @@ def prediction_tables(
     if isinstance(means[0], dict):
         return tables
     columns = tables["predictions_logit"]  # logits of a single label
-    labels = values["logit"].argmax(dim=1).tolist()
+    logits = torch.cat(values["logit"])
+    labels = logits.argmax(dim=1).tolist()
     found = {"label": labels}
     names = getattr(data, "classes", None)
-    if isinstance(names, Sequence) and len(names) == values["logit"].shape[1]:
+    if isinstance(names, Sequence) and len(names) == logits.shape[1]:
         found["class"] = [names[label] for label in labels]
     first = [name for name in ("cloud", "file", "point") if name in columns]
     return {"predictions": {**{name: columns[name] for name in first}, **found, **columns}}
@@ -79,28 +79,36 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> list[tuple[Path, 
     return written
 
 
-def _by_name(batches: Sequence[Any]) -> dict[str, Tensor]:
+def _by_name(batches: Sequence[Any]) -> dict[str, list[Tensor]]:
     """Predictions of all batches by name; predictions without a name are logits."""
     named = [batch if isinstance(batch, dict) else {"logit": batch} for batch in batches]
-    return {name: torch.cat([batch[name] for batch in named]) for name in (named[0] if named else ())}
+    return {name: [batch[name] for batch in named] for name in (named[0] if named else ())}
 
 
-def _rows(number: int, points: Tensor, data: object) -> dict[str, Sequence[Any]]:
-    """Columns that say to which cloud, file or point each row belongs."""
-    clouds = torch.arange(len(points))
-    if number == len(points):
+def _rows(lengths: list[int], points: Sequence[Tensor], data: object, per: str | None) -> dict[str, Sequence[Any]]:
+    """Columns that say to which cloud, file or point each row belongs; none if this cannot be known."""
+    counts = torch.cat(list(points))
+    clouds = torch.arange(len(counts))
+    each = {"cloud": [len(batch) for batch in points], "point": [int(batch.sum()) for batch in points]}
+    fits = [name for name, expected in each.items() if lengths == expected]
+    if len(fits) > 1:  # with one point per cloud, both are the same; with empty clouds among others, they are not
+        fits = [per] if per in fits else ["cloud"] * bool((counts == 1).all())
+    if fits == ["cloud"]:
         found: dict[str, Sequence[Any]] = {"cloud": clouds.tolist()}
         files = getattr(data, "files", None)
-        if isinstance(files, Sequence) and len(files) >= number:
-            found["file"] = [str(file) for file in files[:number]]
+        if isinstance(files, Sequence) and len(files) >= len(clouds):
+            found["file"] = [str(file) for file in files[: len(clouds)]]
         return found
-    if number == int(points.sum()):
-        first = points.cumsum(0) - points
-        of_cloud = torch.arange(number) - first.repeat_interleave(points)
-        return {"cloud": clouds.repeat_interleave(points).tolist(), "point": of_cloud.tolist()}
+    if fits == ["point"]:
+        first = counts.cumsum(0) - counts
+        of_cloud = torch.arange(sum(lengths)) - first.repeat_interleave(counts)
+        return {"cloud": clouds.repeat_interleave(counts).tolist(), "point": of_cloud.tolist()}
     return {}
 
 
-def _columns(name: str, values: Tensor | None) -> dict[str, Sequence[Any]]:
-    rows = () if values is None else values.reshape(len(values), -1).unbind(dim=1)
-    return {f"{name}_{k}": column.tolist() for k, column in enumerate(rows)}
+def _columns(name: str, batches: Sequence[Tensor] | None) -> dict[str, Sequence[Any]]:
+    if batches is None:
+        return {}
+    values = torch.cat(list(batches))
+    columns = values.reshape(len(values), math.prod(values.shape[1:])).unbind(dim=1)
+    return {f"{name}_{k}": column.tolist() for k, column in enumerate(columns)}

@@ -184,6 +184,8 @@ class TestFeatures:
             ld.MoleculeFeatures(powers=0)
         with pytest.raises(ValueError, match=r"data\.z: expected"):
             ld.MoleculeFeatures()(Data(pos=torch.zeros(1, 3)))
+        with pytest.raises(ValueError, match=r"data\.z: expected nuclear charges \[atoms\], got \[2, 1\]"):
+            ld.MoleculeFeatures()(Data(z=torch.tensor([[6], [1]])))
         with pytest.raises(ValueError, match="mean, std: expected finite"):
             ld.StandardizeTargets(0.0, 0.0)
         with pytest.raises(ValueError, match=r"data.y: expected 2 targets, got \[1, 3\]"):

@@ -217,7 +217,8 @@ class MoleculeFeatures:
     Raises
     ------
     ValueError
-        If the species are empty, repeated or not elements; or, when called, if an atom has another species.
+        If the species are empty, repeated or not elements; or, when called, if ``data.z`` is not ``[atoms]`` or an atom
+        has another species.
 
     Examples
     --------
@@ -240,7 +241,8 @@ class MoleculeFeatures:
         check_arguments(MoleculeFeatures.__call__, locals())
         if data.get("z") is None:
             raise ValueError("data.z: expected the nuclear charges of the atoms, got nothing")
-        check_attribute(data, "z")
+        if check_attribute(data, "z").dim() != 1:
+            raise ValueError(f"data.z: expected nuclear charges [atoms], got {list(data.z.shape)}")
         table = torch.tensor(self.species, device=data.z.device)
         one_hot = data.z[:, None] == table
         unknown = data.z[~one_hot.any(dim=1)]

@@ -1,5 +1,6 @@
 """Training on numbers, vectors and forces: units, shifts, scales, and errors."""
 
+import copy
 import math
 from pathlib import Path
 
@@ -93,6 +94,20 @@ def test_predictions_come_in_the_units_of_the_data():
 def test_an_empty_training_set_is_named():
     with pytest.raises(ValueError, match="data: expected clouds to measure the targets on, got an empty training set"):
         PointSetRegressor(Spring(), "energy").measure([])
+
+
+def test_outputs_in_units_are_not_rescaled_unnoticed():
+    """A loaded network returns values in the units of the data; a new task gave them units a second time."""
+    trained = PointSetRegressor(Bond(), "y")
+    trained.measure(Springs())
+    known = copy.deepcopy(trained.model)
+    with pytest.warns(
+        UserWarning, match=r"network: outputs of Rescaled .* of y .* shift=\[\] and scale_of=\{'y': 'none'\}"
+    ):
+        PointSetRegressor(known, "y").measure(Springs())
+    tuned = PointSetRegressor(known, "y", shift=[], scale_of={"y": "none"})
+    tuned.measure(Springs())
+    assert torch.equal(tuned(batch())["y"], trained(batch())["y"])
 
 
 def test_vectors_are_scaled_but_never_shifted():

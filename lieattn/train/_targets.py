@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from lieattn._checks import check_arguments, kind
+from lieattn._warnings import warn
+from lieattn.models import Rescaled
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
@@ -51,6 +53,16 @@ def read_for(targets: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the targets, and of their masks and weights."""
     kinds = ("", "_mask", "_weight")
     return ("mask", "weight", *(f"{name}{kind}" for name in targets for kind in kinds))
+
+
+def warn_of_units(network: nn.Module, names: Sequence[str]) -> None:
+    """Warn if outputs of a network are in the units of the data already, and targets are to be rescaled."""
+    if names and any(isinstance(module, Rescaled) for module in network.modules()):
+        again = f"shift=[] and scale_of={dict.fromkeys(names, 'none')}"
+        warn(
+            "network: outputs of Rescaled are in the units of the data already, and PointSetRegressor measures shifts "
+            f"and scales of {', '.join(names)} to apply them again; use {again} to train them as they are"
+        )
 
 
 def training_set(trainer: Any) -> Any:

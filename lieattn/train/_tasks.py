@@ -30,7 +30,7 @@ from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
-from lieattn.train._targets import check_targets, named_outputs, read_for, training_set
+from lieattn.train._targets import check_targets, named_outputs, read_for, training_set, warn_of_units
 from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
@@ -334,7 +334,11 @@ class PointSetRegressor(PointSetTask):
 
         The scale is the root mean square deviation from the shift, which is 0 for targets that are not shifted. A
         target that does not vary has the scale 1. The shift of an extensive target is the one of a single point.
+        A warning is issued if the network contains a :class:`~lieattn.models.Rescaled`, whose outputs already have
+        units.
         """
+        scaled = [name for name in self.targets if name in self.shifted or self.scale_of.get(name) != "none"]
+        warn_of_units(self.network, scaled)
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
         if not items:
             raise ValueError("data: expected clouds to measure the targets on, got an empty training set")

@@ -70,6 +70,16 @@ def check(config: Config) -> None:
             raise ValueError(f"{name}: expected an integer of at least {least}, got {getattr(config, name)}")
 
 
+def check_used(config: Config, names: list[str]) -> None:
+    """Raise ValueError, naming the setting, if a number was changed that none of the networks depends on."""
+    residual, all_convolutional = any("CNN" not in name for name in names), any("All-CNN" in name for name in names)
+    for setting, used in (("blocks", residual), ("width", residual), ("channels", all_convolutional)):
+        default = getattr(Config, setting)
+        if not used and getattr(config, setting) != default:
+            found = f"since {', '.join(names)} ignore it, got {getattr(config, setting)}"
+            raise ValueError(f"{setting}: expected the default {default}, {found}")
+
+
 def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
     """Return standardized training and test images."""
     if config.data not in ("cifar10", "rotated_mnist"):
@@ -148,6 +158,7 @@ def main(config: Config) -> dict[str, dict[str, float]]:
     for name in names:
         if name not in NETWORKS:
             raise ValueError(f"networks: expected some of {', '.join(NETWORKS)}, got {name!r}")
+    check_used(config, names)
     sets = load(config)
     print(f"{config.data}: {len(sets[0]):,} training and {len(sets[1]):,} test images, {config.epochs} epochs each")
     results = {}

@@ -79,6 +79,11 @@ def run_script(name, monkeypatch, *arguments):
         ("rotated_mnist", "--out FILE", "FILE"),
         ("published_networks", "--networks ResNet,p4", "networks: expected some of ResNet, .*, got 'p4'"),
         ("published_networks", "--test -1", "test: expected an integer of at least 1, got -1"),
+        (
+            "published_networks",
+            "--networks p4-CNN,ResNet --channels 4",
+            "channels: expected the default 16, since p4-CNN, ResNet ignore it, got 4",
+        ),
         ("published_networks", "--data mnist", "data: expected 'cifar10' or 'rotated_mnist', got 'mnist'"),
         ("fine_tuning", "--root . --steps 0", "fine_tuning: --steps: expected larger integers, got 0"),
         ("fine_tuning", "--root .", "fine_tuning: .*qm9_subset.npz"),

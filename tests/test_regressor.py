@@ -15,7 +15,7 @@ from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
 from lieattn.train import PointSetRegressor, UsageError
-from lieattn.train._weights import WeightedMean
+from lieattn.train._weights import WeightedMean, target_weights
 
 
 class Springs(Dataset):
@@ -270,6 +270,22 @@ def test_targets_that_are_all_masked_are_refused():
         item.mask = torch.tensor([False])
     with pytest.raises(ValueError, match=r"data.energy: expected some targets in the training set, got only masked"):
         PointSetRegressor(Spring(), "energy").measure(items)
+
+
+def test_masks_of_points_are_not_those_of_as_many_clouds():
+    """Clouds with 0 and 2 points, and single clouds with one point, have as many clouds as points."""
+    items = []
+    for number, points in enumerate((0, 2, 1)):
+        mask = torch.tensor([False] * points, dtype=torch.bool)
+        energy, force = torch.tensor([7.0 * (number == 2) + 1.0]), torch.zeros(points, 3)
+        items.append(Data(pos=torch.zeros(points, 3), energy=energy, force=force, mask=mask))
+    task = PointSetRegressor(nn.Identity(), {"energy": 1.0, "force": 1.0})
+    items[1].mask[0] = True
+    task.measure(items)
+    assert float(task.shift_energy) == pytest.approx(10 / 3)
+    batch = Batch.from_data_list(items[:2])
+    assert target_weights(batch, "energy", batch.energy) is None
+    assert target_weights(batch, "force", batch.force).tolist() == [1.0, 0.0]
 
 
 def test_points_may_be_masked_for_one_target():

@@ -37,6 +37,7 @@ from lieattn.train._weights import (
     WeightedMean,
     counted,
     degrees,
+    of_the_other_kind,
     per_point,
     squared_sine,
     target_weights,
@@ -347,8 +348,9 @@ class PointSetRegressor(PointSetTask):
             values = [item[name].double().clone() for item in items if isinstance(item.get(name), Tensor)]
             if len(values) != len(items):
                 raise ValueError(f"data: {len(items) - len(values)} of {len(items)} training clouds have no {name}")
+            others = of_the_other_kind(items, name)
             for item, value in zip(items, values, strict=True):
-                if (weights := target_weights(item, name, value)) is not None:
+                if (weights := target_weights(item, name, value, others)) is not None:
                     counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
                     value.masked_fill_(~counts, math.nan)
             columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])

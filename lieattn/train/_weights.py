@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +15,32 @@ REPEATED = "repeated"
 """Attribute bool ``[clouds]`` of batches in several processes: marks clouds that only fill up a batch."""
 
 
-def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | None:
+SHARED = ("mask", "weight")
+"""Attributes with weights for all targets whose entries are of the same kind, clouds or points."""
+
+
+def target_weights(data: Batch | Data, name: str, target: Tensor, others: Container[str] = ()) -> Tensor | None:
     """Return the weights of the entries of a target, shaped like its first axes; None if the data have no weights.
 
     They are the product of the attributes ``mask``, ``weight``, ``NAME_mask`` and ``NAME_weight`` that the data have.
     ``mask`` and ``weight`` apply to all targets whose entries are of the same kind, clouds or points. Clouds that only
-    fill up a batch have the weight 0. ValueError is raised for other shapes, and for weights that are negative or not
-    finite.
+    fill up a batch have the weight 0. Attributes in ``others`` are known to be of the other kind. ValueError is raised
+    for other shapes, and for weights that are negative or not finite.
     """
     found: Tensor | None = None
-    for attribute in ("mask", "weight", f"{name}_mask", f"{name}_weight"):
+    for attribute in (*SHARED, f"{name}_mask", f"{name}_weight"):
         value = data.get(attribute)
         if not isinstance(value, Tensor):
             continue
         if value.shape != target.shape[: value.ndim]:
             levels = (data.num_nodes, data.num_graphs if isinstance(data, Batch) else 1)
-            if attribute in ("mask", "weight") and value.ndim == 1 and len(value) in levels:
+            if attribute in SHARED and value.ndim == 1 and len(value) in levels:
                 continue  # weights of clouds for a target of points, or the other way round
             raise ValueError(
                 f"data.{attribute}: expected the first axes of {name} {tuple(target.shape)}, got {tuple(value.shape)}"
             )
+        if attribute in SHARED and not _of_one_kind(data, attribute, name, others):
+            continue
         weights = value.to(target.dtype if target.is_floating_point() else torch.float32)
         if not ((weights >= 0) & weights.isfinite()).all():
             raise ValueError(f"data.{attribute}: expected finite weights of at least 0, got {float(weights.min())}")
@@ -44,6 +50,28 @@ def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | No
         counts = (~repeated).to(torch.float32 if found is None else found.dtype)
         counts = counts if len(target) == len(counts) else counts[data.batch]
         found = counts if found is None else _times(found, counts)
+    return found
+
+
+def _of_one_kind(data: Batch | Data, attribute: str, name: str, others: Container[str]) -> bool:
+    """Whether two attributes may both be those of clouds, or both those of points.
+
+    A batch may have as many clouds as points, so their numbers in each cloud are compared.
+    """
+    if attribute in others:
+        return False
+    parts = getattr(data, "_slice_dict", {})
+    return attribute not in parts or name not in parts or torch.equal(parts[attribute], parts[name])
+
+
+def of_the_other_kind(clouds: Sequence[Data], name: str) -> list[str]:
+    """Return shared attributes that differ from a target in their number of entries in any of the clouds."""
+    found = []
+    for attribute in SHARED:
+        given = [(cloud.get(attribute), cloud.get(name)) for cloud in clouds]
+        both = ((own, other) for own, other in given if isinstance(own, Tensor) and isinstance(other, Tensor))
+        if any(own.shape[:1] != other.shape[:1] for own, other in both):
+            found.append(attribute)
     return found
 
 

@@ -323,6 +323,16 @@ def test_a_far_cloud_does_not_coarsen_the_displacements_of_another():
     torch.testing.assert_close(found, per_edge(alone), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("beside", [0, 784])
+def test_many_points_far_from_the_origin_are_no_grid(beside):
+    """Their displacements are precise to a rounding step, and are not replaced by those of others in the same bin."""
+    far = 30 * torch.rand(1000, 2) + 5e5
+    pos = torch.cat([pixel_positions(28, 28)[:beside], far])
+    graph = lift(pos, cyclic(4), Radius(2.0), ptr=torch.tensor([0, beside, len(pos)]))
+    true = graph.neighbors.displacements(pos)
+    assert torch.equal(per_edge(graph)[:, 0] * graph.length, true)
+
+
 # --- gradients ------------------------------------------------------------------------------------------------
 
 

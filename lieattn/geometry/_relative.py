@@ -24,6 +24,9 @@ from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 Chart = Literal["smooth", "log"]
 
 _ROUNDING_STEPS = 16
+# Mean squared difference of displacements in one bin, in units of its width. Rounding of rotated grids gives at most
+# 0.008 in space, displacements that are spread over the bins 1/6 for each axis.
+_MOST_SPREAD = 0.02
 _NOTHING = 1e-12  # least 1 - x², where weights exp(-1e12) are 0
 
 
@@ -259,7 +262,8 @@ class RelativeElements(Movable):
             with torch.no_grad(), torch.inference_mode(self.pos.is_inference()):
                 displacements = self.posed(self.neighbors.displacements(self.pos), self.neighbors.target)
                 if len(displacements):
-                    rows, index = _distinct(displacements, self._extents())
+                    cloud = self.batch[self.neighbors.target]
+                    rows, index = _distinct(displacements, self._extents(cloud), cloud)
                     object.__setattr__(self, "_representatives", rows)
         object.__setattr__(self, "_row", index)
         object.__setattr__(self, "_rows_known", True)
@@ -270,15 +274,14 @@ class RelativeElements(Movable):
             return torch.arange(self.neighbors.num_edges, device=self.pos.device)
         return self._representatives
 
-    def _extents(self) -> Tensor:
-        """Return the largest absolute coordinate of each edge's cloud and of its shifts, ``[edges]``."""
+    def _extents(self, cloud: Tensor) -> Tensor:
+        """Return the largest absolute coordinate of each edge's ``cloud`` and of its shifts, ``[edges]``."""
         largest = self.pos.abs().amax(dim=1)
-        target = self.neighbors.target
         extents = largest.new_zeros(int(self.batch.max()) + 1).scatter_reduce(0, self.batch, largest, "amax")
         if self.neighbors.shift is not None:
             longest = self.neighbors.shift.abs().amax(dim=1).to(extents)
-            extents = extents.scatter_reduce(0, self.batch[target], longest, "amax")
-        return extents[self.batch[target]]
+            extents = extents.scatter_reduce(0, cloud, longest, "amax")
+        return extents[cloud]
 
     def posed(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
         """Return vectors ``[n, dim]`` as seen from the pose of their cloud.
@@ -380,20 +383,22 @@ def join_rows(whole: RelativeElements, parts: Sequence[RelativeElements]) -> Non
         kept["_positions"] = torch.cat(cast(list[Tensor], positions))
 
 
-def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:
+def _distinct(displacements: Tensor, extent: Tensor, cloud: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return one edge of each distinct displacement, int64 ``[types]``, and the type of each edge, int64 ``[edges]``.
 
     If fewer than half of the edges repeat, all edges and None are returned. A 28 x 28 image with 5 x 5 neighborhoods
     has 19,000 edges and 25 distinct displacements. Two displacements are equal if they fall into one bin, whose width
     is at most 16 rounding steps of the largest coordinate of their cloud, ``extent`` ``[edges]``; rotated grids are
     therefore recognized as well. Widths are powers of two, and only clouds with the same width share bins, so the
-    resolution of a cloud does not depend on other clouds.
+    resolution of a cloud does not depend on other clouds. If the displacements of a ``cloud`` ``[edges]`` are spread
+    over their bins, as those of many points far from the origin, they are no repetitions, and nothing is shared.
     """
     edges = len(displacements)
     everything = torch.arange(edges, device=displacements.device)
     _, exponent = torch.frexp(_ROUNDING_STEPS / 2 * torch.finfo(displacements.dtype).eps * extent.double())
     # Shift by half a bin, since displacements on grids are often multiples of its width.
-    bins = torch.floor(torch.ldexp(displacements.detach().double(), -exponent[:, None]) + 0.5).to(torch.int64)
+    places = torch.ldexp(displacements.detach().double(), -exponent[:, None])
+    bins = torch.floor(places + 0.5).to(torch.int64)
     key = torch.zeros_like(everything)
     types = 1
     for axis in (exponent, *bins.unbind(dim=1)):
@@ -406,7 +411,19 @@ def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | N
             return everything, None
     first = torch.full((types,), edges, dtype=torch.int64, device=key.device)
     first.scatter_reduce_(0, key, everything, reduce="amin")
+    if _is_spread((places - places[first[key]]).square().sum(dim=1), first[key] != everything, cloud):
+        return everything, None
     return first, key
+
+
+def _is_spread(squares: Tensor, repeats: Tensor, cloud: Tensor) -> bool:
+    """Return whether squared distances to an equal displacement ``[edges]`` are too large in any cloud to be rounding.
+
+    Only edges that ``repeats`` marks, a mask ``[edges]``, have an equal displacement.
+    """
+    total = squares.new_zeros(int(cloud.max()) + 1, 2)
+    total.index_add_(0, cloud, torch.stack([squares, repeats.to(squares.dtype)], dim=1))
+    return bool((total[:, 0] > _MOST_SPREAD * total[:, 1]).any())
 
 
 def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lieattn.geometry import _search, pixel_positions
+from lieattn.geometry import _search, find_neighbors, pixel_positions, point_clouds
 from lieattn.geometry._clouds import cloud_index
 from lieattn.geometry._neighbors import (
     AllPairs,
@@ -540,3 +540,53 @@ def test_definitions_of_a_users_own():
     assert smooth_cutoff(Radius(1.5)) is None
     with pytest.raises(ValueError, match=r"neighborhood: .* implement scaled\(factor\)"):
         scaled(Listed(), 2.0)
+
+
+class Returned(Listed):
+    """A user-defined neighborhood that returns what a function does."""
+
+    def __init__(self, search, **attributes):
+        self.search = search
+        vars(self).update(attributes)
+
+    def __call__(self, pos, batch=None, ptr=None):
+        return self.search(pos, batch)
+
+
+WRONG_LISTS = {  # expected error, and what a neighborhood returns for the points of two clouds
+    "edges": (TypeError, "got a tensor of torch.int64", lambda pos, batch: ALL(pos, batch).edge_index),
+    "nothing": (TypeError, "got NoneType", lambda pos, batch: None),
+    "too few points": (ValueError, "lists of 6 points on cpu, got 5 points", lambda pos, batch: ALL(pos[:5])),
+    "other clouds": (ValueError, "from point 3 to point 0 of another cloud", lambda pos, batch: Radius(9.0)(pos)),
+    "all clouds": (ValueError, "got all pairs of several clouds", lambda pos, batch: ALL(pos)),
+    "order": (ValueError, "distinct edges, sorted by target", lambda pos, batch: one_target([2, 1])),
+    "repeated": (ValueError, "distinct edges, sorted by target", lambda pos, batch: one_target([1, 1])),
+    "missing point": (ValueError, "from 0 to 5, got an edge from point 6", lambda pos, batch: one_target([1, 6])),
+    "pointers": (ValueError, "sorted by target", lambda pos, batch: Neighbors(index(0, *[2] * 6), index(0), index(0))),
+}
+
+
+def one_target(sources):
+    return Neighbors(index(0, *[len(sources)] * 6), index(*sources), index(*[0] * len(sources)))
+
+
+@pytest.mark.parametrize("name", WRONG_LISTS)
+def test_lists_of_a_users_own_are_checked(name):
+    """Otherwise clouds would see each other without a message, or errors would come from the inside of a layer."""
+    error, message, search = WRONG_LISTS[name]
+    clouds = point_clouds(torch.rand(6, 2), batch=index(0, 0, 0, 1, 1, 1))
+    with pytest.raises(error, match=f"neighborhood: expected to return .*{message}"):
+        find_neighbors(clouds, Returned(search))
+
+
+@pytest.mark.parametrize("search", [ALL, Radius(0.5), Nearest(2), lambda pos, batch: one_target([0, 2])])
+def test_right_lists_of_a_users_own_are_accepted(search):
+    clouds = point_clouds(torch.rand(6, 2, requires_grad=True), batch=index(1, 1, 1, 2, 2, 2))
+    found = find_neighbors(clouds, Returned(search))
+    assert torch.equal(found.edge_index, search(clouds.pos, clouds.batch).edge_index)
+
+
+@pytest.mark.parametrize(("cutoff", "error"), [("far", TypeError), (-1.0, ValueError), (math.nan, ValueError)])
+def test_cutoffs_of_a_users_own_are_checked(cutoff, error):
+    with pytest.raises(error, match=r"neighborhood\.cutoff: expected a"):
+        smooth_cutoff(Returned(ALL, cutoff=cutoff))

@@ -8,7 +8,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_tensor, may_look
+from lieattn._checks import check_tensor, counted, kind, may_look
 from lieattn.geometry._clouds import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys
@@ -303,6 +303,38 @@ def check_edge_index(edge_index: Tensor) -> None:
     check_indices("edge_index", edge_index, dim=2)
     if len(edge_index) != 2:
         raise ValueError(f"edge_index: expected shape [2, edges], got {tuple(edge_index.shape)}")
+
+
+def check_lists(neighbors: object, batch: Tensor) -> None:
+    """Raise TypeError or ValueError unless a neighborhood of the user returned valid lists of points.
+
+    ``batch`` ``[points]`` int64 is the cloud of each point. Lists of whole clouds are not built.
+    """
+    name = "neighborhood: expected to return"
+    if not isinstance(neighbors, Neighbors):
+        raise TypeError(f"{name} Neighbors, as Neighbors.from_edge_index does, got {kind(neighbors)}")
+    if neighbors.num_points != len(batch) or neighbors.device != batch.device:
+        got = f"{counted(neighbors.num_points, 'point')} on {neighbors.device}"
+        raise ValueError(f"{name} lists of {counted(len(batch), 'point')} on {batch.device}, got {got}")
+    if isinstance(neighbors, _AllOfClouds):
+        found = cast(Padding, neighbors.whole_clouds).cloud
+        if torch.unique(torch.stack([found, batch]), dim=1).shape[1] > len(torch.unique(found)):
+            raise ValueError(f"{name} edges within clouds, got all pairs of several clouds; use the argument batch")
+        return
+    source, target, points = neighbors.source, neighbors.target, len(batch)
+    steps = (target * points + source).diff()
+    ascending = bool((steps > 0).all() if neighbors.shift is None else (steps >= 0).all())
+    if not ascending or not torch.equal(_pointers(target, points), neighbors.row_ptr):
+        raise ValueError(f"{name} distinct edges, sorted by target, then by source; use Neighbors.from_edge_index")
+    outside = (source < 0) | (source >= points)
+    if outside.any():
+        got = f"got an edge from point {int(source[first_true(outside)])}"
+        raise ValueError(f"{name} edges between points from 0 to {points - 1}, {got}")
+    crossing = batch[source] != batch[target]
+    if crossing.any():
+        edge = first_true(crossing)
+        got = f"got one from point {int(source[edge])} to point {int(target[edge])} of another cloud"
+        raise ValueError(f"{name} edges within clouds, {got}; use the argument batch")
 
 
 def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:

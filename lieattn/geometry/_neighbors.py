@@ -17,7 +17,7 @@ from torch import Tensor
 from lieattn._checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
-from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
+from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index, check_lists
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
 
 OFF_LATTICE = 1e-2  # tolerance in units of the spacing, for the rounding of coordinates far from the origin
@@ -28,6 +28,7 @@ class Neighborhood(Protocol):
 
     It may have a ``cutoff``, the distance at which the weight of neighbors vanishes (see :func:`smooth_cutoff`), and a
     method ``scaled(factor)``, which returns the neighborhood for points that are further apart (see :func:`scaled`).
+    :func:`find_neighbors` and :func:`lift` check the lists that a neighborhood of the user returns.
     """
 
     @property
@@ -35,7 +36,10 @@ class Neighborhood(Protocol):
         """Length that makes displacements dimensionless, or None."""
 
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
-        """Return the neighbor lists of points ``[points, dim]``."""
+        """Return the neighbor lists of points ``[points, dim]``, such as ``Neighbors.from_edge_index(edges, points)``.
+
+        Edges connect points of one cloud.
+        """
 
 
 class _Neighborhood(abc.ABC):
@@ -338,20 +342,37 @@ class Given(_Neighborhood):
 
 
 def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
-    """Return the neighbor lists of clouds. ValueError is raised for periodic clouds unless it is a :class:`Radius`."""
+    """Return the neighbor lists of clouds.
+
+    ValueError is raised for periodic clouds unless it is a :class:`Radius`. TypeError or ValueError is raised if a
+    neighborhood of the user returns something else than sorted :class:`Neighbors` of these points, or connects clouds.
+    """
     check_is("clouds", clouds, PointClouds)
     check_neighborhood(neighborhood)
     if clouds.cell is None or clouds.pbc is None:
         found = neighborhood.of(clouds) if isinstance(neighborhood, Given) else neighborhood
-        return found(clouds.pos, clouds.batch)
+        own = type(found) not in (Radius, Nearest, PixelSquare, AllPairs, Given)
+        return _of_user(found, clouds.pos, clouds.batch) if own else found(clouds.pos, clouds.batch)
     if not isinstance(neighborhood, Radius):
         raise ValueError(f"neighborhood: expected a Radius for periodic clouds, got {neighborhood!r}")
     return neighborhood._with_images(clouds.pos, clouds.batch, clouds.cell, clouds.pbc)
 
 
+@outside_of_transforms
+def _of_user(neighborhood: Neighborhood, pos: Tensor, batch: Tensor) -> Neighbors:
+    found = neighborhood(pos.detach(), batch)
+    check_lists(found, batch)
+    return found
+
+
 def smooth_cutoff(neighborhood: Neighborhood) -> float | None:
-    """Return the ``cutoff``, at which the weight of neighbors vanishes; None if there is none."""
+    """Return the ``cutoff``, at which the weight of neighbors vanishes; None if there is none.
+
+    TypeError or ValueError is raised if it is not a positive finite number.
+    """
     cutoff: float | None = getattr(neighborhood, "cutoff", None)
+    if cutoff is not None:
+        check_length("neighborhood.cutoff", cutoff)
     return cutoff
 
 

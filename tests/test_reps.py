@@ -17,6 +17,7 @@ from lieattn.reps import (
     SymmetricTensor,
     TracelessSymmetric,
     Vector,
+    _irreps,
     check_representation,
     to_irreps,
     wigner_d,
@@ -263,6 +264,24 @@ def test_representations_are_values():
     assert str(total) == "Vector(3) + Scalar + Vector(3)"
     with pytest.raises(AttributeError):
         Vector(3).d = 2
+
+
+@pytest.mark.parametrize("make", [SymmetricTensor, TracelessSymmetric, lambda d: Vector(d) + SymmetricTensor(d)])
+def test_values_made_in_inference_mode_can_be_trained_with(make):
+    with torch.inference_mode():
+        rep = make(3)
+    R, features = (x.requires_grad_() for x in (rotations(2), torch.ones(2, rep.dim, dtype=torch.float64)))
+    rep.act(R, features).sum().backward()
+    expected = torch.autograd.grad(make(3).act(R, features).sum(), (R, features))
+    assert torch.equal(R.grad, expected[0])
+    assert torch.equal(features.grad, expected[1])
+
+
+def test_tables_of_irreps_made_in_inference_mode_are_ordinary_tensors():
+    _irreps._clebsch_gordan.cache_clear()
+    with torch.inference_mode():
+        rep = Irreps("3o")
+    assert not any(table.is_inference() for table in rep._isometries)
 
 
 def test_dtypes():

@@ -146,6 +146,7 @@ def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @lru_cache(maxsize=Irreps.max_degree + 1)
+@torch.inference_mode(False)
 @outside_of_transforms
 def _clebsch_gordan(degree: int) -> tuple[Tensor, ...]:
     """Return the isometries ``[3, 2l - 1, 2l + 1]`` of degree l into the product of 1 and l - 1, for l = 2..degree."""

@@ -324,7 +324,13 @@ class _SymmetricMatrices(_OfDimension):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "_basis", self._orthonormal_basis())
+        object.__setattr__(self, "_basis", self._differentiable_basis())
+
+    def _differentiable_basis(self) -> Tensor:
+        if torch.compiler.is_compiling():  # torch.compile cannot follow inference mode
+            return self._orthonormal_basis()
+        with torch.inference_mode(False):
+            return self._orthonormal_basis()
 
     @property
     def dim(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lieattn._autocast import in_autocast
-from lieattn._functional import is_batched, transformed
+from lieattn._functional import is_mapped
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
@@ -169,7 +169,7 @@ def may_look(numbers: Tensor) -> bool:
 
     It may not on a GPU, where reading waits for all queued work, and not while torch compiles or maps over the tensor.
     """
-    if transformed() and is_batched(numbers):
+    if is_mapped(numbers):
         return False
     return numbers.device.type in _LOOKED_AT and not torch.compiler.is_compiling()
 
@@ -186,7 +186,7 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
 
     The limit is the same for all dtypes, because kernels compute scores in float32.
     """
-    if torch.compiler.is_compiling() or numbers.numel() == 0 or (transformed() and is_batched(numbers)):
+    if torch.compiler.is_compiling() or numbers.numel() == 0 or is_mapped(numbers):
         return
     check_has_numbers(argument, numbers)
     largest = float(numbers.detach().abs().max()) * max(1.0, 1 / unit)

@@ -34,6 +34,11 @@ def is_batched(x: Tensor) -> bool:
     return False
 
 
+def is_mapped(x: Tensor) -> bool:
+    """Return whether a transform is active in which ``torch.func.vmap`` maps over a tensor, so it has no values."""
+    return transformed() and is_batched(x)
+
+
 def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
     """Decorate a search so that it gets plain tensors with readable values, even if its caller is transformed.
 
@@ -56,7 +61,7 @@ def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
 
 def check_not_batched(argument: str, x: Tensor) -> None:
     """Raise RuntimeError if ``torch.func.vmap`` maps over positions."""
-    if transformed() and is_batched(x):
+    if is_mapped(x):
         reason = "torch.func.vmap cannot map over positions, since the numbers of their neighbors differ"
         advice = "use one Batch of clouds, or map over features or weights with geometry = network.geometry(data)"
         raise RuntimeError(f"{argument}: {reason}; {advice}")

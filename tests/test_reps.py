@@ -252,6 +252,15 @@ def test_tensors_become_irreps_as_in_e3nn():
 # --- values ---------------------------------------------------------------------------------------------------
 
 
+@every_spatial
+def test_vmap_over_rotations(rep):
+    R = rotations(3)
+    features = torch.linspace(-1, 1, 3 * rep.dim, dtype=torch.float64).view(3, rep.dim)
+    torch.testing.assert_close(torch.func.vmap(rep.act)(R, features), rep.act(R, features))
+    torch.testing.assert_close(torch.func.vmap(rep.matrix)(R), rep.matrix(R))
+    torch.testing.assert_close(torch.func.vmap(lambda one: wigner_d(3, one))(R), wigner_d(3, R))
+
+
 def test_representations_are_values():
     assert Irreps("1o+0e") == Irreps("1x1o + 1x0e")
     assert hash(2 * Vector(3)) == hash(Multiple(2, Vector(3)))

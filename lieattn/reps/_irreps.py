@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_count, check_tensor
-from lieattn._functional import outside_of_transforms
+from lieattn._functional import is_mapped, outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
@@ -126,7 +126,7 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
         raise ValueError(f"rotation: expected floating [*, 3, 3], got {tuple(rotation.shape)}")
     check_orthogonal("rotation", rotation)
     wide = rotation.to(torch.float64)
-    if bool((determinant_sign(wide) < 0).any()):
+    if not is_mapped(wide) and bool((determinant_sign(wide) < 0).any()):
         raise ValueError(
             "rotation: expected proper rotations, but a determinant is negative; use Irreps for reflections"
         )

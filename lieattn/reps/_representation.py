@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
+from lieattn._functional import is_mapped
 
 
 class Representation(abc.ABC):
@@ -199,8 +200,9 @@ def check_representation(argument: str, rep: object) -> None:
 def check_orthogonal(argument: str, matrices: Tensor) -> None:
     """Raise ValueError, naming the argument, unless all matrices ``[*, d, d]`` are orthogonal.
 
-    The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Values are not checked in compiled code. TypeError or
-    ValueError is also raised if the argument is not a floating tensor of square matrices.
+    The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Values are not checked in compiled code, nor if
+    ``torch.func.vmap`` maps over them. TypeError or ValueError is also raised if the argument is not a floating tensor
+    of square matrices.
     """
     error, allowed = _orthogonality_error(argument, matrices)
     if not error <= allowed:
@@ -208,7 +210,10 @@ def check_orthogonal(argument: str, matrices: Tensor) -> None:
 
 
 def is_orthogonal(matrices: Tensor) -> bool:
-    """Return whether all matrices ``[*, d, d]`` are orthogonal, up to the tolerance of :func:`check_orthogonal`."""
+    """Return whether all matrices ``[*, d, d]`` are orthogonal, up to the tolerance of :func:`check_orthogonal`.
+
+    The result is True where that function does not check values.
+    """
     error, allowed = _orthogonality_error("matrices", matrices)
     return error <= allowed
 
@@ -219,7 +224,7 @@ def _orthogonality_error(argument: str, matrices: Tensor) -> tuple[float, float]
         raise ValueError(f"{argument}: expected matrices [*, d, d], got {tuple(matrices.shape)}")
     check_has_numbers(argument, matrices)
     allowed = 1e-6 if matrices.dtype == torch.float64 else 1e-3
-    if matrices.numel() == 0 or torch.compiler.is_compiling():
+    if matrices.numel() == 0 or torch.compiler.is_compiling() or is_mapped(matrices):
         return 0.0, allowed
     wide = matrices.detach().to(torch.float64)
     gram = wide.mT @ wide - torch.eye(wide.shape[-1], dtype=torch.float64, device=wide.device)

@@ -17,6 +17,7 @@ from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,
     GridGroupConvolution,
+    GroupAttention,
     GroupSelfAttention,
     GroupSqueezeExcite,
     LiftingAffineSelfConvolution,
@@ -29,7 +30,7 @@ from lieattn.nn import (
     to_grid,
 )
 from lieattn.nn._paper_attention import FiberAffine
-from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativePositionTable
+from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativeFunction, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, equivariance_error, randomize
 from tests.cases import SMALL_GROUPS
@@ -486,6 +487,34 @@ def test_stand_alone_attention_is_affine_with_constant_psi():
         layer.key_map.beta.copy_(baseline.axis_keys(graph).positional_key[:, group.identity_index].flatten(1))
     x = field("affine", group, 20)
     torch.testing.assert_close(layer(x, graph), baseline(x, graph), rtol=1e-12, atol=1e-12)
+
+
+class Factors(RelativeFunction):
+    """Factors of values, or summands of scores, that depend on the distance."""
+
+    patterns = ("pooled", "joint")
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, graph, x=None):
+        distance = graph.relative.positions.norm(dim=-1)[:, :, None, None]
+        table = distance if self.name == "displacement_bias" else 1 + distance[..., None]
+        return RelativeTerms(**{self.name: table}, row=graph.relative.row)
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("pattern", ["pooled", "joint"])
+def test_encodings_of_a_users_own_are_summed_in_every_pattern_that_they_share(pattern):
+    graph = lift(pixel_positions(3, 3, dtype=torch.float64), cyclic(4), PixelSquare(3))
+    parts = [Factors("displacement_bias"), Factors("psi")]
+    layer = GroupAttention(4, 4, heads=2, encoding=parts, pattern=pattern).double()
+    x = torch.randn(9, 4, 4, dtype=torch.float64)
+    terms = parts[0](graph).plus(parts[1](graph))
+    torch.testing.assert_close(layer(x, graph), layer(x, graph, terms))
+    with pytest.raises(ValueError, match=r"SumOfTerms is equivariant with patterns \('pooled', 'joint'\)"):
+        GroupAttention(4, 4, heads=2, encoding=parts, pattern="query_sum")
 
 
 def test_simple_is_affine_with_one_map():

@@ -54,9 +54,8 @@ class SumOfTerms(RelativeFunction):
             raise ValueError("parts: expected at least one relative function, got none")
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.patterns = tuple(  # type: ignore[misc]
-            name for name in RelativeFunction.patterns if all(name in part.patterns for part in parts)
-        )
+        shared = (name for name in parts[0].patterns if all(name in part.patterns for part in parts))
+        self.patterns = tuple(shared)  # type: ignore[misc]
         self.group = next((part.group for part in parts if part.group is not None), None)
         self.dim = next((part.dim for part in parts if part.dim is not None), None)
 

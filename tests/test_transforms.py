@@ -173,19 +173,33 @@ PERIODIC = [[True, True, True], [True, False, True], [False, True, False], [Fals
 @pytest.mark.parametrize("periodic", PERIODIC, ids=str)
 @pytest.mark.parametrize(("number", "clouds", "side", "r"), [(40, 3, 5.0, 2.0), (10, 1, 2.0, 5.0), (200, 1, 8.0, 2.5)])
 def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
-    """The same edges and shifts for oblique cells, points inside and outside, radii above and below the cell size."""
+    """The same edges and shifts for oblique cells, points inside and far outside, radii above and below the cell."""
     pytest.importorskip("vesin")
     generator = torch.Generator().manual_seed(number)
     cell = side * (torch.eye(3, dtype=torch.float64) + 0.15 * torch.randn(clouds, 3, 3, generator=generator).double())
     pbc = torch.tensor(periodic).expand(clouds, 3).clone()
     cloud = torch.arange(number) % clouds
     inside = torch.rand(number, 3, generator=generator, dtype=torch.float64)
-    for fractional in (inside, 5 * inside - 2):
+    for fractional in (inside, 5 * inside - 2, inside + pbc[cloud] * (1e10 * inside).round()):
         pos = (fractional[:, None] @ cell[cloud])[:, 0]
         for include_self in (False, True):
             given = pos, cloud, r, include_self, cell, pbc
             for ours, theirs in zip(images_within(*given, "cells"), images_within(*given, "vesin"), strict=True):
                 assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("periodic", PERIODIC[1:3], ids=str)
+def test_points_far_away_where_clouds_are_not_periodic(periodic):
+    """Vesin would end the process, or take minutes."""
+    pbc = torch.tensor(periodic)
+    pos = torch.rand(8, 3, dtype=torch.float64)
+    pos[0] += 1e6 * ~pbc
+    edges, shift = periodic_radius_graph(pos, 1.0, torch.eye(3, dtype=torch.float64), pbc)
+    alone, own = periodic_radius_graph(pos[1:], 1.0, torch.eye(3, dtype=torch.float64), pbc)
+    others = edges[1] > 0
+    assert torch.equal(edges[:, others], alone + 1)
+    assert torch.equal(shift[others], own)
+    assert (edges[:, ~others] == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ _CHUNK_PAIRS = 2**22
 # Largest number of cells along an axis, at which rounding of a cell coordinate is below the margin.
 _MAX_CELLS = 2**20
 
+# Largest extent of partly periodic clouds in units of the radius (area, for two directions), up to which vesin is fast.
+_MOST_REACH = 100
+
 # (points, row, source, reach): source contains candidates of points[row], and all points closer than reach[row].
 # Rows are ascending.
 _Proposal = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -307,9 +310,12 @@ def images_within(
     if n == 0:
         return cloud, pos.long()
     radius = radius * (1 + TIE_TOLERANCE)
-    propose = _images_of_vesin if _uses_vesin(pos, method) else _images_of_cells
+    whole = complete_cells(cell, pbc)
+    if method is None:
+        method = "vesin" if _prefers_vesin(pos, cloud, radius, whole, pbc) else "cells"
+    propose = _images_of_vesin if method == "vesin" else _images_of_cells
     found = []
-    for i, j, steps in propose(pos, cloud, radius * _MARGIN, complete_cells(cell, pbc), pbc):
+    for i, j, steps in propose(pos, cloud, radius * _MARGIN, whole, pbc):
         keep = _squared_distance_to_images(pos, i, j, steps, cell[cloud[i]]) <= radius * radius
         keep &= include_self | (i != j) | (steps != 0).any(1)
         found.append((i[keep] * n + j[keep], steps[keep]))
@@ -334,10 +340,7 @@ def _images_of_cells(
     pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield targets, sources and steps of candidate pairs from the cell list, which include all within the radius."""
-    # Fractional coordinates in [0, 1) along periodic vectors, and the integer steps that are subtracted.
-    fractional = (pos[:, None] @ torch.linalg.inv(cell)[cloud])[:, 0]
-    home = torch.where(pbc[cloud], fractional.floor(), 0.0)
-    fractional, home = fractional - home, home.long()
+    fractional, home = _wrapped(pos, cloud, cell, pbc)
     owner, image = _ghosts(fractional, cloud, cell, pbc, radius)
     places = (fractional[owner] + image)[:, None] @ cell[cloud[owner]]
     everything = torch.arange(len(pos), device=pos.device)
@@ -348,6 +351,13 @@ def _images_of_cells(
         yield i[same], j[same], (image[ghost] + home[i] - home[j])[same]
 
 
+def _wrapped(pos: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor) -> tuple[Tensor, Tensor]:
+    """Return fractional coordinates, in [0, 1) along periodic vectors, and the integer steps that are subtracted."""
+    fractional = (pos[:, None] @ torch.linalg.inv(cell)[cloud])[:, 0]
+    home = torch.where(pbc[cloud], fractional.floor(), 0.0)
+    return fractional - home, home.long()
+
+
 def _images_of_vesin(
     pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -355,21 +365,36 @@ def _images_of_vesin(
     from vesin import NeighborList
 
     search = NeighborList(cutoff=radius, full_list=True, n_threads=torch.get_num_threads())
+    # Its steps are 32-bit integers, so the points are moved into their cells.
+    home = _wrapped(pos, cloud, cell, pbc)[1]
+    inside = pos - (home.to(pos.dtype)[:, None] @ cell[cloud])[:, 0]
     order, _, size = members(cloud, len(cell))
     for number, points in enumerate(order.split(size.tolist())):
         if len(points):
             box, periodic = cell[number].numpy(), pbc[number].numpy()
-            pairs, steps = search.compute(pos[points].numpy(), box, periodic, "PS")
-            i, j = torch.from_numpy(pairs.astype(np.int64)).unbind(1)
-            yield points[i], points[j], torch.from_numpy(steps.astype(np.int64))
+            pairs, steps = search.compute(inside[points].numpy(), box, periodic, "PS")
+            i, j = points[torch.from_numpy(pairs.astype(np.int64))].unbind(1)
+            yield i, j, torch.from_numpy(steps.astype(np.int64)) + home[i] - home[j]
     everything = torch.arange(len(pos))
     yield everything, everything, torch.zeros_like(pos, dtype=torch.int64)
 
 
-def _uses_vesin(pos: Tensor, method: Literal["vesin", "cells"] | None) -> bool:
-    if method is not None:
-        return method == "vesin"
-    return pos.device.type == "cpu" and pos.shape[1] == 3 and find_spec("vesin") is not None
+def _prefers_vesin(pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor) -> bool:
+    """Return whether vesin is installed, and clouds do not reach far along directions in which they are not periodic.
+
+    For such clouds, vesin takes many times as long as the cell list, or ends the process.
+    """
+    if pos.device.type != "cpu" or pos.shape[1] != 3 or find_spec("vesin") is None:
+        return False
+    partly = pbc.any(dim=1) & ~pbc.all(dim=1)
+    if not partly.any():
+        return True
+    places = _wrapped(pos, cloud, cell, pbc)[0]  # lengths, where clouds are not periodic
+    index, empty = cloud[:, None].expand_as(places), torch.zeros_like(cell[:, 0])
+    low = empty.scatter_reduce(0, index, places, "amin", include_self=False)
+    high = empty.scatter_reduce(0, index, places, "amax", include_self=False)
+    reach = torch.where(pbc, 1.0, ((high - low) / radius).clamp(min=1)).prod(dim=1)
+    return not bool((reach[partly] > _MOST_REACH).any())
 
 
 def _ghosts(fractional: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor, radius: float) -> tuple[Tensor, Tensor]:

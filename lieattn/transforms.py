@@ -12,7 +12,7 @@ rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -187,7 +187,7 @@ def fps(
     if len(pos) == 0:
         return torch.zeros(0, dtype=torch.int64, device=pos.device)
     # The small number compensates for rounding, so that 0.1 of 30 points is 3.
-    wanted = (ratio * clouds.counts.double() - 1e-9).ceil().long()
+    wanted = (ratio * clouds.counts.double() - 1e-9).ceil().long().clamp(min=1).minimum(clouds.counts)
     chosen = farthest_points(pos, batch=batch, count=int(wanted.max()), start=start, generator=generator)
     kept = clouds.counts.clamp(max=int(wanted.max()))
     place = torch.arange(len(chosen), device=pos.device) - (kept.cumsum(0) - kept).repeat_interleave(kept)
@@ -275,7 +275,7 @@ class FarthestPoints(BaseTransform):
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
         names = data.node_attrs()
         for name in names:
-            data[name] = data[name].index_select(data.__cat_dim__(name, data[name]), chosen)
+            data[name] = _selected(data[name], data.__cat_dim__(name, data[name]), chosen)
         if data.get("ptr") is not None:
             counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
             data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])
@@ -288,6 +288,15 @@ class FarthestPoints(BaseTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(ratio={self.ratio})"
+
+
+def _selected(value: Any, axis: int, chosen: Tensor) -> Any:
+    """Return the chosen entries of an attribute of points: a tensor, list, tuple or array, as in PyTorch Geometric."""
+    if isinstance(value, Tensor):
+        return value.index_select(axis, chosen)
+    if isinstance(value, list | tuple):
+        return type(value)([value[i] for i in chosen.tolist()])
+    return value[chosen.cpu().numpy()]
 
 
 def _check_ratio(ratio: float) -> None:

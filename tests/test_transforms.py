@@ -1,5 +1,6 @@
 """Functions and transforms for edges in PyTorch Geometric, against the definition, in batches and in boxes."""
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
@@ -93,6 +94,19 @@ def test_farthest_points_of_each_cloud(ratio):
     assert torch.equal(chosen, torch.cat([start + one for start, one in zip(starts, alone, strict=True)]))
     with pytest.raises(ValueError, match=r"ratio: expected a number in \(0, 1\]"):
         fps(pos, ratio=0.0)
+
+
+def test_at_least_one_point_of_each_cloud_is_kept():
+    pos, batch = torch.rand(7, 3), torch.tensor([0, 0, 0, 2, 2, 2, 2])
+    assert batch[fps(pos, batch, ratio=1e-12)].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_farthest_points_keep_names_of_points(container):
+    pos = torch.tensor([[0.0], [1.0], [2.0], [10.0]])
+    kept = FarthestPoints(0.5)(Data(pos=pos, names=container(["a", "b", "c", "d"])))
+    assert type(kept.names) is type(container(["a"]))
+    assert list(kept.names) == ["d", "a"]
 
 
 def test_transforms_set_edges_of_batches():

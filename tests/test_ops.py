@@ -368,6 +368,7 @@ def bad_operands():
         "8 bits": ({"value": x.to(torch.float8_e5m2)}, "value: expected float64, float32, bfloat16 or float16"),
         "axes": ({"value": x[0]}, "value: expected [points=4, fiber, heads, dim] as in neighbors, got (3, 2, 3)"),
         "no channels": ({"query": x[..., :0], "key": x[..., :0]}, "query: expected at least one channel"),
+        "no fiber": ({"value": x[:, :0]}, "value: expected a fiber of at least one frame, got (4, 0, 2, 3)"),
         "device": ({"query": x.to("meta")}, "query: expected a tensor on cpu like neighbors, got one on meta"),
         "neighbors": ({"neighbors": neighbors.edge_index}, "neighbors: expected Neighbors"),
         "source": ({"neighbors": Neighbors(pointers, source + 9, target)}, "neighbors: source: expected numbers"),

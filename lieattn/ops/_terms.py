@@ -232,15 +232,8 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
     if (query is None) != (key is None):
         raise ValueError("query, key: expected both, or neither for scores from the terms alone")
     for argument, signal in (("value", value), ("query", query), ("key", key)):
-        if signal is None:
-            continue
-        if signal.ndim != 4 or signal.shape[0] != neighbors.num_points:
-            raise ValueError(
-                f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim] as in neighbors, got "
-                f"{tuple(signal.shape)}"
-            )
-        if signal.shape[2] != value.shape[2]:
-            raise ValueError(f"{argument}: expected {value.shape[2]} heads as in value, got {signal.shape[2]}")
+        if signal is not None:
+            _check_signal(argument, signal, value, neighbors)
     if query is not None and key is not None:
         if query.shape[-1] != key.shape[-1]:
             raise ValueError(f"key: expected dim {query.shape[-1]} as in query, got {key.shape[-1]}")
@@ -248,6 +241,18 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
             raise ValueError(f"query: expected at least one channel, got {tuple(query.shape)}")
         if key.shape[1] != value.shape[1]:
             raise ValueError(f"key: expected a fiber of {value.shape[1]} as in value, got {key.shape[1]}")
+
+
+def _check_signal(argument: str, signal: Tensor, value: Tensor, neighbors: Neighbors) -> None:
+    if signal.ndim != 4 or signal.shape[0] != neighbors.num_points:
+        raise ValueError(
+            f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim] as in neighbors, got "
+            f"{tuple(signal.shape)}"
+        )
+    if signal.shape[1] == 0:
+        raise ValueError(f"{argument}: expected a fiber of at least one frame, got {tuple(signal.shape)}")
+    if signal.shape[2] != value.shape[2]:
+        raise ValueError(f"{argument}: expected {value.shape[2]} heads as in value, got {signal.shape[2]}")
 
 
 def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> None:

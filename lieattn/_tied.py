@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lieattn._default_device import made_on_cpu
+
 
 class TiedWeights(nn.Module):
     """A module whose state dicts contain, as metadata, the group and geometry that the weights belong to.
@@ -16,6 +18,11 @@ class TiedWeights(nn.Module):
     If the module has another group or geometry, ``load_state_dict`` raises RuntimeError with the difference. To skip
     this check, pass ``dict(state_dict)``, which has no metadata.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", made_on_cpu(cls.__init__))  # noqa: B010 - type checkers forbid a plain assignment
 
     def tied_to(self) -> dict[str, str]:
         """Return the properties that the weights depend on besides their shapes, as texts by name: the finite group."""

@@ -23,6 +23,7 @@ from lieattn._checks import (
     counted,
     kind,
 )
+from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, ranks
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -256,6 +257,7 @@ def _checked_frames(chosen: object, sites: Sites) -> Tensor | GroupFrames:
 
 
 @lru_cache(maxsize=256)
+@on_cpu
 def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
     """Return whether a group preserves lengths, or, with ``ratios``, ratios of lengths.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_count, check_flag, check_is, check_length
+from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms, transformed
 from lieattn._warnings import warn
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
@@ -252,6 +253,7 @@ def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     return summed / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
 
 
+@on_cpu
 def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tensor | None:
     """Return the columns ``[points, dim, k]`` of the section on which frames act, or None if they act on all."""
     dim, k = space.group.dim, group.dim
@@ -279,6 +281,7 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 
 @cache
 @outside_of_transforms
+@on_cpu
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     """Return the group of diagonal sign matrices with determinant 1, or of all of them if ``improper``.
 
@@ -295,6 +298,7 @@ def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
 
 @cache
 @outside_of_transforms
+@on_cpu
 def _generic_rotation(k: int) -> Tensor:
     skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
     return torch.linalg.matrix_exp(skew - skew.T)

@@ -375,7 +375,7 @@ def _images_of_vesin(
             pairs, steps = search.compute(inside[points].numpy(), box, periodic, "PS")
             i, j = points[torch.from_numpy(pairs.astype(np.int64))].unbind(1)
             yield i, j, torch.from_numpy(steps.astype(np.int64)) + home[i] - home[j]
-    everything = torch.arange(len(pos))
+    everything = torch.arange(len(pos), device=pos.device)
     yield everything, everything, torch.zeros_like(pos, dtype=torch.int64)
 
 

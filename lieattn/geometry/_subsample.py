@@ -91,7 +91,7 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     check_count("count", count)
     if count > size:
         raise ValueError(f"count: expected at most {size}, the number of points of a cloud, got {count}")
-    _check_starts(start, clouds, torch.full((clouds,), size), distance.device)
+    _check_starts(start, clouds, torch.full((clouds,), size, device=distance.device), distance.device)
     if mask is None:
         mask = torch.ones(clouds, size, dtype=torch.bool, device=distance.device)
     check_is("mask", mask, Tensor)

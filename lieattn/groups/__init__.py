@@ -23,9 +23,10 @@ from lieattn.groups._catalog import (
     tetrahedral,
     trivial,
 )
-from lieattn.groups._finite import FiniteGroup, RealIrrep, check_group, real_irreps
+from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup
 from lieattn.groups._lie import SE, SO, Dilations, E, O, RotationDilations, SemidirectProduct, Sim, Translations, affine
+from lieattn.groups._real_irreps import RealIrrep, real_irreps
 from lieattn.groups._skew import quaternion_from_rotation, rotation_from_quaternion
 
 __all__ = [  # noqa: RUF022 - its order puts SE and SO before SemidirectProduct

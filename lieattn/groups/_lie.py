@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -392,7 +392,7 @@ class SemidirectProduct(LieGroup):
         if isinstance(self.stabilizer, FiniteGroup):
             linear = self.stabilizer.element(linear, translation, argument="linear")
         check_last("linear", linear, (self.dim, self.dim), self.name)
-        return affine(torch.as_tensor(linear), translation)
+        return affine(cast(Tensor, linear), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         linear = returned(self.stabilizer, "product", self.linear(g), self.linear(h))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry import FiniteFrames, PointClouds, PrincipalFrames, SampledFrames
 
@@ -26,6 +27,7 @@ def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
 
 
 @outside_of_transforms
+@on_cpu
 def new_generator() -> torch.Generator:
     """Return a generator for the random numbers of training, seeded by torch's default generator."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

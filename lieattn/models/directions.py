@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_counts, check_tensor
+from lieattn._default_device import on_cpu
 from lieattn._exact import ExactConstants
 from lieattn.geometry import (
     AllPairs,
@@ -378,6 +379,7 @@ def _without_loops(neighborhood: Neighborhood) -> Neighborhood:
     return neighborhood
 
 
+@on_cpu
 def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
     """Return the unit vector ``[3]`` float64 of the given axis, or the rotation axis with the largest stabilizer."""
     if axis is not None:
@@ -400,6 +402,7 @@ def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
     return found
 
 
+@on_cpu
 def _orbit(group: FiniteGroup, axis: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index of the direction that each element maps the axis to, and the directions ``[n, 3]`` float64."""
     images = group.matrices(axis) @ axis

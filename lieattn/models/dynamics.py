@@ -153,7 +153,7 @@ def differentiated(
 
     def of_strain(x: Tensor, strain: Tensor) -> Tensor:
         # The rows are vectors, so the matrix acts from the right; it is symmetric.
-        deformation = torch.eye(x.shape[1]).to(x) + (strain + strain.mT) / 2
+        deformation = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) + (strain + strain.mT) / 2
         moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
         return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_has_numbers
+from lieattn._default_device import on_cpu
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import (
     SE,
@@ -175,6 +176,7 @@ def _need(arrays: Mapping[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[A
     return arrays[name]
 
 
+@on_cpu
 def published_table(group: FiniteGroup) -> Tensor:
     """Return the rows of the frame encoding in the authors' code of GSA-Nets, by output, query and key frame.
 

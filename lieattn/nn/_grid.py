@@ -25,6 +25,7 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
+from lieattn._default_device import on_cpu
 from lieattn._functional import transformed
 from lieattn._tied import TiedWeights
 from lieattn.geometry import Raster, point_clouds
@@ -142,6 +143,7 @@ def check_lattice_group(argument: str, group: FiniteGroup) -> None:
         )
 
 
+@on_cpu
 def _on_axes(group: FiniteGroup) -> Tensor:
     """Return the elements as matrices on array axes, ``[order, dim, dim]`` int64: in reverse order, rows down."""
     matrices = group.elements.round().to(torch.int64).flip(-1, -2)
@@ -150,6 +152,7 @@ def _on_axes(group: FiniteGroup) -> Tensor:
     return down[:, None] * matrices * down
 
 
+@on_cpu
 def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
     """Return the index of cell h⁻¹p in a kernel without frames, for each frame h and cell p.
 
@@ -164,6 +167,7 @@ def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
     return ((size - 1 + moved) // 2) @ entries
 
 
+@on_cpu
 def group_taps(group: FiniteGroup, size: int) -> Tensor:
     """Return the index of entry (h⁻¹h̃, h⁻¹p) in a kernel on the group, ``[order, order, size^dim]`` int64."""
     cells = lifting_taps(group, size)

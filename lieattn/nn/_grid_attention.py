@@ -177,7 +177,7 @@ def _check_moves_along(layer: GridConvolution, attention: AttentionOperator) -> 
             nn.init.normal_(parameter, generator=generator)
     fiber = 1 if layer.lifting else order
     shape = (2, layer.out_channels, order, layer.in_channels, fiber, *[_SIDE] * group.dim)
-    responses = torch.randn(shape, generator=generator, dtype=torch.float64)
+    responses = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
     def maps(responses: Tensor) -> Tensor:
         found = attention(responses)

@@ -396,7 +396,7 @@ class RotationHead(Recorded, nn.Module):
         first, second = graph.mean(project_field(components, graph, self.field.rep)).split(3, dim=1)
         size = graph.mean(components.detach().to(first).square().mean(dim=(1, 2))).sqrt()[:, None]
         limit = _ROUNDING * torch.finfo(first.dtype).eps * size
-        axes = torch.eye(3).to(first)
+        axes = torch.eye(3, dtype=first.dtype, device=first.device)
         with without_autocast(first.device):
             e1, vague = _direction(first, axes[0], limit)
             across = second - (e1 * second).sum(dim=1, keepdim=True) * e1

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
+from lieattn._default_device import on_cpu
 from lieattn._functional import is_mapped
 
 
@@ -331,6 +332,7 @@ class _SymmetricMatrices(_OfDimension):
         super().__post_init__()
         object.__setattr__(self, "_basis", self._differentiable_basis())
 
+    @on_cpu
     def _differentiable_basis(self) -> Tensor:
         if torch.compiler.is_compiling():  # torch.compile cannot follow inference mode
             return self._orthonormal_basis()

@@ -151,7 +151,7 @@ def distinct_vectors(vectors: Tensor, tolerance: float) -> Tensor:
     """Remove repeated vectors from ``[n, dim]``, in the given order."""
     near = torch.cdist(vectors, vectors) < tolerance
     first = near.to(torch.int8).argmax(dim=1)
-    return vectors[first == torch.arange(len(vectors))]
+    return vectors[first == torch.arange(len(vectors), device=vectors.device)]
 
 
 def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:

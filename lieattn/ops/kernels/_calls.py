@@ -122,7 +122,7 @@ def check_targets(neighbors: Neighbors) -> None:
 def cut_targets(row_ptr: Tensor, number: int) -> Ranges:
     """Divide the targets into ranges with about equal numbers of edges, and omit empty ranges."""
     edges = int(row_ptr[-1])
-    cuts = torch.searchsorted(row_ptr, torch.arange(1, number) * edges // max(number, 1)).tolist()
+    cuts = torch.searchsorted(row_ptr, torch.arange(1, number, device="cpu") * edges // max(number, 1)).tolist()
     bounds = [0, *cuts, len(row_ptr) - 1]
     return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
 

@@ -53,7 +53,8 @@ def attend(problem: Problem) -> Tensor:
     # torch draws the seed, so that the mask depends on torch.manual_seed, and compiled graphs draw a new one each time.
     # It stays on the GPU, so that CUDA graphs do as well.
     draws = p.value.device if fused_backend(p.value.device) == "triton" else torch.device("cpu")
-    seed = torch.randint(2**62, (), device=draws) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
+    zero = torch.zeros((), dtype=torch.int64, device="cpu")
+    seed = torch.randint(2**62, (), device=draws) if p.dropout > 0 else zero
     index = None if row is None else row.contiguous()
     expect_gradients(given)
     out, _ = _forward(*given, *lists, index, seed, p.pattern, p.normalize, p.dropout)

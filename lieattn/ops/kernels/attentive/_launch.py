@@ -70,7 +70,7 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
 
 def _offsets(size: int, dilation: int, stride: int, center: int) -> Tensor:
     """Return the offsets of the taps of a square kernel in pixels, filled up with 0 to whole groups."""
-    steps = dilation * torch.arange(size) - center
+    steps = dilation * torch.arange(size, device="cpu") - center
     return _filled((steps[:, None] * stride + steps).flatten())
 
 
@@ -139,7 +139,7 @@ class _Call:
     def run(self, kernel: Callable[..., None], parts: Ranges, planes: Tensor, grads: list[_Tensors] | None) -> None:
         """Call a kernel for each part, with planes that it reads or writes, and gradients that it adds to if given."""
         needed = self._scratch(backward=grads is not None)
-        memory = torch.zeros(len(parts), sum(needed.values()) * self.lanes, dtype=self.dtype)
+        memory = torch.zeros(len(parts), sum(needed.values()) * self.lanes, dtype=self.dtype, device="cpu")
         told = _addresses(self.operands), record(self.sizes), _addresses(self.tables)
         own = [()] * len(parts) if grads is None else [(_addresses(grad),) for grad in grads]
         vector = (NUMPY_TYPES[self.dtype](0),) * self.lanes
@@ -206,7 +206,7 @@ class Fused(torch.autograd.Function):
         ctx.window = window
         call = _Call(Operands(*operands), window)
         shape = [*(call.sizes[name] for name in ("samples", "blocks", "length")), call.lanes]
-        planes = torch.empty(shape, dtype=call.dtype)
+        planes = torch.empty(shape, dtype=call.dtype, device="cpu")
         call.run(attentive_forward, call.parts("blocks"), planes, None)
         return call.images(planes)
 

@@ -94,7 +94,8 @@ def run_units_backward(
         to_shared, to_weight = torch.zeros_like(job.shared), torch.zeros_like(job.weight)
         sums = [memory.zeros(job.dtype, parts, *like.shape) for like in (job.first, job.second, job.bias, last)]
         scratch = memory.empty(job.dtype, parts, job.fiber * (5 * job.hidden + len(last)))
-        zero, addresses = memory.zeros(job.dtype, job.hidden), torch.tensor([grad.data_ptr() for grad in grads])
+        addresses = torch.tensor([grad.data_ptr() for grad in grads], device="cpu")
+        zero = memory.zeros(job.dtype, job.hidden)
         calls = [
             (
                 *(*job.given(last, zero, cut), turned.data_ptr(), addresses.data_ptr(), to_seen.data_ptr(), wanted),

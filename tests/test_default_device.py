@@ -1,0 +1,123 @@
+"""Networks and groups while torch has another default device, as after ``torch.set_default_device("cuda")``.
+
+The device here is "meta": a tensor that is created on the default device by mistake has no numbers, and cannot be
+combined with the others.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.data import Batch
+
+from lieattn import groups, spaces
+from lieattn.geometry import AllPairs, Nearest, Radius, lift
+from lieattn.groups import FiniteGroup, real_irreps
+from lieattn.nn import GroupLinear
+from lieattn.reps import Irreps, SymmetricTensor, to_irreps
+from lieattn.testing import randomize
+from tests.lifted_cases import LIFTED
+from tests.test_certify import MODELS
+from tests.test_equivariance import LAYERS, Made, clouds_of, fits
+
+ELSEWHERE = torch.device("meta")
+CATALOG = {
+    "C4": lambda: groups.cyclic(4),
+    "D3": lambda: groups.dihedral(3),
+    "C5z": lambda: groups.cyclic_about(5),
+    "D6z": lambda: groups.dihedral_about(6),
+    "trivial3": lambda: groups.trivial(3),
+    "mirror3": lambda: groups.reflection(3),
+    "inversion3": lambda: groups.inversion(3),
+    "T": groups.tetrahedral,
+    "O": groups.octahedral,
+    "I": groups.icosahedral,
+    "Th": groups.pyritohedral,
+    "Td": groups.full_tetrahedral,
+    "Oh": groups.full_octahedral,
+    "generated": lambda: FiniteGroup.generate(groups.cyclic(4).elements[1:2]),
+    "matrices": lambda: FiniteGroup.from_matrices([[[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [0.0, -1.0]]]),
+    "permutations": lambda: FiniteGroup.from_permutations([[0, 1, 2], [1, 2, 0], [2, 0, 1]]),
+}
+
+
+def inputs(data):
+    data = Batch.from_data_list(data) if isinstance(data, list) else data.float()
+    if isinstance(data, Batch):
+        data.apply(lambda value: value.float() if value.is_floating_point() else value)
+    return data
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_tables_of_groups_are_on_the_cpu(name):
+    group = CATALOG[name]()
+    with ELSEWHERE:
+        other = CATALOG[name]()
+        assert other == group
+        assert all(irrep.basis.device.type == "cpu" for irrep in real_irreps(other))
+        assert GroupLinear(other, 2, 2).weight.device == ELSEWHERE
+
+
+@pytest.mark.parametrize("space", [spaces.Sphere(), spaces.PositionDirection(), spaces.Euclidean(groups.SE(3))])
+def test_origins_are_on_the_cpu(space):
+    with ELSEWHERE:
+        assert space.origin.device.type == "cpu"
+
+
+def test_lifts_stay_on_the_device_of_the_points():
+    pos = torch.randn(6, 3)
+    for neighborhood in (Radius(1.5), Nearest(2), AllPairs()):
+        with ELSEWHERE:
+            graph = lift(pos, groups.octahedral(), neighborhood)
+            found = graph.relative.coordinates
+        assert torch.equal(found, lift(pos, groups.octahedral(), neighborhood).relative.coordinates)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_networks_compute_on_the_device_of_their_weights(name):
+    make, clouds, _, _ = MODELS[name]
+    network, data = randomize(make(), spread=0.2).eval(), inputs(clouds())
+    torch.manual_seed(0)
+    wanted = network(data)
+    with ELSEWHERE:
+        torch.manual_seed(0)
+        found = network(data)
+    torch.testing.assert_close(found, wanted)
+    network.train()
+    with ELSEWHERE:
+        first = network(data)
+        first = first if isinstance(first, torch.Tensor) else first[0]
+        if first.requires_grad:
+            first.square().sum().backward()
+    assert all(weight.grad is None or weight.grad.device.type == "cpu" for weight in network.parameters())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_constructed_on_the_default_device(name):
+    case = next(case for case in LIFTED.values() if fits(name, case))
+    made = Made(case, clouds_of(case, torch.float32)[2])
+    with ELSEWHERE:
+        layer = LAYERS[name](made)
+    assert all(value.device == ELSEWHERE for value in (*layer.parameters(), *layer.buffers()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_networks_are_constructed_on_the_default_device(name):
+    make = MODELS[name][0]
+    with ELSEWHERE:
+        network = make()
+    state, expected = ({**dict(one.named_parameters()), **dict(one.named_buffers())} for one in (network, make()))
+    assert state.keys() == expected.keys()
+    for key, value in state.items():
+        assert value.device == ELSEWHERE
+        assert value.shape == expected[key].shape
+        assert value.dtype == expected[key].dtype
+    assert copy.deepcopy(network).state_dict().keys() == network.state_dict().keys()
+
+
+def test_tables_of_irreps():
+    with ELSEWHERE:
+        assert Irreps("2e+3o").polar_z().device.type == "cpu"
+        assert SymmetricTensor(3).matrix(torch.eye(3, device="cpu")).shape == (6, 6)
+        assert to_irreps(SymmetricTensor(3))[1].device.type == "cpu"
+    assert Irreps("4e").matrix(torch.eye(3)).shape == (9, 9)

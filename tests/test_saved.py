@@ -92,6 +92,16 @@ def small(group=None, **options):
     return FramewiseTransformer(group or tetrahedral(), 2, 1, channels=4, layers=1, **options)
 
 
+class Unnamed:
+    """A neighborhood of a user, without a representation as text."""
+
+    def __init__(self, radius):
+        self.radius, self.length = radius, radius
+
+    def __call__(self, pos, batch=None, *, ptr=None):
+        return Radius(self.radius)(pos, batch, ptr=ptr)
+
+
 class Own(Network):
     """A user-defined network, with another network as argument."""
 
@@ -283,6 +293,14 @@ def test_what_cannot_be_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_neighborhoods_without_a_representation_are_saved(tmp_path):
+    network = lifted(neighborhood=Unnamed(2.0))
+    lieattn.save(network, tmp_path / "network")
+    cloud = Data(x=torch.randn(5, 2), pos=torch.randn(5, 3))
+    again = lieattn.load(tmp_path / "network", trust=["tests"])
+    assert torch.equal(again(cloud), network.eval()(cloud))
+
+
 @pytest.mark.parametrize("context", [torch.inference_mode, lambda: torch.device("meta")])
 def test_weights_do_not_depend_on_where_they_are_loaded(context, tmp_path):
     """They are on the CPU, and can be differentiated."""
@@ -328,9 +346,9 @@ def charged(*species):
     return posed(PrincipalFrames(), CloudInputs(("charge",), Species(species)))
 
 
-def lifted(**options):
+def lifted(neighborhood=None, **options):
     options = {"channels": 4, "layers": 1, "heads": 1, "lifting": Lifting(**options)}
-    return LieTransformer(2, frames=tetrahedral(), neighborhood=Radius(2.0), **options)
+    return LieTransformer(2, frames=tetrahedral(), neighborhood=neighborhood or Radius(2.0), **options)
 
 
 def images(blocks=(2,), **options):

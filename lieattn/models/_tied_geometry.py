@@ -27,8 +27,10 @@ def tied_geometry(module: nn.Module) -> dict[str, str]:
     if isinstance(space, HomogeneousSpace):
         found["space"] = space.name
     if neighborhood is not None:
+        # Neither edges nor addresses of objects in memory are properties of the weights.
         tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
-        found["neighborhood"] = type(neighborhood).__name__ if tensor else repr(decided(neighborhood))
+        unnamed = tensor or type(neighborhood).__repr__ is object.__repr__
+        found["neighborhood"] = type(neighborhood).__name__ if unnamed else repr(decided(neighborhood))
     absent = getattr(neighborhood, "length", None)  # in place of a length or a cutoff that is None
     for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
         for name, last in (("length", 1.0), ("cutoff", None)):

@@ -259,8 +259,8 @@ class KNNGraph(BaseTransform):
 class FarthestPoints(BaseTransform):
     """Transform that keeps a fraction ``ratio`` of the points of each cloud, chosen by :func:`fps`.
 
-    Points are kept in the order in which they are chosen, with all attributes of points. ValueError is raised for data
-    with edges or faces, which could lose their points.
+    Points are kept in the order in which they are chosen, with all attributes of points; the ``grid`` of images is
+    removed. ValueError is raised for data with edges or faces, which could lose their points.
     """
 
     def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
@@ -284,6 +284,8 @@ class FarthestPoints(BaseTransform):
                 data._store._num_nodes = counts.tolist()
         if data.get("num_nodes") is not None and "num_nodes" in data:
             data.num_nodes = len(chosen)
+        if "grid" in data:  # chosen pixels are no image
+            del data.grid
         return data
 
     def __repr__(self) -> str:

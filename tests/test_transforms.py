@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+from lieattn.geometry import point_clouds
 from lieattn.geometry._search import images_within
 from lieattn.transforms import (
     FarthestPoints,
@@ -236,3 +237,12 @@ def test_points_far_away_where_clouds_are_not_periodic(periodic):
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call(points()[0])
+
+
+def test_chosen_pixels_are_no_image():
+    image = Data(pos=torch.randn(4, 2), x=torch.randn(4, 1), grid=torch.tensor([[2, 2]]))
+    for data in (image, Batch.from_data_list([image, image])):
+        kept = FarthestPoints(0.5)(data)
+        assert "grid" not in kept
+        assert point_clouds(kept).num_points == len(kept.pos) == len(data.pos) // 2
+    assert "grid" in image

@@ -29,7 +29,7 @@ def tied_geometry(module: nn.Module) -> dict[str, str]:
     if neighborhood is not None:
         # Neither edges nor addresses of objects in memory are properties of the weights.
         tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
-        unnamed = tensor or type(neighborhood).__repr__ is object.__repr__
+        unnamed = tensor or repr(neighborhood) == object.__repr__(neighborhood)
         found["neighborhood"] = type(neighborhood).__name__ if unnamed else repr(decided(neighborhood))
     absent = getattr(neighborhood, "length", None)  # in place of a length or a cutoff that is None
     for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):

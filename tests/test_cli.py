@@ -42,7 +42,7 @@ class Clouds(Dataset):
             {}["energy"]
 
     def __len__(self):
-        return 4
+        return 0 if self.fault == "empty" else 4
 
     def __getitem__(self, index):
         if self.fault == "read":
@@ -154,6 +154,10 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     assert list(rows[0]) == ["cloud", "file", "label", "class", "logit_0", "logit_1"]
     assert [row["file"] for row in rows] == ["a.txt", "b.txt", "c, d.txt", "e.txt"]
     assert all(row["class"] == ("even", "odd")[int(row["label"])] for row in rows)
+    empty = ["--data.predict", "mydata.Clouds", "--data.predict.fault", "empty", "--trainer.default_root_dir", "empty"]
+    assert main(["predict", *trained, *empty]) == 2
+    assert "data.predict: expected at least one item, got an empty data set" in capsys.readouterr().err
+    assert not Path("empty").exists()
     quick = ["--clouds", "2", "--dtype", "float64"]
     certified = ["certify", "runs/checkpoints/last.ckpt", "--trust", "mydata", *quick]
     assert main([*certified, "--data", "mydata.Clouds", "--data.fault", "none"]) == 0

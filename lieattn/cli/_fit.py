@@ -10,7 +10,7 @@ import sys
 import tempfile
 import warnings
 from argparse import Action
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -357,6 +357,10 @@ class _PointSetCLI(LightningCLI):
                 output_file(str(root / "predictions.csv"))
             except argparse.ArgumentTypeError as error:
                 raise train.UsageError(f"trainer.default_root_dir: {error}") from error
+        sets = self.datamodule.sets
+        data = sets["test"] if sets["predict"] is None else sets["predict"]
+        if isinstance(data, Sized) and not len(data):  # loggers make folders when predicting begins
+            raise train.UsageError("data.predict: expected at least one item, got an empty data set")
         kwargs["return_predictions"] = True
         self.trainer.callbacks.append(counts := PointCounts())  # type: ignore[attr-defined]
         if self._members:
@@ -366,8 +370,6 @@ class _PointSetCLI(LightningCLI):
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
-        sets = self.datamodule.sets
-        data = sets["test"] if sets["predict"] is None else sets["predict"]
         tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
         for path, rows in write_tables(root, tables):
             _say(f"predictions, {rows} rows: {path}")

@@ -778,15 +778,16 @@ def test_labels_are_smoothed_in_training_alone(monkeypatch):
     torch.testing.assert_close(model.evaluate(batch, "val"), own)
 
 
-def test_masked_and_weighted_labels(monkeypatch):
-    """Masked items count as absent, even with an invalid label, and items of weight 2 count twice."""
+@pytest.mark.parametrize("unit", [1.0, 0.25])
+def test_masked_and_weighted_labels(unit, monkeypatch):
+    """Masked items count as absent, even with an invalid label, and items of twice the weight count twice."""
     clouds = [ToyClouds(noise=0.0)[number] for number in range(4)]
     found = {}
     for name, chosen in (("weighted", [0, 1, 2, 3]), ("twice", [0, 2, 2, 3])):
         batch = Batch.from_data_list([clouds[number] for number in chosen])
         if name == "weighted":
             batch.y[1], batch.mask = -1, torch.tensor([True, False, True, True])
-            batch.weight = torch.tensor([1.0, 1.0, 2.0, 1.0])
+            batch.weight = unit * torch.tensor([1.0, 1.0, 2.0, 1.0])
         torch.manual_seed(0)
         model = PointSetClassifier(ToyNetwork(cyclic(4)), 2).eval()
         monkeypatch.setattr(model, "log", lambda *_, **__: None)  # there is no trainer

@@ -76,21 +76,22 @@ def of_the_other_kind(clouds: Sequence[Data], name: str) -> list[str]:
 
 
 def counted(values: Tensor, weights: Tensor | None, entry_axes: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the entries of ``values`` whose weight is not 0, flattened to one axis, and their weights.
+    """Return the entries of ``values`` whose weight is not 0, flattened to one axis, and their floating weights.
 
     Entries with weight 0 may be NaN: they enter no sum and give no gradient. The last ``entry_axes`` axes belong to a
     single entry, which has one weight; ValueError is raised for weights along these axes.
     """
     shape = values.shape[: values.ndim - entry_axes]
+    dtype = values.dtype if values.is_floating_point() else torch.float32  # values may be numbers of rows
     if weights is None:
         entries = values.flatten(0, len(shape) - 1)
-        return entries, values.new_ones(()).expand(len(entries))
+        return entries, values.new_ones((), dtype=dtype).expand(len(entries))
     if weights.ndim > len(shape):
         found = f"{tuple(shape)} of whole entries, got {tuple(weights.shape)}"
         raise ValueError(f"data: expected masks and weights {found}")
     spread = weights.reshape(*weights.shape, *[1] * (len(shape) - weights.ndim)).expand(shape)
     kept = spread > 0
-    return values[kept], spread[kept].to(values.dtype)
+    return values[kept], spread[kept].to(dtype)
 
 
 def squared_sine(difference: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from lieattn._default_device import made_on_cpu
+from lieattn._exact import KeptTables
 
 
-class TiedWeights(nn.Module):
+class TiedWeights(KeptTables):
     """A module whose state dicts contain, as metadata, the group and geometry that the weights belong to.
 
     If the module has another group or geometry, ``load_state_dict`` raises RuntimeError with the difference. To skip

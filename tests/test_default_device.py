@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 from lieattn import groups, spaces
 from lieattn.geometry import AllPairs, Nearest, Radius, lift
 from lieattn.groups import FiniteGroup, real_irreps
-from lieattn.nn import GroupLinear
+from lieattn.nn import GroupLinear, ZonalLinear
 from lieattn.reps import Irreps, SymmetricTensor, to_irreps
 from lieattn.testing import randomize
 from tests.lifted_cases import LIFTED
@@ -121,3 +121,27 @@ def test_tables_of_irreps():
         assert SymmetricTensor(3).matrix(torch.eye(3, device="cpu")).shape == (6, 6)
         assert to_irreps(SymmetricTensor(3))[1].device.type == "cpu"
     assert Irreps("4e").matrix(torch.eye(3)).shape == (9, 9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_networks_without_numbers_take_weights(name):
+    """Tables of groups are no weights, so nothing else would bring their values back."""
+    make, clouds, _, _ = MODELS[name]
+    trained, data = randomize(make(), spread=0.2).eval(), inputs(clouds())
+    torch.manual_seed(0)
+    wanted = trained(data)
+    with ELSEWHERE:
+        made, assigned = make(), make()
+    # Fresh memory has arbitrary numbers, so these tables would be wrong.
+    for network in (made.to_empty(device="cpu"), make().to(ELSEWHERE).to_empty(device="cpu"), assigned):
+        network.eval().load_state_dict(trained.state_dict(), assign=network is assigned)
+        torch.manual_seed(0)
+        torch.testing.assert_close(network(data), wanted)
+
+
+def test_tables_keep_their_precision_where_they_have_no_numbers():
+    layer = ZonalLinear(groups.octahedral().elements[:, :, 0].unique(dim=0), 8, 8)
+    tables = {name: table.clone() for name, table in layer.named_buffers()}
+    other = layer.to(ELSEWHERE).half().to_empty(device="cpu")
+    assert all(torch.equal(table, tables[name]) for name, table in other.named_buffers())
+    assert {table.dtype for table in tables.values()} >= {torch.float64}

@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
+from lieattn._exact import KeptTables
 from lieattn._tied import TiedWeights
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid import (
@@ -44,7 +45,7 @@ _SIDE = 5  # side of the random responses on which user-defined operators are ch
 _ALLOWED = 1e-8  # allowed relative difference of their maps in float64
 
 
-class ResponseAttention(nn.Module):
+class ResponseAttention(KeptTables):
     """Weights of :class:`GridAttentiveConvolution`: matrices for the channels and a kernel for the positions."""
 
     first: nn.Parameter | None
@@ -257,7 +258,7 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
     """
 
 
-class ChannelGate(nn.Module):
+class ChannelGate(KeptTables):
     """σ(W₂ relu(W₁ mean) + W₂ relu(W₁ max)) with group-tied W₁ and W₂; ``group`` is None for planes."""
 
     relative: Tensor

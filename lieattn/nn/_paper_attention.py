@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_is
+from lieattn._exact import KeptTables
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention, checked_head_channels
@@ -475,7 +476,7 @@ class StandAloneSelfAttention(_AffineAttention):
             return self.axis_keys(graph)
 
 
-class FiberAffine(nn.Module):
+class FiberAffine(KeptTables):
     """The affine map of a query, at displacement 0; for ``lifting`` there is one key frame."""
 
     relative: Tensor
@@ -492,8 +493,5 @@ class FiberAffine(nn.Module):
 
 
 def fiber_affine(x: Tensor, psi: Tensor, beta: Tensor, relative: Tensor) -> Tensor:
-    """Multiply a field ``[points, fiber, channels]`` by psi ``[frames, channels]`` at h⁻¹m, sum over m, and add beta.
-
-    Psi can also consist of matrices ``[frames, channels, channels]``.
-    """
+    """Return Σ_m ψ(h⁻¹m) x(m) + β for x ``[points, fiber, channels]``; ψ is ``[frames, channels]``, or has matrices."""
     return torch.einsum("pmc,hmc->phc" if psi.ndim == 2 else "pmd,hmcd->phc", x, psi[relative]) + beta

@@ -181,7 +181,7 @@ class EdgeNetwork(RelativeFunction):
         return graph.seen_in_frames(vectors, points).flatten(-2)
 
 
-class AngleFeatures(ExactConstants, nn.Module):
+class AngleFeatures(ExactConstants):
     r"""Invariants of the angles between neighbors, for points and for edges.
 
     With e, R and w as in :class:`EdgeNetwork`, degrees l = 1 and 2, and features s of the points, the features are

@@ -17,6 +17,7 @@ from lieattn._checks import (
     check_is,
     check_tensor,
 )
+from lieattn._exact import KeptTables
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (
@@ -29,7 +30,7 @@ from lieattn.nn.relative._base import (
 from lieattn.ops import RelativeTerms
 
 
-class FiberEncoding(nn.Module):
+class FiberEncoding(KeptTables):
     """Learned vector for each pair of frames: ``E[table[g, m]]``, where table[g, m] is the index of g⁻¹ m.
 
     **Equivariance.** The vectors do not change when an element of the group acts on both frames, g -> h g and m -> h m.

@@ -162,6 +162,24 @@ def test_a_refused_network_stays_as_it_was():
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
+def test_a_refused_network_keeps_its_choices_open():
+    """Weights decide whether a radius is smooth, if the network leaves it open."""
+    network = framewise(neighborhood=Radius(2.0))
+    with pytest.raises(ValueError, match="source: its weights do not fit the network"):
+        transfer_weights(network, framewise(layers=2))
+    assert network.neighborhood == Radius(2.0)
+    transfer_weights(network, framewise())
+    assert network.neighborhood == NEAR
+
+
+def test_replaced_networks_are_named():
+    model = Rescaled(framewise(), {"y": 1.0})
+    model.network = framewise()
+    message = "the FramewiseTransformer within the Rescaled was replaced after its construction; construct the Rescaled"
+    with pytest.raises(ValueError, match=f"network: {message} with the new one"):
+        transfer_weights(model, framewise())
+
+
 class Clouds(torch.utils.data.Dataset):
     """Random clouds with labels."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 
 from torch import nn
@@ -35,7 +36,8 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     ------
     ValueError
         If the networks have different classes, or differ in other weights, or in the group, the geometry or the inputs
-        that the weights are for. The network is then as it was.
+        that the weights are for, or if a network within modules was replaced after their construction. The network is
+        then as it was.
 
     Examples
     --------
@@ -53,7 +55,11 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
         raise ValueError(
             f"source: expected the class of the network, {type(ours).__name__}, got {type(theirs).__name__}"
         )
-    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    prefix = next((f"{name}." if name else "" for name, part in network.named_modules() if part is ours), None)
+    if prefix is None:
+        found = f"the {type(ours).__name__} within the {type(network).__name__} was replaced after its construction"
+        raise ValueError(f"network: {found}; construct the {type(network).__name__} with the new one")
+    before = ours.state_dict()
     given = theirs.state_dict()
     readout = _readout(ours) | _readout(theirs)
     shapes, wanted = ({name: state[name].shape for name in readout if name in state} for state in (given, before))
@@ -67,12 +73,11 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     }
     vars(weights)["_metadata"] = tied  # load_state_dict reads this attribute
     try:
-        ours.load_state_dict(weights)
+        copy.deepcopy(ours).load_state_dict(weights)  # weights also decide choices that the network has left open
     except RuntimeError as error:
-        ours.load_state_dict(before)
         reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
         raise ValueError(f"source: its weights do not fit the network. {reason}") from error
-    prefix = next(f"{name}." if name else "" for name, module in network.named_modules() if module is ours)
+    ours.load_state_dict(weights)
     return tuple(prefix + name for name in before if name in differ)
 
 

@@ -721,6 +721,20 @@ class TestTransforms:
             make()
 
 
+@pytest.mark.parametrize("transform", [ld.RotateImage(1.0), ld.RandomCrop(1), ld.AveragePixels(2)], ids=repr)
+def test_labels_of_pixels_do_not_stay_behind(transform):
+    """Labels of pixels would belong to other pixels afterwards."""
+    image = ld.image_to_data(np.zeros((4, 6)), label=1)
+    assert transform(image).y == 1
+    for name, value in (("y", torch.zeros(24, dtype=torch.int64)), ("mask", torch.ones(24, dtype=torch.bool))):
+        labeled = image.clone()
+        labeled[name] = value
+        with pytest.raises(ValueError, match=f"which alone are transformed, got {name} for each of 24 pixels"):
+            transform(labeled)
+    one = ld.image_to_data(np.zeros((1, 1)), label=1)
+    assert isinstance(transform, ld.AveragePixels) or transform(one).y == 1
+
+
 def test_import_is_light():
     heavy = ("sklearn", "h5py", "scipy.ndimage", "lightning", "matplotlib", "lieattn")
     script = f"import sys, lieattn_datasets; print([name for name in {heavy!r} if name in sys.modules])"

@@ -193,7 +193,7 @@ class RotateImage:
     ------
     ValueError
         If the angle is not finite, the order is not in 0 .. 5, or (when called) the data is not one upright image with
-        intensities in [0, 1].
+        intensities in [0, 1], or pixels have labels or other values that would not turn with it.
     """
 
     def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
@@ -211,6 +211,7 @@ class RotateImage:
         from scipy.ndimage import affine_transform
 
         image = data_to_image(data).float().cpu().numpy()
+        _check_only_pixels(data)
         if not (image.min() >= -1e-6 and image.max() <= 1 + 1e-6):
             raise ValueError(
                 f"data.x: expected intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
@@ -247,7 +248,8 @@ class RandomCrop:
     Raises
     ------
     ValueError
-        If the padding is negative, or (when called) the data is not one upright image.
+        If the padding is negative, or (when called) the data is not one upright image, or pixels have labels or other
+        values that would not move with it.
     """
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
@@ -259,6 +261,7 @@ class RandomCrop:
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomCrop.__call__, locals())
         image, pad = data_to_image(data), self.padding
+        _check_only_pixels(data)
         row, column = torch.randint(2 * pad + 1, (2,)).tolist()
         padded = torch.nn.functional.pad(image, (0, 0, pad, pad, pad, pad))
         cut = padded[row : row + image.shape[0], column : column + image.shape[1]]
@@ -286,7 +289,8 @@ class AveragePixels:
     Raises
     ------
     ValueError
-        If the size is not positive, or (when called) the data are not images whose sides are multiples of it.
+        If the size is not positive, or (when called) the data are not images whose sides are multiples of it, or pixels
+        have labels or other values that have no average.
 
     Examples
     --------
@@ -312,6 +316,7 @@ class AveragePixels:
                 f"data.grid: expected height and width of an image, [1, 2], that are multiples of {size}, got {got}"
             )
         height, width = grid[0].tolist()
+        _check_only_pixels(data)
         averaged = copy.copy(data)
         for name, unit in (("x", 1), ("pos", size)):
             value = check_attribute(data, name, height * width)
@@ -446,6 +451,15 @@ class PermutePoints:
 
     def __repr__(self) -> str:
         return f"PermutePoints({self.seed})"
+
+
+def _check_only_pixels(data: Data) -> None:
+    """Raise ValueError if pixels have values besides ``x`` and ``pos``, since the transform changes only these."""
+    # With one pixel, attributes of the image also have one row.
+    for name in sorted(data.node_attrs()) if data.num_nodes != 1 else ():
+        if name not in ("x", "pos"):
+            found = f"{name} for each of {data.num_nodes} pixels"
+            raise ValueError(f"data: expected pixels with x and pos, which alone are transformed, got {found}")
 
 
 def _cosine_sine(angle: float) -> tuple[float, float]:

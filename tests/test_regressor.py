@@ -257,6 +257,20 @@ def test_masks_and_weights_count_in_losses_errors_and_scales():
     assert module.network.stiffness.grad.isfinite()
 
 
+@pytest.mark.parametrize("name", ["mask", "energy_mask"])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["mask without axes", "mask of one entry"])
+@pytest.mark.parametrize("of_target", [(), (1,)], ids=["target without axes", "target of one entry"])
+def test_numbers_without_axes_are_masked_in_scales(of_target, shape, name):
+    items = [Springs()[number] for number in range(6)]
+    plain, module = (PointSetRegressor(Spring(), "energy") for _ in range(2))
+    plain.measure(items[:5])
+    for number, item in enumerate(items):
+        item.energy = item.energy.reshape(of_target) if number < 5 else torch.full(of_target, 1e6)
+        item[name] = torch.full(shape, number < 5)
+    module.measure(items)
+    torch.testing.assert_close(module.state_dict(), plain.state_dict())
+
+
 def test_means_count_in_single_precision():
     """In bfloat16 259 entries would count as 260, and a sum of 257 as 256."""
     mean = WeightedMean()

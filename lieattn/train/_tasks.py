@@ -345,7 +345,9 @@ class PointSetRegressor(PointSetTask):
             raise ValueError("data: expected clouds to measure the targets on, got an empty training set")
         scales: dict[str, Tensor] = {}
         for name in self.targets:
-            values = [item[name].double().clone() for item in items if isinstance(item.get(name), Tensor)]
+            # A number without axes is one entry, as in a batch.
+            given = [item[name] for item in items if isinstance(item.get(name), Tensor)]
+            values = [torch.atleast_1d(value).double().clone() for value in given]
             if len(values) != len(items):
                 raise ValueError(f"data: {len(items) - len(values)} of {len(items)} training clouds have no {name}")
             others = of_the_other_kind(items, name)

@@ -70,7 +70,7 @@ def of_the_other_kind(clouds: Sequence[Data], name: str) -> list[str]:
     for attribute in SHARED:
         given = [(cloud.get(attribute), cloud.get(name)) for cloud in clouds]
         both = ((own, other) for own, other in given if isinstance(own, Tensor) and isinstance(other, Tensor))
-        if any(own.shape[:1] != other.shape[:1] for own, other in both):
+        if any(len(torch.atleast_1d(own)) != len(torch.atleast_1d(other)) for own, other in both):
             found.append(attribute)
     return found
 

@@ -6,6 +6,7 @@ combined with the others.
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Batch
@@ -16,6 +17,7 @@ from lieattn.groups import FiniteGroup, real_irreps
 from lieattn.nn import GroupLinear, ZonalLinear
 from lieattn.reps import Irreps, SymmetricTensor, to_irreps
 from lieattn.testing import randomize
+from lieattn_datasets import grid_positions, image_to_data
 from tests.lifted_cases import LIFTED
 from tests.test_certify import MODELS
 from tests.test_equivariance import LAYERS, Made, clouds_of, fits
@@ -145,3 +147,12 @@ def test_tables_keep_their_precision_where_they_have_no_numbers():
     other = layer.to(ELSEWHERE).half().to_empty(device="cpu")
     assert all(torch.equal(table, tables[name]) for name, table in other.named_buffers())
     assert {table.dtype for table in tables.values()} >= {torch.float64}
+
+
+def test_images_are_on_the_cpu():
+    """All images of one size share their positions, so the first one must not decide on the device of the others."""
+    grid_positions.cache_clear()
+    with ELSEWHERE:
+        image = image_to_data(np.zeros((4, 5)), label=1)
+    assert {value.device.type for _, value in image} == {"cpu"}
+    assert torch.equal(image_to_data(np.zeros((4, 5))).pos[0], torch.tensor([-2.0, 1.5]))

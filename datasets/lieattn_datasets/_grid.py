@@ -47,7 +47,8 @@ def grid_positions(height: int, width: int) -> Tensor:
     Returns
     -------
     Tensor
-        Coordinates, float32 ``[height * width, 2]``. All images of one size share this tensor, so do not write to it.
+        Coordinates on the CPU, float32 ``[height * width, 2]``. All images of one size share this tensor, so do not
+        write to it.
 
     Raises
     ------
@@ -57,8 +58,9 @@ def grid_positions(height: int, width: int) -> Tensor:
     check_arguments(grid_positions, locals())
     if height < 1 or width < 1:
         raise ValueError(f"height, width: expected integers of at least 1, got {height} and {width}")
-    x = torch.arange(width, dtype=torch.float32) - (width - 1) / 2
-    y = (height - 1) / 2 - torch.arange(height, dtype=torch.float32)
+    # On the CPU, like the images: the tensor is shared, so it must not depend on torch's default device.
+    x = torch.arange(width, dtype=torch.float32, device="cpu") - (width - 1) / 2
+    y = (height - 1) / 2 - torch.arange(height, dtype=torch.float32, device="cpu")
     return torch.stack([x.repeat(height), y.repeat_interleave(width)], dim=1)
 
 
@@ -151,8 +153,8 @@ def make_data(image: NDArray[Any], label: int | None, peak: float) -> Data:
     data = Data(
         x=torch.from_numpy(intensities),
         pos=grid_positions(height, width),
-        grid=torch.tensor([[height, width]]),
+        grid=torch.tensor([[height, width]], device="cpu"),
     )
     if label is not None:
-        data.y = torch.tensor([label])
+        data.y = torch.tensor([label], device="cpu")
     return data

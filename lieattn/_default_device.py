@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +16,8 @@ R = TypeVar("R")
 def made_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
     """Decorate the constructor of a module so that it works on the CPU, and then moves to the default device.
 
-    Tables and weights are then on one device, and the tables can be computed from those of a group.
+    Tables and weights are then on one device, and the tables can be computed from those of a group. Modules that the
+    constructor is given stay on their device.
     """
 
     @functools.wraps(init)
@@ -27,9 +28,24 @@ def made_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
             return
         with torch.device("cpu"):
             init(self, *args, **options)
-        self.to(device)
+        given = {id(value) for module in _modules([args, options]) for value in _values(module)}
+        self._apply(lambda value: value if id(value) in given else value.to(device))
 
     return made
+
+
+def _modules(arguments: Any) -> Iterator[nn.Module]:
+    """Yield the modules in nested arguments."""
+    if isinstance(arguments, nn.Module):
+        yield arguments
+    elif isinstance(arguments, list | tuple | dict):
+        for entry in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _modules(entry)
+
+
+def _values(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:

@@ -9,11 +9,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from lieattn import groups, spaces
 from lieattn.geometry import AllPairs, Nearest, Radius, lift
 from lieattn.groups import FiniteGroup, real_irreps
+from lieattn.models import EnergyForces, Ensemble, FramewiseTransformer, Rescaled
 from lieattn.nn import GroupLinear, ZonalLinear
 from lieattn.reps import Irreps, SymmetricTensor, to_irreps
 from lieattn.testing import randomize
@@ -156,3 +157,20 @@ def test_images_are_on_the_cpu():
         image = image_to_data(np.zeros((4, 5)), label=1)
     assert {value.device.type for _, value in image} == {"cpu"}
     assert torch.equal(image_to_data(np.zeros((4, 5))).pos[0], torch.tensor([-2.0, 1.5]))
+
+
+def test_networks_within_modules_stay_on_their_device():
+    """A module around a network would otherwise move it, and on the meta device its weights would be lost."""
+    network, other = (randomize(framewise()).eval() for _ in range(2))
+    data = Data(x=torch.ones(4, 1), pos=torch.randn(4, 3))
+    wanted = network(data)
+    with ELSEWHERE:
+        rescaled, mean, forces = Rescaled(network, {"y": 2.0}), Ensemble([network, other]), EnergyForces(network)
+    assert rescaled.scale_y.device == ELSEWHERE
+    assert torch.equal(network(data), wanted)
+    assert torch.equal(forces(data).energy, wanted[:, 0])
+    torch.testing.assert_close(mean(data), (wanted + other(data)) / 2)
+
+
+def framewise():
+    return FramewiseTransformer(groups.tetrahedral(), 1, 1, channels=4, layers=1)

@@ -33,6 +33,7 @@ from lieattn.models import (
     Lifting,
     Network,
     Rescaled,
+    SortedDistances,
     Species,
     Stages,
 )
@@ -326,6 +327,8 @@ def test_weights_do_not_depend_on_where_they_are_loaded(context, tmp_path):
         ("length", lambda: images(), lambda: images(length=3.0)),
         ("species", lambda: knowing(1, 8), lambda: knowing(1, 6)),
         ("species", lambda: charged(1, 8), lambda: charged(1, 6)),
+        ("inputs", lambda: knowing(1, 8), lambda: posed(PrincipalFrames(), SortedDistances(6))),
+        ("inputs", lambda: posed(PrincipalFrames(), 6), lambda: posed(PrincipalFrames(), SortedDistances(6))),
         ("vector_inputs", lambda: moving("vel", "force"), lambda: moving("force", "vel")),
         ("cloud_inputs", lambda: posed(None, CloudInputs(("a", "b"))), lambda: posed(None, CloudInputs(("b", "a")))),
         ("bound", lambda: lifted(bound=True), lambda: lifted()),

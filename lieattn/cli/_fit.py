@@ -238,6 +238,8 @@ class _PointSetCLI(LightningCLI):
         """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
         named = settings.ckpt_path
+        if settings.weights is not None and self.subcommand != "fit":
+            raise train.UsageError(f"weights: expected none for {self.subcommand}, which has those of --ckpt_path")
         if named is None and self.subcommand != "fit":
             raise train.CheckpointError(f"{self.subcommand} needs trained weights: use --ckpt_path best, last, or FILE")
         settings.ckpt_path = None if named is None else self._file(settings, named)

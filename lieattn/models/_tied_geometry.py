@@ -49,4 +49,6 @@ def _options(module: Any) -> dict[str, str]:
 def _inputs(module: Any) -> dict[str, str]:
     names = {name: repr(tuple(getattr(module, name, ()))) for name in ("vector_inputs", "cloud_inputs")}
     inputs = module.inputs.points if isinstance(module.inputs, CloudInputs) else module.inputs
-    return names | ({"species": repr(tuple(inputs.species))} if isinstance(inputs, Species) else {})
+    if isinstance(inputs, Species):
+        names["species"] = repr(tuple(inputs.species))
+    return {**names, "inputs": "data.x" if isinstance(inputs, int) else type(inputs).__name__}

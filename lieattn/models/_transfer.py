@@ -21,7 +21,7 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     it is the part ``head``. All other weights are copied, including buffers, and converted to the dtype and device of
     the network. Modules around a network, such as :class:`Rescaled`, :class:`Preprocessed` and :class:`EnergyForces`,
     are neither compared nor copied. So the weights of a network for energies are a start for one that also learns
-    forces.
+    forces, if its radius is smooth in both.
 
     **Equivariance.** That of the network, since a trained network of the same group has the same symmetry.
 
@@ -75,8 +75,9 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     try:
         copy.deepcopy(ours).load_state_dict(weights)  # weights also decide choices that the network has left open
     except RuntimeError as error:
-        reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
-        raise ValueError(f"source: its weights do not fit the network. {reason}") from error
+        first, *others = [line.strip() for line in str(error).splitlines()[1:]]
+        more = f" (and {len(others)} more)" if others else ""
+        raise ValueError(f"source: its weights do not fit the network. {first}{more}") from error
     ours.load_state_dict(weights)
     return tuple(prefix + name for name in before if name in differ)
 

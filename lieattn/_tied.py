@@ -53,6 +53,12 @@ class TiedWeights(KeptTables):
                 error_msgs.append(f"{prefix}{fault}; {advice}.")
 
 
+def first_fault(error: Exception) -> str:
+    """Return the first reason why ``load_state_dict`` refused weights, and the number of further ones."""
+    first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+    return first + (f" (and {len(others)} more)" if others else "")
+
+
 def settle(module: nn.Module) -> None:
     """Fix all choices that a module and its parts have left open to their current values."""
     for part in module.modules():

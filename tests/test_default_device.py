@@ -51,6 +51,14 @@ def inputs(data):
     return data
 
 
+def evaluated(name):
+    """Return a network with random weights, its data and its outputs there."""
+    make, clouds, _, _ = MODELS[name]
+    network, data = randomize(make(), spread=0.2).eval(), inputs(clouds())
+    torch.manual_seed(0)
+    return network, data, network(data)
+
+
 @pytest.mark.parametrize("name", CATALOG)
 def test_tables_of_groups_are_on_the_cpu(name):
     group = CATALOG[name]()
@@ -78,10 +86,7 @@ def test_lifts_stay_on_the_device_of_the_points():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_compute_on_the_device_of_their_weights(name):
-    make, clouds, _, _ = MODELS[name]
-    network, data = randomize(make(), spread=0.2).eval(), inputs(clouds())
-    torch.manual_seed(0)
-    wanted = network(data)
+    network, data, wanted = evaluated(name)
     with ELSEWHERE:
         torch.manual_seed(0)
         found = network(data)
@@ -129,10 +134,8 @@ def test_tables_of_irreps():
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_without_numbers_take_weights(name):
     """Tables of groups are no weights, so nothing else would bring their values back."""
-    make, clouds, _, _ = MODELS[name]
-    trained, data = randomize(make(), spread=0.2).eval(), inputs(clouds())
-    torch.manual_seed(0)
-    wanted = trained(data)
+    make = MODELS[name][0]
+    trained, data, wanted = evaluated(name)
     with ELSEWHERE:
         made, assigned = make(), make()
     # Fresh memory has arbitrary numbers, so these tables would be wrong.

@@ -43,8 +43,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     The exit status is 1 if an error exceeds its tolerance, or if outputs are not finite or constant, and 0 otherwise.
     """
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
-    saved = Path(options.checkpoint).suffix == ".safetensors" or is_trained(options.checkpoint)
-    foreign = saved or is_named(options.checkpoint)
+    foreign = is_network(options.checkpoint) or is_named(options.checkpoint)
     if not foreign and not Path(options.checkpoint).exists() and Path(options.checkpoint).suffix == "":
         known = f"trained networks are {', '.join(trained_cards())}"
         raise UsageError(f"{options.checkpoint} is neither a file nor a trained network nor MODULE:NAME; {known}")
@@ -142,6 +141,11 @@ def refuse(arguments: Sequence[str], names: Sequence[str], reason: str) -> None:
 def is_trained(name: str) -> bool:
     """Whether this is the name of a trained network of the library, and not the path of a file."""
     return name in trained_cards() and not Path(name).exists()
+
+
+def is_network(name: str) -> bool:
+    """Whether this is a network of the library or of ``lieattn.save``, and not a checkpoint."""
+    return is_trained(name) or Path(name).suffix == ".safetensors"
 
 
 def item_of_card(name: str) -> tuple[list[Data], str]:

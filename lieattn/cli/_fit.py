@@ -29,6 +29,7 @@ from lieattn import train
 from lieattn._saved import load
 from lieattn._suggestions import suggested
 from lieattn.cli import COMMANDS
+from lieattn.cli._certify import is_network
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, output_file, package
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
@@ -303,7 +304,9 @@ class _PointSetCLI(LightningCLI):
         if source is None:
             return
         try:
-            network = train.load_network(source, trust) if source.endswith(".ckpt") else load(source, trust)
+            # Without a suffix it may be a misspelled name, and the error of `load` lists the names.
+            saved = is_network(source) or not Path(source).suffix
+            network = load(source, trust) if saved else train.load_network(source, trust)
             new = transfer_weights(self.model.network, network)
         except (OSError, ValueError) as error:
             raise train.UsageError(f"weights: {error}") from error

@@ -15,6 +15,7 @@ from lieattn._saved import load, trained_cards
 from lieattn.cli._certify import (
     add_cloud_options,
     check_data_options,
+    is_network,
     is_trained,
     item_of_card,
     parsed,
@@ -117,7 +118,7 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
 def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
     """The network, the clouds, and a text that names the source of the clouds."""
     trained, given = is_trained(options.checkpoint), options.data
-    if not trained and Path(options.checkpoint).suffix != ".safetensors":
+    if not is_network(options.checkpoint):
         network = load_network(options.checkpoint, options.trust)
         return network, *test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
     network = load(options.checkpoint, options.trust)

@@ -9,6 +9,7 @@ from torch import nn
 
 from lieattn._checks import check_arguments
 from lieattn._recorded import uncompiled
+from lieattn._tied import first_fault
 from lieattn.models._ensemble import Ensemble
 from lieattn.models._network import FieldModel, Network, Wrapper
 
@@ -75,9 +76,7 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     try:
         copy.deepcopy(ours).load_state_dict(weights)  # weights also decide choices that the network has left open
     except RuntimeError as error:
-        first, *others = [line.strip() for line in str(error).splitlines()[1:]]
-        more = f" (and {len(others)} more)" if others else ""
-        raise ValueError(f"source: its weights do not fit the network. {first}{more}") from error
+        raise ValueError(f"source: its weights do not fit the network. {first_fault(error)}") from error
     ours.load_state_dict(weights)
     return tuple(prefix + name for name in before if name in differ)
 

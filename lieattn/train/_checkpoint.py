@@ -23,6 +23,7 @@ from torch_geometric.data import Batch, Data
 from lieattn._checks import check_arguments
 from lieattn._digest import DIGESTS, KEY, damaged_entries
 from lieattn._recorded import make, uncompiled_names
+from lieattn._tied import first_fault
 from lieattn._trust import untrusted_names
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
@@ -239,9 +240,7 @@ def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefi
     try:
         module.load_state_dict(weights)
     except (AttributeError, TypeError, RuntimeError) as error:  # damaged metadata, or weights that do not fit
-        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        more = f" (and {len(others)} more)" if others else ""
-        raise CheckpointError(f"the weights do not fit {what}: {first}{more}") from error
+        raise CheckpointError(f"the weights do not fit {what}: {first_fault(error)}") from error
     check_finite(weights, module)
 
 

@@ -18,7 +18,24 @@ from lieattn.models import EnergyForces, Ensemble, FramewiseTransformer, Rescale
 from lieattn.nn import GroupLinear, ZonalLinear
 from lieattn.reps import Irreps, SymmetricTensor, to_irreps
 from lieattn.testing import randomize
-from lieattn_datasets import grid_positions, image_to_data
+from lieattn_datasets import (
+    Constellation,
+    Digits,
+    NBodySimulated,
+    ProceduralScenes,
+    ProceduralShapes,
+    RandomCrop,
+    RandomRotateFields,
+    RandomRotatePoints,
+    RandomScalePoints,
+    RotatePoints,
+    Springs,
+    Standardize,
+    StandardizeTargets,
+    TransformFields,
+    grid_positions,
+    image_to_data,
+)
 from tests.lifted_cases import LIFTED
 from tests.test_certify import MODELS
 from tests.test_equivariance import LAYERS, Made, clouds_of, fits
@@ -160,6 +177,50 @@ def test_images_are_on_the_cpu():
         image = image_to_data(np.zeros((4, 5)), label=1)
     assert {value.device.type for _, value in image} == {"cpu"}
     assert torch.equal(image_to_data(np.zeros((4, 5))).pos[0], torch.tensor([-2.0, 1.5]))
+
+
+DATASETS = {
+    "constellation": lambda: Constellation("train", 2),
+    "digits": lambda: Digits("train"),
+    "particles": lambda: NBodySimulated("train", 2),
+    "scenes": lambda: ProceduralScenes("train", 2, points=32),
+    "shapes": lambda: ProceduralShapes("train", 2, points=32),
+    "springs": lambda: Springs("train", 2),
+}
+TRANSFORMS = {
+    "crop": lambda: RandomCrop(1),
+    "rotated fields": lambda: RandomRotateFields(1, dim=2),
+    "rotated points at random": lambda: RandomRotatePoints(1),
+    "scaled points": lambda: RandomScalePoints(1),
+    "rotated points": lambda: RotatePoints(0.3),
+    "standardized": lambda: Standardize([0.2], [0.1]),
+    "standardized targets": lambda: StandardizeTargets([0.2], [0.1]),
+    "transformed fields": lambda: TransformFields([[0.0, -1.0], [1.0, 0.0]], [1.0, 2.0]),
+}
+
+
+def assert_same_data(found, wanted):
+    assert found.keys() == wanted.keys()
+    for key, value in wanted:
+        torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_items_are_on_the_cpu(name):
+    wanted = DATASETS[name]()[0]
+    with ELSEWHERE:
+        assert_same_data(DATASETS[name]()[0], wanted)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_compute_on_the_device_of_the_data(name):
+    image = image_to_data(np.random.default_rng(0).uniform(size=(4, 4)))
+    image.y = torch.ones(1, 1)
+    torch.manual_seed(0)
+    wanted = TRANSFORMS[name]()(image)
+    torch.manual_seed(0)
+    with ELSEWHERE:
+        assert_same_data(TRANSFORMS[name]()(image), wanted)
 
 
 def test_networks_within_modules_stay_on_their_device():

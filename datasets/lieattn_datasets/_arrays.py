@@ -32,7 +32,7 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
 
 def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
     """Return a square matrix of finite numbers as float64; raise ValueError, naming the argument, for other shapes."""
-    matrix = torch.as_tensor(real_array(argument, values))
+    matrix = torch.from_numpy(real_array(argument, values))
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{argument}: expected a square matrix, got {list(matrix.shape)}")
     return matrix

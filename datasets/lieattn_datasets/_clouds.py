@@ -4,9 +4,11 @@ import copy
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -22,6 +24,7 @@ class Clouds(Dataset[Data]):
     """Point clouds, each created on access. :meth:`subset` and :meth:`with_transform` return views.
 
     Methods never change a data set. It works with ``torch_geometric.loader.DataLoader`` and can be pickled.
+    Items are on the CPU, also if torch has another default device.
 
     Parameters
     ----------
@@ -59,7 +62,8 @@ class Clouds(Dataset[Data]):
             raise TypeError(f"index: expected an integer, got {index!r}; use subset for several items") from error
         if not -len(self) <= position < len(self):
             raise IndexError(f"index: expected an integer in -{len(self)} .. {len(self) - 1}, got {position}")
-        data = self._make(int(self._indices[position]))
+        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+            data = self._make(int(self._indices[position]))
         return data if self.transform is None else self.transform(data)
 
     @property

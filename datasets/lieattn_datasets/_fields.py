@@ -57,12 +57,12 @@ class TransformFields:
         check_arguments(TransformFields.__init__, locals())
         self.matrix = square_matrix("matrix", matrix)
         dim = len(self.matrix)
-        error = float((self.matrix @ self.matrix.T - torch.eye(dim, dtype=torch.float64)).abs().max())
+        error = float((self.matrix @ self.matrix.T - self.matrix.new_ones(dim).diag()).abs().max())
         if not error < 1e-6:
             raise ValueError(f"matrix: expected an orthogonal matrix R, got R R^T - 1 of up to {error:.1e}")
-        self.shift = torch.zeros(dim, dtype=torch.float64)
+        self.shift = self.matrix.new_zeros(dim)
         if shift is not None:
-            self.shift = torch.as_tensor(real_array("shift", shift))
+            self.shift = torch.from_numpy(real_array("shift", shift))
         if self.shift.shape != (dim,) or not bool(self.shift.isfinite().all()):
             raise ValueError(f"shift: expected {dim} finite numbers, got {self.shift.tolist()}")
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)

@@ -85,7 +85,7 @@ class RandomTransform:
             worker = get_worker_info()
             key = (*key, self._epoch, 0 if worker is None else worker.id + 1)
         elif torch.initial_seed() != self._torch_seed:
-            return np.random.default_rng([self.seed, *torch.randint(2**31, (2,)).tolist()])
+            return np.random.default_rng([self.seed, *torch.randint(2**31, (2,), device="cpu").tolist()])
         if key != self._key:  # each process and each epoch begins its own stream
             self._key = key
             self._generator = np.random.default_rng(key)

@@ -262,10 +262,10 @@ class RandomCrop:
         check_arguments(RandomCrop.__call__, locals())
         image, pad = data_to_image(data), self.padding
         _check_only_pixels(data)
-        row, column = torch.randint(2 * pad + 1, (2,)).tolist()
+        row, column = torch.randint(2 * pad + 1, (2,), device="cpu").tolist()
         padded = torch.nn.functional.pad(image, (0, 0, pad, pad, pad, pad))
         cut = padded[row : row + image.shape[0], column : column + image.shape[1]]
-        if self.flip and torch.rand(()) < 0.5:
+        if self.flip and torch.rand((), device="cpu") < 0.5:
             cut = cut.flip(1)
         cropped = copy.copy(data)
         cropped.x = cut.reshape(data.x.shape)
@@ -346,8 +346,8 @@ class Standardize:
 
     def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
         check_arguments(Standardize.__init__, locals())
-        self.mean = torch.atleast_1d(torch.as_tensor(real_array("mean", mean)).float())
-        self.std = torch.atleast_1d(torch.as_tensor(real_array("std", std)).float())
+        self.mean = torch.atleast_1d(torch.from_numpy(real_array("mean", mean)).float())
+        self.std = torch.atleast_1d(torch.from_numpy(real_array("std", std)).float())
         if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
             raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
         if not bool(self.mean.isfinite().all()):

@@ -315,6 +315,9 @@ def test_points_may_be_masked_for_one_target():
     assert found["test/error_force"] == pytest.approx(
         float((predicted["force"] - data.force)[::2].detach().abs().mean())
     )
+    apart = PointSetRegressor(module.network, "energy", shift=[])
+    with pytest.raises(ValueError, match=r"data.weight: expected the first axes of a target \(energy \(3,\)\)"):
+        logged(apart, [Batch.from_data_list(items)])
     nothing = [item.clone() for item in items]
     for item in nothing:
         item.force_mask, item.energy_mask = torch.tensor([False, False]), torch.tensor([False])

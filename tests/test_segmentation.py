@@ -89,6 +89,22 @@ def test_points_without_labels_do_not_count(monkeypatch):
     assert float(loss.detach()) == 0
 
 
+@pytest.mark.parametrize("name", ["mask", "weight"])
+def test_weights_of_clouds_do_not_weight_points(name):
+    """They were ignored without a message, as were weights of points if clouds have labels."""
+    batch = Batch.from_data_list(clouds())
+    batch[name] = torch.ones(4, dtype=torch.bool if name == "mask" else torch.float32)
+    with pytest.raises(
+        ValueError, match=rf"data.{name}: expected the first axes of a target \(y \(13,\)\).*got \(4,\)"
+    ):
+        PointSetClassifier(network(), 3, per="point").evaluate(batch, "test")
+    batch[name], batch.y = torch.ones(13), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(
+        ValueError, match=rf"data.{name}: expected the first axes of a target \(y \(4,\)\).*got \(13,\)"
+    ):
+        PointSetClassifier(network(pool="mean"), 3).evaluate(batch, "test")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

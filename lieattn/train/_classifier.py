@@ -15,7 +15,14 @@ from lieattn._checks import check_arguments, check_choice
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import labels_of, read_for
 from lieattn.train._tasks import OptimizerFactory, PointSetTask
-from lieattn.train._weights import Losses, WeightedMean, counted, target_weights, weighted_sums
+from lieattn.train._weights import (
+    Losses,
+    WeightedMean,
+    check_weights_apply,
+    counted,
+    target_weights,
+    weighted_sums,
+)
 
 
 class PointSetClassifier(PointSetTask):
@@ -98,6 +105,7 @@ class PointSetClassifier(PointSetTask):
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the cross entropy of one batch, and log it and the accuracy."""
         labels = labels_of(batch, self.labels, self._rows(batch), self.per)
+        check_weights_apply(batch, {"y": labels})
         importance = target_weights(batch, "y", labels)
         rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
         rows, weights = counted(rows, importance)

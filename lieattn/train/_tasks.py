@@ -35,6 +35,7 @@ from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
     WeightedMean,
+    check_weights_apply,
     counted,
     degrees,
     of_the_other_kind,
@@ -241,7 +242,8 @@ class PointSetRegressor(PointSetTask):
     targets), prefixed by ``train/``, ``val/`` and ``test/``. All targets are masked by ``data.mask`` (bool) and
     weighted by ``data.weight``, ``[clouds]`` or ``[points]`` like the target, and a single target by
     ``data.NAME_mask`` and ``data.NAME_weight``, if the data have them; masked entries may be NaN. ValueError is raised
-    if options contradict each other, or in training if a target is missing or not shaped like its prediction.
+    if options contradict each other, or in training if a target is missing or not shaped like its prediction, or if
+    ``data.mask`` or ``data.weight`` fits no target.
 
     Parameters
     ----------
@@ -393,6 +395,7 @@ class PointSetRegressor(PointSetTask):
             error.update(degrees(values) if turns else values.abs(), weights)
             label = "error" if len(self.targets) == 1 else f"error_{name}"
             self.log(f"{stage}/{label}", error, on_step=False, on_epoch=True, prog_bar=True)
+        check_weights_apply(batch, {name: batch[name] for name in self.targets})
         return self.losses.logged(self.log, batch, torch.stack(sums, dim=1), stage)
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +23,17 @@ def target_weights(data: Batch | Data, name: str, target: Tensor, others: Contai
     """Return the weights of the entries of a target, shaped like its first axes; None if the data have no weights.
 
     They are the product of the attributes ``mask``, ``weight``, ``NAME_mask`` and ``NAME_weight`` that the data have.
-    ``mask`` and ``weight`` apply to all targets whose entries are of the same kind, clouds or points. Clouds that only
-    fill up a batch have the weight 0. Attributes in ``others`` are known to be of the other kind. ValueError is raised
-    for other shapes, and for weights that are negative or not finite.
+    ``mask`` and ``weight`` apply to all targets whose entries are of the same kind, clouds or points; see
+    :func:`check_weights_apply` for those that apply to none. Clouds that only fill up a batch have the weight 0.
+    Attributes in ``others`` are known to be of the other kind. ValueError is raised for other shapes, and for weights
+    that are negative or not finite.
     """
     found: Tensor | None = None
     for attribute in (*SHARED, f"{name}_mask", f"{name}_weight"):
         value = data.get(attribute)
         if not isinstance(value, Tensor):
             continue
-        if value.shape != target.shape[: value.ndim]:
-            levels = (data.num_nodes, data.num_graphs if isinstance(data, Batch) else 1)
-            if attribute in SHARED and value.ndim == 1 and len(value) in levels:
-                continue  # weights of clouds for a target of points, or the other way round
-            raise ValueError(
-                f"data.{attribute}: expected the first axes of {name} {tuple(target.shape)}, got {tuple(value.shape)}"
-            )
-        if attribute in SHARED and not _of_one_kind(data, attribute, name, others):
+        if not _applies(data, attribute, name, target, others):
             continue
         weights = value.to(target.dtype if target.is_floating_point() else torch.float32)
         if not ((weights >= 0) & weights.isfinite()).all():
@@ -51,6 +45,31 @@ def target_weights(data: Batch | Data, name: str, target: Tensor, others: Contai
         counts = counts if len(target) == len(counts) else counts[data.batch]
         found = counts if found is None else _times(found, counts)
     return found
+
+
+def check_weights_apply(data: Batch | Data, targets: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for weights of clouds if all targets have entries for points, and the other way round."""
+    for attribute in SHARED:
+        value = data.get(attribute)
+        if isinstance(value, Tensor) and not any(_applies(data, attribute, *target) for target in targets.items()):
+            shapes = ", ".join(f"{name} {tuple(target.shape)}" for name, target in targets.items())
+            raise ValueError(
+                f"data.{attribute}: expected the first axes of a target ({shapes}), one entry for each cloud or one "
+                f"for each point as there, got {tuple(value.shape)}"
+            )
+
+
+def _applies(data: Batch | Data, attribute: str, name: str, target: Tensor, others: Container[str] = ()) -> bool:
+    """Whether weights belong to the entries of a target; ValueError if they have neither its shape nor are shared."""
+    value = data[attribute]
+    if value.shape != target.shape[: value.ndim]:
+        levels = (data.num_nodes, data.num_graphs if isinstance(data, Batch) else 1)
+        if attribute in SHARED and value.ndim == 1 and len(value) in levels:
+            return False  # weights of clouds for a target of points, or the other way round
+        raise ValueError(
+            f"data.{attribute}: expected the first axes of {name} {tuple(target.shape)}, got {tuple(value.shape)}"
+        )
+    return attribute not in SHARED or _of_one_kind(data, attribute, name, others)
 
 
 def _of_one_kind(data: Batch | Data, attribute: str, name: str, others: Container[str]) -> bool:

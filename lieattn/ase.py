@@ -15,7 +15,7 @@ from lieattn._checks import check_arguments, kind
 from lieattn._recorded import uncompiled
 from lieattn._tied import settle
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
-from lieattn.models.dynamics import differentiated
+from lieattn.models.dynamics import differentiated, energy_among
 
 try:
     from ase import Atoms, units
@@ -54,7 +54,8 @@ class Calculator(AseCalculator):
     ----------
     model
         Network with energies ``[clouds]`` or ``[clouds, 1]`` as outputs, in its own units: any invariant network with
-        ``pool="sum"``, or an :class:`lieattn.models.EnergyForces` around it. Either may be wrapped in
+        ``pool="sum"``, one with several outputs (:class:`lieattn.nn.Heads`), of which that named ``"energy"`` is used,
+        or an :class:`lieattn.models.EnergyForces` around it. Either may be wrapped in
         :class:`lieattn.models.Rescaled`, as in ``task.model`` of a trained task, and in
         :class:`lieattn.models.Preprocessed`, or come from ``lieattn.load``. With an
         :class:`lieattn.models.Ensemble` of such networks, energies, forces and stresses are means, and ``results`` also
@@ -174,7 +175,7 @@ class _Member:
                 counted.append((step, data.num_nodes or 0))
             else:
                 data = step(data)
-        found = self.model.model(data)
+        found = energy_among(self.model.model(data))
         if not isinstance(found, Tensor) or found.numel() != 1:
             got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
             raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {got}")

@@ -56,7 +56,7 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates, published_table
-from lieattn.nn import DipoleHead, PolarizabilityHead, RotationHead, VectorHead
+from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
@@ -508,6 +508,10 @@ def field(head: nn.Module, **options) -> FieldModel:
     return FieldModel(framewise(tetrahedral(), vector_inputs=("vel",)), head, **options)
 
 
+def several() -> dict[str, nn.Module]:
+    return {"numbers": InvariantHead(4, 2), "charge": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4)}
+
+
 def conv(downsampling: float = 1.0) -> LieConvNet:
     convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling)
     small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "convolution": convolution}
@@ -713,6 +717,13 @@ MODELS = {
     "field_vector": (lambda: field(VectorHead(4)), molecules, {}, "T"),
     "field_position": (lambda: field(VectorHead(4), start={"pos": 1.0, "vel": 0.5}), molecules, {}, "T"),
     "field_dipole": (lambda: field(DipoleHead(4)), molecules, {}, "T"),
+    "field_several": (lambda: field(Heads(several())), molecules, {}, "T"),
+    "forces_several": (
+        lambda: EnergyForces(field(Heads(several() | {"energy": InvariantHead(4, 1, pool="sum")}))),
+        molecules,
+        {},
+        "T",
+    ),
     "field_tensor_principal": (
         lambda: FieldModel(framewise(PrincipalFrames()), PolarizabilityHead(4)),
         molecules,

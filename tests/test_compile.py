@@ -30,6 +30,7 @@ from lieattn.nn import GroupSelfAttention, VectorHead, grid_images
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, group_attention
 from lieattn.testing import randomize
+from lieattn.train import named_outputs
 from lieattn_datasets import Standardize
 from tests.test_certify import MODELS
 
@@ -43,8 +44,8 @@ TRACED = (
     "framewise_bonds directions_bonds "
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
     "directions_principal_vector lie_principal lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv "
-    "lie_conv_thinned field_vector field_dipole field_tensor attentive_all_cnn attentive_resnet attentive_densenet "
-    "affine_strided"
+    "lie_conv_thinned field_vector field_several field_dipole field_tensor "
+    "attentive_all_cnn attentive_resnet attentive_densenet affine_strided"
 ).split()
 
 
@@ -367,8 +368,8 @@ def test_models_export_to_onnx(name, tmp_path):
         assert_same([exported.module()(*inputs)], [wanted])
         torch.onnx.export(exported, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
-    (found,) = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)})
-    assert_same([torch.tensor(found)], [wanted], 1e-4)
+    found = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)})
+    assert_same([torch.tensor(part) for part in found], named_outputs(wanted, "y").values(), 1e-4)
 
 
 def test_traces_that_keep_neighbors_are_refused():

@@ -18,6 +18,7 @@ from lieattn.models import EnergyForces, Ensemble, FramewiseTransformer, Rescale
 from lieattn.nn import GroupLinear, ZonalLinear
 from lieattn.reps import Irreps, SymmetricTensor, to_irreps
 from lieattn.testing import randomize
+from lieattn.train import named_outputs
 from lieattn_datasets import (
     Constellation,
     Digits,
@@ -110,8 +111,7 @@ def test_networks_compute_on_the_device_of_their_weights(name):
     torch.testing.assert_close(found, wanted)
     network.train()
     with ELSEWHERE:
-        first = network(data)
-        first = first if isinstance(first, torch.Tensor) else first[0]
+        first = next(iter(named_outputs(network(data), "y").values()))
         if first.requires_grad:
             first.square().sum().backward()
     assert all(weight.grad is None or weight.grad.device.type == "cpu" for weight in network.parameters())

@@ -1,16 +1,19 @@
 """Vector and tensor outputs of networks on groups, input vectors of LieTransformer, and several labels per cloud."""
 
+import copy
+
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames
+import lieattn
+from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius
 from lieattn.groups import SE, SO, E, O, tetrahedral
-from lieattn.models import FieldModel, FramewiseTransformer, LieTransformer
-from lieattn.nn import DipoleHead, PolarizabilityHead, RotationHead, VectorHead
+from lieattn.models import EnergyForces, FieldModel, FramewiseOptions, FramewiseTransformer, LieTransformer, Rescaled
+from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
-from lieattn.train import PointSetClassifier
+from lieattn.train import PointSetClassifier, PointSetRegressor
 from lieattn_datasets import TransformFields
 
 SHIFT = [0.3, -1.0, 2.0]
@@ -181,3 +184,116 @@ def test_several_labels():
         PointSetClassifier(Logits(9), 3, labels=3).evaluate(batch, "val")
     with pytest.raises(ValueError, match="labels: expected at least 1"):
         PointSetClassifier(Logits(6), 3, labels=0)
+
+
+def properties(**more):
+    """Return heads for an energy, a dipole and charges."""
+    return {
+        "energy": InvariantHead(8, 1, pool="sum"),
+        "dipole": DipoleHead(8),
+        "charge": InvariantHead(8, 1, pool="none"),
+        **more,
+    }
+
+
+def periodic(items):
+    for item in items:
+        item.cell, item.pbc = 4 * torch.eye(3)[None].to(item.pos), torch.ones(1, 3, dtype=torch.bool)
+    return items
+
+
+def test_several_heads_give_the_outputs_of_each():
+    heads, network, data = properties(), framewise(), Batch.from_data_list(clouds())
+    model = randomize(FieldModel(network, Heads(heads))).double().eval()
+    found = model(data)
+    assert list(found) == list(heads) == list(model.kind)
+    assert model.kind == {"energy": "invariant", "dipole": "vector", "charge": "invariant"}
+    for name, head in heads.items():
+        assert torch.equal(found[name], FieldModel(model.network, head)(data))
+    assert network.with_head(Heads(heads))(data).keys() == found.keys()
+
+
+@pytest.mark.parametrize("stress", [False, True])
+def test_energies_forces_and_other_outputs(stress):
+    near = FramewiseOptions(attention="neighborhood")
+    network = FramewiseTransformer(tetrahedral(), 3, 1, channels=8, layers=1, neighborhood=Radius(3.0), options=near)
+    items = periodic(clouds()) if stress else clouds()
+    heads, data = properties(), Batch.from_data_list(items)
+    model = randomize(EnergyForces(FieldModel(network, Heads(heads)), stress=stress)).double().train()
+    single = EnergyForces(FieldModel(model.model.network, heads["energy"]), stress=stress)
+    found, derivatives = model(data), single(data)._asdict()
+    assert found.keys() == derivatives.keys() | heads.keys() == model.kind.keys()
+    assert model.kind["dipole"] == model.kind["force"] == "vector"
+    for name, value in derivatives.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+    sum(value.square().sum() for value in found.values()).backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+    for evaluated in (model.eval()(data), model(data, create_graph=False)):
+        for name, value in evaluated.items():
+            assert not value.requires_grad
+            torch.testing.assert_close(value, found[name].detach(), rtol=0, atol=1e-14)
+
+
+def test_training_on_several_outputs(tmp_path):
+    """Each output has its own unit; those of energies and forces are the same."""
+    items = clouds(dtype=torch.float32)
+    for item in items:
+        item.energy, item.dipole = item.pos.square().sum()[None], 30 * item.vel.sum(dim=0, keepdim=True)
+        item.force, item.charge = -2 * item.pos, item.x[:, 0]
+    model = EnergyForces(FieldModel(framewise(), Heads(properties())))
+    targets = {"energy": 1.0, "force": 1.0, "dipole": 1.0, "charge": 1.0}
+    task = PointSetRegressor(model, targets, scale_of={"energy": "force"})
+    task.measure(items)
+    task.log = lambda *arguments, **options: None
+    batch = Batch.from_data_list(items)
+    optimizer = torch.optim.Adam(task.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        losses.append(task.training_step(batch, 0))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1].item() < 0.7 * losses[0].item()
+    lieattn.save(task.eval().model, tmp_path / "model.safetensors")
+    loaded = lieattn.load(tmp_path / "model.safetensors").eval()
+    assert isinstance(loaded, Rescaled)
+    predicted, known = loaded(batch), task.model(batch)
+    assert predicted.keys() == known.keys() == targets.keys()
+    for name, value in known.items():
+        torch.testing.assert_close(predicted[name], value)
+    assert float(task.scale_dipole) > 5 * float(task.scale_energy)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Heads({}), "heads: expected at least one name with its head, got none"),
+        (lambda: Heads({"a.b": VectorHead(8)}), "heads: expected names of outputs such as 'energy', got 'a.b'"),
+        (lambda: Heads({"values": VectorHead(8)}), "heads: expected names of outputs .* got 'values'"),
+        (
+            lambda: Heads({"all": Heads(properties())}),
+            "heads: expected one output .*, got several for 'all'",
+        ),
+        (
+            lambda: FieldModel(framewise(), Heads(properties()), unit=2.0),
+            "start, unit: expected none for several outputs",
+        ),
+        (
+            lambda: EnergyForces(framewise().with_head(Heads({"y": InvariantHead(8, 1)}))).double()(clouds()[0]),
+            r"model: expected an output 'energy', and none .* got \['y'\]",
+        ),
+        (
+            lambda: EnergyForces(framewise().with_head(Heads(properties(force=VectorHead(8))))).double()(clouds()[0]),
+            "model: expected an output 'energy', and none with the names of its derivatives",
+        ),
+    ],
+)
+def test_bad_heads(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_heads_are_copied_with_the_model():
+    model = FieldModel(framewise(), Heads(properties())).double().eval()
+    other = randomize(copy.deepcopy(model))
+    assert not torch.equal(other(clouds()[0])["charge"], model(clouds()[0])["charge"])

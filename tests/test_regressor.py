@@ -286,6 +286,30 @@ def test_targets_that_are_all_masked_are_refused():
         PointSetRegressor(Spring(), "energy").measure(items)
 
 
+@pytest.mark.parametrize("trailing", [(), (1,)], ids=["outputs without axis", "outputs with axis"])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["numbers without axis", "numbers with axis"])
+def test_numbers_of_points(shape, trailing):
+    """One number for each point, such as a charge, in clouds of different sizes."""
+    items = [Data(pos=torch.randn(size, 3), charge=torch.randn(size, *shape)) for size in (3, 4)]
+
+    class Charges(nn.Module):
+        def forward(self, data):
+            return data.pos[:, 0].reshape(-1, *trailing)
+
+    task = PointSetRegressor(Charges(), "charge", shift=["charge"])
+    if shape and not trailing:
+        with pytest.raises(ValueError, match=r"data.charge: expected \(7,\) like the output, got \(7, 1\)"):
+            logged(task.measure(items) or task, [Batch.from_data_list(items)])
+        return
+    task.measure(items)
+    every, data = torch.cat([item.charge.flatten() for item in items]), Batch.from_data_list(items)
+    assert float(task.shift_charge) == pytest.approx(float(every.mean()))
+    assert float(task.scale_charge) == pytest.approx(float(every.std(correction=0)))
+    _, found = logged(task, [data])
+    predicted = (task.shift_charge + task.scale_charge * data.pos[:, 0]).flatten()
+    assert found["test/error"] == pytest.approx(float((predicted - every).abs().mean()))
+
+
 def test_masks_of_points_are_not_those_of_as_many_clouds():
     """Clouds with 0 and 2 points, and single clouds with one point, have as many clouds as points."""
     items = []

@@ -241,9 +241,9 @@ class Network(EquivariantModule, Recomputing):
         """
 
     @in_precision_of_weights
-    def forward(self, data: Any, geometry: Any = None) -> Tensor:
+    def forward(self, data: Any, geometry: Any = None) -> Any:
         """Return the outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
-        return cast(Tensor, self.head(*self.field(data, geometry)))
+        return self.head(*self.field(data, geometry))
 
 
 class ImageNetwork(Network):
@@ -352,7 +352,7 @@ class FieldModel(Network):
     ----------
     network, head
         Any network with a field, whose weights are shared, and a head such as :class:`lieattn.nn.VectorHead`, which
-        replaces its own.
+        replaces its own. :class:`lieattn.nn.Heads` is for several outputs.
     start
         Names of the attributes :math:`v_k`, and their factors :math:`c_k`.
     units
@@ -360,7 +360,7 @@ class FieldModel(Network):
         themselves are not divided.
     unit
         Factor u > 0, chosen so that the outputs of the head are of the order of 1. ValueError is raised if ``start`` or
-        ``unit`` is given with a head for rotations.
+        ``unit`` is given with a head for rotations, or with several outputs (:class:`lieattn.nn.Heads`).
 
     Examples
     --------
@@ -393,8 +393,10 @@ class FieldModel(Network):
             for name, number in numbers.items():
                 if not 0 < number < math.inf:
                     raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
-        if getattr(head, "kind", None) == "rotation" and (self.start or unit != 1):
-            raise ValueError(f"start, unit: expected none for rotations, got start={self.start}, unit={unit}")
+        kind = getattr(head, "kind", None)
+        if (self.start or unit != 1) and (kind == "rotation" or isinstance(kind, Mapping)):
+            outputs = "rotations" if kind == "rotation" else "several outputs"
+            raise ValueError(f"start, unit: expected none for {outputs}, got start={self.start}, unit={unit}")
         # The head of the network would not be trained, so checkpoints and counts of parameters should not include it.
         self.network, self.head = network.with_head(nn.Identity()), head
         named = dict.fromkeys((*network.vector_inputs, *self.start))
@@ -435,13 +437,16 @@ class FieldModel(Network):
             data[name] = attribute(given, name) / number
         return data
 
-    def forward(self, data: Any, geometry: Any = None) -> Tensor:
-        """Return vectors ``[points, dim]``, or other outputs of the head.
+    def forward(self, data: Any, geometry: Any = None) -> Any:
+        """Return vectors ``[points, dim]``, or other outputs of the head, by name for :class:`lieattn.nn.Heads`.
 
         The data must also have the attributes of ``start``, in the shape of the outputs (otherwise ValueError). They
         are not changed.
         """
-        output = self.unit * super().forward(data, geometry)
+        output = super().forward(data, geometry)
+        if isinstance(output, Mapping):
+            return output
+        output = self.unit * output
         for name, factor in self.start.items():
             known = attribute(data, name)
             if known.shape != output.shape:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor
 from lieattn.geometry import PointClouds, point_clouds
+from lieattn.models._gradients import energy_and_force, energy_and_gradients, usable
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
 
@@ -64,8 +64,10 @@ class EnergyForces(Wrapper):
     ----------
     model
         ``model(data)`` returns one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
-        ``data.pos``. A neighborhood that does not specify whether it is smooth, such as ``Radius(3.0)``, is made smooth
-        in the model itself, so wrap the model before training. Models with windows of their own are not changed.
+        ``data.pos``. It may return several outputs by name (:class:`lieattn.nn.Heads`), one of them ``"energy"``; then
+        the outputs here are a mapping too, of energies, forces and all others. A neighborhood that does not specify
+        whether it is smooth, such as ``Radius(3.0)``, is made smooth in the model itself, so wrap the model before
+        training. Models with windows of their own are not changed.
     stress
         Whether to return an :class:`EnergyForceStress` in place of an :class:`EnergyAndForce`.
     jumps
@@ -100,15 +102,19 @@ class EnergyForces(Wrapper):
         return (*super().jumps, *kinks)
 
     @property
-    def kind(self) -> Mapping[str, str]:
-        """Energies are invariant, forces are vectors, stresses and virials are tensors."""
+    def kind(self) -> Mapping[str, Any]:
+        """Energies are invariant, forces are vectors, stresses and virials are tensors; others as in the model."""
+        others = getattr(self.model, "kind", None)
         return {
+            **(others if isinstance(others, Mapping) else {}),
             "energy": "invariant",
             "force": "vector",
             **(dict.fromkeys(("stress", "virial"), "tensor") if self.stress else {}),
         }
 
-    def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce | EnergyForceStress:
+    def forward(
+        self, data: Any, *, create_graph: bool | None = None
+    ) -> EnergyAndForce | EnergyForceStress | dict[str, Tensor]:
         """Return energies and forces of data and, with ``stress``, stresses and virials.
 
         Parameters
@@ -129,9 +135,30 @@ class EnergyForces(Wrapper):
         check_arguments(EnergyForces.forward, locals())
         if create_graph is None:
             create_graph = self.training and torch.is_grad_enabled()
-        given = copy.copy(data).apply(_usable) if hasattr(data, "apply") else data
-        expected = _known_clouds(given)
-        return differentiated(lambda moved: _per_cloud(self.model(moved), expected), given, self.stress, create_graph)
+        given = copy.copy(data).apply(usable) if hasattr(data, "apply") else data
+        expected, others = _known_clouds(given), dict[str, Tensor]()
+
+        def energy(moved: Any) -> Tensor:
+            outputs = self.model(moved)
+            if isinstance(outputs, Mapping):
+                others.update(outputs)
+            return _per_cloud(energy_among(outputs), expected)
+
+        found = differentiated(energy, given, self.stress, create_graph)
+        if not others:
+            return found
+        kept = {name: value if create_graph else value.detach() for name, value in others.items()}
+        return {**kept, **found._asdict()}
+
+
+def energy_among(outputs: Any) -> Any:
+    """Return the output named energy of several outputs by name, or a single output; ValueError if there is none."""
+    if not isinstance(outputs, Mapping):
+        return outputs
+    if "energy" not in outputs or not outputs.keys().isdisjoint(("force", "stress", "virial")):
+        what = "an output 'energy', and none with the names of its derivatives, force, stress and virial"
+        raise ValueError(f"model: expected {what}, got {sorted(outputs)}")
+    return outputs["energy"]
 
 
 def differentiated(
@@ -142,7 +169,7 @@ def differentiated(
     if not isinstance(pos, Tensor) or not pos.is_floating_point():
         raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
     if not stress:
-        return EnergyAndForce(*_energy_and_force(lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph))
+        return EnergyAndForce(*energy_and_force(lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph))
     with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
         clouds = point_clouds(data)
         strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
@@ -157,7 +184,7 @@ def differentiated(
         moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
         return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
 
-    values, by_pos, by_strain = _energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
+    values, by_pos, by_strain = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
     volume = torch.linalg.det(cell.double()).abs()[:, None, None].to(by_strain)
     return EnergyForceStress(values, -by_pos, by_strain / volume, -by_strain)
 
@@ -385,7 +412,7 @@ class HamiltonianDynamics(Wrapper):
 
     def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
         graph = torch.is_grad_enabled()
-        _, force = _energy_and_force(lambda x: self._potential(x, system), q, create_graph=graph)
+        _, force = energy_and_force(lambda x: self._potential(x, system), q, create_graph=graph)
         return p / system.mass[:, None], force
 
     def _potential(self, q: Tensor, system: _System) -> Tensor:
@@ -394,7 +421,7 @@ class HamiltonianDynamics(Wrapper):
         clouds = system.clouds
         if self.center:
             q = q - clouds.mean(q)[clouds.batch]
-        energy = _per_cloud(self.potential(Data(pos=q, **system.given).apply(_usable)))
+        energy = _per_cloud(self.potential(Data(pos=q, **system.given).apply(usable)))
         if (count := clouds.num_clouds) != len(energy):
             raise ValueError(f"potential: expected one energy for each of {count} clouds, got {len(energy)}")
         return energy
@@ -427,56 +454,16 @@ class _System:
         self.position, self.momentum = (value.reshape(-1, shape[-1]) for value in (position, momentum))
         # Autograd cannot save tensors that are created in inference mode.
         with torch.inference_mode(False):
-            self.mass = _usable(mass).reshape(-1).to(position.dtype)
+            self.mass = usable(mass).reshape(-1).to(position.dtype)
             if batch is None:
                 number = len(position) if position.ndim == 3 else 1
                 batch = torch.arange(number, device=mass.device).repeat_interleave(shape[-2])
             else:
-                batch, number = _usable(batch), int(batch.max()) + 1 if len(batch) else 0
-            self.clouds = PointClouds(pos=_usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
+                batch, number = usable(batch), int(batch.max()) + 1 if len(batch) else 0
+            self.clouds = PointClouds(pos=usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
         self.given = {"mass": self.mass, "batch": self.clouds.batch, **(given.get("attributes") or {})}
         if features is not None:
             self.given["x"] = features.reshape(-1, features.shape[-1])
-
-
-def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
-    """Return energies ``[clouds]`` and minus the gradient of their sum."""
-    values, gradient = _energy_and_gradients(energy, pos, create_graph=create_graph)
-    return values, -gradient
-
-
-def _energy_and_gradients(energy: Callable[..., Tensor], *inputs: Tensor, create_graph: bool) -> tuple[Tensor, ...]:
-    """Return energies ``[clouds]`` and the gradients of their sum by all inputs, detached unless a graph is created.
-
-    The function is never compiled, because torch computes wrong second derivatives of partially compiled functions.
-    """
-    gradients: Callable[..., tuple[Tensor, ...]] = _gradients
-    if "torch._dynamo" in sys.modules:  # importing it takes a second, and nothing can be compiled without it
-        gradients = torch.compiler.disable(_gradients)
-    return gradients(energy, inputs, create_graph)
-
-
-def _gradients(energy: Callable[..., Tensor], inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
-    with torch.inference_mode(False), torch.enable_grad():
-        variables = [_usable(value) for value in inputs]
-        variables = [x if x.requires_grad else x.detach().requires_grad_() for x in variables]
-        values = energy(*variables)
-        found: Sequence[Tensor | None] = [None] * len(variables)
-        if values.requires_grad:
-            found = torch.autograd.grad(values.sum(), variables, create_graph=create_graph, allow_unused=True)
-        pairs = zip(variables, found, strict=True)
-        gradients = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in pairs]
-    if not create_graph:
-        return values.detach(), *(gradient.detach() for gradient in gradients)
-    return values, *gradients
-
-
-def _usable(value: Any) -> Any:
-    """Return a copy of a tensor that was created in inference mode, which autograd cannot save, or the value itself."""
-    if isinstance(value, Tensor) and value.is_inference():
-        with torch.inference_mode(False):
-            return value.clone()
-    return value
 
 
 def _known_clouds(data: Any) -> int | None:

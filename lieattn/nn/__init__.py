@@ -24,6 +24,7 @@ from lieattn.nn._grid_attention import (
 from lieattn.nn._heads import (
     DipoleHead,
     FieldHead,
+    Heads,
     InvariantHead,
     PolarizabilityHead,
     Pooling,
@@ -93,6 +94,7 @@ __all__ = [
     "GroupLinear",
     "GroupSelfAttention",
     "GroupSqueezeExcite",
+    "Heads",
     "Inexact",
     "InvariantHead",
     "IrrepsToFiber",

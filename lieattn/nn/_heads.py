@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -415,3 +416,43 @@ def _direction(vectors: Tensor, otherwise: Tensor, limit: Tensor) -> tuple[Tenso
     lost = vectors.detach().norm(dim=1, keepdim=True) <= limit
     kept = torch.where(lost, otherwise, vectors)
     return kept / kept.norm(dim=1, keepdim=True), lost[:, 0]
+
+
+class Heads(Recorded, nn.Module):
+    """Several heads that share one field, for networks with outputs of several kinds.
+
+    **Equivariance.** That of each head for its output.
+
+    Parameters
+    ----------
+    heads
+        Mapping from the names of the outputs to their heads, for example from ``"energy"`` to an
+        :class:`InvariantHead` and from ``"dipole"`` to a :class:`DipoleHead`.
+
+    Raises
+    ------
+    ValueError
+        If there are no heads, or if a name is not an identifier or is that of an attribute of ``torch.nn.ModuleDict``.
+    """
+
+    def __init__(self, heads: Mapping[str, nn.Module]) -> None:
+        check_arguments(Heads.__init__, locals())
+        super().__init__()
+        if not heads:
+            raise ValueError("heads: expected at least one name with its head, got none")
+        self.heads = nn.ModuleDict()
+        for name, head in heads.items():
+            if not name.isidentifier() or hasattr(nn.ModuleDict, name):
+                raise ValueError(f"heads: expected names of outputs such as 'energy', got {name!r}")
+            if isinstance(head, Heads):
+                raise ValueError(f"heads: expected one output for each head, got several for {name!r}")
+            self.heads[name] = head
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Kind of each output by its name."""
+        return {name: getattr(head, "kind", "invariant") for name, head in self.heads.items()}
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> dict[str, Tensor]:
+        """Return the output of each head by its name, for a field ``[points, fiber, channels]``."""
+        return {name: head(x, graph) for name, head in self.heads.items()}

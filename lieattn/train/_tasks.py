@@ -249,7 +249,8 @@ class PointSetRegressor(PointSetTask):
     ----------
     network
         Module that is called with a ``torch_geometric.data.Batch`` and returns a tensor shaped like the target, a
-        mapping from names of targets to tensors, or a named tuple (:class:`lieattn.models.EnergyForces`).
+        mapping from names of targets to tensors, or a named tuple (:class:`lieattn.models.EnergyForces`). Numbers
+        ``[points, 1]`` or ``[clouds, 1]`` may have targets without the last axis.
     targets
         Name of an attribute of the data, or a mapping from names to their weights in the loss.
     loss
@@ -357,7 +358,7 @@ class PointSetRegressor(PointSetTask):
                 if (weights := target_weights(item, name, value, others)) is not None:
                     counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
                     value.masked_fill_(~counts, math.nan)
-            columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])
+            columns = torch.cat([value[:, None] if value.ndim == 1 else value for value in values])
             if columns.isnan().all():
                 raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones or NaN")
             # Each component has its own shift and scale, because the components of a target may differ in unit.
@@ -378,6 +379,8 @@ class PointSetRegressor(PointSetTask):
         sums = []
         for name, output in self._outputs(batch).items():
             target = batch[name] if name in batch else None
+            if isinstance(target, Tensor) and output.shape == (*target.shape, 1):
+                output = output[..., 0]
             if not isinstance(target, Tensor) or target.shape != output.shape:
                 found = "none" if target is None else tuple(target.shape)
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {found}")

@@ -21,6 +21,7 @@ from lieattn.models import (
     Rescaled,
     Species,
 )
+from lieattn.nn import Heads, InvariantHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetRegressor
@@ -198,6 +199,18 @@ def test_energies_are_found_within_other_modules(wrapped):
     np.testing.assert_array_equal(ours.get_forces(), theirs.get_forces())
     assert ("energy_std" in ours.calc.results) == ("Ensemble" in repr(wrapped(net)))
     assert {"energy", "forces"} <= set(ours.calc.export_properties())
+
+
+def test_the_energy_among_several_outputs():
+    net = network()
+    heads = Heads({"energy": net.head, "charge": InvariantHead(8, 1, pool="none")})
+    theirs, ours = with_calculator(water(), net), with_calculator(water(), net.with_head(heads))
+    assert ours.get_potential_energy() == theirs.get_potential_energy()
+    np.testing.assert_allclose(ours.get_forces(), theirs.get_forces(), atol=1e-12)
+    whole = Rescaled(EnergyForces(net.with_head(heads)), {"energy": 2.0, "force": 2.0, "charge": 5.0}, {"energy": 1.0})
+    assert with_calculator(water(), whole.double()).get_potential_energy() == pytest.approx(
+        2 * theirs.get_potential_energy() + 1
+    )
 
 
 def test_large_shifts_do_not_round_energies():

@@ -372,6 +372,28 @@ def test_models_export_to_onnx(name, tmp_path):
     assert_same([torch.tensor(part) for part in found], named_outputs(wanted, "y").values(), 1e-4)
 
 
+def test_whole_clouds_at_other_positions_export_to_onnx(tmp_path):
+    """The geometry has not been used before, so the program also contains the lists of all pairs."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    data = Batch.from_data_list([Data(pos=torch.randn(size, 3)) for size in (5, 1, 4)])
+    options = {"channels": 8, "layers": 1, "heads": 2}
+    net = randomize(FramewiseTransformer(tetrahedral(), 1, 1, **options)).eval().requires_grad_(False)
+    geometry = net.geometry(data)
+
+    class OfPositions(torch.nn.Module):
+        def forward(self, pos):
+            return net(Data(pos=pos), geometry.at(pos))
+
+    with backend("plain"):
+        exported = torch.export.export(OfPositions(), (data.pos,), strict=False)
+    torch.onnx.export(exported, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    data.pos = data.pos + 0.1 * torch.randn_like(data.pos)
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: data.pos.numpy()})
+    assert_same([torch.tensor(found)], [net(data)], 1e-4)
+
+
 def test_traces_that_keep_neighbors_are_refused():
     net, batch = network()
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace would use the geometry .* use torch\.export"):

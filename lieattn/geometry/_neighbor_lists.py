@@ -285,7 +285,9 @@ class _AllOfClouds(Neighbors):
 
     @OnFirstUse
     def target(self) -> Tensor:
-        return torch.repeat_interleave(self.degree, output_size=self.num_edges)
+        # ONNX has no repeat_interleave to a known size, so the targets are counted where their lists begin.
+        begins = self.row_ptr[1:-1]
+        return begins.new_zeros(self.num_edges).index_add(0, begins, torch.ones_like(begins)).cumsum(0)
 
 
 def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:

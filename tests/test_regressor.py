@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
-from lieattn.train import PointSetRegressor, UsageError
+from lieattn.train import PointSetData, PointSetRegressor, UsageError
 from lieattn.train._weights import WeightedMean, target_weights
 
 
@@ -482,6 +482,32 @@ def test_other_loaders_need_a_measurement():
     trainer = Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, **quiet)
     trainer.fit(module, loader)
     assert trainer.global_step == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_random_targets_are_measured_by_the_seed_of_the_data():
+    """Shifts and scales are those of the first epoch, and the global random generators do not change."""
+
+    class Noisy(Springs):
+        def __getitem__(self, index):
+            item = super().__getitem__(index)
+            item.energy = item.energy + 100 * torch.randn(1)
+            return item
+
+    options = {"max_epochs": 1, "log_every_n_steps": 1, "logger": False, "enable_checkpointing": False}
+    statistics, states = [], []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        module, before = PointSetRegressor(Spring(), "energy"), torch.get_rng_state()
+        data = PointSetData(Noisy(), batch_size=24, seed=3)
+        Trainer(accelerator="cpu", enable_progress_bar=False, **options).fit(module, data)
+        statistics.append(torch.stack([module.shift_energy, module.scale_energy]))
+        states.append(torch.equal(torch.get_rng_state(), before))
+    assert torch.equal(*statistics)
+    assert states == [True, True]
+    (first,) = PointSetData(Noisy(), batch_size=24, seed=3).train_dataloader()
+    torch.testing.assert_close(statistics[0][0], first.energy.mean(dim=0, keepdim=True), rtol=1e-6, atol=0)
 
 
 def test_outputs_without_names():

@@ -11,6 +11,7 @@ from torch_geometric.data import Batch
 from lieattn._checks import check_arguments, kind
 from lieattn._warnings import warn
 from lieattn.models import Rescaled
+from lieattn.train._data import PointSetData
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
@@ -66,9 +67,8 @@ def warn_of_units(network: nn.Module, names: Sequence[str]) -> None:
 
 
 def training_set(trainer: Any) -> Any:
-    """Return the training set of a trainer; ValueError if its data are not a ``PointSetData``."""
-    sets = getattr(trainer.datamodule, "sets", None)
-    if sets is None:
+    """Return the items of the first epoch of a trainer; ValueError if its data are not a ``PointSetData``."""
+    if not isinstance(data := trainer.datamodule, PointSetData):
         words = "the shifts and scales of the targets are measured on the training set of a lieattn.train.PointSetData"
         raise ValueError(f"datamodule: {words}; with other data, call task.measure(clouds) before the training")
-    return sets["train"]
+    return data._items("train")

@@ -203,7 +203,7 @@ def test_energies_are_found_within_other_modules(wrapped):
 
 def test_the_energy_among_several_outputs():
     net = network()
-    heads = Heads({"energy": net.head, "charge": InvariantHead(8, 1, pool="none")})
+    heads = Heads({"energy": net.head, "charge": InvariantHead(8, 1, pool="none")}).double()
     theirs, ours = with_calculator(water(), net), with_calculator(water(), net.with_head(heads))
     assert ours.get_potential_energy() == theirs.get_potential_energy()
     np.testing.assert_allclose(ours.get_forces(), theirs.get_forces(), atol=1e-12)

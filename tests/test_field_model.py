@@ -234,6 +234,24 @@ def test_energies_forces_and_other_outputs(stress):
             torch.testing.assert_close(value, found[name].detach(), rtol=0, atol=1e-14)
 
 
+def test_other_outputs_within_torch_func():
+    model = randomize(EnergyForces(FieldModel(framewise(), Heads(properties())))).double().train()
+    data = clouds()[0]
+    pos, along = data.pos, torch.randn_like(data.pos)
+
+    def outputs(pos):
+        moved = data.clone()
+        moved.pos = pos
+        return model(moved)
+
+    found = torch.func.jvp(outputs, (pos,), (along,))[1]
+    step = 1e-5
+    before, after = outputs(pos - step * along), outputs(pos + step * along)
+    for name, value in found.items():
+        slope = (after[name] - before[name]) / (2 * step)
+        torch.testing.assert_close(value, slope, rtol=1e-5, atol=1e-6 * float(slope.detach().abs().max()))
+
+
 def test_training_on_several_outputs(tmp_path):
     """Each output has its own unit; those of energies and forces are the same."""
     items = clouds(dtype=torch.float32)

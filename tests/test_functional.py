@@ -264,6 +264,39 @@ def test_images_and_forces():
     torch.testing.assert_close(-grad(lambda pos: network(Data(x=data.x, pos=pos)).sum())(data.pos), force, **EXACT)
 
 
+@pytest.mark.parametrize("stress", [False, True], ids=["forces", "forces and stress"])
+def test_forces_are_differentiated_in_all_ways(stress):
+    """Derivatives of forces and stresses by positions and by weights are those of autograd, also of several weights."""
+    network, data, _ = prepared("lie")
+    data.cell, data.pbc = 4 * torch.eye(3, dtype=torch.float64)[None], torch.ones(1, 3, dtype=torch.bool)
+    model, tangent = EnergyForces(network, stress=stress).train(), torch.randn_like(data.pos)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def outputs(pos, own=weights):
+        moved = data.clone()
+        moved.pos = pos
+        found = functional_call(model, own, (moved,))
+        return torch.cat([found.force.flatten(), *([found.stress.flatten()] if stress else [])])
+
+    wanted = torch.autograd.functional.jacobian(outputs, data.pos)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(jacrev(outputs)(data.pos), wanted, **EXACT)
+    torch.testing.assert_close(jacfwd(outputs)(data.pos), wanted, **EXACT)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(outputs(forward_ad.make_dual(data.pos, tangent))).tangent
+    torch.testing.assert_close(found, (wanted * tangent).flatten(1).sum(dim=1), **EXACT)
+
+    def loss(own):
+        return outputs(data.pos, own).square().sum()
+
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    slopes = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True, materialize_grads=True)
+    torch.testing.assert_close(tuple(grad(loss)(weights).values()), slopes, **EXACT)
+    several = {name: torch.stack([weight, 2 * weight]) for name, weight in weights.items()}
+    each = vmap(lambda own: outputs(data.pos, own))(several)
+    torch.testing.assert_close(each[0], outputs(data.pos), **EXACT)
+
+
 def test_what_is_chosen_inside_of_a_transform():
     x = torch.randn(10, 4, 2, 8)
     chosen = []

@@ -4,42 +4,49 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from lieattn._functional import transformed
 
-def energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
-    """Return energies ``[clouds]`` and minus the gradient of their sum."""
-    values, gradient = energy_and_gradients(energy, pos, create_graph=create_graph)
-    return values, -gradient
+Outputs = tuple[Tensor, dict[str, Tensor]]  # energies [clouds], and other outputs by name
 
 
-def energy_and_gradients(energy: Callable[..., Tensor], *inputs: Tensor, create_graph: bool) -> tuple[Tensor, ...]:
-    """Return energies ``[clouds]`` and the gradients of their sum by all inputs, detached unless a graph is created.
+def energy_and_gradients(
+    energy: Callable[..., Outputs], *inputs: Tensor, create_graph: bool
+) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+    """Return energies, other outputs, and the gradients of the sum of the energies by all inputs.
 
-    The function is never compiled, because torch computes wrong second derivatives of partially compiled functions.
+    They are detached unless a graph is created. The function is never compiled, because torch computes wrong second
+    derivatives of partially compiled functions.
     """
-    gradients: Callable[..., tuple[Tensor, ...]] = _gradients
+    gradients = _gradients
     if "torch._dynamo" in sys.modules:  # importing it takes a second, and nothing can be compiled without it
         gradients = torch.compiler.disable(_gradients)
-    return gradients(energy, inputs, create_graph)
+    values, others, found = gradients(energy, inputs, create_graph)
+    if create_graph:
+        return values, others, found
+    detached = {name: value.detach() for name, value in others.items()}
+    return values.detach(), detached, tuple(gradient.detach() for gradient in found)
 
 
-def _gradients(energy: Callable[..., Tensor], inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
+def _gradients(
+    energy: Callable[..., Outputs], inputs: Sequence[Tensor], create_graph: bool
+) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
     with torch.inference_mode(False), torch.enable_grad():
         variables = [usable(value) for value in inputs]
+        if transformed():  # torch.func refuses requires_grad_, and detach would drop derivatives in forward mode
+            values, pull_back, others = cast(Any, torch.func.vjp)(energy, *variables, has_aux=True)
+            return values, others, pull_back(torch.ones_like(values))
         variables = [x if x.requires_grad else x.detach().requires_grad_() for x in variables]
-        values = energy(*variables)
+        values, others = energy(*variables)
         found: Sequence[Tensor | None] = [None] * len(variables)
         if values.requires_grad:
             found = torch.autograd.grad(values.sum(), variables, create_graph=create_graph, allow_unused=True)
         pairs = zip(variables, found, strict=True)
-        gradients = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in pairs]
-    if not create_graph:
-        return values.detach(), *(gradient.detach() for gradient in gradients)
-    return values, *gradients
+        return values, others, tuple(torch.zeros_like(x) if gradient is None else gradient for x, gradient in pairs)
 
 
 def usable(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor
 from lieattn.geometry import PointClouds, point_clouds
-from lieattn.models._gradients import energy_and_force, energy_and_gradients, usable
+from lieattn.models._gradients import Outputs, energy_and_gradients, usable
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
 
@@ -136,19 +136,15 @@ class EnergyForces(Wrapper):
         if create_graph is None:
             create_graph = self.training and torch.is_grad_enabled()
         given = copy.copy(data).apply(usable) if hasattr(data, "apply") else data
-        expected, others = _known_clouds(given), dict[str, Tensor]()
+        expected = _known_clouds(given)
 
-        def energy(moved: Any) -> Tensor:
+        def energy(moved: Any) -> Outputs:
             outputs = self.model(moved)
-            if isinstance(outputs, Mapping):
-                others.update(outputs)
-            return _per_cloud(energy_among(outputs), expected)
+            others = dict(outputs) if isinstance(outputs, Mapping) else {}
+            return _per_cloud(energy_among(outputs), expected), others
 
-        found = differentiated(energy, given, self.stress, create_graph)
-        if not others:
-            return found
-        kept = {name: value if create_graph else value.detach() for name, value in others.items()}
-        return {**kept, **found._asdict()}
+        found, others = _derivatives(energy, given, self.stress, create_graph)
+        return {**others, **found._asdict()} if others else found
 
 
 def energy_among(outputs: Any) -> Any:
@@ -161,15 +157,22 @@ def energy_among(outputs: Any) -> Any:
     return outputs["energy"]
 
 
-def differentiated(
-    energy: Callable[[Any], Tensor], data: Any, stress: bool, create_graph: bool = False
-) -> EnergyAndForce | EnergyForceStress:
-    """Return energies ``[clouds]`` of data, forces and, if ``stress`` is true, stresses and virials."""
+def differentiated(energy: Callable[[Any], Tensor], data: Any, stress: bool) -> EnergyAndForce | EnergyForceStress:
+    """Return energies ``[clouds]`` of data, forces and, if ``stress`` is true, stresses and virials, all detached."""
+    return _derivatives(lambda moved: (energy(moved), {}), data, stress, create_graph=False)[0]
+
+
+def _derivatives(
+    energy: Callable[[Any], Outputs], data: Any, stress: bool, create_graph: bool
+) -> tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]:
     pos = getattr(data, "pos", None)
     if not isinstance(pos, Tensor) or not pos.is_floating_point():
         raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
     if not stress:
-        return EnergyAndForce(*energy_and_force(lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph))
+        values, others, (gradient,) = energy_and_gradients(
+            lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph
+        )
+        return EnergyAndForce(values, -gradient), others
     with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
         clouds = point_clouds(data)
         strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
@@ -178,15 +181,15 @@ def differentiated(
         which = "no cloud is" if pbc is None else f"cloud {int((~pbc.all(dim=1)).nonzero()[0])} is not"
         raise ValueError(f"data.cell: stress needs clouds that are periodic along all cell vectors, but {which}")
 
-    def of_strain(x: Tensor, strain: Tensor) -> Tensor:
+    def of_strain(x: Tensor, strain: Tensor) -> Outputs:
         # The rows are vectors, so the matrix acts from the right; it is symmetric.
         deformation = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) + (strain + strain.mT) / 2
         moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
         return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
 
-    values, by_pos, by_strain = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
+    values, others, (by_pos, by_strain) = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
     volume = torch.linalg.det(cell.double()).abs()[:, None, None].to(by_strain)
-    return EnergyForceStress(values, -by_pos, by_strain / volume, -by_strain)
+    return EnergyForceStress(values, -by_pos, by_strain / volume, -by_strain), others
 
 
 def _with(data: Any, **changed: Tensor) -> Any:
@@ -412,8 +415,8 @@ class HamiltonianDynamics(Wrapper):
 
     def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
         graph = torch.is_grad_enabled()
-        _, force = energy_and_force(lambda x: self._potential(x, system), q, create_graph=graph)
-        return p / system.mass[:, None], force
+        _, _, (gradient,) = energy_and_gradients(lambda x: (self._potential(x, system), {}), q, create_graph=graph)
+        return p / system.mass[:, None], -gradient
 
     def _potential(self, q: Tensor, system: _System) -> Tensor:
         from torch_geometric.data import Data

@@ -1,6 +1,7 @@
 """Compiled and exported networks, and networks under autocast, give the results of plain execution."""
 
 import copy
+import os
 import shutil
 import subprocess
 import sys
@@ -517,9 +518,17 @@ def test_an_exported_energy_runs_without_the_library(made, tmp_path):
     code = """
 import sys, torch
 inputs, wanted = torch.load("case.pt")
-found = torch._inductor.aoti_load_package("energy.pt2")(*inputs)
+program = torch._inductor.aoti_load_package("energy.pt2")
+found = program(*inputs)
 for ours, theirs in zip(found, wanted):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+for wrong in (torch.cat([inputs[0], inputs[0]]), inputs[0].double()):
+    try:
+        program(wrong, *inputs[1:])
+        sys.exit("other inputs than at export are accepted")
+    except RuntimeError as error:
+        print(error)
 sys.exit("lieattn" in sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    checking = {**os.environ, "AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=checking)

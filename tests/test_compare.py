@@ -682,6 +682,32 @@ def test_diverging_training_is_reported(tmp_path, capsys):
     assert "1, 1 failed" in capsys.readouterr().out
 
 
+class Blind(Distances):
+    """A network that returns NaN in evaluation, at least before its first few training steps."""
+
+    def __init__(self, outputs: int, channels: int = 8, until: int = 10**6) -> None:
+        super().__init__(outputs, channels)
+        self.register_buffer("left", torch.tensor(until))
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        self.left -= int(self.training)
+        return super().forward(data) * (1.0 if self.training or self.left < 0 else float("nan"))
+
+
+@pytest.mark.parametrize("models", ["beside another model", "alone"])
+def test_tests_that_are_nan_are_reported(tmp_path, capsys, models):
+    chosen = {"blind": spec("Blind", outputs=1)}
+    if models != "alone":
+        chosen["seeing"] = spec("Distances", outputs=1)
+    task = {"class_path": "lieattn.train.PointSetRegressor", "init_args": {"targets": "length"}}
+    report = compare(tmp_path, models=chosen, task=task, fractions=[1.0], equivariance={"clouds": 1})
+    means = {row["model"]: (row["test"]["mean"], row["rotated"]["mean"]) for row in report["summary"]}
+    assert means.pop("blind") == (None, None)
+    assert all(value is not None for pair in means.values() for value in pair)
+    assert re.search(r"^blind .* 2 +- +- +10 ", capsys.readouterr().out, re.MULTILINE)
+    assert (tmp_path / "comparison.png").is_file() == bool(means)
+
+
 # Regression
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import math
 import multiprocessing
 import os
 import shlex
@@ -261,7 +262,7 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
     written, picture = [path], None
     if importlib.util.find_spec("matplotlib") is None:
         _say('no picture is drawn, since matplotlib is not installed: pip install "lieattn[viz]"')
-    elif any(record["failed"] is None for record in records):
+    elif any(math.isfinite(row["test"]["mean"]) for row in content["summary"]):
         from lieattn.viz import comparison, save
 
         written.append(save(comparison(json.loads(path.read_text())), path.with_suffix(".png")))

@@ -261,17 +261,18 @@ def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, floa
     curve = []
     for part in shared:
         steps, seconds, values = zip(*(history[part] for history in found), strict=True)
-        spread = _statistics([math.nan if value is None else value for value in values])
         means = {"steps": statistics.fmean(steps), "seconds": statistics.fmean(seconds)}
-        curve.append({"part": part, **means, **spread})
+        curve.append({"part": part, **means, **_statistics(values)})
     return curve
 
 
-def _statistics(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and sample standard deviation of values, or NaN if there are too few."""
+def _statistics(values: Sequence[float | None]) -> dict[str, float]:
+    """Return the mean and sample standard deviation of values, or NaN if there are too few or one is None."""
+    known = [value for value in values if value is not None]  # files of cells have None for NaN and infinity
+    whole = len(known) == len(values)
     return {
-        "mean": statistics.fmean(values) if values else math.nan,
-        "std": statistics.stdev(values) if len(values) > 1 else math.nan,
+        "mean": statistics.fmean(known) if whole and known else math.nan,
+        "std": statistics.stdev(known) if whole and len(known) > 1 else math.nan,
     }
 
 

@@ -708,6 +708,17 @@ def test_tests_that_are_nan_are_reported(tmp_path, capsys, models):
     assert (tmp_path / "comparison.png").is_file() == bool(means)
 
 
+def test_a_first_validation_that_is_nan_is_not_the_best(tmp_path):
+    task = {"class_path": "lieattn.train.PointSetRegressor", "init_args": {"targets": "length"}}
+    models = {"blind": spec("Blind", outputs=1, until=4)}
+    report = compare(tmp_path, models=models, task=task, seeds=[0], fractions=[1.0], equivariance={"clouds": 1})
+    (cell,) = report["cells"]
+    values = [value for *_, value in cell["history"]]
+    assert values[0] is None
+    assert cell["validation"] == min(values[1:])
+    assert cell["metrics"]["error"] is not None
+
+
 # Regression
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Self
@@ -96,13 +97,14 @@ class Budget(LastCheckpoint):
         self._validated = {key: weight.detach().cpu().clone() for key, weight in pl_module.state_dict().items()}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the weights if they are the best so far; a value that is NaN only counts if it is the first one."""
+        """Keep the weights if they are the best so far; a value that is NaN only counts until there is a number."""
         if trainer.sanity_checking or not isinstance(pl_module, PointSetTask):
             return
         name, mode = pl_module.monitor
         value = float(trainer.callback_metrics[name])
         self.history.append([self.steps, self.seconds, value])
-        if self.best is None or (value > self.best_value if mode == "max" else value < self.best_value):
+        better = value > self.best_value if mode == "max" else value < self.best_value
+        if self.best is None or better or (math.isnan(self.best_value) and not math.isnan(value)):
             self.best, self.best_value = self._validated, value
 
     def _share(self, steps: float, seconds: float, *, parts: int = 1) -> float:

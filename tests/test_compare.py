@@ -1222,9 +1222,10 @@ def test_folders_do_not_mix_ways_to_match(finished, tmp_path, capsys):
         compare(tmp_path / "out", status=2, match={"by": "operations"})
         assert message in capsys.readouterr().err
         (tmp_path / "out" / "widths.json").unlink(missing_ok=True)
-    (tmp_path / "out" / "widths.json").write_text("{")
-    compare(tmp_path / "out", status=2)
-    assert "widths.json is damaged" in capsys.readouterr().err
+    for damaged in ("{", '{"models": {}}', '{"by": "parameters", "models": []}', '{"by": 1, "models": {"a": {}}}'):
+        (tmp_path / "out" / "widths.json").write_text(damaged)
+        compare(tmp_path / "out", status=2)
+        assert "widths.json is damaged" in capsys.readouterr().err
 
 
 def test_records_of_earlier_versions_are_read(finished, tmp_path):

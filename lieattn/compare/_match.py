@@ -173,9 +173,13 @@ class _Widths:
         if self.path.is_file():
             try:
                 content = json.loads(self.path.read_text())
-                self.models = content["models"]
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                if not {"by", "models"} <= set(content):
+                    raise ValueError("it was not written by `lieattn compare`")
+                if not all(one.keys() >= {"key", "chosen", "value"} for one in content["models"].values()):
+                    raise ValueError("a model has no key, no chosen arguments or no value")
+            except (OSError, ValueError, TypeError, AttributeError) as error:
                 raise UsageError(f"{self.path} is damaged ({error}): remove it to measure again") from error
+            self.models = content["models"]
         elif not any(folder.glob("cells/*.json")):
             return
         if content["by"] != settings.match.by:
@@ -187,7 +191,7 @@ class _Widths:
     def get(self, name: str) -> tuple[ModelSettings, float] | None:
         """Return the model in the size that was chosen before; None if there is no valid choice."""
         found = self.models.get(name)
-        if not self.holds(name) or not isinstance(found, dict) or found.get("key") != self._key(name):
+        if not self.holds(name) or found is None or found["key"] != self._key(name):
             return None
         return self.settings.models[name].with_arguments(**found["chosen"]), found["value"]
 

@@ -565,6 +565,16 @@ def test_damaged_checkpoint_restarts_the_cell(finished, tmp_path):
     assert record["metrics"] == pytest.approx(expected["metrics"])
 
 
+def test_damaged_mark_of_a_cell_in_progress_empties_its_folder(tmp_path):
+    store, cell = CellStore(tmp_path, print), Cell("distances", 1.0, 0)
+    folder = store.progress(cell, "abc")
+    for damaged in (b"", b"\xff\xfe"):
+        (folder / "key").write_bytes(damaged)
+        (folder / "last.ckpt").write_bytes(b"of unknown settings")
+        assert store.progress(cell, "abc") == folder
+        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("key", "abc")]
+
+
 def test_only_affected_cells_are_run_again(finished, tmp_path, capsys):
     import shutil
 

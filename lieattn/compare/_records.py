@@ -93,7 +93,7 @@ class CellStore:
         """Return the folder of a cell in progress; it is emptied if its content belongs to other settings."""
         folder = self.folder / cell.name
         mark = folder / "key"
-        if folder.exists() and (not mark.is_file() or mark.read_text() != key):
+        if folder.exists() and (not mark.is_file() or mark.read_bytes() != key.encode()):
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not mark.is_file():

@@ -976,6 +976,9 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
     own = config(root="here")
     own["data"]["train"]["init_args"]["root"] = "mine"
     assert Sets(read_settings([write(tmp_path / "b.yaml", own)]))._sets["train"].root == "mine"
+    short = write(tmp_path / "c.yaml", config(data__train={"class_path": "FashionMNIST900"}))
+    with pytest.raises(train.UsageError, match="root='nowhere'"):
+        Sets(read_settings([short], "nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ def _with_root(spec: Spec, root: str | None) -> Spec:
         return spec
     module, _, name = spec["class_path"].rpartition(".")
     try:
-        takes = "root" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        catalog = importlib.import_module(module or "lieattn_datasets")  # its classes need no module in class paths
+        takes = "root" in inspect.signature(getattr(catalog, name)).parameters
     except (ImportError, AttributeError, ValueError):  # the error is reported when the data set is built
         return spec
     return {"class_path": spec["class_path"], "init_args": {**arguments, "root": root}} if takes else spec

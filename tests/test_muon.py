@@ -35,6 +35,14 @@ def test_updates_have_the_singular_vectors_of_the_momentum(shape):
     assert numbers.max() < 1.3
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1e3, 1e4])
+def test_updates_in_half_precision(scale):
+    matrices = (scale * torch.randn(2, 64, 64)).half()
+    found, expected = orthogonalized(matrices), orthogonalized(matrices.float())
+    assert found.dtype == torch.float16
+    assert (found - expected).abs().max() < 1e-3
+
+
 def test_matrices_are_trained_as_by_the_optimizer_of_torch():
     """The optimizer of torch computes in bfloat16."""
 

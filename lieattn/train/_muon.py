@@ -138,11 +138,13 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonalized(matrices: Tensor) -> Tensor:
     """Return matrices ``[n, r, c]`` with the same singular vectors, and with singular values between 0.7 and 1.2."""
-    x = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-12)
+    wide = torch.float32 if matrices.dtype == torch.float16 else matrices.dtype  # norms exceed the range of float16
+    x = matrices.to(wide)
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-12)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     a, b, c = _COEFFICIENTS
     for _ in range(_STEPS):
         product = x @ x.mT
         x = a * x + (b * product + c * product @ product) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)

@@ -151,6 +151,14 @@ def test_sparse_gradients_are_refused():
         Muon(table.parameters()).step()
 
 
+@pytest.mark.parametrize("shape", [(4,), (16, 16)])
+def test_complex_parameters_are_refused(shape):
+    weight = nn.Parameter(torch.randn(shape, dtype=torch.complex64))
+    weight.abs().square().sum().backward()
+    with pytest.raises(ValueError, match=r"params: expected real parameters, got one of torch\.complex64"):
+        Muon([weight]).step()
+
+
 def test_closures_are_functions():
     weight = torch.nn.Parameter(torch.ones(9, 9))
     with pytest.raises(TypeError, match="closure: expected a function or None, got a tensor"):

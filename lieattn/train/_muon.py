@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
     Raises
     ------
     TypeError, ValueError
-        If a number is out of range, or in a step if a gradient is sparse.
+        If a number is out of range, or in a step if a gradient is sparse or a parameter complex.
 
     Examples
     --------
@@ -102,6 +102,8 @@ class Muon(torch.optim.Optimizer):
                     continue
                 if weight.grad.is_sparse:
                     raise ValueError("params: expected dense gradients, got a sparse one")
+                if weight.is_complex():
+                    raise ValueError(f"params: expected real parameters, got one of {weight.dtype}")
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 if weight.ndim < 2 or min(weight.shape[-2:]) < group["smallest"]:
                     self._adam(weight, group)

@@ -271,6 +271,47 @@ def test_numbers_without_axes_are_masked_in_scales(of_target, shape, name):
     torch.testing.assert_close(module.state_dict(), plain.state_dict())
 
 
+class Charge(nn.Module):
+    """A number for each point, without a last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return data.pos @ self.weight
+
+
+@pytest.mark.parametrize("shift", [[], ["charge"]], ids=["scaled", "shifted"])
+@pytest.mark.parametrize("sizes", [(3, 0, 1, 5), (4, 4, 4, 4)], ids=["uneven clouds", "even clouds"])
+def test_numbers_of_points_have_one_shift_and_scale(sizes, shift):
+    items = [Data(pos=torch.randn(n, 3), charge=5.0 + torch.randn(n)) for n in sizes]
+    module = PointSetRegressor(Charge(), "charge", shift=shift)
+    module.measure(items)
+    data = Batch.from_data_list(items)
+    mean = data.charge.mean() if shift else torch.zeros(())
+    scale = (data.charge - mean).square().mean().sqrt()
+    torch.testing.assert_close(module(data)["charge"], mean + scale * data.pos.sum(dim=1))
+    _, found = logged(module, [data])
+    error = (module(data)["charge"] - data.charge).detach().abs().mean()
+    assert found["test/error"] == pytest.approx(float(error))
+
+
+class Stacked(Data):
+    """A cloud whose target is stacked in batches."""
+
+    def __cat_dim__(self, key: str, value: object, *rest: object) -> int | None:
+        return None if key == "y" else super().__cat_dim__(key, value)
+
+
+def test_stacked_numbers_of_clouds_have_shifts_and_scales_of_their_own():
+    items = [Stacked(pos=torch.randn(2, 3), y=torch.tensor([float(number), 10.0 * number])) for number in range(4)]
+    module = PointSetRegressor(Constant(2), "y")
+    module.measure(items)
+    assert module.shift_y.tolist() == [1.5, 15.0]
+    assert Batch.from_data_list(items).y.shape == module(Batch.from_data_list(items))["y"].shape
+
+
 def test_means_count_in_single_precision():
     """In bfloat16 259 entries would count as 260, and a sum of 257 as 256."""
     mean = WeightedMean()

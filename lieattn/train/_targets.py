@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments, kind
 from lieattn._warnings import warn
@@ -39,6 +39,17 @@ def labels_of(batch: Batch, number: int, rows: int, per: str) -> Tensor:
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}")
     return labels
+
+
+def entries_of(cloud: Data, name: str, value: Tensor) -> Tensor:
+    """Return an attribute ``[n, ...]`` of a cloud as entries ``[entries, ..., numbers]``, as a batch has them.
+
+    The first axis counts entries, clouds or points, unless the class of the cloud says that batches stack the
+    attribute. Then the whole attribute is one entry.
+    """
+    if cloud.__cat_dim__(name, value) is None:
+        return value[None]
+    return value if value.ndim > 1 else value[:, None]
 
 
 def check_targets(targets: Mapping[str, float]) -> None:

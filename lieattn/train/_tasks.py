@@ -30,7 +30,7 @@ from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
-from lieattn.train._targets import check_targets, named_outputs, read_for, training_set, warn_of_units
+from lieattn.train._targets import check_targets, entries_of, named_outputs, read_for, training_set, warn_of_units
 from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
@@ -358,7 +358,7 @@ class PointSetRegressor(PointSetTask):
                 if (weights := target_weights(item, name, value, others)) is not None:
                     counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
                     value.masked_fill_(~counts, math.nan)
-            columns = torch.cat([value[:, None] if value.ndim == 1 else value for value in values])
+            columns = torch.cat([entries_of(item, name, value) for item, value in zip(items, values, strict=True)])
             if columns.isnan().all():
                 raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones or NaN")
             # Each component has its own shift and scale, because the components of a target may differ in unit.

@@ -1311,6 +1311,13 @@ def test_curves_of_seconds_have_the_shares_that_all_seeds_have():
     assert [point["mean"] for point in curve] == pytest.approx([0.35, 0.15])
 
 
+def test_curves_have_a_point_for_each_of_many_validations():
+    """The share 29 / 100 times 100 is rounded to less than 29."""
+    budget = BudgetSettings(steps=100, evaluations=100)
+    curve = _curve([{"history": [[step, 0.1 * step, 1.0] for step in range(1, 101)]}], budget)
+    assert [(point["part"], point["steps"]) for point in curve] == [(step, step) for step in range(1, 101)]
+
+
 # Other interpreters
 
 

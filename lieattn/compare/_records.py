@@ -253,9 +253,10 @@ def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, floa
     found = []
     for record in records:
         total = budget.steps or budget.seconds or 1
-        spent = [row[0 if budget.steps else 1] / total for row in record["history"]]
-        # The last step may exceed the seconds of the budget, and a slow step may skip a validation.
-        parts = [min(budget.evaluations, int(share * budget.evaluations)) for share in spent]
+        spent = [row[0 if budget.steps else 1] for row in record["history"]]
+        # The last step may exceed the seconds of the budget, and a slow step may skip a validation. The order of the
+        # operations is that of the training, so that their rounding is the same.
+        parts = [min(budget.evaluations, int(number * budget.evaluations / total)) for number in spent]
         found.append(dict(zip(parts, record["history"], strict=True)))
     shared = sorted(set.intersection(*map(set, found))) if found else []
     curve = []

@@ -729,6 +729,31 @@ def test_a_first_validation_that_is_nan_is_not_the_best(tmp_path):
     assert cell["metrics"]["error"] is not None
 
 
+class Talkative(Distances):
+    """A network with outputs that are no targets, and not all of which are trained."""
+
+    def __init__(self, outputs: int, channels: int = 8, trained: bool = True) -> None:
+        super().__init__(outputs, channels)
+        self.trained = trained
+
+    def forward(self, data: Batch) -> dict:
+        length = super().forward(data)
+        counts = data.ptr.diff()
+        return {"length": length if self.trained else length.detach(), "points": counts, "unit": "angstrom"}
+
+
+def test_outputs_that_are_no_targets(tmp_path, capsys):
+    task = {"class_path": "lieattn.train.PointSetRegressor", "init_args": {"targets": "length"}}
+    options = {"task": task, "seeds": [0], "fractions": [1.0], "equivariance": {"clouds": 1}}
+    models = {"plain": spec("Distances", outputs=1), "talkative": spec("Talkative", outputs=1)}
+    plain, talkative = compare(tmp_path, models=models, **options)["cells"]
+    for name in ("metrics", "operations", "validation"):
+        assert plain[name] == talkative[name]
+    constant = {"constant": spec("Talkative", outputs=1, trained=False)}
+    compare(tmp_path, status=2, models=constant, **options)
+    assert "network: expected outputs that depend on weights with requires_grad" in capsys.readouterr().err
+
+
 # Regression
 
 

@@ -131,8 +131,15 @@ def step_operations(task: train.PointSetTask, batches: Sequence[Batch]) -> int:
 
 
 def scalar(outputs: Any) -> Tensor:
-    """Return a number that depends on all outputs, as the loss of a backward pass."""
-    return torch.stack([part.square().mean() for part in train.named_outputs(outputs, "").values()]).sum()
+    """Return a number that depends on all outputs with gradients, as the loss of a backward pass.
+
+    UsageError is raised if no output depends on weights that are trained.
+    """
+    parts = train.named_outputs(outputs, "").values()  # tasks ignore those that are no targets
+    means = [part.square().mean() for part in parts if isinstance(part, Tensor) and part.requires_grad]
+    if not means:
+        raise train.UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
+    return torch.stack(means).sum()
 
 
 def _clock(device: torch.device) -> float:

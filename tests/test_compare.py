@@ -1006,6 +1006,29 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         Sets(read_settings([short], "nowhere"))
 
 
+class Gaps(Rods):
+    """The first clouds have no points."""
+
+    def __init__(self, size: int = 10, empty: int = 3) -> None:
+        super().__init__(size)
+        self.empty = empty
+
+    def __getitem__(self, index: int) -> Data:
+        cloud = super().__getitem__(index)
+        if index < self.empty:
+            cloud.x, cloud.pos = cloud.x[:0], cloud.pos[:0]
+        return cloud
+
+
+def test_equivariance_is_measured_on_clouds_with_points(tmp_path):
+    sets = Sets(settings(tmp_path, data__test=spec("Gaps")))
+    assert [len(cloud.pos) for cloud in sets.clouds(4)] == [4] * 4
+    probe = EquivarianceProbe(sets, ["y"])
+    assert max(probe.measure(Distances(2), None)[kind] for kind in ("rotations", "reflections")) < 1e-5
+    with pytest.raises(train.UsageError, match=r"data\.test: expected clouds with positions pos.* not all empty"):
+        Sets(settings(tmp_path, data__test=spec("Gaps", empty=10)))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,6 +6,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence, Sized
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -99,9 +100,9 @@ class Sets:
             if name == "train":
                 self.vectors = tuple(getattr(built, "vectors", ()) if data.vectors is None else data.vectors)
                 self.tensors = tuple(getattr(built, "tensors", ()) if data.tensors is None else data.tensors)
-        (cloud,) = self.clouds(1)
-        if not isinstance(cloud.get("pos"), Tensor):
-            raise UsageError("data.test: expected clouds with positions pos")
+        cloud = next(iter(self.clouds(1)), None)
+        if cloud is None:
+            raise UsageError("data.test: expected clouds with positions pos, which are not all empty")
         for argument, names in (("vectors", data.vectors), ("tensors", data.tensors)):
             if missing := [name for name in names or () if name not in cloud]:
                 known = sorted(cloud.keys())
@@ -126,9 +127,10 @@ class Sets:
         return self._loaders(0, test=self._turned(test, rotated and self.settings.data.rotate_test))
 
     def clouds(self, count: int) -> list[Data]:
-        """The first clouds of the test set."""
+        """The first clouds of the test set that have points."""
         test = copy.deepcopy(self._sets["test"])
-        return [test[index] for index in range(min(count, len(cast(Sized, test))))]
+        every = (test[index] for index in range(len(cast(Sized, test))))
+        return list(islice((cloud for cloud in every if _has_points(cloud)), count))
 
     def _loaders(self, seed: int, **sets: Any) -> PointSetData:
         data = self.settings.data
@@ -136,6 +138,11 @@ class Sets:
 
     def _turned(self, source: Dataset[Data], axis: str | bool) -> Dataset[Data]:
         return TurnedClouds(source, axis, self.vectors, self.tensors) if axis else source
+
+
+def _has_points(cloud: Data) -> bool:
+    pos = cloud.get("pos")
+    return isinstance(pos, Tensor) and len(pos) > 0
 
 
 def _with_root(spec: Spec, root: str | None) -> Spec:

@@ -312,6 +312,19 @@ def test_stacked_numbers_of_clouds_have_shifts_and_scales_of_their_own():
     assert Batch.from_data_list(items).y.shape == module(Batch.from_data_list(items))["y"].shape
 
 
+@pytest.mark.parametrize("extensive", [[], ["energy"]], ids=["shifted", "extensive"])
+def test_energies_far_from_zero_keep_their_spread(extensive):
+    """In float32, numbers of the size of 1e6 are multiples of 1/16."""
+    energies = 0.01 * torch.arange(10, dtype=torch.float64)[:, None] - 1e6
+    items = [Data(pos=torch.randn(4, 3), energy=energy) for energy in energies]
+    module = PointSetRegressor(Constant(1), "energy", extensive=extensive)
+    module.measure(items)
+    shift = float(module.shift_energy) * (4 if extensive else 1)
+    expected = (0.5 * float(module.scale_energy) + shift - energies).abs().mean()
+    _, found = logged(module, [Batch.from_data_list(items)])
+    assert found["test/error"] == pytest.approx(float(expected), rel=1e-4)
+
+
 def test_means_count_in_single_precision():
     """In bfloat16 259 entries would count as 260, and a sum of 257 as 256."""
     mean = WeightedMean()

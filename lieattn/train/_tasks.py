@@ -386,7 +386,9 @@ class PointSetRegressor(PointSetTask):
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {found}")
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
-            difference = output - (target.to(output.dtype) - self.model.shift_of(name, output, batch)) / scale
+            # Energies far from 0 have a spread that a smaller dtype would round away before the shift is subtracted.
+            wide = target.to(torch.promote_types(target.dtype, output.dtype))
+            difference = output - ((wide - self.model.shift_of(name, wide, batch)) / scale).to(output.dtype)
             turns = self.loss == "rotation"
             if turns and output.shape[1:] != (3, 3):
                 raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")

@@ -215,9 +215,12 @@ def check_neighborhood(neighborhood: object) -> None:
 
 
 def check_none(argument: str, where: Tensor, fault: str) -> None:
-    """Raise ValueError, with the first index, if the mask ``where`` ``[*]`` is true anywhere."""
+    """Raise ValueError, with the first index, if the mask ``where`` ``[*]`` is true anywhere.
+
+    A mask that ``torch.func.vmap`` maps over has no values to be checked.
+    """
     check_has_numbers(argument, where)
-    if where.any():
+    if not is_mapped(where) and where.any():
         first = where.nonzero()[0].tolist() if where.ndim else []
         place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
         raise ValueError(f"{argument}: {place} {fault}")

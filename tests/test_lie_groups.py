@@ -277,6 +277,16 @@ def test_half_turns_have_one_logarithm_however_they_were_rounded(axis, dtype):
     assert (SO(2).log(-turns @ turns.mT) > 3).all()
 
 
+@every_group
+def test_elements_are_mapped_over(group):
+    """Within torch.func.vmap, elements have no values that could be checked."""
+    g, h = proper(group), elements(group, seed=1)[: len(proper(group))]
+    close(torch.func.vmap(group.log)(g), group.log(g))
+    close(torch.func.vmap(group.product)(h, g), group.product(h, g))
+    close(torch.func.vmap(group.inverse)(g), group.inverse(g))
+    assert torch.equal(torch.func.vmap(lambda one: (group.check("g", one), one)[1])(h), h)
+
+
 @pytest.mark.parametrize("group", REFLECTING.values(), ids=REFLECTING)
 def test_reflections_have_no_logarithm(group):
     g = elements(group)

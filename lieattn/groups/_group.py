@@ -20,6 +20,7 @@ from lieattn._checks import (
     check_tensor,
     counted,
 )
+from lieattn._functional import is_mapped
 from lieattn._lengths import lengths
 from lieattn._returned import checked_faults, returned
 from lieattn._values import equal_values
@@ -254,12 +255,15 @@ class Group:
     def check(self, argument: str, g: Tensor) -> None:
         """Raise TypeError or ValueError, naming the argument, unless ``g`` contains elements of this group.
 
-        Subclasses override :meth:`faults`, not this method.
+        Subclasses override :meth:`faults`, not this method. Within ``torch.func.vmap``, only shape and dtype are
+        checked.
         """
         check_tensor(argument, g, f"floating matrices of {self.name}")
         if g.shape[-2:] != (self.size, self.size):
             size = f"[*, {self.size}, {self.size}]"
             raise ValueError(f"{argument}: expected elements {size} of {self.name}, got {tuple(g.shape)}")
+        if is_mapped(g):
+            return
         infinite = ~torch.isfinite(g.detach()).flatten(-2).all(-1)
         check_none(argument, infinite, f"is not an element of {self.name}: it has an entry that is not finite")
         for fault, where in checked_faults(self, g.detach(), 2).items():

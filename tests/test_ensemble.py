@@ -61,6 +61,14 @@ def test_means_and_unbiased_deviations(networks, clouds):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+def test_outputs_without_rows_have_no_deviations(networks):
+    """Torch would warn about the standard deviation of nothing, and warnings are errors here."""
+    empty = Data(x=torch.zeros(0, 1).double(), pos=torch.zeros(0, 3).double())
+    mean, std = Ensemble([EnergyForces(member) for member in networks]).spread(empty)
+    assert mean.force.shape == std.force.shape == (0, 3)
+    assert std.energy.tolist() == [0.0]
+
+
 def test_forces_have_means_and_deviations(networks, clouds):
     """The mean force is that of the mean energy, for an ensemble of energies with forces and the other way round."""
     batch = Batch.from_data_list(clouds)

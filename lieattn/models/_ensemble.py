@@ -86,7 +86,7 @@ class Ensemble(Wrapper):
         TypeError is raised if the outputs are neither tensors nor tensors by name.
         """
         found = self.outputs(data, geometry, **options)
-        return Spread(_of_each(lambda values: values.mean(dim=0), found), _of_each(lambda x: x.std(dim=0), found))
+        return Spread(_of_each(lambda values: values.mean(dim=0), found), _of_each(_deviation, found))
 
     def outputs(self, data: Any, geometry: Any = None, **options: Any) -> list[Any]:
         """Return the outputs of each network.
@@ -107,6 +107,11 @@ class Ensemble(Wrapper):
         if len(own) != len(self.networks):
             raise ValueError(f"geometry: expected one for each of {len(self.networks)} networks, got {len(own)}")
         return [network(data, geometry=one, **options) for network, one in zip(self.networks, own, strict=True)]
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """Unbiased standard deviation over the first axis, without torch's warning if there are no entries."""
+    return values.std(dim=0) if values.numel() else values[0]
 
 
 def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 import lieattn
 from lieattn.cli import main
 from lieattn.models import Preprocessed, Rescaled, transfer_weights
-from lieattn.train import CheckpointError
+from lieattn.train import CheckpointError, load_task
 from lieattn_datasets import ImagePoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -282,6 +282,30 @@ def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys)
         assert figures["equivariance"] < 1e-4
     elif name != "springs":
         assert 1e-4 < figures["equivariance"]
+
+
+def test_several_properties_are_trained_at_once(tmp_path, monkeypatch, capsys):
+    """Energies, forces, dipoles and charges of one network, from the command line to the ASE calculator."""
+    pytest.importorskip("tblite")
+    build, calculator = pytest.importorskip("ase.build"), pytest.importorskip("lieattn.ase")
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load((EXAMPLES / "configs/properties.yaml").read_text())
+    for split in ("train", "val", "test"):
+        config["data"][split]["init_args"].update(conformers=1, smiles="C CC CO CN CF O N C=C C=O C#N".split())
+    config["trainer"].update(max_epochs=1, limit_train_batches=2, check_val_every_n_epoch=1, enable_model_summary=False)
+    config["model"]["init_args"]["schedule"]["init_args"]["warmup_epochs"] = 0
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    for command in (["fit"], ["test", "--ckpt_path", "best"], ["predict", "--ckpt_path", "best"]):
+        assert main([*command, "--config", "config.yaml"]) == 0, capsys.readouterr().err
+    names = {"energy", "force", "dipole", "charge"}
+    found = capsys.readouterr().out
+    assert all(f"test/error_{name}" in found for name in names)
+    task = load_task("runs/properties/checkpoints/best.ckpt")
+    assert set(task.model.kind) == names
+    water = build.molecule("H2O")
+    water.calc = calculator.Calculator(task.model)
+    assert np.isfinite(water.get_potential_energy())
+    assert np.abs(water.get_forces().sum(axis=0)).max() < 1e-5
 
 
 def test_evaluation_needs_a_checkpoint():

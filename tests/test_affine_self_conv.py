@@ -684,6 +684,14 @@ def test_strides_break_turns(layer):
     assert "exactly" in network(trivial(2), layer=layer, downsampling="strided").guarantee
 
 
+@pytest.mark.parametrize(("axis", "exact"), [((1.0, -1.0), False), ((1.0, 1.0), True)], ids=["exchange", "transpose"])
+def test_strides_break_reflections_that_reverse_rows(axis, exact):
+    group = reflection(2, axis=axis)
+    model = network(group, layer="convolution", downsampling="strided")
+    assert (change(model, group) < 1e-10) == exact
+    assert model.symmetry.group == (group if exact else trivial(2))
+
+
 def test_networks_see_turns_outside_the_group():
     model, images = network(trivial(2)), torch.randn(2, 2, 8, 8, dtype=torch.float64)
     with torch.no_grad():

@@ -163,6 +163,22 @@ def test_strides_are_exact_or_refused(side, exact):
     GridLiftingConvolution(trivial(2), 1, 2, 3, **options).double()(x)
 
 
+def test_strides_are_refused_if_rows_or_columns_are_reversed():
+    """Array rows run against the second coordinate: exchanging the coordinates reverses rows and columns."""
+    exchange, transpose = reflection(2, axis=(1.0, -1.0)), reflection(2, axis=(1.0, 1.0))
+    cube = cyclic_about(3, (1.0, 1.0, 1.0))
+    for group, exact in ((exchange, False), (transpose, True), (cube, False)):
+        x = torch.randn(1, 1, *[4] * group.dim, dtype=torch.float64)
+        loose = GridLiftingConvolution(group, 1, 2, 3, stride=2, pad=1, inexact="allow").double()
+        assert (grid_error(loose, group, x) < 1e-12) == exact
+        layer = GridLiftingConvolution(group, 1, 2, 3, stride=2, pad=1).double()
+        if exact:
+            assert grid_error(layer, group, x) < 1e-12
+            continue
+        with pytest.raises(ValueError, match=r"stride 2 samples 4 pixels off center.*use 3 or 5 pixels"):
+            layer(x)
+
+
 @pytest.mark.parametrize("reduction", ["max", "mean"])
 def test_norm_and_pooling_commute_with_the_group(reduction):
     voxels = torch.randn(2, 3, 24, 4, 6, 2, dtype=torch.float64)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from lieattn._checks import (
@@ -48,7 +49,7 @@ from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, j
 from lieattn.models._recomputing import Recomputing
 from lieattn.models._shown import Shown
 from lieattn.models._tied_geometry import tied_geometry
-from lieattn.nn import Pooling, grid_images
+from lieattn.nn import Pooling, act_on_grid, grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 OutputKind = Literal["invariant", "vector"]
@@ -252,7 +253,7 @@ class ImageNetwork(Network):
     Groups of the plane act on images, groups of space on voxels. Pixels as points are read by
     :func:`lieattn.nn.grid_images`. ``limits`` are sentences about the limits of the symmetry, and ``stem_channels`` is
     the number of channels of the field to which vector inputs are added. A network with strided ``downsampling`` has
-    no guaranteed symmetry if the group has elements that reverse an axis.
+    no guaranteed symmetry if the group has elements that reverse rows, columns or layers.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
@@ -278,7 +279,7 @@ class ImageNetwork(Network):
     def symmetry(self) -> Symmetry:
         """The group, acting about the centers of the images; the trivial group if strides break the symmetry."""
         group, notes = self.group, self.limits
-        if self.downsampling == "strided" and bool((group.elements.round() < 0).any()):
+        if self.downsampling == "strided" and _reverses_axes(group):
             notes = (f"strided downsampling of even sides breaks equivariance to {group.name}, use 'pooled'",)
             group = trivial(group.dim)
         return Symmetry(group, "images about their centers", translations=False, notes=notes)
@@ -316,6 +317,12 @@ class ImageNetwork(Network):
         raster, order = Raster.read(point_clouds(data))
         embedded: Tensor = self.vectors(data, raster.lift(self.group, 1, order.device))
         return raster.unflatten(embedded[order]).movedim((-1, -2), (1, 2))
+
+
+def _reverses_axes(group: FiniteGroup) -> bool:
+    """Return whether an element moves the first pixel of an image, which strides sample."""
+    first = torch.arange(2**group.dim, device="cpu").view(1, 1, *[2] * group.dim) == 0
+    return any(not torch.equal(act_on_grid(group, h, first), first) for h in range(group.order))
 
 
 class Wrapper(EquivariantModule):

@@ -262,8 +262,8 @@ class GridConvolution(TiedWeights):
         bound, sides = init_scale / math.sqrt(in_channels * size**group.dim), [size] * group.dim
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, *sides).uniform_(-bound, bound))
         self.register_buffer("taps", taps, persistent=False)
-        # Strided samples need to be symmetric about the center only if an element reverses an axis.
-        self._turns = bool((group.elements.round() < 0).any())
+        # Strided samples need to be symmetric about the center only if an element reverses an axis of the array.
+        self._turns = bool((_on_axes(group) < 0).any())
 
     def kernels(self) -> Tensor:
         """Return the kernel of every output frame, ``[out, order, in, fiber, *sides]``."""

@@ -432,9 +432,23 @@ def test_pose_attention_is_a_circulant_of_the_poses():
     torch.testing.assert_close(gate(x), (1 - torch.sigmoid(level))[:, None] * x, rtol=1e-10, atol=1e-10)
 
 
+def test_gates_of_planes_use_the_measure_and_all_channels():
+    poses = randomize(GridPoseAttention(cyclic(4), 3, lifting=True, measure=0.4)).double()
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    level = 0.4 * torch.einsum("c,bcxy->bxy", poses.weight, x)
+    torch.testing.assert_close(poses(x), (1 - torch.sigmoid(level))[:, None] * x, rtol=1e-10, atol=1e-10)
+    gate = randomize(GridInputAttention(cyclic(4), 3, attention="spatial", lifting=True, measure=0.4)).double()
+    plain = GridInputAttention(cyclic(4), 3, attention="spatial", lifting=True).double()
+    plain.spatial.weight.data = 0.4 * gate.spatial.weight.data
+    torch.testing.assert_close(gate(x), plain(x), rtol=1e-10, atol=1e-10)
+    assert GridInputAttention(cyclic(4), 6, lifting=True).channel.first.shape == (6, 6)
+    assert GridInputAttention(cyclic(4), 6).channel.first.shape == (3, 6, 4)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: GridPoseAttention(cyclic(4), 1, measure=float("nan")), "measure: expected a finite number, got nan"),
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, attention="all"), "attention: expected one of"),
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd number"),
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, channel_action="any"), "channel_action: expected one of"),

@@ -300,7 +300,8 @@ class GridInputAttention(TiedWeights):
     channels, lifting
         Channels of the input, and whether the input consists of planes without frames.
     measure, init_scale
-        Options of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`.
+        Options of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`. On planes the default of the
+        measure is 1.
     """
 
     def __init__(
@@ -323,12 +324,13 @@ class GridInputAttention(TiedWeights):
         _check_odd("spatial_size", spatial_size)
         check_counts(channels=channels, spatial_dilation=spatial_dilation)
         self.group, self.channels, self.lifting = group, channels, lifting
-        hidden = max(1, channels // 2) if hidden is None else hidden
+        if hidden is None:
+            hidden = channels if lifting else max(1, channels // 2)
         self.channel = None if attention == "spatial" else ChannelGate(None if lifting else group, channels, hidden)
         self.spatial: GridConvolution | None = None
         if attention != "channel":
             layer = GridLiftingConvolution if lifting else GridGroupConvolution
-            pad, measure = spatial_dilation * (spatial_size // 2), None if lifting else measure
+            pad = spatial_dilation * (spatial_size // 2)
             self.spatial = layer(
                 group, 2, 1, spatial_size, pad=pad, dilation=spatial_dilation, measure=measure, init_scale=init_scale
             )
@@ -389,8 +391,11 @@ class GridPoseAttention(TiedWeights):
         check_lattice_group("group", group)
         check_count("channels", channels)
         self.group, self.channels, self.lifting = group, channels, lifting
-        measure = published_measure(group) if measure is None else float(measure)
-        self.measure = 1.0 if lifting else measure
+        if measure is None:
+            measure = 1.0 if lifting else published_measure(group)
+        if not math.isfinite(measure):
+            raise ValueError(f"measure: expected a finite number, got {measure}")
+        self.measure = float(measure)
         bound = init_scale / math.sqrt(channels)
         self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))).uniform_(-bound, bound))
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)

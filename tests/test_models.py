@@ -470,6 +470,9 @@ def test_pixels_need_the_frames_of_a_group():
     for frames in (PrincipalFrames(), ScaleFrames(cyclic(4)), FiniteFrames(cyclic(4), PrincipalFrames())):
         with pytest.raises(ValueError, match="blocks: crops and poolings of pixels need the frames of a finite group"):
             GSANet(frames, neighborhood=Radius(1.0), blocks=(1, 1))
+    for blocks in ((1, 1), Stages((1,), crops=(1,))):  # voxels have no crops and poolings
+        with pytest.raises(ValueError, match="blocks: crops and poolings are for pixels in the plane, got T in 3 dim"):
+            GSANet(tetrahedral(), neighborhood=PixelSquare(3), blocks=blocks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

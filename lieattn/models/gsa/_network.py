@@ -65,7 +65,8 @@ class GSANet(Network):
     frames
         Frames of each point: a finite group H, short for ``FiniteFrames(H)``; ``FiniteFrames(H, PrincipalFrames())``,
         ``PrincipalFrames()`` or other frames; or ``ScaleFrames(H)``, where the keys of the lifting layer are on the
-        scale of the query only. Crops and poolings need the same frames in every stage, and therefore H.
+        scale of the query only. Crops and poolings need the same frames in every stage, and therefore H, and are for
+        images in the plane only.
     in_channels, out_channels
         Number of input features, or an object that computes them (see :class:`lieattn.models.CloudInputs`); number of
         outputs.
@@ -129,8 +130,13 @@ class GSANet(Network):
         dropout = Dropouts() if dropout is None else dropout
         readout = GSAReadout() if readout is None else readout
         same = isinstance(frames, FiniteFrames | ScaleFrames)
-        if stages.follows_raster and not (isinstance(frames, FiniteFrames) and frames.pose is None):
-            raise ValueError(f"blocks: crops and poolings of pixels need the frames of a finite group, got {frames}")
+        if stages.follows_raster:
+            if not (isinstance(frames, FiniteFrames) and frames.pose is None):
+                need = "crops and poolings of pixels need the frames of a finite group"
+                raise ValueError(f"blocks: {need}, got {frames}")
+            if frames.group.dim != 2:
+                found = f"{frames.group.name} in {frames.group.dim} dimensions"
+                raise ValueError(f"blocks: crops and poolings are for pixels in the plane, got {found}")
         self.frames, self.neighborhood = frames, neighborhood
         self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
         self.space = natural_space(frames) if space is None else space

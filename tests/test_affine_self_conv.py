@@ -889,6 +889,16 @@ ERRORS = {
         ValueError,
         "projection: expected True, .* 3 input and 4 output channels",
     ),
+    "window with gaps": (
+        lambda: AffineSelfConvNet(P4, window=RelativePositionTable(((0.0, 0.0), (1.0, 0.0)))),
+        ValueError,
+        r"window: expected all 3 x 3 pixels, as in RelativePositionTable.square\(3\), got 2 offsets without some",
+    ),
+    "window between pixels": (
+        lambda: AffineSelfConvNet(P4, window=RelativePositionTable.square(3, spacing=2.0)),
+        ValueError,
+        r"window: expected all 5 x 5 pixels, as in RelativePositionTable.square\(5\), got 9 offsets without some",
+    ),
     "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a group of the plane"),
     "group of space": (lambda: AffineSelfConvNet(tetrahedral()), ValueError, "group: expected a planar group"),
 }

@@ -190,7 +190,8 @@ class AffineSelfConvNet(ImageNetwork):
         Number n of blocks of a stage, 3 for ResNet29; channels c per frame, by default as in the paper: 16 for the
         trivial group and 8 for others.
     window
-        Neighborhood of the attention; 5 x 5 pixels with a border of zeros if absent.
+        Neighborhood of the attention; 5 x 5 pixels with a border of zeros if absent. ValueError is raised unless it
+        contains all pixels of a square.
     heads
         Number of attention heads. The default is the largest divisor of c that is at most 8, and for stand-alone
         attention also at most c / 2, so that each head has a channel for both coordinates.
@@ -254,6 +255,8 @@ class AffineSelfConvNet(ImageNetwork):
             options |= {"downsample": halves, "strided_layer": strided, "projection": first}
             self.blocks.append(BottleneckBlock(group, before, inside, after, middle, **options))
             before = after
+        if layer != "convolution":
+            _check_covers(window, group, side)
         self.graphs = _RasterGraphs(group, 3)
         self.head = MeanReadout(before, out_channels)
         self.reset_parameters()
@@ -288,6 +291,15 @@ class AffineSelfConvNet(ImageNetwork):
         for block in self.blocks:
             x, raster = self._through(block, x, raster)
         return x, raster
+
+
+def _check_covers(window: RelativePositionTable, group: FiniteGroup, side: int) -> None:
+    """Raise ValueError unless a window, moved by the group, contains all pixels of a square."""
+    try:
+        window.edges(Raster(1, (side, side)).lift(group, side))
+    except ValueError as error:
+        square = f"{side} x {side} pixels, as in RelativePositionTable.square({side})"
+        raise ValueError(f"window: expected all {square}, got {len(window.offsets)} offsets without some") from error
 
 
 def _pooled(x: Tensor, raster: Raster) -> Tensor:

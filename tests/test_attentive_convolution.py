@@ -453,6 +453,10 @@ def test_gates_of_planes_use_the_measure_and_all_channels():
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd number"),
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, channel_action="any"), "channel_action: expected one of"),
         (lambda: GridAttentiveLifting(cyclic(4), 1, 1, 3, hidden=0), "hidden: expected an integer"),
+        (
+            lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 2, 4, 0, 5)),
+            "x: expected images with pixels, got 0 x 5 pixels",
+        ),
         (lambda: GridInputAttention(cyclic(8), 1), "group: expected a group of the plane"),
         (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd number"),
         (lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 1, 4, 5, 5)), "x: expected a field on C4"),

@@ -179,6 +179,13 @@ def test_strides_are_refused_if_rows_or_columns_are_reversed():
             layer(x)
 
 
+def test_images_without_pixels_are_refused():
+    layer = GridGroupConvolution(cyclic(4), 1, 2, 3, pad=2)
+    with pytest.raises(ValueError, match="x: expected images with pixels, got 0 x 5 pixels"):
+        layer(torch.randn(1, 1, 4, 0, 5))
+    assert layer(torch.randn(0, 1, 4, 3, 5)).shape == (0, 2, 4, 5, 7)  # no images are fine
+
+
 @pytest.mark.parametrize("reduction", ["max", "mean"])
 def test_norm_and_pooling_commute_with_the_group(reduction):
     voxels = torch.randn(2, 3, 24, 4, 6, 2, dtype=torch.float64)

@@ -363,8 +363,10 @@ def check_grid(x: Tensor, group: FiniteGroup, channels: int, weight: Tensor, *, 
     if lifting:
         if x.ndim != 2 + group.dim or x.shape[1] != channels:
             raise ValueError(f"x: expected planes [batch, {channels}, {axes}], got {tuple(x.shape)}")
-        return x[:, :, None]
-    if x.ndim != 3 + group.dim or x.shape[1:3] != (channels, group.order):
+        x = x[:, :, None]
+    elif x.ndim != 3 + group.dim or x.shape[1:3] != (channels, group.order):
         expected = f"[batch, {channels}, {group.order}, {axes}]"
         raise ValueError(f"x: expected a field on {group.name} {expected}, got {tuple(x.shape)}")
+    if 0 in x.shape[3:]:
+        raise ValueError(f"x: expected images with pixels, got {' x '.join(map(str, x.shape[3:]))} pixels")
     return x

@@ -35,6 +35,7 @@ from lieattn.groups import (
     dihedral,
     icosahedral,
     octahedral,
+    trivial,
 )
 from lieattn.models import (
     AttentionOptions,
@@ -50,13 +51,14 @@ from lieattn.models import (
 from lieattn.models.published import PublishedCoordinates, published_kernel, published_qm9, published_springs
 from lieattn.nn import (
     AttentiveConvolution,
+    GroupAttention,
     LieBlock,
     LieBottleneck,
     LieConvolution,
     LieSelfAttention,
     PointBatchNorm,
 )
-from lieattn.nn.relative import PerHeadMLP
+from lieattn.nn.relative import MLPEncoding, PerHeadMLP
 from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
@@ -709,6 +711,56 @@ def test_attentive_convolution_is_the_sum_it_says():
     terms = torch.einsum("eabh,eabhcd,ebhc->eahd", attention.weights(x, graph), matrices, value)
     total = torch.zeros(8, 2, 2, 4, dtype=DOUBLE).index_add(0, graph.neighbors.target, terms)
     assert relative_error(layer(x, graph), attention.output(total.flatten(-2))) < 1e-10
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean", "none"])
+def test_attentive_convolution_fades_toward_a_smooth_radius(normalize):
+    layer = randomize(AttentiveConvolution(GroupAttention(3, 3, normalize=normalize), 6).double())
+    x = torch.randn(2, 1, 3, dtype=DOUBLE)
+
+    def out(distance):
+        pos = torch.tensor([[0.0, 0.0], [distance, 0.0]], dtype=DOUBLE)
+        return layer(x, lift(pos, trivial(2), Radius(1.0, smooth=True)))
+
+    assert relative_error(out(1 - 1e-4), out(2.0)) < 1e-10
+    assert relative_error(out(0.5), out(2.0)) > 1e-3
+
+
+def test_attentive_convolution_weights_keys_by_the_measure():
+    pos = torch.randn(5, 2, dtype=DOUBLE)
+    graph = lift(pos, ScaleFrames(cyclic(2)), Radius(1.5))
+    attention = GroupAttention(4, 4, heads=2, normalize="none")
+    layer = randomize(AttentiveConvolution(attention, graph.relative.num_coordinates, rank=3).double())
+    x = torch.randn(graph.num_points, 2, 4, dtype=DOUBLE)
+    target, source = graph.neighbors.target, graph.neighbors.source
+    query, key, value = (
+        linear(x).unflatten(-1, (2, 2)) for linear in (attention.query, attention.key, attention.value)
+    )
+    weights = torch.einsum("eahc,ebhc->eabh", query[target], key[source]) / 2**0.5
+    kernel = layer.kernel(graph).displacement_bias.unflatten(-1, (2, 3))
+    matrices = torch.einsum("e,eabh,eabhr,hrcd->eabhcd", graph.log_measure.exp(), weights, kernel, layer.weight)
+    total = torch.zeros_like(value).index_add(0, target, torch.einsum("eabhcd,ebhc->eahd", matrices, value[source]))
+    assert relative_error(layer(x, graph), attention.output(total.flatten(-2))) < 1e-10
+
+
+def test_attentive_convolution_drops_weights_in_training():
+    attention = GroupAttention(3, 3, dropout=0.5)
+    layer = randomize(AttentiveConvolution(attention, 6).double())
+    graph = lift(10.0 * torch.arange(40, dtype=DOUBLE)[:, None].expand(-1, 2), trivial(2), Radius(1.0))
+    x = torch.randn(40, 1, 3, dtype=DOUBLE)
+    bias, full = attention.output.bias, layer.eval()(x, graph)
+    torch.manual_seed(0)
+    share = ((layer.train()(x, graph) - bias) / (full - bias)).detach()[:, 0, 0]  # one weight for each point, 0 or 2
+    assert torch.allclose(share * (share - 2), torch.zeros_like(share), atol=1e-8)
+    assert 0 < share.mean() < 2
+
+
+def test_attentive_convolution_refuses_encodings_of_values():
+    graph = lift(torch.randn(5, 2, dtype=DOUBLE), cyclic(4), Radius(2.0))
+    attention = GroupAttention(4, 4, heads=2, encoding=MLPEncoding(cyclic(4), 2, value_channels=2))
+    layer = AttentiveConvolution(attention, graph.relative.num_coordinates).double()
+    with pytest.raises(ValueError, match="attention: expected an encoding of scores only"):
+        layer(torch.randn(5, 4, 4, dtype=DOUBLE), graph)
 
 
 def test_attentive_convolution_sees_geometry_where_features_are_constant():

@@ -6,8 +6,8 @@ import math
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from lieattn._checks import (
     check_arguments,
@@ -29,7 +29,7 @@ from lieattn.nn.relative import (
     graph_attention,
     keep_variance,
 )
-from lieattn.nn.relative._base import check_lifted_to, rows_of_table
+from lieattn.nn.relative._base import EXPONENTIAL, check_lifted_to, measured, rows_of_table
 from lieattn.ops import Activation, RelativeTerms, edge_messages, group_attention
 
 _SHARP = 1000.0  # a score for which softmax gives the weights 1, and 0 for scores of 0, in every dtype
@@ -145,9 +145,9 @@ class _OneElement(RelativeFunction):
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         check_lifted_to(graph, self.lifted_to)
         row = rows_of_table(graph, self.rows, self.tolerance)
-        found = one_hot(row, len(self.rows))[:, :, None]  # [rows, fiber, 1, offsets]
+        found = F.one_hot(row, len(self.rows))[:, :, None]  # [rows, fiber, 1, offsets]
         if self.lifted_to is not None:
-            poses = one_hot(graph.relative.pair_index, graph.fiber)
+            poses = F.one_hot(graph.relative.pair_index, graph.fiber)
             found = (found[..., None] * poses[:, :, None]).flatten(-2)
         chosen = found.to(graph.pos.dtype)
         return RelativeTerms(displacement_bias=_SHARP * chosen, psi=chosen[..., None], row=graph.relative.row)
@@ -215,16 +215,16 @@ class AttentiveConvolution(nn.Module):
         f'(g) = b + \sum_e W_e \sum_{g' \in N(g)} A_e(g, g')\, W_V^e(g^{-1} g')\, V_e f(g'), \qquad
         W_V^e(u) = \sum_m k_m^e(u)\, W_m^e
 
-    where A are the attention weights. Because of the kernel, the output depends on the geometry even if features are
-    constant.
+    where A are the attention weights, after dropout. Because of the kernel, the output depends on the geometry even if
+    features are constant.
 
     **Equivariance.** That of :class:`GroupAttention`, on every graph.
 
     Parameters
     ----------
     attention
-        A :class:`GroupAttention` in the joint pattern without lifting (otherwise ValueError), which computes weights,
-        values and output.
+        A :class:`GroupAttention` in the joint pattern without lifting, whose encoding computes scores only (otherwise
+        ValueError). It computes weights, values and output.
     coordinates, rank, hidden, activation
         See :class:`LieConvolution`; the rank is that of each head.
     """
@@ -252,15 +252,21 @@ class AttentiveConvolution(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         attention = self.attention
+        scores = attention._terms(attention._checked(x, graph), graph)
+        if scores.psi is not None or scores.beta is not None or scores.rotary_values:
+            raise ValueError("attention: expected an encoding of scores only, since the kernel acts on the values")
         terms = self.kernel(graph)
         kernel = cast(Tensor, terms.displacement_bias)
         if terms.row is not None:
             kernel = kernel.index_select(0, terms.row)
-        weights = attention.weights(x, graph)
+        weights = cast(Tensor, attention.attend(x, graph, scores, return_weights=True)[1])
+        weights = F.dropout(weights, attention.dropout, attention.training)
         ranked = weights[..., None] * kernel.unflatten(-1, (attention.heads, self.rank))
         value = attention._project(x)[2]
         values = value[:, :, :, None].expand(-1, -1, -1, self.rank, -1).flatten(2, 3)
         terms = RelativeTerms(displacement_bias=ranked.flatten(-2))
+        if attention.normalize not in EXPONENTIAL:  # other weights do not contain the measure and smooth neighborhoods
+            terms = measured(terms, graph, "none", values.dtype)
         mixed, _ = group_attention(None, None, values, graph.neighbors, normalize="none", terms=terms)
         summed = torch.einsum("pahrc,hrcd->pahd", mixed.unflatten(2, (attention.heads, self.rank)), self.weight)
         return cast(Tensor, attention.output(summed.flatten(-2)))

@@ -17,6 +17,8 @@ from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
 from lieattn.ops import Normalization, RelativeTerms, group_attention
 
+EXPONENTIAL = ("softmax", "exp-mean")  # normalizations whose weights are exponentials of scores
+
 
 class RelativeFunction(TiedWeights, abc.ABC):
     """A function of the relative elements :math:`g_{ia}^{-1} g_{jb}` of a graph: ``function(graph, x) -> terms``.
@@ -91,7 +93,7 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization,
     log_weight = cast(Tensor, window if measure is None else measure if window is None else measure + window)
     bias, psi, beta = terms.displacement_bias, terms.psi, terms.beta
     dtype = torch.promote_types(dtype, torch.float32)
-    if normalize in ("softmax", "exp-mean"):
+    if normalize in EXPONENTIAL:
         weight = log_weight[:, None, None, None]
         return replace(terms, displacement_bias=weight.to(dtype) if bias is None else bias + weight.to(bias.dtype))
     weight = log_weight.exp()[:, None, None, None, None]

@@ -641,6 +641,23 @@ def test_points_without_neighbors_give_the_bias_of_the_output(layer):
     torch.testing.assert_close(out, module.output.bias.expand_as(out))
 
 
+def test_maxima_of_zero_have_the_whole_gradient():
+    """An initial value of zero would take a share of it."""
+    x = torch.tensor([[0.0], [-1.0], [-2.0], [-3.0]], dtype=torch.float64, requires_grad=True)
+    image = point_clouds(Data(pos=pixel_positions(2, 2, dtype=torch.float64), grid=torch.tensor([[2, 2]])))
+    empty_first = point_clouds(torch.zeros(4, 2), batch=torch.ones(4, dtype=torch.int64))
+    for pool, clouds in ((GridPool(2), image), (CloudPool("max"), image), (CloudPool("max"), empty_first)):
+        pooled = pool(x, clouds)
+        assert torch.equal(pooled, torch.zeros_like(pooled))
+        (found,) = torch.autograd.grad(pooled.square().sum() + pooled.sum(), x, create_graph=True)
+        assert found.flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
+        (second,) = torch.autograd.grad(found.sum(), x)
+        assert second.flatten().tolist() == [2.0, 0.0, 0.0, 0.0]
+    same = torch.full((4, 1), -2.0, requires_grad=True)
+    CloudPool("max")(same, empty_first).sum().backward()
+    assert same.grad.flatten().tolist() == [0.25] * 4  # equal maxima share it
+
+
 @pytest.mark.parametrize("reduction", ["sum", "mean", "max"])
 def test_pooling_nothing(reduction):
     empty = torch.zeros(0, 4, 3, requires_grad=True)

@@ -19,6 +19,7 @@ from lieattn._checks import (
 )
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
+from lieattn._maxima import maxima
 from lieattn.geometry._movable import Movable, OnFirstUse
 
 # Sums of squares of coordinates up to this size are finite in float64.
@@ -291,9 +292,7 @@ class PointClouds(Movable):
         self._check_rows(x)
         if x.is_complex():
             raise ValueError(f"x: expected real numbers, which have a maximum, got {x.dtype}")
-        index = self.batch.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
-        empty = x.new_zeros(self.num_clouds, *x.shape[1:])
-        return empty.scatter_reduce(0, index, x, "amax", include_self=False)
+        return maxima(x, self.batch, self.num_clouds)
 
     def _check_rows(self, x: Tensor) -> None:
         check_is("x", x, Tensor)

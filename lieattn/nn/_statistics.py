@@ -23,6 +23,7 @@ from lieattn._checks import (
     check_tensor,
     may_look,
 )
+from lieattn._maxima import maxima
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
 from lieattn._warnings import warn
@@ -176,8 +177,6 @@ def _drops_pixels(sides: Sequence[int], size: int) -> str:
 
 
 def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Tensor:
-    from torch_geometric.utils import scatter
-
     check_tensor("x", x, "floating features [points, *]")
     check_tensor("cell", cell, "the cells of points, int64", torch.int64)
     check_count("num_cells", num_cells, least=0)
@@ -189,6 +188,10 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
         raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} like x")
     # Points of no cell go into one more cell. Removing them would make shapes depend on the data.
     cell = torch.where(cell >= 0, cell, num_cells)
+    if reduction == "max":
+        return maxima(x, cell, num_cells + 1)[:num_cells]
+    from torch_geometric.utils import scatter
+
     return scatter(x, cell, dim=0, dim_size=num_cells + 1, reduce=reduction)[:num_cells]
 
 

@@ -179,6 +179,12 @@ def test_strides_are_refused_if_rows_or_columns_are_reversed():
             layer(x)
 
 
+def test_normalizations_of_other_axes_are_refused():
+    for axis in (0, 2, -2):
+        with pytest.raises(ValueError, match=rf"axis: expected one of \(-1, 1\), got {axis}"):
+            FieldBatchNorm(3, axis=axis)
+
+
 def test_images_without_pixels_are_refused():
     layer = GridGroupConvolution(cyclic(4), 1, 2, 3, pad=2)
     with pytest.raises(ValueError, match="x: expected images with pixels, got 0 x 5 pixels"):

@@ -344,13 +344,14 @@ class FieldBatchNorm(_NormBase):
     channels, eps, momentum
         As for ``torch.nn.BatchNorm2d``.
     axis
-        Axis of the channels: -1 for fields of points, 1 for fields on grids.
+        Axis of the channels: -1 for fields of points, 1 for fields on grids; otherwise ValueError.
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:
         check_arguments(FieldBatchNorm.__init__, locals())
         check_count("channels", channels)
         check_positive(eps=eps)
+        check_choice("axis", axis, (-1, 1))
         super().__init__(channels, eps=eps, momentum=momentum)
         self.axis = axis
 

@@ -213,6 +213,15 @@ def test_several_heads_give_the_outputs_of_each():
     assert network.with_head(Heads(heads))(data).keys() == found.keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_all_outputs_have_the_dtype_of_the_weights(dtype):
+    heads, data = properties(tensor=PolarizabilityHead(8)), clouds(dtype=torch.float32)[0]
+    model = randomize(FieldModel(framewise(), Heads(heads))).to(dtype).eval()
+    for name, output in model(data).items():
+        assert output.dtype == dtype
+        assert torch.equal(output, FieldModel(model.network, heads[name])(data))
+
+
 @pytest.mark.parametrize("stress", [False, True])
 def test_energies_forces_and_other_outputs(stress):
     near = FramewiseOptions(attention="neighborhood")

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -332,9 +332,11 @@ def _as_dtype(network: nn.Module, data: Any, dtype: torch.dtype) -> Any:
 
 
 def _rounded(found: Any, dtype: torch.dtype) -> Any:
-    """Convert outputs, or the field ``x`` of a result, to a dtype; the geometry of the result is not converted."""
+    """Convert floating outputs, or the field ``x`` of a result, to a dtype; its geometry is not converted."""
     if isinstance(found, Tensor):
-        return found.to(dtype)
+        return found.to(dtype) if found.is_floating_point() else found
+    if isinstance(found, Mapping):
+        return {name: _rounded(output, dtype) for name, output in found.items()}
     return found._replace(x=found.x.to(dtype)) if hasattr(found, "_replace") and hasattr(found, "x") else found
 
 

@@ -295,8 +295,10 @@ def test_training_on_several_outputs(tmp_path):
     ("make", "message"),
     [
         (lambda: Heads({}), "heads: expected at least one name with its head, got none"),
-        (lambda: Heads({"a.b": VectorHead(8)}), "heads: expected names of outputs such as 'energy', got 'a.b'"),
+        (lambda: Heads({"a.b": VectorHead(8)}), "heads: expected names of outputs such as 'energy', .* got 'a.b'"),
         (lambda: Heads({"values": VectorHead(8)}), "heads: expected names of outputs .* got 'values'"),
+        (lambda: Heads({"training": VectorHead(8)}), "heads: expected names .* got 'training'"),
+        (lambda: Heads({1: VectorHead(8)}), "heads: expected names .* got 1"),
         (
             lambda: Heads({"all": Heads(properties())}),
             "heads: expected one output .*, got several for 'all'",
@@ -318,6 +320,11 @@ def test_training_on_several_outputs(tmp_path):
 def test_bad_heads(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_heads_are_modules():
+    with pytest.raises(TypeError, match=r"heads\['energy'\]: expected a Module, got function"):
+        Heads({"energy": lambda x, graph: x})
 
 
 def test_heads_are_copied_with_the_model():

@@ -431,6 +431,8 @@ class Heads(Recorded, nn.Module):
 
     Raises
     ------
+    TypeError
+        If a head is not a module.
     ValueError
         If there are no heads, or if a name is not an identifier or is that of an attribute of ``torch.nn.ModuleDict``.
     """
@@ -442,8 +444,10 @@ class Heads(Recorded, nn.Module):
             raise ValueError("heads: expected at least one name with its head, got none")
         self.heads = nn.ModuleDict()
         for name, head in heads.items():
-            if not name.isidentifier() or hasattr(nn.ModuleDict, name):
-                raise ValueError(f"heads: expected names of outputs such as 'energy', got {name!r}")
+            if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict(), name):
+                what = "names of outputs such as 'energy', and none of an attribute of torch.nn.ModuleDict"
+                raise ValueError(f"heads: expected {what}, got {name!r}")
+            check_is(f"heads[{name!r}]", head, nn.Module)
             if isinstance(head, Heads):
                 raise ValueError(f"heads: expected one output for each head, got several for {name!r}")
             self.heads[name] = head

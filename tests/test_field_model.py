@@ -7,6 +7,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 import lieattn
+from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius
 from lieattn.groups import SE, SO, E, O, tetrahedral
 from lieattn.models import EnergyForces, FieldModel, FramewiseOptions, FramewiseTransformer, LieTransformer, Rescaled
@@ -289,6 +290,19 @@ def test_training_on_several_outputs(tmp_path):
     for name, value in known.items():
         torch.testing.assert_close(predicted[name], value)
     assert float(task.scale_dipole) > 5 * float(task.scale_energy)
+
+
+def test_a_task_for_some_of_the_outputs_is_certified():
+    items = clouds(dtype=torch.float32)
+    for item in items:
+        item.dipole, item.charge = item.vel.sum(dim=0, keepdim=True), item.x[:, 0]
+    model = randomize(EnergyForces(FieldModel(framewise(), Heads(properties()))))
+    task = PointSetRegressor(model, {"dipole": 1.0, "charge": 1.0})
+    task.measure(items)
+    assert task.model.kind == {"dipole": "vector", "charge": "invariant"}
+    certificate = certify(task.model, items)
+    assert certificate.passed
+    assert {row.output for row in certificate.rows} == {"dipole", "charge"}
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,9 @@ class Rescaled(Wrapper):
 
     @property
     def kind(self) -> Any:
-        """Kind of the outputs of the network."""
-        return getattr(self.network, "kind", "invariant")
+        """Kind of the outputs of the network; without those that are left out, if they have names."""
+        found = getattr(self.network, "kind", "invariant")
+        return {name: found[name] for name in self.names if name in found} if isinstance(found, Mapping) else found
 
     def tied_to(self) -> dict[str, str]:
         """Return the names of the extensive outputs, on which the shifts depend."""

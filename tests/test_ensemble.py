@@ -17,7 +17,8 @@ from lieattn.certify import certify
 from lieattn.cli import main
 from lieattn.geometry import Radius
 from lieattn.groups import octahedral, tetrahedral
-from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FramewiseTransformer, Rescaled
+from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FieldModel, FramewiseTransformer, Rescaled
+from lieattn.nn import Heads, InvariantHead
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, load_task
 
@@ -177,6 +178,19 @@ def test_outputs_must_have_one_shape():
     narrow = FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1)
     with pytest.raises(ValueError, match=r"networks: expected outputs of one shape, got \[2, 2\] and \[2, 1\]"):
         Ensemble([wider, narrow])(Batch.from_data_list([Data(x=torch.randn(3, 2), pos=torch.randn(3, 3))] * 2))
+
+
+@pytest.mark.parametrize("others", [["energy", "dipole"], ["energy"], ["dipole"], None], ids=str)
+def test_outputs_must_have_the_same_names(others, clouds):
+    def outputs(names):
+        heads = {name: InvariantHead(4, 1) for name in names or ()}
+        return FieldModel(network(0), Heads(heads) if heads else InvariantHead(4, 1)).double()
+
+    ours = outputs(["energy", "charge"])
+    for pair in ([ours, outputs(others)], [outputs(others), ours]):
+        with pytest.raises(ValueError, match="networks: expected the same outputs of all, got") as raised:
+            Ensemble(pair)(clouds[0])
+        assert "['charge', 'energy']" in str(raised.value)
 
 
 class Clouds(Dataset):

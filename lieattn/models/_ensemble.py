@@ -83,7 +83,8 @@ class Ensemble(Wrapper):
     def spread(self, data: Any, geometry: Any = None, **options: Any) -> Spread:
         """Return means and standard deviations of the outputs of the networks; arguments as in :meth:`outputs`.
 
-        TypeError is raised if the outputs are neither tensors nor tensors by name.
+        TypeError is raised if the outputs are neither tensors nor tensors by name, and ValueError if their names or
+        shapes differ.
         """
         found = self.outputs(data, geometry, **options)
         return Spread(_of_each(lambda values: values.mean(dim=0), found), _of_each(_deviation, found))
@@ -117,6 +118,8 @@ def _deviation(values: Tensor) -> Tensor:
 def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:
     """Stack the outputs of the networks and reduce over the first axis, for each name if outputs have names."""
     first = outputs[0]
+    if len(forms := list(dict.fromkeys(map(_form, outputs)))) > 1:
+        raise ValueError(f"networks: expected the same outputs of all, got {' and '.join(forms)}")
     if isinstance(first, Tensor):
         for other in outputs[1:]:
             if other.shape != first.shape:
@@ -128,3 +131,10 @@ def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {name: _of_each(reduce, [found[name] for found in outputs]) for name in first}
     raise TypeError(f"networks: expected tensors or mappings of tensors as outputs, got {kind(first)}")
+
+
+def _form(outputs: Any) -> str:
+    """Return what the outputs of all networks must have in common: their names, or else their class."""
+    if isinstance(outputs, Mapping):
+        return str(sorted(outputs))
+    return "a tensor" if isinstance(outputs, Tensor) else kind(outputs)

@@ -10,7 +10,15 @@ import lieattn
 from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius
 from lieattn.groups import SE, SO, E, O, tetrahedral
-from lieattn.models import EnergyForces, FieldModel, FramewiseOptions, FramewiseTransformer, LieTransformer, Rescaled
+from lieattn.models import (
+    EnergyForces,
+    FieldModel,
+    FramewiseOptions,
+    FramewiseTransformer,
+    HamiltonianDynamics,
+    LieTransformer,
+    Rescaled,
+)
 from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
@@ -242,6 +250,41 @@ def test_energies_forces_and_other_outputs(stress):
         for name, value in evaluated.items():
             assert not value.requires_grad
             torch.testing.assert_close(value, found[name].detach(), rtol=0, atol=1e-14)
+
+
+def test_dynamics_use_the_energy_among_several_outputs():
+    heads, data = properties(), clouds()[0]
+    network = randomize(FieldModel(framewise(), Heads(heads)), spread=0.3).double()
+    fixed = {"features": data.x, "attributes": {"vel": data.vel, "wind": data.wind}}
+    mass = torch.ones(len(data.pos), dtype=torch.float64)
+    several, single = (
+        HamiltonianDynamics(potential).field(data.pos, data.vel, mass, **fixed)
+        for potential in (network, FieldModel(network.network, heads["energy"]))
+    )
+    torch.testing.assert_close(several, single, rtol=0, atol=1e-12)
+    assert several[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (None, "expected one energy per cloud, .*, got NoneType"),
+        (("energy", 1), "expected one energy per cloud, .*, got tuple"),
+        ({"energy": 3.0}, "expected .*, got float"),
+    ],
+    ids=str,
+)
+def test_energies_are_tensors(outputs, message):
+    data = clouds()[0]
+    with pytest.raises(TypeError, match=f"model: {message}"):
+        EnergyForces(lambda data: outputs)(data)
+    with pytest.raises(TypeError, match=f"potential: {message}"):
+        HamiltonianDynamics(lambda data: outputs).field(data.pos, data.vel, torch.ones(len(data.pos)))
+
+
+def test_other_outputs_are_tensors():
+    with pytest.raises(TypeError, match="model: expected tensors as outputs, got int for 'count'"):
+        EnergyForces(lambda data: {"energy": data.pos.sum()[None], "count": 3})(clouds()[0])
 
 
 def test_other_outputs_within_torch_func():

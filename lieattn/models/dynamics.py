@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor
+from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor, kind
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._gradients import Outputs, energy_and_gradients, usable
 from lieattn.models._jumps import Jumps, make_continuous
@@ -127,7 +127,7 @@ class EnergyForces(Wrapper):
         Raises
         ------
         TypeError
-            If the data have no floating positions.
+            If the data have no floating positions, or if the model does not return tensors.
         ValueError
             If the model does not return one energy per cloud, or if ``stress`` is true and a cloud is not periodic
             along all cell vectors.
@@ -141,19 +141,22 @@ class EnergyForces(Wrapper):
         def energy(moved: Any) -> Outputs:
             outputs = self.model(moved)
             others = dict(outputs) if isinstance(outputs, Mapping) else {}
+            for name, output in others.items():
+                if not isinstance(output, Tensor):
+                    raise TypeError(f"model: expected tensors as outputs, got {kind(output)} for {name!r}")
             return _per_cloud(energy_among(outputs), expected), others
 
         found, others = _derivatives(energy, given, self.stress, create_graph)
         return {**others, **found._asdict()} if others else found
 
 
-def energy_among(outputs: Any) -> Any:
+def energy_among(outputs: Any, argument: str = "model") -> Any:
     """Return the output named energy of several outputs by name, or a single output; ValueError if there is none."""
     if not isinstance(outputs, Mapping):
         return outputs
     if "energy" not in outputs or not outputs.keys().isdisjoint(("force", "stress", "virial")):
         what = "an output 'energy', and none with the names of its derivatives, force, stress and virial"
-        raise ValueError(f"model: expected {what}, got {sorted(outputs)}")
+        raise ValueError(f"{argument}: expected {what}, got {sorted(outputs)}")
     return outputs["energy"]
 
 
@@ -271,6 +274,7 @@ class HamiltonianDynamics(Wrapper):
     potential
         ``potential(data)`` returns one energy per cloud, ``[clouds]`` or ``[clouds, 1]``, for a torch_geometric
         ``Data`` with ``pos`` (centered), ``mass``, ``batch``, ``x`` (the features, if given) and the given attributes.
+        It may return several outputs by name, of which that named ``"energy"`` is used.
         Radii that do not specify whether they are smooth are made smooth, as by :class:`EnergyForces`.
     center
         Whether positions for V are relative to the mean of the cloud.
@@ -424,10 +428,8 @@ class HamiltonianDynamics(Wrapper):
         clouds = system.clouds
         if self.center:
             q = q - clouds.mean(q)[clouds.batch]
-        energy = _per_cloud(self.potential(Data(pos=q, **system.given).apply(usable)))
-        if (count := clouds.num_clouds) != len(energy):
-            raise ValueError(f"potential: expected one energy for each of {count} clouds, got {len(energy)}")
-        return energy
+        found = energy_among(self.potential(Data(pos=q, **system.given).apply(usable)), "potential")
+        return _per_cloud(found, clouds.num_clouds, "potential")
 
 
 class _System:
@@ -477,10 +479,13 @@ def _known_clouds(data: Any) -> int | None:
     return len(ptr) - 1 if isinstance(ptr, Tensor) else 1 if batch is None else None
 
 
-def _per_cloud(values: Tensor, clouds: int | None = None) -> Tensor:
+def _per_cloud(values: Any, clouds: int | None = None, argument: str = "model") -> Tensor:
+    expected = "one energy per cloud, [clouds] or [clouds, 1]"
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{argument}: expected {expected}, got {kind(values)}")
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
-        raise ValueError(f"model: expected one energy per cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
+        raise ValueError(f"{argument}: expected {expected}, got {tuple(values.shape)}")
     if clouds is not None and len(values) != clouds:
-        raise ValueError(f"model: expected one energy for each of {clouds} clouds, got {len(values)}")
+        raise ValueError(f"{argument}: expected one energy for each of {clouds} clouds, got {len(values)}")
     return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple, cast
 
@@ -35,8 +35,9 @@ _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
 
 
 class _Units(NamedTuple):
-    """Scale and shift of energies, and whether the shift is for each atom."""
+    """Name of an output, its scale and shift, and whether the shift is for each atom."""
 
+    name: str
     scale: Tensor
     shift: Tensor
     extensive: bool
@@ -80,7 +81,8 @@ class Calculator(AseCalculator):
     ------
     ValueError
         If the energies jump, or if energies and forces were trained with different scales, so that the forces are not
-        the derivatives of the energies. When energies are computed, if the model returns more than one number.
+        the derivatives of the energies. When energies are computed, if the model returns more than one number, or if
+        the energy of several outputs has no scale, because it was no target.
     ImportError
         When this module is imported, if ASE is not installed.
     """
@@ -175,7 +177,11 @@ class _Member:
                 counted.append((step, data.num_nodes or 0))
             else:
                 data = step(data)
-        found = energy_among(self.model.model(data))
+        found = self.model.model(data)
+        other = next((units.name for units, _ in counted if units.name != "energy"), None)
+        if isinstance(found, Mapping) and other is not None:
+            raise ValueError(f"model: expected the scale of the output 'energy', got that of {other!r} alone")
+        found = energy_among(found)
         if not isinstance(found, Tensor) or found.numel() != 1:
             got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
             raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {got}")
@@ -234,4 +240,4 @@ def _units_of_energy(model: Rescaled) -> _Units:
             what = f"its outputs {derived!r} are not in the units of the derivatives of its energies"
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
-    return _Units(scale.reshape(()), shift.reshape(()), name in model.extensive)
+    return _Units(name, scale.reshape(()), shift.reshape(()), name in model.extensive)

@@ -21,7 +21,7 @@ from lieattn.models import (
     Rescaled,
     Species,
 )
-from lieattn.nn import Heads, InvariantHead
+from lieattn.nn import DipoleHead, Heads, InvariantHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetRegressor
@@ -211,6 +211,16 @@ def test_the_energy_among_several_outputs():
     assert with_calculator(water(), whole.double()).get_potential_energy() == pytest.approx(
         2 * theirs.get_potential_energy() + 1
     )
+
+
+@pytest.mark.parametrize("whole", [lambda model: model, EnergyForces, Captured], ids=["alone", "forces", "captured"])
+def test_an_energy_does_not_have_the_scale_of_another_output(whole):
+    """Training on dipoles alone trains no energy."""
+    net = network()
+    heads = Heads({"energy": net.head, "dipole": DipoleHead(8)}).double()
+    model = whole(Rescaled(net.with_head(heads), {"dipole": 3.0}))
+    with pytest.raises(ValueError, match=r"model: expected the scale of the output 'energy', got that of 'dipole'"):
+        with_calculator(water(), model.double()).get_potential_energy()
 
 
 def test_large_shifts_do_not_round_energies():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -103,6 +104,7 @@ class Calculator(AseCalculator):
         with torch.inference_mode(False):  # otherwise the copies could not be differentiated
             self._members = [_Member(network, steps, jumps) for network, steps in _networks(model)]
         self.model = self._members[0].model
+        self._inputs = tuple(dict.fromkeys(name for one in self._members for name in one.model.cloud_inputs))
         if len(self._members) > 1:
             self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
@@ -110,8 +112,9 @@ class Calculator(AseCalculator):
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """List the changes since the last calculation, including inputs in ``info``, which ASE does not compare."""
         changes: list[str] = super().check_state(atoms, tol=tol)
-        known = {} if self.atoms is None else self.atoms.info
-        different = any(known.get(name) != atoms.info.get(name) for name in self.model.cloud_inputs)
+        known: Any = {} if self.atoms is None else self.atoms.info
+        given: Any = atoms.info
+        different = any(not np.array_equal(known.get(name), given.get(name)) for name in self._inputs)
         return [*changes, "info"] if different else changes
 
     @torch.inference_mode(False)
@@ -135,7 +138,7 @@ class Calculator(AseCalculator):
         if atoms.pbc.any():
             data.cell = torch.tensor(atoms.cell.array / self._length).to(pos)[None]
             data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
-        for name in self.model.cloud_inputs:
+        for name in self._inputs:
             data[name] = _number(atoms, name, pos)
         each = [differentiated(self._energy_of(one), data, stress=whole) for one in self._members]
         energies = torch.stack([found.energy[0] for found in each])

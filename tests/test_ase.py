@@ -10,11 +10,13 @@ from torch_geometric.data import Data
 
 import lieattn
 from lieattn.geometry import Radius, find_neighbors, point_clouds
-from lieattn.groups import Translations
+from lieattn.groups import Translations, tetrahedral
 from lieattn.models import (
     Captured,
+    CloudInputs,
     EnergyForces,
     Ensemble,
+    FramewiseTransformer,
     LieTransformer,
     Preprocessed,
     Readout,
@@ -221,6 +223,37 @@ def test_an_energy_does_not_have_the_scale_of_another_output(whole):
     model = whole(Rescaled(net.with_head(heads), {"dipole": 3.0}))
     with pytest.raises(ValueError, match=r"model: expected the scale of the output 'energy', got that of 'dipole'"):
         with_calculator(water(), model.double()).get_potential_energy()
+
+
+def ions(*names):
+    network = FramewiseTransformer(tetrahedral(), CloudInputs(names, points=1), 1, channels=4, layers=1, pool="sum")
+    return randomize(network).double()
+
+
+def test_an_array_is_no_number_of_a_structure():
+    atoms = with_calculator(water(), ions("charge"))
+    atoms.info["charge"] = 1
+    charged = atoms.get_potential_energy()
+    atoms.info["charge"] = np.array([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"atoms.info\['charge'\]: expected a number"):
+        atoms.get_potential_energy()
+    atoms.info["charge"] = 1
+    assert atoms.get_potential_energy() == charged
+
+
+def test_networks_of_an_ensemble_have_their_own_inputs():
+    members = [ions("charge"), ions("spin", "charge")]
+    atoms = with_calculator(water(), Ensemble(members))
+    atoms.info |= {"charge": 1, "spin": 2}
+    each = []
+    for member in members:
+        single = with_calculator(water(), member)
+        single.info |= atoms.info
+        each.append(single.get_potential_energy())
+    assert atoms.get_potential_energy() == pytest.approx(np.mean(each))
+    before = atoms.get_potential_energy()
+    atoms.info["spin"] = 4
+    assert atoms.get_potential_energy() != before
 
 
 def test_large_shifts_do_not_round_energies():

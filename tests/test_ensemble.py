@@ -180,6 +180,20 @@ def test_outputs_must_have_one_shape():
         Ensemble([wider, narrow])(Batch.from_data_list([Data(x=torch.randn(3, 2), pos=torch.randn(3, 3))] * 2))
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["without first", "without last"])
+def test_vectors_that_only_some_networks_read_turn(order, clouds):
+    options = {"channels": 4, "layers": 1, "pool": "sum"}
+    networks = [
+        randomize(FramewiseTransformer(T, 1, 1, vector_inputs=names, **options)).double() for names in ((), ("vel",))
+    ]
+    ensemble = Ensemble(networks[::order])
+    assert ensemble.vector_inputs == ("vel",)
+    items = [cloud.clone() for cloud in clouds]
+    for item in items:
+        item.vel = torch.randn_like(item.pos)
+    assert certify(ensemble, items).passed
+
+
 @pytest.mark.parametrize("others", [["energy", "dipole"], ["energy"], ["dipole"], None], ids=str)
 def test_outputs_must_have_the_same_names(others, clouds):
     def outputs(names):

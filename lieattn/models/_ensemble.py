@@ -61,6 +61,10 @@ class Ensemble(Wrapper):
         if len(promised := {str(getattr(network, "guarantee", "no guarantee")) for network in networks}) > 1:
             raise ValueError(f"networks: expected the same guarantee for all, got {' and '.join(sorted(promised))}")
         self.networks = nn.ModuleList(networks)
+        for names in ("vector_inputs", "cloud_inputs"):
+            setattr(self, names, tuple(dict.fromkeys(name for one in networks for name in getattr(one, names, ()))))
+        self.sees_order = any(getattr(network, "sees_order", False) for network in networks)
+        self.has_kinks = any(getattr(network, "has_kinks", False) for network in networks)
 
     @property
     def kind(self) -> Any:

@@ -33,7 +33,7 @@ from lieattn.models import (
     transfer_weights,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
-from lieattn.nn import FieldHead, VectorHead
+from lieattn.nn import FieldHead, Heads, InvariantHead, VectorHead
 from lieattn.reps import Vector
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, load_network
@@ -100,7 +100,7 @@ def test_modules_around_a_network_are_neither_compared_nor_copied():
 
 def test_heads_for_fields():
     source, vectors = randomize(framewise()), FieldModel(framewise(), VectorHead(4))
-    assert set(transfer_weights(vectors, source)) == set()  # its own head is no part of the network
+    assert transfer_weights(vectors, source) == tuple(name for name in vectors.state_dict() if name.startswith("head."))
     source.head = vectors.network.head
     assert torch.equal(vectors.network.field(cloud()).x, source.field(cloud()).x)
     other = FieldModel(framewise(), FieldHead(4, 2 * Vector(3)))
@@ -108,6 +108,25 @@ def test_heads_for_fields():
     again = FieldModel(framewise(), VectorHead(4))
     assert transfer_weights(again, vectors) == ()
     assert torch.equal(again(cloud()), vectors(cloud()))
+
+
+def test_heads_of_several_outputs():
+    """Heads are kept by their names."""
+
+    def several(**outputs):
+        return randomize(FieldModel(framewise(), Heads({name: InvariantHead(4, n) for name, n in outputs.items()})))
+
+    source, network = several(energy=1, gap=1), several(charge=1, energy=1, gap=2)
+    new = transfer_weights(EnergyForces(network), EnergyForces(source))
+    charge = {name for name in network.state_dict() if name.startswith("head.heads.charge.")}
+    assert set(new) == {f"model.{name}" for name in charge} | {
+        f"model.head.heads.gap.linears.2.{w}" for w in ("weight", "bias")
+    }
+    assert torch.equal(network(cloud())["energy"], source(cloud())["energy"])
+    first = several(energy=1)
+    assert set(transfer_weights(EnergyForces(first), framewise())) == {
+        f"model.{name}" for name in first.state_dict() if name.startswith("head.")
+    }
 
 
 def test_weights_are_converted_to_the_dtype_of_the_network():

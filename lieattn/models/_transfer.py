@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from typing import cast
 
 from torch import nn
 
@@ -18,11 +19,12 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     """Copy the weights of a trained network into another network of the same class, and return the names of new ones.
 
     Weights of the readout are new, and keep their values, if they differ in shape or do not exist in the source, for
-    example because the outputs are others. The readout is what :meth:`Network.with_head` replaces; for other classes,
-    it is the part ``head``. All other weights are copied, including buffers, and converted to the dtype and device of
-    the network. Modules around a network, such as :class:`Rescaled`, :class:`Preprocessed` and :class:`EnergyForces`,
-    are neither compared nor copied. So the weights of a network for energies are a start for one that also learns
-    forces, if its radius is smooth in both.
+    example because the outputs are others, and so are those of the head of a :class:`FieldModel` if the source has no
+    such head. The readout is what :meth:`Network.with_head` replaces; for other classes, it is the part ``head``. All
+    other weights are copied, including buffers, and converted to the dtype and device of the network. Modules around a
+    network, such as :class:`Rescaled`, :class:`Preprocessed` and :class:`EnergyForces`, are neither compared nor
+    copied. So the weights of a network for energies are a start for one that also learns forces, if its radius is
+    smooth in both.
 
     **Equivariance.** That of the network, since a trained network of the same group has the same symmetry.
 
@@ -50,6 +52,7 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     """
     check_arguments(transfer_weights, locals())
     ours, theirs = _inner(network), _inner(source)
+    whole = ours
     if type(ours) is not type(theirs):
         ours, theirs = (one.network if isinstance(one, FieldModel) else one for one in (ours, theirs))
     if type(ours) is not type(theirs):
@@ -78,7 +81,12 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     except RuntimeError as error:
         raise ValueError(f"source: its weights do not fit the network. {first_fault(error)}") from error
     ours.load_state_dict(weights)
-    return tuple(prefix + name for name in before if name in differ)
+    new = tuple(prefix + name for name in before if name in differ)
+    if whole is ours:
+        return new
+    # The head of a FieldModel is not part of the network whose weights were copied.
+    outer = prefix.removesuffix("network.")
+    return (*new, *(f"{outer}head.{name}" for name in cast(FieldModel, whole).head.state_dict()))
 
 
 def _inner(network: nn.Module) -> nn.Module:

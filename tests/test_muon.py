@@ -142,6 +142,12 @@ def test_groups_have_their_own_rates_and_decays():
 def test_numbers_out_of_range_are_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         Muon([nn.Parameter(torch.zeros(2))], **wrong)
+    with pytest.raises(ValueError, match=message):
+        Muon([{"params": [nn.Parameter(torch.zeros(2))], **wrong}])
+    optimizer = Muon([nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], **wrong})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_sparse_gradients_are_refused():

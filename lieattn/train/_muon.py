@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,20 @@ from lieattn._checks import check_arguments, check_number, check_positive
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # five steps take singular values from 0.002 to 1 close to 1
 _STEPS = 5
 _SIZE = 0.2  # root mean square of the entries of an update, divided by the rate; about as for AdamW
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError if a number of a group of parameters is out of range."""
+    check_positive(eps=options["eps"], smallest=options["smallest"])
+    for name in ("lr", "weight_decay"):
+        check_number(name, options[name])
+        if not options[name] >= 0:
+            raise ValueError(f"{name}: expected a number of at least 0, got {options[name]}")
+    beta1, beta2 = options["betas"]
+    for name, number in (("momentum", options["momentum"]), ("betas[0]", beta1), ("betas[1]", beta2)):
+        check_number(name, number)
+        if not 0 <= number < 1:
+            raise ValueError(f"{name}: expected a number in [0, 1), got {number}")
 
 
 class Muon(torch.optim.Optimizer):
@@ -75,17 +89,17 @@ class Muon(torch.optim.Optimizer):
         smallest: int = 8,
     ) -> None:
         check_arguments(Muon.__init__, locals())
-        check_positive(eps=eps, smallest=smallest)
-        for name, number in (("lr", lr), ("weight_decay", weight_decay)):
-            check_number(name, number)
-            if not number >= 0:
-                raise ValueError(f"{name}: expected a number of at least 0, got {number}")
-        for name, number in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
-            check_number(name, number)
-            if not 0 <= number < 1:
-                raise ValueError(f"{name}: expected a number in [0, 1), got {number}")
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": tuple(betas), "eps": eps}
-        super().__init__(params, defaults | {"smallest": smallest})
+        defaults |= {"smallest": smallest}
+        _check_options(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of ``params`` with values of its own, such as ``lr``, which raise the errors of the class."""
+        check_arguments(Muon.add_param_group, locals())
+        check_arguments(Muon.__init__, {name: param_group[name] for name in self.defaults if name in param_group})
+        _check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -490,6 +490,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train.WarmupCosine.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
     "train.MultiStep": {"milestones": [1, 2.5]},
     "train.Muon": {"params": [torch.nn.Parameter(torch.randn(8, 8))]},
+    "train.Muon.add_param_group": {"param_group": {"params": [torch.nn.Parameter(torch.randn(8, 8))]}},
     "train.MultiStep.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
     "train.Plateau.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
     "train.Constant.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},

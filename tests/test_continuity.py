@@ -21,11 +21,12 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Lifting,
+    Readout,
     Rescaled,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions
-from lieattn.nn import InvariantHead, VectorHead
+from lieattn.nn import Heads, InvariantHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetRegressor, UsageError, build
@@ -310,6 +311,43 @@ def test_field_models_jump_where_their_network_does():
     assert FieldModel(network, VectorHead(8, 2)).jumps == network.jumps != ()
     with pytest.raises(ValueError, match="jumps: expected"):
         EnergyForces(network, jumps="maybe")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda: InvariantHead(8, 1, pool="max"),
+        lambda: InvariantHead(8, 1, activation="relu"),
+        lambda: VectorHead(8, activation="leaky_relu"),
+        lambda: Heads({"smooth": VectorHead(8), "charge": InvariantHead(8, 1, activation="relu")}),
+    ],
+    ids=["maximum", "relu", "leaky relu", "several"],
+)
+def test_kinks_of_heads_are_known(head):
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=8, layers=1)
+    assert not FieldModel(network, InvariantHead(8, 1)).has_kinks
+    assert FieldModel(network, head()).has_kinks
+    assert network.with_head(head()).has_kinks
+    assert not network.has_kinks
+
+
+def test_forces_may_jump_at_kinks_of_a_head():
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=8, layers=1)
+    heads = Heads({"energy": InvariantHead(8, 1, pool="max"), "gap": InvariantHead(8, 1)})
+    model = randomize(EnergyForces(FieldModel(network, heads))).double()
+    assert model.jumps == ("the energy has kinks, from maxima or relu, where forces jump",)
+    cloud = Data(x=torch.ones(6, 1), pos=torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
+    rows = [row for row in certify(model, cloud).rows if row.output == "force" and row.check == "continuity"]
+    assert rows
+    assert all(row.passed is None for row in rows)
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
+def test_activations_with_kinks_are_known(activation):
+    options = {"frames": tetrahedral(), "neighborhood": SMOOTH, "channels": 8, "layers": 1}
+    readout = Readout(activation=activation)
+    for network in (LieTransformer(1, 1, readout=readout, **options), LieConvNet(1, 1, readout=readout, **options)):
+        assert network.has_kinks
 
 
 class Tall(torch.nn.Module):

@@ -227,6 +227,7 @@ class Network(EquivariantModule, Recomputing):
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
         vars(other)["_has_other_head"] = True
+        other.has_kinks = self.has_kinks or bool(getattr(head, "has_kinks", False))
         return other
 
     @abc.abstractmethod
@@ -409,7 +410,8 @@ class FieldModel(Network):
         named = dict.fromkeys((*network.vector_inputs, *self.start))
         self.vector_inputs = tuple(name for name in named if name != "pos")
         self.cloud_inputs = network.cloud_inputs
-        self.sees_order, self.has_kinks = network.sees_order, network.has_kinks
+        self.sees_order = network.sees_order
+        self.has_kinks = network.has_kinks or bool(getattr(head, "has_kinks", False))
 
     @property
     def symmetry(self) -> Symmetry:

@@ -24,6 +24,7 @@ from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._statistics import CloudPool, FiberPool
 from lieattn.ops import activation as activation_named
+from lieattn.ops import kinked
 from lieattn.reps import (
     Pseudovector,
     Representation,
@@ -158,6 +159,7 @@ class InvariantHead(Recorded, nn.Module):
         if norm and readout == "point_first":
             raise ValueError("norm: expected False, since readout 'point_first' has no normalization")
         self.readout, self.activation = readout, activation
+        self.has_kinks = pool == "max" or kinked(self.activation)
         self.fiber_pool = FiberPool("max" if pool == "max" else "mean")
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
         widths = [channels, channels, channels, outputs] if readout == "pool_first" else [channels, outputs]
@@ -217,6 +219,7 @@ class FieldHead(Recorded, nn.Module):
         check_count("hidden", hidden)
         activation_named("activation", activation)
         self.kind, self.rep, self.activation = rep, rep, activation
+        self.has_kinks = kinked(self.activation)
         self.linear1 = nn.Linear(in_channels, hidden)
         # The projection maps a bias to the invariants of ρ, and most types have none.
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
@@ -456,6 +459,11 @@ class Heads(Recorded, nn.Module):
     def kind(self) -> dict[str, Any]:
         """Kind of each output by its name."""
         return {name: getattr(head, "kind", "invariant") for name, head in self.heads.items()}
+
+    @property
+    def has_kinks(self) -> bool:
+        """Whether first derivatives of an output are discontinuous, because of maxima or relu."""
+        return any(getattr(head, "has_kinks", False) for head in self.heads.values())
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> dict[str, Tensor]:
         """Return the output of each head by its name, for a field ``[points, fiber, channels]``."""

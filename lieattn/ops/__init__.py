@@ -4,7 +4,7 @@ from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolu
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
 from lieattn.ops._edges import edge_kernels, edge_messages, edge_moments, edge_units
 from lieattn.ops._group_attention import group_attention
-from lieattn.ops._head_networks import Activation, activation, head_networks
+from lieattn.ops._head_networks import Activation, activation, head_networks, kinked
 from lieattn.ops._operations import count_operations
 from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops._reference import reference_attention
@@ -37,6 +37,7 @@ __all__ = [
     "fused_kernel",
     "group_attention",
     "head_networks",
+    "kinked",
     "reference_attention",
     "release_memory",
     "residual_branch",

@@ -56,6 +56,12 @@ def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
     return _SLOPES[name][0]
 
 
+def kinked(name: str) -> bool:
+    """Return whether the first derivative of an activation is discontinuous; ValueError for an unknown name."""
+    check_choice("name", name, Activation)
+    return name in ("relu", "leaky_relu")
+
+
 def head_networks(
     rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation = "silu"
 ) -> Tensor:

@@ -354,6 +354,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ops.fused_kernel": {"device": torch.device("cpu")},
     "ops.backend": {"name": "plain"},
     "ops.activation": {"argument": "activation", "name": "silu"},
+    "ops.kinked": {"name": "relu"},
     "ops.bessel_functions": {"x": torch.rand(6)},
     "ops.smooth_window": {"x": torch.rand(6)},
     "ops.attentive_convolution": {**_KERNELS, "channel": (torch.randn(3, 4, 1, 2, 4), torch.randn(3, 4, 1, 4, 2))},

@@ -34,6 +34,7 @@ from lieattn.models.lie._network import (
     Readout,
 )
 from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
+from lieattn.ops import kinked
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 _DISC = 15.0  # pixels; the disc of a 28 x 28 image that the authors keep
@@ -112,7 +113,7 @@ class LieTransformer(LieNetwork):
             block: Any = {"activation": attention.activation, "norm": attention.norm, "eps": attention.eps}
             self.blocks.append(LieBlock(layer, channels, **block))
         self.head = readout.head(channels, out_channels, self.space.group.dim, "pool_first")
-        self.has_kinks = "max" == readout.pool or "relu" in (readout.activation, attention.activation)
+        self.has_kinks = readout.pool == "max" or kinked(readout.activation) or kinked(attention.activation)
         self.local = self._local(channels)
 
     @classmethod
@@ -231,8 +232,8 @@ class LieConvNet(LieNetwork):
         norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": nn.LayerNorm, "none": nn.Identity}
         self.norm = norms[convolution.norm](widths[-1])
         self.head = readout.head(widths[-1], out_channels, self.space.group.dim, "point_first")
-        activations = readout.activation, convolution.activation, attention and attention.activation
-        self.has_kinks = "max" == readout.pool or "relu" in activations
+        activations = [part.activation for part in (readout, convolution, convolution.attention) if part is not None]
+        self.has_kinks = readout.pool == "max" or any(map(kinked, activations))
         self.local = self._local(channels)
 
     @classmethod

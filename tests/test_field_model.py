@@ -195,6 +195,12 @@ def test_several_labels():
         PointSetClassifier(Logits(6), 3, labels=0)
 
 
+def test_several_outputs_are_no_logits():
+    task = PointSetClassifier(FieldModel(framewise(), Heads(properties())), 3)
+    with pytest.raises(TypeError, match="network: output: expected a tensor, got dict"):
+        task(Batch.from_data_list(clouds(dtype=torch.float32)))
+
+
 def properties(**more):
     """Return heads for an energy, a dipole and charges."""
     return {

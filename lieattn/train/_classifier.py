@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from lieattn._checks import check_arguments, check_choice
+from lieattn._checks import check_arguments, check_choice, check_is
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import labels_of, read_for
 from lieattn.train._tasks import OptimizerFactory, PointSetTask
@@ -86,6 +86,7 @@ class PointSetClassifier(PointSetTask):
     def forward(self, batch: Batch) -> Tensor:
         """Logits ``[clouds | points, classes]``, or ``[..., labels, classes]`` for more than one label."""
         logits: Tensor = self.outputs_of(self.cast(batch))
+        check_is("network: output", logits, Tensor)
         rows, width = self._rows(batch), self.labels * self.classes
         if logits.shape != (rows, width):
             several = f"{self.labels} labels of " if self.labels > 1 else ""

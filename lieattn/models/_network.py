@@ -407,10 +407,9 @@ class FieldModel(Network):
             raise ValueError(f"start, unit: expected none for {outputs}, got start={self.start}, unit={unit}")
         # The head of the network would not be trained, so checkpoints and counts of parameters should not include it.
         self.network, self.head = network.with_head(nn.Identity()), head
-        named = dict.fromkeys((*network.vector_inputs, *self.start))
-        self.vector_inputs = tuple(name for name in named if name != "pos")
-        self.cloud_inputs = network.cloud_inputs
-        self.sees_order = network.sees_order
+        named = (*network.vector_inputs, *self.start)
+        self.vector_inputs = tuple(name for name in dict.fromkeys(named) if name != "pos")
+        self.cloud_inputs, self.sees_order = network.cloud_inputs, network.sees_order
         self.has_kinks = network.has_kinks or bool(getattr(head, "has_kinks", False))
 
     @property
@@ -453,9 +452,7 @@ class FieldModel(Network):
         are not changed.
         """
         output = super().forward(data, geometry)
-        if isinstance(output, Mapping):
-            return output
-        output = self.unit * output
+        output = output if isinstance(output, Mapping) else self.unit * output
         for name, factor in self.start.items():
             known = attribute(data, name)
             if known.shape != output.shape:

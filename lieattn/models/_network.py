@@ -452,7 +452,8 @@ class FieldModel(Network):
         are not changed.
         """
         output = super().forward(data, geometry)
-        output = output if isinstance(output, Mapping) else self.unit * output
+        if not isinstance(output, Mapping):  # several outputs have neither unit nor start
+            output = self.unit * output
         for name, factor in self.start.items():
             known = attribute(data, name)
             if known.shape != output.shape:

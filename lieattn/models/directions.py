@@ -118,8 +118,9 @@ class DirectionConvNet(Network):
     Parameters
     ----------
     frames
-        H, a group of rotations in three dimensions; or ``FiniteFrames(H, pose)``. ``PrincipalFrames()`` is short for
-        ``FiniteFrames(T, PrincipalFrames())``, with four directions.
+        H, a finite group in three dimensions; or ``FiniteFrames(H, pose)``. ``PrincipalFrames()`` is short for
+        ``FiniteFrames(T, PrincipalFrames())``, with four directions. ``PrincipalFrames(improper=True)`` is short for
+        Th in place of T, with six directions; the network is then exactly equivariant to reflections too.
     in_channels, out_channels
         Channels of the invariant features ``data.x``, or a module that computes these features, see
         :class:`lieattn.models.CloudInputs`; numbers or vectors in the output, for each cloud or point.

@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
+from lieattn.reps import Scalar, Vector
 from lieattn.train import PointSetData, PointSetRegressor, UsageError
 from lieattn.train._weights import WeightedMean, target_weights
 
@@ -338,6 +339,33 @@ def test_targets_that_are_all_masked_are_refused():
         item.mask = torch.tensor([False])
     with pytest.raises(ValueError, match=r"data.energy: expected some targets in the training set, got only masked"):
         PointSetRegressor(Spring(), "energy").measure(items)
+
+
+@pytest.mark.parametrize("kind", ["vector", "position", ("position", "vector"), Vector(3), {"y": "vector"}], ids=str)
+def test_vectors_have_no_shift(kind):
+    """A shift, and scales of single components, would break the equivariance of the predictions."""
+
+    class Ends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kind = kind
+
+        def forward(self, data):
+            return data.pos
+
+    task = PointSetRegressor(Ends(), "y")
+    task.measure([Data(pos=torch.randn(4, 3), y=torch.randn(4, 3) + 5.0) for _ in range(3)])
+    assert float(task.shift_y) == 0.0
+    assert task.scale_y.shape == ()
+    with pytest.raises(ValueError, match=r"shift: expected invariant numbers, but \['y'\] of the network change"):
+        PointSetRegressor(Ends(), "y", shift=["y"])
+
+
+@pytest.mark.parametrize("kind", ["invariant", Scalar(), "attention", None, {"x": "vector"}], ids=str)
+def test_numbers_have_a_shift(kind):
+    network = Bond()
+    network.kind = kind
+    assert PointSetRegressor(network, "y").shifted == ("y",)
 
 
 @pytest.mark.parametrize("trailing", [(), (1,)], ids=["outputs without axis", "outputs with axis"])

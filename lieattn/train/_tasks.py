@@ -30,7 +30,15 @@ from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
-from lieattn.train._targets import check_targets, entries_of, named_outputs, read_for, training_set, warn_of_units
+from lieattn.train._targets import (
+    check_targets,
+    entries_of,
+    named_outputs,
+    read_for,
+    shifted_targets,
+    training_set,
+    warn_of_units,
+)
 from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
@@ -259,7 +267,8 @@ class PointSetRegressor(PointSetTask):
         mean angle in degrees.
     shift
         Names of the targets whose mean over the training set is subtracted. They must be invariant numbers, since a
-        vector minus a constant is not equivariant. By default the targets called ``y`` or ``energy``.
+        vector minus a constant is not equivariant. By default the targets called ``y`` or ``energy``, except for
+        outputs that the ``kind`` of the network states to be vectors, tensors, ...
     scale_of
         Mapping from a target to another one whose scale it uses, such as ``{"energy": "force"}``, which is needed if
         the force is a gradient of the energy; ``{"y": "none"}`` leaves y unscaled.
@@ -294,7 +303,7 @@ class PointSetRegressor(PointSetTask):
             if shift or scale_of:
                 raise ValueError(f"shift, scale_of: expected none for rotations, got {shift or scale_of}")
             shift, scale_of = [], dict.fromkeys(self.targets, "none")
-        shift = [name for name in self.targets if name in ("y", "energy")] if shift is None else shift
+        shift = shifted_targets(network, self.targets, shift)
         scale_of = scale_of or {}
         for argument, names in (("shift", shift), ("scale_of", scale_of), ("extensive", extensive)):
             if unknown := set(names) - set(self.targets):

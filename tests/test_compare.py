@@ -497,6 +497,7 @@ def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
     assert len(compare(tmp_path, **options)["cells"]) == 3
 
 
+@pytest.mark.slow
 def test_jobs_end_with_a_command_that_is_killed(tmp_path):
     """If the command is killed, its jobs save their state and end; only then does their shared output stream close."""
     network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, after=20, signum=int(signal.SIGKILL))

@@ -295,7 +295,7 @@ def test_several_properties_are_trained_at_once(tmp_path, monkeypatch, capsys):
     config["trainer"].update(max_epochs=1, limit_train_batches=2, check_val_every_n_epoch=1, enable_model_summary=False)
     config["model"]["init_args"]["schedule"]["init_args"]["warmup_epochs"] = 0
     Path("config.yaml").write_text(yaml.safe_dump(config))
-    for command in (["fit"], ["test", "--ckpt_path", "best"], ["predict", "--ckpt_path", "best"]):
+    for command in (["fit"], ["test", "--ckpt_path", "best"]):
         assert main([*command, "--config", "config.yaml"]) == 0, capsys.readouterr().err
     names = {"energy", "force", "dipole", "charge"}
     found = capsys.readouterr().out

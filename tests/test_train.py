@@ -1221,6 +1221,7 @@ def test_interrupts_are_no_failures(tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "lieattn fit: interrupted"
 
 
+@pytest.mark.slow  # tests/test_distributed.py trains in two processes without the command
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     """After one step of gradient descent with rate 1 in float64, the weights show the gradients."""
     step = {"max_epochs": 1, "limit_train_batches": 1, "precision": "64-true", "gradient_clip_val": None}

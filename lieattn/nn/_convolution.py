@@ -252,17 +252,18 @@ class AttentiveConvolution(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         attention = self.attention
-        scores = attention._terms(attention._checked(x, graph), graph)
+        x = attention._checked(x, graph)
+        scores = attention._terms(x, graph)
         if scores.psi is not None or scores.beta is not None or scores.rotary_values:
             raise ValueError("attention: expected an encoding of scores only, since the kernel acts on the values")
         terms = self.kernel(graph)
         kernel = cast(Tensor, terms.displacement_bias)
         if terms.row is not None:
             kernel = kernel.index_select(0, terms.row)
-        weights = cast(Tensor, attention.attend(x, graph, scores, return_weights=True)[1])
+        query, key, value = attention._project(x)
+        weights = cast(Tensor, attention._operate(query, key, value, graph, scores, return_weights=True)[1])
         weights = F.dropout(weights, attention.dropout, attention.training)
         ranked = weights[..., None] * kernel.unflatten(-1, (attention.heads, self.rank))
-        value = attention._project(x)[2]
         values = value[:, :, :, None].expand(-1, -1, -1, self.rank, -1).flatten(2, 3)
         terms = RelativeTerms(displacement_bias=ranked.flatten(-2))
         if attention.normalize not in EXPONENTIAL:  # other weights do not contain the measure and smooth neighborhoods

@@ -152,7 +152,7 @@ class PrincipalFrames:
             if clouds.cell is not None:
                 raise ValueError("of: periodic clouds have no center; use PrincipalFrames(of='neighborhood')")
             if group.is_affine:
-                pos = pos - _mean(pos, weights, clouds.batch, clouds.num_clouds)[clouds.batch]
+                pos = _centered(pos, weights, clouds.batch, clouds.num_clouds)
             moments = _above(noise, _mean(pos[:, :, None] * pos[:, None, :], weights, clouds.batch, clouds.num_clouds))
             candidates = [_grouped(pos, clouds.batch, noise)]
             if basis is not None:
@@ -251,6 +251,18 @@ def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     total = weights.new_zeros(rows).index_add(0, row, weights)
     summed = numbers.new_zeros(rows, *numbers.shape[1:]).index_add(0, row, weighted)
     return summed / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
+
+
+def _centered(pos: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Return positions ``[n, dim]`` relative to the weighted mean of their row.
+
+    The mean is computed relative to a place next to the points. Otherwise, rounding errors of the sum grow with the
+    number of points, and move the mean of many points at one place away from there.
+    """
+    index = row[:, None].expand_as(pos)
+    place = pos.new_zeros(rows, pos.shape[1]).scatter_reduce(0, index, pos.detach(), "amax", include_self=False)
+    pos = pos - place[row]
+    return pos - _mean(pos, weights, row, rows)[row]
 
 
 @on_cpu

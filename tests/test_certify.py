@@ -776,7 +776,7 @@ def test_every_model_keeps_its_promise(name):
     network = randomize(make(), spread=0.4)
     # Models whose outputs jump guarantee nothing here, and "hamiltonian" integrates at every evaluation.
     looked = getattr(network, "jumps", None) == () and name != "hamiltonian"
-    certificate = certify(network, data(), elements=2, rotations=1, continuity=looked, **options)
+    certificate = certify(network, data(), elements=1, rotations=1, continuity=looked, **options)
     assert certificate.passed, certificate.table()
     assert certificate.promised
     assert certificate.group == group
@@ -926,7 +926,8 @@ def test_every_kind_of_output_turns_as_it_should():
     ids=str,
 )
 def test_the_wrong_kind_fails(name, kind):
-    certificate = certify(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs={**KINDS, name: kind})
+    options = {"inputs": {"vel": "vector"}, "continuity": False, "dtypes": [torch.float64]}
+    certificate = certify(Moments(), molecules(), E(3), outputs={**KINDS, name: kind}, **options)
     assert {row.output for row in certificate.rows if row.passed is False} == {name}
 
 

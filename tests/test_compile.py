@@ -41,6 +41,7 @@ compiler = pytest.mark.skipif(
 )
 
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2", "directions", "attentive_cnn", "affine")
+COMPILED = {("framewise", "plain"), *((name, "auto") for name in QUICK)}
 TRACED = (
     "framewise_bonds directions_bonds "
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
@@ -206,8 +207,14 @@ def traced(name):
     return net, (data, geometry), OfFeatures(), tuple(data[key] for key in keys)
 
 
-@pytest.mark.parametrize("evaluation", ["plain", "auto"])
-@models(*QUICK)
+@pytest.mark.parametrize(
+    ("name", "evaluation"),
+    [
+        pytest.param(name, evaluation, marks=() if (name, evaluation) in COMPILED else pytest.mark.slow)
+        for name in (*QUICK, *TRACED)
+        for evaluation in ("plain", "auto")
+    ],
+)
 def test_models_compile_without_a_graph_break(name, evaluation):
     net, inputs, _, _ = traced(name)
     torch._dynamo.reset()

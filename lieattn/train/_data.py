@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
@@ -162,6 +162,10 @@ class _EvaluationSampler(EpochSampler):
         return self.items()
 
 
+# Index of an item, with its epoch, and with the mark of an item that only fills up a replica.
+_Key = int | tuple[int, int] | tuple[int, int, bool]
+
+
 class _SeededItems(Dataset[Data]):
     """Items whose random choices follow from (seed, epoch, index); the global random generators are not changed.
 
@@ -176,12 +180,19 @@ class _SeededItems(Dataset[Data]):
     def __len__(self) -> int:
         return len(cast(Sized, self.source))
 
-    def __getitem__(self, key: int | tuple[int, int] | tuple[int, int, bool]) -> Data:
+    def __getitem__(self, key: _Key) -> Data:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[_Key]) -> list[Data]:
+        """Return the items of a batch; storing the states of the generators once per item would take longest."""
+        with isolate_rng(include_cuda=False):
+            return [self._seeded(key) for key in keys]
+
+    def _seeded(self, key: _Key) -> Data:
         epoch, index, *repeated = key if isinstance(key, tuple) else (0, key)
         words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
-        with isolate_rng(include_cuda=False):
-            seed_generators(int(words[0]))
-            item = self.source[index]
+        seed_generators(int(words[0]))
+        item = self.source[index]
         if not isinstance(item, Data):
             name = type(self.source).__name__
             raise UsageError(f"data: item {index} of {name} is a {type(item).__name__}, expected torch_geometric Data")

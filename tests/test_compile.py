@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+from lieattn.cli import main
 from lieattn.geometry import AllPairs, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
@@ -31,9 +32,10 @@ from lieattn.nn import GroupSelfAttention, VectorHead, grid_images
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, group_attention
 from lieattn.testing import randomize
-from lieattn.train import named_outputs
+from lieattn.train import load_network, named_outputs
 from lieattn_datasets import Standardize
 from tests.test_certify import MODELS
+from tests.test_train import config, write
 
 compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
@@ -221,6 +223,82 @@ def test_models_compile_without_a_graph_break(name, evaluation):
     with torch.no_grad(), backend(evaluation):
         wanted = net(*inputs)  # called once before, because lists of whole clouds are created at the first use
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
+
+
+def of_sizes(clouds, sizes):
+    """Return batches of so many clouds. Positions differ, so that displacements do not repeat."""
+    for size in sizes:
+        batch = Batch.from_data_list((clouds * size)[:size])
+        batch.apply(lambda value: value.float() if value.is_floating_point() else value)
+        batch.pos = batch.pos * torch.linspace(0.9, 1.1, len(batch.pos))[:, None]
+        yield batch
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lie_principal",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in "framewise directions distances framewise_principal_vector gsa_points lie_vectors "
+            "field_several se3_transformer".split()
+        ),
+    ],
+)
+def test_networks_compile_for_batches_of_any_size(name):
+    """Neighbors are searched outside of the graph. The second graph is for any size, in training and with gradients."""
+    make, clouds, _, _ = MODELS[name]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    net = randomize(make(), spread=0.2).eval()
+    compiled, weights = torch.compile(net, backend="aot_eager"), list(net.parameters())
+    for batch in of_sizes(clouds(), (7, 8, 11, 9, 13)):
+        both = [tuple(named_outputs(network(batch), "y").values()) for network in (net, compiled)]
+        assert_same(both[1], both[0], 1e-4)
+        loss = [sum(out.square().sum() for out in outs) for outs in both]
+        grads = [torch.autograd.grad(one, weights, allow_unused=True) for one in loss]
+        scale = max(float(grad.abs().max()) for grad in grads[0] if grad is not None)
+        for found, wanted in zip(*reversed(grads), strict=True):
+            assert wanted is None or (found - wanted).abs().max() < 1e-4 * scale
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
+def test_option_of_fit(tmp_path, monkeypatch, capsys):
+    """A compiled network is trained to the same weights, and its checkpoint is that of the network."""
+    calls, compile_module = [], torch.nn.Module.compile
+
+    def compile_by_dynamo(module, **options):
+        calls.append(type(module))
+        compile_module(module, backend="eager", **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_by_dynamo)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    content = config(tmp_path)
+    group = content["model"]["init_args"]["network"]["init_args"]["group"]
+    arguments = {"frames": group, "in_channels": 1, "out_channels": 2, "channels": 4, "layers": 1}
+    network = {"class_path": "lieattn.models.FramewiseTransformer", "init_args": arguments}
+    content["model"]["init_args"]["network"] = network
+    trained = []
+    for chosen in (True, False):
+        file = write(tmp_path / "run.yaml", {**content, "compile": chosen})
+        assert main(["fit", "--config", file, "--trainer.default_root_dir", str(tmp_path / f"{chosen}")]) == 0
+        trained.append(load_network(tmp_path / f"{chosen}/checkpoints/last.ckpt").state_dict())
+    assert calls == [FramewiseTransformer]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert trained[0].keys() == trained[1].keys()
+    assert_same(trained[0].values(), trained[1].values(), 1e-6)
+    both = write(tmp_path / "run.yaml", {**content, "compile": True, "cuda_graphs": True})
+    assert main(["fit", "--config", both]) == 2
+    assert "compile, cuda_graphs: expected one of them, got both" in capsys.readouterr().err
+
+
+def test_the_search_for_neighbors_is_not_part_of_a_graph():
+    net, data = small_energies()
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"pass geometry=network.geometry\(data\)"):
+        torch.compile(net, fullgraph=True, backend="eager")(data)
 
 
 @pytest.mark.parametrize("evaluation", [pytest.param("plain", marks=pytest.mark.slow), "auto"])

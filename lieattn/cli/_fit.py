@@ -54,8 +54,7 @@ what is trained
   --model.optimizer CLASS          the optimizer, such as torch.optim.AdamW with --model.optimizer.lr 0.01
   --model.schedule CLASS           schedule of the learning rate: WarmupCosine, MultiStep or Plateau of lieattn.train
 data
-  --data.train CLASS               the training set, one of `lieattn datasets`, or your own: mydata.Clouds is the class
-                                   Clouds of mydata.py in the working directory
+  --data.train CLASS               the training set, one of `lieattn datasets`, or your own: mydata.Clouds of mydata.py
   --data.train.OPTION VALUE        an argument of its class, such as --data.train.root DIR
   --data.val, --data.test, --data.predict    the other data sets, likewise
   --data.batch_size N              clouds per batch (8); also --data.eval_batch_size, .workers, .seed, .shuffle
@@ -70,6 +69,7 @@ run
   --weights NAME|FILE              `fit` starts from the weights of a trained network; a head with other outputs is new
   --ema DECAY                      validate and save moving averages of the weights; 0.999 averages about 1000 steps
   --checkpoint_activations true    recompute activations in the backward pass, which saves memory and takes more time
+  --compile true                   compile the network with torch.compile; faster on GPUs, for clouds of any sizes
   --cuda_graphs true               replay training steps on a GPU, for clouds that all have one geometry, such as images
   --seed_everything N              seed of weights, order and transforms (0)
   --trust PACKAGE ...              packages whose classes a checkpoint may use, besides this library and torch
@@ -208,6 +208,8 @@ class _PointSetCLI(LightningCLI):
             "fit stores the fields between the blocks of the network only, and recomputes the rest in the backward pass"
         )
         parser.add_argument("--checkpoint_activations", type=bool, default=False, help=again)
+        compiled = "fit compiles the network with torch.compile, which takes a minute and makes steps on GPUs faster"
+        parser.add_argument("--compile", type=bool, default=False, help=compiled)
         graphs = "fit replays training steps on a GPU as CUDA graphs, for clouds of one geometry, such as images"
         parser.add_argument("--cuda_graphs", type=bool, default=False, help=graphs)
         named = "packages whose classes a checkpoint may use, besides this library and torch"
@@ -276,6 +278,23 @@ class _PointSetCLI(LightningCLI):
         except (TypeError, ValueError) as error:
             raise train.UsageError(train.short_message(error)) from error
 
+    def _change_steps(self, options: Any) -> None:
+        """Recompute activations, compile the network or capture its steps, as the options say."""
+        network = self.model.network
+        if options.compile and options.cuda_graphs:
+            raise train.UsageError("compile, cuda_graphs: expected one of them, got both")
+        if options.checkpoint_activations:
+            networks = [module for module in network.modules() if isinstance(module, Network)]
+            if not networks:
+                name = type(network).__name__
+                raise train.UsageError(f"checkpoint_activations: expected a lieattn.models.Network, got {name}")
+            for part in networks:
+                part.checkpoint_activations()
+        if options.compile:
+            network.compile()
+        if options.cuda_graphs:
+            self.model.capture()
+
     def after_instantiate_classes(self) -> None:
         if self.subcommand == "fit" and self._checkpoint is None:
             self._start_from(self.config_init[self.subcommand].weights, self.config_init[self.subcommand].trust)
@@ -286,15 +305,8 @@ class _PointSetCLI(LightningCLI):
             check_alike({self._path: self.model, **self._members})
             if self.subcommand != "predict":
                 self.model.network = mean_network(self.model, list(self._members.values()))
-        if self.subcommand == "fit" and self.config_init[self.subcommand].checkpoint_activations:
-            networks = [module for module in self.model.network.modules() if isinstance(module, Network)]
-            if not networks:
-                name = type(self.model.network).__name__
-                raise train.UsageError(f"checkpoint_activations: expected a lieattn.models.Network, got {name}")
-            for network in networks:
-                network.checkpoint_activations()
-        if self.subcommand == "fit" and self.config_init[self.subcommand].cuda_graphs:
-            self.model.capture()
+        if self.subcommand == "fit":
+            self._change_steps(self.config_init[self.subcommand])
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: expected a data set to validate on, got none")
         self.model.config = self._resolved if "model" in self._resolved else {}

@@ -77,14 +77,14 @@ class Neighbors(Movable):
         check_indices("row_ptr", self.row_ptr, dim=1)
         check_indices("source", self.source, dim=1, device=self.row_ptr.device)
         check_indices("target", self.target, dim=1, device=self.row_ptr.device)
-        if len(self.row_ptr) == 0:
+        if self.row_ptr.shape[0] == 0:
             raise ValueError("row_ptr: expected one entry more than there are points, got no entries")
-        if len(self.source) != len(self.target):
-            got = f"got {len(self.source)} and {len(self.target)}"
+        if self.num_edges != self.target.shape[0]:
+            got = f"got {self.num_edges} and {self.target.shape[0]}"
             raise ValueError(f"source, target: expected one entry per edge, {got}")
         if self.shift is not None:
             check_tensor("shift", self.shift, "a floating tensor [edges, dim]")
-            if self.shift.dim() != 2 or len(self.shift) != self.num_edges or self.shift.device != self.device:
+            if self.shift.dim() != 2 or self.shift.shape[0] != self.num_edges or self.shift.device != self.device:
                 got = f"{tuple(self.shift.shape)} on {self.shift.device}"
                 raise ValueError(f"shift: expected [edges={self.num_edges}, dim] on {self.device}, got {got}")
 
@@ -94,12 +94,12 @@ class Neighbors(Movable):
     @property
     def num_points(self) -> int:
         """Number of points."""
-        return len(self.row_ptr) - 1
+        return self.row_ptr.shape[0] - 1
 
     @property
     def num_edges(self) -> int:
         """Number of edges."""
-        return len(self.source)
+        return self.source.shape[0]
 
     @property
     def device(self) -> torch.device:

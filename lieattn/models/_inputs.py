@@ -32,6 +32,7 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     precision. Buffers that the method updates, such as running statistics, are updated in the network.
     """
     names = tuple(inspect.signature(method).parameters)[2:]
+    searches = "geometry" in names
 
     @functools.wraps(method)
     def converted(self: nn.Module, data: Any, *args: Any, **options: Any) -> Any:
@@ -41,7 +42,10 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if weight is None:
             return method(self, data, *args, **options)
         if weight.dtype not in _NARROW:
-            return method(self, _as_dtype(self, data, weight.dtype), *args, **options)
+            data = _as_dtype(self, data, weight.dtype)
+            if searches and not args and options.get("geometry") is None and torch.compiler.is_dynamo_compiling():
+                options["geometry"] = _uncompiled_geometry(self, data)
+            return method(self, data, *args, **options)
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
             advice = "keep the weights in float32 and use autocast"
             raise RuntimeError(f"network: checkpointed activations cannot be in {weight.dtype}: {advice}")
@@ -57,6 +61,13 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         return _rounded(found, weight.dtype)
 
     return converted
+
+
+def _uncompiled_geometry(network: Any, data: Any) -> Any:
+    """Return the geometry from outside of the compiled graph: the search for neighbors depends on values."""
+    if torch.compiler.is_exporting():
+        return network.geometry(data)
+    return torch.compiler.disable(network.geometry, reason="pass geometry=network.geometry(data)")(data)
 
 
 class VectorEmbedding(nn.Module):

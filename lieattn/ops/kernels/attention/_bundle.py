@@ -83,7 +83,7 @@ def norm_shape(problem: Problem) -> tuple[int, ...]:
     if problem.normalize != "softmax":
         return (0,)
     pairs = problem.queries if problem.pattern != "query_sum" else problem.outs * problem.queries
-    return len(problem.value), 2 * pairs, problem.value.shape[2]
+    return problem.value.shape[0], 2 * pairs, problem.value.shape[2]
 
 
 def block_seed(seed: int, block: int) -> int:

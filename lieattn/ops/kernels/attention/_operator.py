@@ -126,7 +126,7 @@ def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
 def _(*inputs: Any) -> tuple[Tensor, Tensor]:
     problem = problem_of(inputs)
     value = problem.value
-    out = value.new_empty(len(value), problem.outs, *value.shape[2:])
+    out = value.new_empty(value.shape[0], problem.outs, *value.shape[2:])
     return out, value.new_empty(norm_shape(problem), dtype=torch.promote_types(value.dtype, torch.float32))
 
 

@@ -35,8 +35,7 @@ TO_PLANE = np.array([[0, 1], [-1, 0]])
 
 
 def check(path):
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = files.load(path)
     case = files.text(arrays["case"])
     if case not in CASES:
         raise AssertionError(f"{path.name}: unknown case {case!r}; known are {sorted(CASES)}")

@@ -4,11 +4,45 @@ import json
 
 import numpy as np
 
+# All other arrays of numbers are floating, also if they are stored as integers.
+INDICES = frozenset(
+    {
+        "chosen",
+        "compose",
+        "neighbour_index",
+        "perm_fliplr",
+        "perm_rot90",
+        "probs_pixels",
+        "start",
+        "table",
+        "table_eq",
+    }
+)
+
+
+def load(path):
+    """Return the arrays of a file by name, in types that torch accepts."""
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: _accepted(name, archive[name]) for name in archive.files}
+
+
+def _accepted(name, array):
+    """Return indices as int64, other numbers as floating, and strings as str, a single one without axes."""
+    if array.dtype.kind in "SU":
+        array = np.char.decode(array) if array.dtype.kind == "S" else array
+        return array.reshape(()) if array.size == 1 else array
+    if array.dtype.kind not in "iuf":
+        return array
+    if name in INDICES:
+        return array.astype(np.int64)
+    # torch has no other byte orders and no long doubles.
+    short = array.dtype.kind == "f" and array.dtype.itemsize < 8
+    return array.astype(array.dtype.newbyteorder("=") if short else np.float64)
+
 
 def read(path):
     """Return the arrays of a file by name, and its settings from the JSON string ``meta`` and scalar arrays."""
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = load(path)
     settings = json.loads(text(arrays.pop("meta"))) if "meta" in arrays else {}
     for name, array in arrays.items():
         if array.ndim == 0:
@@ -17,15 +51,12 @@ def read(path):
 
 
 def text(value):
-    """Return a string that is stored as string, bytes, or an array of one of them."""
-    value = np.asarray(value).item()
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """Return a string that is stored as string or as an array of one."""
+    return str(np.asarray(value).item())
 
 
 def plain(value):
     """Return a setting as bool, int, float, str or list. Numbers without a fraction become integers."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.item() if value.size == 1 else value.tolist()
-    if isinstance(value, bytes):
-        return value.decode()
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -33,8 +33,8 @@ def read(path):
     for name, array in arrays.items():
         if name in MASKS:
             arrays[name] = array.astype(bool)
-        elif array.dtype.kind in "fiu":
-            arrays[name] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+        elif array.dtype.kind == "f":
+            arrays[name] = array.astype(np.float64)
     points = "positions" if meta.get("kind") in ("lift", "model", "finite_se2") else "features"
     for name in (points, "distance"):
         if name in arrays:

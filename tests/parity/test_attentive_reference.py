@@ -278,6 +278,23 @@ def test_scalars_of_other_types(tmp_path):
         passes(tmp_path, {**other, "out": other["out"] + 1e-3})
 
 
+def test_arrays_of_other_types(tmp_path):
+    """The runner accepts arrays in another byte order, and one name of a gradient without axes."""
+    arrays = with_gradients(case("gconv", "p4", (5, 4), 2, images=1, c_in=1, c_out=2), balanced=False)
+    arrays |= {name: array.astype(">f8") for name, array in arrays.items() if np.asarray(array).dtype == float}
+    passes(tmp_path, arrays)
+    del arrays["grad_kernel"]
+    passes(tmp_path, {**arrays, "gradients": np.array("x")})
+
+
+@pytest.mark.parametrize("form", [np.bytes_, lambda text: np.array([text])], ids=["bytes", "row"])
+def test_names_in_files_of_published_networks(form, tmp_path, pytestconfig):
+    path = pytestconfig.rootpath / "tests" / "goldens" / "attentive_gconv" / "trained_rotmnist_p4cnn.npz"
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    passes(tmp_path, arrays | {name: form(str(arrays[name])) for name in ("case", "group", "conv1.attention")})
+
+
 @pytest.mark.parametrize("wrong", [{"case": "conv"}, {"group": "p6"}])
 def test_unknown_files_fail(wrong, tmp_path):
     with pytest.raises(AssertionError, match="unknown"):

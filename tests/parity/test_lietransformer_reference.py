@@ -273,6 +273,17 @@ def test_arrays_in_other_types(tmp_path):
     arrays["out"] = attend(exact, meta, exact["features"])[2]
     arrays |= {"mask": arrays["mask"].astype(np.uint8), "neighbour_index": arrays["neighbour_index"].astype(np.int32)}
     lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+    arrays |= {"neighbour_index": arrays["neighbour_index"].astype(">f4"), "out": arrays["out"].astype(">f8")}
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+
+
+def test_positions_as_integers(tmp_path):
+    x = np.arange(24).reshape(2, 4, 3) ** 2 % 7
+    arrays = {"positions": x, "pair": x[:, :, None] - x[:, None]}
+    meta = {"kind": "lift", "group": "T3", "lift_samples": 1}
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+    with pytest.raises(AssertionError, match="pair: error"):
+        lietransformer.check(write(tmp_path / "file.npz", {**arrays, "pair": arrays["pair"] + 1}, meta))
 
 
 def test_unknown_files_fail(tmp_path):

@@ -1,6 +1,8 @@
 """Reading of golden files as arrays and settings, with any numpy types."""
 
 import json
+import zipfile
+import zlib
 
 import numpy as np
 
@@ -20,10 +22,25 @@ INDICES = frozenset(
 )
 
 
+class Named(dict):
+    """The arrays or the settings of a file, by name."""
+
+    def __init__(self, file, values):
+        super().__init__(values)
+        self.file = file
+
+    def __missing__(self, name):
+        raise AssertionError(f"{self.file}: no {name!r}; there are {sorted(self)}")
+
+
 def load(path):
     """Return the arrays of a file by name, in types that torch accepts."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: _accepted(name, archive[name]) for name in archive.files}
+    try:
+        # numpy does not close damaged files itself, and the warning about it would fail the test of another file.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return Named(path.name, {name: _accepted(name, archive[name]) for name in archive.files})
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise AssertionError(f"{path.name}: expected an .npz file of arrays: {error}") from error
 
 
 def _accepted(name, array):
@@ -47,7 +64,7 @@ def read(path):
     for name, array in arrays.items():
         if array.ndim == 0:
             settings.setdefault(name, array)
-    return arrays, {name: plain(value) for name, value in settings.items()}
+    return arrays, Named(path.name, {name: plain(value) for name, value in settings.items()})
 
 
 def text(value):

@@ -41,7 +41,7 @@ def read(path):
             arrays.setdefault("mask", np.ones(arrays[name].shape[:2], bool))
     counted = {"layers": sum(re.fullmatch(r"(block|layer)\d+\.value_W", name) is not None for name in arrays)}
     meta = DEFAULTS | counted | {"readout": "lieconv" if "readout_W" in arrays else "model_1"} | meta
-    return arrays, meta | ({"kernel": str(meta["kernel"])} if "kernel" in meta else {})
+    return arrays, files.Named(path.name, meta | ({"kernel": str(meta["kernel"])} if "kernel" in meta else {}))
 
 
 def tensor(array):

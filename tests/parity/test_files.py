@@ -1,0 +1,60 @@
+"""Tests of the parity runner on files that are damaged or incomplete."""
+
+import gc
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.parity import test_parity
+
+FILES = {
+    "affine_self_conv/grad_asc_p4": ("W_Q", "cotangent"),
+    "attentive_gconv/grad_att_full_gconv_p4": ("kernel", "cotangent"),
+    "gsa/lift_local_p4": ("W_q",),
+    "lietransformer/grad_attn_se3_mlp_softmax": ("value_W",),
+}
+
+
+@pytest.fixture(params=FILES)
+def golden(request, tmp_path, pytestconfig):
+    """Yield the name and the arrays of a file with gradients, and a function that checks other arrays."""
+    path = tmp_path / f"{request.param}.npz"
+    path.parent.mkdir()
+    shutil.copy(pytestconfig.rootpath / "tests" / "goldens" / f"{request.param}.npz", path)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+
+    def check(arrays):
+        np.savez(path, **arrays)
+        test_parity.test_golden(path)
+
+    return request.param, arrays, check
+
+
+def test_missing_arrays_are_named(golden):
+    name, arrays, check = golden
+    for missing in FILES[name]:
+        with pytest.raises(AssertionError, match=rf"{name.split('/')[1]}\.npz: no '{missing}'; there are \['"):
+            check({kept: array for kept, array in arrays.items() if kept != missing})
+
+
+@pytest.mark.parametrize("size", [0, 40, 3000])
+@pytest.mark.parametrize("system", test_parity.SYSTEMS)
+def test_damaged_files_are_named_and_closed(system, size, tmp_path, pytestconfig):
+    whole = pytestconfig.rootpath / "tests" / "goldens" / "gsa" / "lift_local_p4.npz"
+    path = tmp_path / system / "damaged.npz"
+    path.parent.mkdir()
+    path.write_bytes(whole.read_bytes()[:size])
+    with pytest.raises(AssertionError, match=r"damaged\.npz: expected an \.npz file of arrays"):
+        test_parity.test_golden(path)
+    gc.collect()
+
+
+def test_files_of_other_systems_fail(tmp_path, pytestconfig):
+    whole = pytestconfig.rootpath / "tests" / "goldens" / "gsa" / "posenc.npz"
+    for system in ("affine_self_conv", "attentive_gconv", "lietransformer"):
+        (tmp_path / system).mkdir()
+        shutil.copy(whole, tmp_path / system)
+        with pytest.raises(AssertionError, match=r"posenc\.npz: (no 'case'|unknown kind)"):
+            test_parity.test_golden(tmp_path / system / "posenc.npz")

@@ -67,6 +67,14 @@ def read(path):
     return arrays, Named(path.name, {name: plain(value) for name, value in settings.items()})
 
 
+def gradients(arrays):
+    """Return the names of the arrays whose gradients are in the file, which its list of them must equal."""
+    names = [name.removeprefix("grad_") for name in arrays if name.startswith("grad_")]
+    listed = [text(name) for name in np.atleast_1d(arrays.get("gradients", names))]
+    assert set(listed) == set(names), f"gradients: the file lists {sorted(listed)} and has {sorted(names)}"
+    return names
+
+
 def text(value):
     """Return a string that is stored as string or as an array of one."""
     return str(np.asarray(value).item())

@@ -58,20 +58,21 @@ def check_layer(arrays, meta, dtype):
         _compare("out_f32", out, arrays["out_f32"], torch.float32)
     for found, expected in _probabilities(weights, graph, arrays, meta) if "probs_f64" in arrays else ():
         _compare("probs_f64", found, expected, dtype)
-    if "R" in arrays:
+    names = files.gradients(arrays)
+    assert names or "R" not in arrays, "a file with R must hold gradients"
+    if names:
         (out * _tensor(arrays["R"], dtype)).sum().backward()
-        names = [name for name in arrays if name.startswith("grad_")]
-        assert names, "a file with R must hold gradients"
         # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
         # Arrays that do not vanish are also compared with the looser bound that the README states for float32.
-        largest = max(np.abs(arrays[name]).max() for name in names)
-        for name in names:
-            leaf = leaves[name.removeprefix("grad_")]
+        stored = {name: arrays[f"grad_{name}"] for name in names}
+        largest = max(np.abs(array).max() for array in stored.values())
+        for name, expected in stored.items():
+            leaf = leaves[name]
             found = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            _compare(name, found, arrays[name], dtype, size=largest)
-            if dtype == torch.float32 and np.abs(arrays[name]).max() > 1e-9 * largest:
-                error = (found - _tensor(arrays[name], dtype)).abs().max()
-                assert error < 1e-4 * max(1, np.abs(arrays[name]).max()), f"{name}: error {error:.1e}"
+            _compare(f"grad_{name}", found, expected, dtype, size=largest)
+            if dtype == torch.float32 and np.abs(expected).max() > 1e-9 * largest:
+                error = (found - _tensor(expected, dtype)).abs().max()
+                assert error < 1e-4 * max(1, np.abs(expected).max()), f"grad_{name}: error {error:.1e}"
 
 
 def check_network(arrays, meta, dtype):

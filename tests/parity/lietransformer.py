@@ -12,6 +12,7 @@ import torch
 
 from lieattn.models.published import published_kernel
 from lieattn.nn import LieBlock, LieBottleneck, LieConvolution, LieSelfAttention
+from tests.parity import files
 from tests.parity.lietransformer_files import (
     Padded,
     attention_parameters,
@@ -89,9 +90,9 @@ def _check_attention(arrays, meta, dtype):
             stored = np.zeros((*arrays["pair"].shape[:3], meta["heads"]))
             np.put_along_axis(stored, index[..., None], arrays["logits"], axis=2)
         compare("logits", layer.scores(x, graph)[:, 0, 0], tensor(stored)[padded.edges_of(graph.neighbors)], meta)
-    if "cotangent" in arrays:
+    if names := files.gradients(arrays):
         (out * padded.points(arrays["cotangent"])).sum().backward()
-        _check_gradients(arrays, meta, layer, padded, graph, x)
+        _check_gradients({name: arrays[f"grad_{name}"] for name in names}, meta, layer, padded, graph, x)
 
 
 def _chosen(index, size):
@@ -101,8 +102,7 @@ def _chosen(index, size):
     return chosen
 
 
-def _check_gradients(arrays, meta, layer, padded, graph, x):
-    stored = {name.removeprefix("grad_"): array for name, array in arrays.items() if name.startswith("grad_")}
+def _check_gradients(stored, meta, layer, padded, graph, x):
     # In float32, a vanishing gradient, such as that of a key bias under a softmax, is a rounding error of the others.
     size = max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in stored.values())
     if "pair" in stored:

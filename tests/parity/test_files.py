@@ -11,8 +11,8 @@ from tests.parity import test_parity
 FILES = {
     "affine_self_conv/grad_asc_p4": ("W_Q", "cotangent"),
     "attentive_gconv/grad_att_full_gconv_p4": ("kernel", "cotangent"),
-    "gsa/lift_local_p4": ("W_q",),
-    "lietransformer/grad_attn_se3_mlp_softmax": ("value_W",),
+    "gsa/lift_local_p4": ("W_q", "R"),
+    "lietransformer/grad_attn_se3_mlp_softmax": ("value_W", "cotangent"),
 }
 
 
@@ -37,6 +37,15 @@ def test_missing_arrays_are_named(golden):
     for missing in FILES[name]:
         with pytest.raises(AssertionError, match=rf"{name.split('/')[1]}\.npz: no '{missing}'; there are \['"):
             check({kept: array for kept, array in arrays.items() if kept != missing})
+
+
+def test_gradients_are_compared_without_a_list_of_them(golden):
+    name, arrays, check = golden
+    arrays.pop("gradients", None)
+    check(arrays)
+    gradient = "grad_features" if "lietransformer" in name else "grad_x"
+    with pytest.raises(AssertionError, match=gradient):
+        check({**arrays, gradient: arrays[gradient] + 1e-4 * np.abs(arrays[gradient]).max()})
 
 
 @pytest.mark.parametrize("size", [0, 40, 3000])

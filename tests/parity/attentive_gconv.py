@@ -229,8 +229,8 @@ def residual_block(file):
     block.norm1, block.norm2 = norm(file, "bn1"), norm(file, "bn2")
     if down:
         block.pool = pool("max")
-    if "shortcut.kernel" in file:
-        block.shortcut = build(file, "shortcut.", lifting=False)
+    # The library has a convolution in every block that goes down.
+    block.shortcut = build(file, "shortcut.", lifting=False) if "shortcut.kernel" in file else nn.Identity()
     return {"out": block(file.field())}
 
 

@@ -202,7 +202,36 @@ def dense_case(group, c_in, growth, side=4):
     return a | found | {"outputs": np.array(list(found))}
 
 
+def pooled(x):
+    rows, columns = x.shape[-2] // 2, x.shape[-1] // 2
+    return x[..., : 2 * rows, : 2 * columns].reshape(*x.shape[:-2], rows, 2, columns, 2).max(axis=(-3, -1))
+
+
+def residual_block_case(group, sides, widths, *, down, shortcut):
+    rng, order = np.random.default_rng(5), len(elements(group))
+    a = {"case": "res_block", "group": group, "downsample": int(down)}
+    a["x"] = rng.normal(size=(2, widths[0], order, *sides))
+    convolutions = [("conv1", *widths, 3), ("conv2", widths[1], widths[1], 3)]
+    for name, width, out, size in convolutions + ([("shortcut", *widths, 1)] if shortcut else []):
+        a |= {f"{name}.kernel": rng.normal(size=(out, width, order, size, size)), f"{name}.pad": size // 2}
+    for name, width in zip(("bn1", "bn2"), widths, strict=True):
+        a |= {f"{name}.{part}": rng.normal(size=width) for part in ("beta", "mean")}
+        a |= {f"{name}.{part}": rng.random(size=width) + 0.5 for part in ("gamma", "var")}
+
+    def layer(name, x):
+        own = {"group": group, "kernel": a[f"{name}.kernel"], "pad": a[f"{name}.pad"], "measure": 1.0, "x": x}
+        return convolution(own, False)["out"]
+
+    y, s = layer("conv1", normalized(a, "bn1", a["x"])), layer("shortcut", a["x"]) if shortcut else a["x"]
+    y, s = (pooled(field) if down else field for field in (y, s))
+    return a | {"out": s + layer("conv2", normalized(a, "bn2", y)), "outputs": np.array(["out"])}
+
+
 FILES = {
+    "residual block p4": lambda: residual_block_case("p4", (4, 5), (2, 2), down=False, shortcut=False),
+    "residual block p4, down alone": lambda: residual_block_case("p4", (6, 4), (2, 2), down=True, shortcut=False),
+    "residual block p4m, wider": lambda: residual_block_case("p4m", (4, 4), (1, 2), down=False, shortcut=True),
+    "residual block p4, down": lambda: residual_block_case("p4", (5, 4), (2, 1), down=True, shortcut=True),
     "dense block p4": lambda: dense_case("p4", 2, 1),
     "dense block p4, odd": lambda: dense_case("p4", 1, 1, 5),
     "dense block p4m": lambda: dense_case("p4m", 1, 2),

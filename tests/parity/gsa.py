@@ -235,6 +235,10 @@ def _network(arrays, meta, dtype, table):
     )
     if len(set(widths)) > 1:
         _widen(network, widths)
+    for number, (block, (width, wider)) in enumerate(zip(network.blocks, pairwise(widths), strict=True)):
+        # In the library only a block that changes the width has a linear map beside the attention.
+        if f"block{number}/skip_w" in arrays:
+            block.skip = torch.nn.Linear(width, wider)
     return network.to(dtype).eval()
 
 

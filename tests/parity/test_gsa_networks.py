@@ -59,7 +59,7 @@ def run(arrays, meta, image, table):
     return fields, fields["head"].sum(axis=(-2, -1)).max(axis=2)
 
 
-def network_file(name, n, steps, sides=(8, 8), *, between=False, activation="swish", table="equivariant"):
+def network_file(name, n, steps, sides=(8, 8), *, between=False, skips=False, activation="swish", table="equivariant"):
     """Return the contents of a file of a network. ``steps`` are "pool", or the width and the crop of a block."""
     rng = np.random.default_rng(11)
     matrices = family(name, n)
@@ -90,7 +90,7 @@ def network_file(name, n, steps, sides=(8, 8), *, between=False, activation="swi
             norm(a, f"{block}/norm_{part}", channels)
         for part, channels in ((1, wider // 2), (2, wider)):
             norm(a, f"{block}/mlp_norm{part}", channels)
-        if width != wider:
+        if skips or width != wider:
             a |= {f"{block}/skip_w": draw(wider, width), f"{block}/skip_b": draw(wider)}
         if between:
             norm(a, f"between{count}", wider)
@@ -116,6 +116,7 @@ FILES = {
     "norms between": lambda: network_file("C", 3, ["pool", (8, 0), (8, 0), "pool", (16, 0)], between=True),
     "wider inside of a stage": lambda: network_file("C", 4, [(8, 0), (16, 0)], (5, 6), activation="relu"),
     "wider, then narrower": lambda: network_file("C", 2, [(12, 0), "pool", (8, 0)], between=True),
+    "skips without other widths": lambda: network_file("C", 2, [(8, 1), "pool", (8, 0)], skips=True),
     "no blocks": lambda: network_file("D", 1, [], (4, 3)),
 }
 

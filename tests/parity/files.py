@@ -75,6 +75,13 @@ def gradients(arrays):
     return names
 
 
+def choose(name, value, choices):
+    """Return the choice of this value of a setting."""
+    if value not in choices:
+        raise AssertionError(f"{name}: expected one of {sorted(choices)}, got {value!r}")
+    return choices[value]
+
+
 def text(value):
     """Return a string that is stored as string or as an array of one."""
     return str(np.asarray(value).item())

@@ -16,6 +16,7 @@ from lieattn.models import (
     Readout,
 )
 from lieattn.models.published import PublishedCoordinates, published_kernel
+from tests.parity import files
 from tests.parity.lietransformer_files import (
     Padded,
     block_parameters,
@@ -33,7 +34,7 @@ def check_finite_se2(arrays, meta):
     padded = Padded(arrays["mask"])
     slots = arrays["mask"].shape[1]
     rotations, layers = meta["rotations"], meta["layers"]
-    seeds = {"only_eqv_sa": 0, "set_transf": meta["n_outputs"]}[meta["readout"]]
+    seeds = files.choose("readout", meta["readout"], {"only_eqv_sa": 0, "set_transf": meta["n_outputs"]})
     model = FiniteSE2Transformer(
         rotations,
         meta["dim_output"] if seeds else meta["n_outputs"] * meta["dim_output"],
@@ -42,7 +43,9 @@ def check_finite_se2(arrays, meta):
         heads=meta["heads"],
         content=meta["content"],
         moments=meta.get("moments", 5),
-        normalize={"softmax": "softmax", "mean": "mean", "dot_product": "mean"}[meta["similarity"]],
+        normalize=files.choose(
+            "similarity", meta["similarity"], {"softmax": "softmax", "mean": "mean", "dot_product": "mean"}
+        ),
         layer_norm=meta["layer_norm"],
         seeds=seeds,
         hidden=arrays["layer0.loc_b1"].shape[1],
@@ -139,7 +142,8 @@ def network(arrays, meta, clouds=None):
         widths["feature_channels"] = len(arrays["block0.pair_b"])
     elif "block0.receiver_b" in arrays:
         widths["feature_channels"] = 2 * len(arrays["block0.receiver_b"]) // heads
-    point_first = meta["readout"] == "lieconv"
+    order = files.choose("readout", meta["readout"], {"lieconv": "point_first", "model_1": "pool_first"})
+    point_first = order == "point_first"
     last = "readout_b" if point_first else "head_b3"
     activation = {"swish": "silu"}.get(meta["activation"], meta["activation"])
     model = LieTransformer(
@@ -153,7 +157,7 @@ def network(arrays, meta, clouds=None):
         heads=heads,
         lifting=Lifting(
             PublishedCoordinates(COORDINATES.get(name, "log")),
-            bound={"none": False, "tanh": True}[meta["squash"]],
+            bound=files.choose("squash", meta["squash"], {"none": False, "tanh": True}),
             local=0,
         ),
         attention=AttentionOptions(
@@ -164,7 +168,7 @@ def network(arrays, meta, clouds=None):
             **published_kernel(meta["kernel"], attention_fn=meta["normalisation"]),
         ),
         readout=Readout(
-            order={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
+            order=order,
             pool=meta["pool"],
             # The authors also build one for the point-wise read-out, and do not use it.
             norm=not point_first and (meta["output_norm"] == "layer" or bool(head_norms(arrays))),

@@ -1,6 +1,7 @@
 """Tests of the parity runner on files that are damaged or incomplete."""
 
 import gc
+import json
 import shutil
 
 import numpy as np
@@ -46,6 +47,20 @@ def test_gradients_are_compared_without_a_list_of_them(golden):
     gradient = "grad_features" if "lietransformer" in name else "grad_x"
     with pytest.raises(AssertionError, match=gradient):
         check({**arrays, gradient: arrays[gradient] + 1e-4 * np.abs(arrays[gradient]).max()})
+
+
+@pytest.mark.parametrize("name", ["model_qm9_t3: squash", "model_qm9_t3: readout", "finite_se2_mean: similarity"])
+def test_unknown_settings_are_named(name, tmp_path, pytestconfig):
+    file, setting = name.split(": ")
+    with np.load(pytestconfig.rootpath / "tests" / "goldens" / "lietransformer" / f"{file}.npz") as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    arrays["meta"] = np.array(json.dumps(json.loads(str(arrays["meta"])) | {setting: "other"}))
+    path = tmp_path / "lietransformer" / "file.npz"
+    path.parent.mkdir()
+    np.savez(path, **arrays)
+    with pytest.raises(AssertionError, match=rf"{setting}: expected one of \['.*\], got 'other'") as caught:
+        test_parity.test_golden(path)
+    assert caught.value.__notes__ == [f"{path}, with backend 'plain'"]
 
 
 @pytest.mark.parametrize("size", [0, 40, 3000])

@@ -32,5 +32,9 @@ def test_golden(golden):
     if system not in SYSTEMS:
         raise AssertionError(f"{golden.name}: unknown system {system!r}; known are {sorted(SYSTEMS)}")
     for evaluation in BACKENDS:
-        with backend(evaluation):
-            SYSTEMS[system](golden)
+        try:
+            with backend(evaluation):
+                SYSTEMS[system](golden)
+        except Exception as error:
+            error.add_note(f"{golden}, with backend {evaluation!r}")
+            raise

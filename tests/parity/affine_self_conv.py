@@ -330,7 +330,8 @@ def norm_state(file, ours, theirs):
 
 def called(module, state, *inputs):
     """Call the module with these parameters and statistics, which must be complete."""
-    assert set(state) == set(module.state_dict())
+    different = sorted(set(state) ^ set(module.state_dict()))
+    assert not different, f"parameters of only one of the file and the library: {different}"
     return functional_call(module, state, inputs)
 
 

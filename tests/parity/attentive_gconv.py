@@ -45,6 +45,9 @@ def check(path):
         outputs = [files.text(name) for name in np.atleast_1d(listed)]
         assert outputs, "a file must hold outputs"
         for name in outputs:
+            if found.get(name) is None:
+                there = sorted(other for other, output in found.items() if output is not None)
+                raise AssertionError(f"{path.name}: no output {name!r}; there are {there}")
             file.compare(name, found[name])
         file.check_gradients(found[outputs[-1]])
         if "x_g" in arrays and f"{outputs[-1]}_g" in arrays:
@@ -89,13 +92,17 @@ class File:
         self.parameters[name] = parameter
 
     def compare(self, name, found, size=None):
-        """Compare up to 1e-10 in float64, in float32 relative to ``size``, by default the largest expected entry."""
+        """Compare with an array of the file, which may lack the axis of poses."""
         expected = torch.from_numpy(np.asarray(self.arrays[name])).double()
-        found = found.detach().double()
         assert found.numel() == expected.numel(), f"{name}: {tuple(found.shape)}, stored {tuple(expected.shape)}"
+        self.agree(name, found.reshape(expected.shape), expected, size)
+
+    def agree(self, name, found, expected, size=None):
+        """Compare up to 1e-10 in float64, in float32 relative to ``size``, by default the largest expected entry."""
+        found, expected = found.detach().double(), expected.detach().double()
         size = float(expected.abs().max()) if size is None else size
         allowed = 1e-10 if self.dtype == torch.float64 else 1e-5 * size
-        error = float((found.reshape(expected.shape) - expected).abs().max())
+        error = float((found - expected).abs().max())
         assert error <= allowed, f"{name} in {self.dtype}: error {error:.1e}, allowed {allowed:.1e}"
 
     def check_gradients(self, out):
@@ -196,7 +203,7 @@ def attend_to_responses(file, *, lifting):
     out, maps = layer.attend(x, return_maps=True)
     # The maps come from a separate evaluation, and the output without them must be the same.
     alone = layer(x)
-    assert (alone - out).abs().max() <= (1e-10 if file.dtype == torch.float64 else 1e-5 * out.abs().max())
+    file.agree("out with and without maps", alone, out)
     return {"f_tilde": layer.responses(x), "alpha_C": maps.channel, "alpha_X": maps.spatial, "out": alone}
 
 
@@ -275,9 +282,9 @@ def net_rotmnist(file):
 def published(file, logits):
     """Check that the published network has the same logits and the stated size, and return its attention maps."""
     network = published_attentive_cnn(file.arrays).to(file.dtype)
-    assert sum(parameter.numel() for parameter in network.parameters()) == file.number("parameter_count", 0)
-    own = network(file.x)
-    assert (own - logits).abs().max() <= (1e-10 if file.dtype == torch.float64 else 1e-5 * logits.abs().max())
+    count, stated = sum(parameter.numel() for parameter in network.parameters()), file.number("parameter_count", 0)
+    assert count == stated, f"parameter_count: {count}, stored {stated}"
+    file.agree("logits of the published network", network(file.x), logits)
     found = {}
     if network.attention == "input":
         for number, maps in enumerate(network.attention_maps(file.x).values(), start=1):

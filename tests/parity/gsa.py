@@ -145,7 +145,7 @@ def _with_coordinates(graph, coords):
     radius = (np.array(coords.shape[1:3]) - 1) // 2
     own = graph.relative.positions[:, graph.group.identity_index] * int(radius.max())
     offset = own.round().long() + torch.from_numpy(radius)
-    assert (own - own.round()).abs().max() < 1e-3
+    assert (own - own.round()).abs().max() < 1e-3, f"coords: {tuple(coords.shape)} does not fit the neighborhood"
     stored = _tensor(coords, graph.pos.dtype)[:, offset[:, 0], offset[:, 1]]
     relative = copy.copy(graph.relative)
     object.__setattr__(relative, "_positions", stored.transpose(0, 1))

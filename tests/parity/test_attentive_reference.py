@@ -324,6 +324,21 @@ def test_names_in_files_of_published_networks(form, tmp_path, pytestconfig):
     passes(tmp_path, arrays | {name: form(str(arrays[name])) for name in ("case", "group", "conv1.attention")})
 
 
+@pytest.mark.parametrize("other", ["alpha_C", "out_2"])
+def test_unknown_outputs_are_named(other, tmp_path):
+    arrays = case("rh_gconv", "p4", (4, 4), 3, measure=1.0) | {other: np.zeros(3), "outputs": np.array([other])}
+    with pytest.raises(AssertionError, match=f"file.npz: no output '{other}'; there are .*'out'"):
+        passes(tmp_path, arrays)
+
+
+def test_numbers_of_parameters_are_compared(tmp_path, pytestconfig):
+    path = pytestconfig.rootpath / "tests" / "goldens" / "attentive_gconv" / "trained_rotmnist_p4cnn.npz"
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    with pytest.raises(AssertionError, match="parameter_count: 24610, stored 24611"):
+        passes(tmp_path, {**arrays, "parameter_count": np.array(24611)})
+
+
 @pytest.mark.parametrize("wrong", [{"case": "conv"}, {"group": "p6"}])
 def test_unknown_files_fail(wrong, tmp_path):
     with pytest.raises(AssertionError, match="unknown"):

@@ -716,7 +716,10 @@ def test_tests_that_are_nan_are_reported(tmp_path, capsys, models):
     means = {row["model"]: (row["test"]["mean"], row["rotated"]["mean"]) for row in report["summary"]}
     assert means.pop("blind") == (None, None)
     assert all(value is not None for pair in means.values() for value in pair)
-    assert re.search(r"^blind .* 2 +- +- +10 ", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.search(r"^blind .* 2 +nan +nan +10 ", printed, re.MULTILINE)
+    assert re.search(r"^blind +nan +nan\n", printed, re.MULTILINE)  # the validations
+    assert re.search(r"^blind .* - +nan -> nan +nan -> nan\n", printed, re.MULTILINE)  # it has no group of its own
     assert (tmp_path / "comparison.png").is_file() == bool(means)
 
 

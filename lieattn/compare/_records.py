@@ -191,10 +191,10 @@ def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
         ("model", lambda row: row["model"]),
         ("clouds", lambda row: f"{row['clouds']} ({100 * row['fraction']:g} %)"),
         ("seeds", lambda row: f"{row['seeds']}" + (f", {row['failed']} failed" if row["failed"] else "")),
-        (f"test {metric}", lambda row: _spread(metric, row["test"])),
+        (f"test {metric}", lambda row: _spread(metric, row, row["test"])),
     ]
     if rotated:
-        results.append((f"rotated {metric}", lambda row: _spread(metric, row["rotated"])))
+        results.append((f"rotated {metric}", lambda row: _spread(metric, row, row["rotated"])))
     results.append(("steps", lambda row: f"{row['steps']['mean']:.0f}"))
     results.append(("seconds", lambda row: f"{row['seconds']['mean']:.1f}"))
     costs: list[tuple[str, Callable[[Summary], str]]] = [
@@ -278,8 +278,9 @@ def _statistics(values: Sequence[float | None]) -> dict[str, float]:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
+    """Return the largest error, or None if one is NaN, for which files of cells have None, or if there are none."""
     known = [value for value in values if value is not None]
-    return max(known, key=lambda value: (math.isnan(value), value)) if known else None
+    return max(known) if known and len(known) == len(values) else None
 
 
 def _texts(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequence[Summary]) -> list[list[str]]:
@@ -292,19 +293,22 @@ def _table(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def _spread(metric: str, value: dict[str, Any] | None) -> str:
-    """Return mean and deviation as text. In a report, either is None if there are too few values."""
-    mean, std = (math.nan if value is None or value[name] is None else value[name] for name in ("mean", "std"))
-    if math.isnan(mean):
+def _spread(metric: str, row: Summary, value: dict[str, Any] | None) -> str:
+    """Return mean and deviation as text, ``"nan"`` if a measured value is not finite and ``"-"`` if none is measured.
+
+    Files of reports have None for NaN.
+    """
+    if value is None or row["failed"] == row["seeds"]:
         return "-"
-    if metric == "accuracy":
+    mean, std = (math.nan if value[name] is None else value[name] for name in ("mean", "std"))
+    if metric == "accuracy" and not math.isnan(mean):
         return (f"{100 * mean:.1f}" if math.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}" if math.isnan(std) else f"{mean:.4g} ± {std:.2g}"
 
 
 def _after_share(metric: str, part: int, row: Summary) -> str:
     """Return the validation after ``part`` parts of the budget as text."""
-    return next((_spread(metric, point) for point in row["curve"] if point["part"] == part), "-")
+    return next((_spread(metric, row, point) for point in row["curve"] if point["part"] == part), "-")
 
 
 def _number(value: float | None) -> str:
@@ -312,5 +316,8 @@ def _number(value: float | None) -> str:
 
 
 def _change(kind: str, row: Summary) -> str:
+    """Return the errors before and after training as text, ``"-"`` if they are not measured: there is no group."""
+    if row["failed"] == row["seeds"] or (kind == "own" and row["group"] is None):
+        return "-"
     before, after = (row["equivariance"][when][kind] for when in ("before", "after"))
-    return "-" if before is None or after is None else f"{before:.0e} -> {after:.0e}"
+    return " -> ".join("nan" if error is None else f"{error:.0e}" for error in (before, after))

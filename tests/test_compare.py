@@ -1086,6 +1086,19 @@ def test_bad_settings_are_named(tmp_path, capsys, changes, message):
     assert re.search(message, capsys.readouterr().err)
 
 
+class Unsized(Distances):
+    def __init__(self, outputs: int, channels: int = 8) -> None:
+        super().__init__(outputs, channels)
+        self.first = nn.LazyLinear(channels)
+
+
+@pytest.mark.parametrize("by", ["parameters", "seconds", "operations", "width"])
+def test_weights_without_a_size_are_named(tmp_path, capsys, by):
+    models = {"unsized": {**spec("Unsized", outputs=2), "width": "channels"}}
+    compare(tmp_path, status=2, models=models, match={"by": by, "to": 100}, arguments=("--plan",))
+    assert re.search(r"models.unsized: expected weights .*, but first.weight gets its size", capsys.readouterr().err)
+
+
 def test_settings_can_be_replaced(tmp_path, capsys):
     file = write(tmp_path / "compare.yaml", config())
     found = read_settings(

@@ -6,13 +6,14 @@ import copy
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 
@@ -166,6 +167,20 @@ def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
     return Subset(source, sorted(np.random.default_rng(0).permutation(size)[:count].tolist()))
 
 
+def build_network(name: str, model: ModelSettings) -> nn.Module:
+    """Build the network of a model; UsageError is raised if this is not possible, or if it has weights without size."""
+    network = build(nn.Module, model.network, f"models.{name}")
+    _check_sizes(name, network)
+    return network
+
+
+def _check_sizes(name: str, network: nn.Module) -> None:
+    for weight, value in chain(network.named_parameters(), network.named_buffers()):
+        if is_lazy(value):
+            what = f"but {weight} gets its size from the first batch; give its layer the number of inputs"
+            raise UsageError(f"models.{name}: expected weights whose sizes are known from the start, {what}")
+
+
 def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetTask:
     """Build the Lightning module of a model; UsageError is raised if a part or the schedule does not fit."""
     parts = {"optimizer": model.optimizer or settings.optimizer, "schedule": settings.schedule}
@@ -173,6 +188,7 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
     arguments |= {key: part for key, part in parts.items() if part is not None}
     spec = {"class_path": settings.task["class_path"], "init_args": arguments}
     task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
+    _check_sizes(name, task.network)
     if isinstance(task.schedule, Plateau):
         raise UsageError("schedule: expected another one than Plateau, which counts epochs, since a budget has none")
     try:

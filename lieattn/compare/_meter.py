@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from lieattn import train
-from lieattn.compare._build import Sets, build_task, make_trainer
+from lieattn.compare._build import Sets, build_network, build_task, make_trainer
 from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.models import GroupField
 from lieattn.ops import count_operations
@@ -56,7 +56,7 @@ class LocalMeter:
 
     def parameters(self, name: str, model: ModelSettings) -> int:
         """See :class:`Meter`."""
-        return count_parameters(train.build(nn.Module, model.network, f"models.{name}"))
+        return count_parameters(build_network(name, model))
 
     def operations(self, name: str, model: ModelSettings) -> int:
         """See :class:`Meter`."""
@@ -65,7 +65,7 @@ class LocalMeter:
 
     def width(self, name: str, model: ModelSettings) -> int:
         """See :class:`Meter`."""
-        network = train.build(nn.Module, model.network, f"models.{name}")
+        network = build_network(name, model)
         if callable(read := getattr(network, "field", None)):
             with torch.no_grad():
                 found = read(next(self._batches(name)))

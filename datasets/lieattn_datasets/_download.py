@@ -19,6 +19,10 @@ from lieattn_datasets._files import Release, remove_abandoned, write_atomically
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
 _CHUNK = 1 << 16  # bytes
 _ATTEMPTS = 2  # at each address, if the connection is interrupted
+_ADVICE = {
+    "free some space there": (errno.ENOSPC, errno.EDQUOT),
+    "make it writable": (errno.EACCES, errno.EPERM, errno.EROFS),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +81,8 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
             except OSError as error:
                 number = error.errno or errno.EACCES  # pooch raises errors without a number
                 problem = f"{source.name} cannot be written into {folder} ({os.strerror(number)})"
-                advice = "free some space there" if number == errno.ENOSPC else "make it writable"
-                raise OSError(number, f"{release.dataset}: {problem}: {advice}, or use another root") from error
+                advice = next((f"{words}, or " for words, numbers in _ADVICE.items() if number in numbers), "")
+                raise OSError(number, f"{release.dataset}: {problem}: {advice}use another root") from error
 
 
 def _missing(release: Release, root: str | Path, name: str) -> bool:

@@ -33,11 +33,14 @@ def md5(content):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves a dictionary of files; ``cut`` ends the first response in the middle, ``both`` waits for two requests."""
+    """Serves a dictionary of files.
+
+    The first response of ``cut`` ends in the middle, that of ``stuck`` waits there; ``both`` waits for two requests.
+    """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.asked, self.both = {"data": CONTENT}, [], threading.Barrier(2)
+        self.files, self.asked, self.both, self.go = {"data": CONTENT}, [], threading.Barrier(2), threading.Event()
 
     def address(self, name, folder="whole"):
         return f"http://127.0.0.1:{self.server_address[1]}/{folder}/{name}"
@@ -64,8 +67,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if folder == "both":
             self.server.both.wait(20)
-        cut = folder == "always" or (folder == "cut" and self.server.asked.count(self.path) == 1)
+        first = self.server.asked.count(self.path) == 1
+        cut = folder == "always" or (folder in ("cut", "stuck") and first)
         self.wfile.write(content[: len(content) // 2] if cut else content)
+        if folder == "stuck" and first:
+            self.server.go.wait(20)
 
     def log_message(self, *arguments):
         pass
@@ -143,6 +149,15 @@ class TestFetch:
         ):
             fetch(release(server.address("data", "always")), tmp_path / "new", "data")
         assert files(tmp_path / "new") == []
+
+    def test_stuck_connections(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr("pooch.downloaders.DEFAULT_TIMEOUT", 0.5)
+        try:
+            fetch(release(server.address("data", "stuck")), tmp_path, "data")
+        finally:
+            server.go.set()
+        assert (tmp_path / "data").read_bytes() == CONTENT
+        assert len(server.asked) == 2
 
     def test_no_server(self, nobody, tmp_path, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "*")

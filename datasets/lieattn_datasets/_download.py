@@ -116,6 +116,7 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
     try:
         import pooch
         import requests
+        import urllib3
     except ImportError as error:
         raise ImportError(f"{release.dataset}: download=True needs pooch: pip install 'lieattn[data]'") from error
     faults, receive = [], functools.partial(_receive, source)
@@ -126,6 +127,9 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
             except requests.exceptions.ChunkedEncodingError:
                 faults.append(f"{address}: the connection was interrupted")
             except requests.exceptions.ConnectionError as error:
+                if isinstance(error.args[0], urllib3.exceptions.ReadTimeoutError):  # within the content
+                    faults.append(f"{address}: the connection was interrupted")
+                    continue
                 faults.append(f"{address}: no connection ({type(error).__name__})")
                 break
             except (requests.exceptions.RequestException, ValueError) as error:  # no file, or a different file

@@ -11,15 +11,19 @@ from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius
 from lieattn.groups import SE, SO, E, O, tetrahedral
 from lieattn.models import (
+    DirectionConvNet,
     EnergyForces,
     FieldModel,
     FramewiseOptions,
     FramewiseTransformer,
     HamiltonianDynamics,
     LieTransformer,
+    Readout,
     Rescaled,
+    transfer_weights,
 )
-from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
+from lieattn.nn import DipoleHead, FieldHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
+from lieattn.reps import Pseudovector, Vector
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetRegressor
@@ -383,6 +387,68 @@ def test_a_task_for_some_of_the_outputs_is_certified():
 def test_bad_heads(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def lie(**readout):
+    return lie_transformer(SE(3), PrincipalFrames(), readout=Readout(**readout))
+
+
+def model_of(head):
+    return FieldModel(framewise(), head)
+
+
+@pytest.mark.parametrize(
+    ("source", "network", "fault"),
+    [
+        (lambda: lie(pool="sum"), lie, "pool: the weights are for sum, the module has mean"),
+        (
+            lambda: FramewiseTransformer(tetrahedral(), 1, 3, channels=4),
+            lambda: FramewiseTransformer(tetrahedral(), 1, 1, channels=4, kind="vector"),
+            "kind: the weights are for invariant, the module has vector",
+        ),
+        (
+            lambda: DirectionConvNet(tetrahedral(), 1, 1, channels=4, neighborhood=Radius(3.0), pool="none"),
+            lambda: DirectionConvNet(tetrahedral(), 1, 1, channels=4, neighborhood=Radius(3.0)),
+            "pool: the weights are for none, the module has mean",
+        ),
+        (
+            lambda: model_of(FieldHead(8, Vector(3))),
+            lambda: model_of(FieldHead(8, Pseudovector(), pool="sum")),
+            r"kind: the weights are for Vector\(3\), the module has Pseudovector; .*\n.*for none, the module has sum",
+        ),
+        (
+            lambda: model_of(Heads(properties())),
+            lambda: model_of(Heads(properties(energy=InvariantHead(8, 1, pool="max")))),
+            "pool: the weights are for charge=none, energy=sum, the module has charge=none, energy=max",
+        ),
+        (
+            lambda: model_of(Heads({"pose": RotationHead(8)})),
+            lambda: model_of(Heads({"pose": PolarizabilityHead(8)})),
+            "kind: the weights are for pose=rotation, the module has pose=tensor",
+        ),
+    ],
+    ids=["lie", "framewise", "directions", "field", "heads", "pose"],
+)
+def test_weights_of_other_outputs_are_refused(source, network, fault):
+    weights, model = randomize(source()).state_dict(), network()
+    with pytest.raises(RuntimeError, match=fault):
+        copy.deepcopy(model).load_state_dict(weights)
+    for name in ("kind", "pool"):  # weights of earlier versions do not have them
+        weights._metadata[""]["geometry"].pop(name, None)
+    model.load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    "make", [lie, lambda **readout: Rescaled(lie(**readout), {"y": 2.0})], ids=["alone", "rescaled"]
+)
+def test_weights_of_other_outputs_are_a_start(make):
+    source, network = randomize(make(pool="sum", order="point_first")), make(pool="none", order="point_first")
+    assert transfer_weights(network, source) == ()
+    assert torch.equal(network.state_dict().popitem()[1], source.state_dict().popitem()[1])
+
+
+def test_weights_for_energies_are_weights_for_stresses():
+    EnergyForces(framewise(), stress=True).load_state_dict(EnergyForces(framewise()).state_dict())
 
 
 def test_heads_are_modules():

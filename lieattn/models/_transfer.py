@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from lieattn._recorded import uncompiled
 from lieattn._tied import first_fault
 from lieattn.models._ensemble import Ensemble
 from lieattn.models._network import FieldModel, Network, Wrapper
+from lieattn.models._tied_geometry import OF_OUTPUTS
 
 
 def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     weights = OrderedDict((name, value) for name, value in given.items() if name not in differ)
     weights |= {name: before[name] for name in before if name in differ}
     tied = {
-        name: entry
+        name: _without_outputs(entry)
         for name, entry in getattr(given, "_metadata", {}).items()
         if not name or not any(weight.startswith(f"{name}.") for weight in differ)
     }
@@ -87,6 +88,12 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     # The head of a FieldModel is not part of the network whose weights were copied.
     outer = prefix.removesuffix("network.")
     return (*new, *(f"{outer}head.{name}" for name in cast(FieldModel, whole).head.state_dict()))
+
+
+def _without_outputs(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a module without kind and pooling of its outputs, which may be others in a new task."""
+    kept = {name: value for name, value in entry.get("geometry", {}).items() if name not in OF_OUTPUTS}
+    return {**entry, "geometry": kept}
 
 
 def _inner(network: nn.Module) -> nn.Module:

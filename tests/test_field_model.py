@@ -371,6 +371,10 @@ def test_a_task_for_some_of_the_outputs_is_certified():
             "heads: expected one output .*, got several for 'all'",
         ),
         (
+            lambda: Heads(dict.fromkeys(("energy", "y"), InvariantHead(8, 1))),
+            "heads: expected a head of its own for 'y', got that of 'energy'",
+        ),
+        (
             lambda: FieldModel(framewise(), Heads(properties()), unit=2.0),
             "start, unit: expected none for several outputs",
         ),

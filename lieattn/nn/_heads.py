@@ -437,7 +437,8 @@ class Heads(Recorded, nn.Module):
     TypeError
         If a head is not a module.
     ValueError
-        If there are no heads, or if a name is not an identifier or is that of an attribute of ``torch.nn.ModuleDict``.
+        If there are no heads, if a name is not an identifier or is that of an attribute of ``torch.nn.ModuleDict``, or
+        if one head has two names.
     """
 
     def __init__(self, heads: Mapping[str, nn.Module]) -> None:
@@ -453,6 +454,8 @@ class Heads(Recorded, nn.Module):
             check_is(f"heads[{name!r}]", head, nn.Module)
             if isinstance(head, Heads):
                 raise ValueError(f"heads: expected one output for each head, got several for {name!r}")
+            if same := [other for other, known in self.heads.items() if known is head]:
+                raise ValueError(f"heads: expected a head of its own for {name!r}, got that of {same[0]!r}")
             self.heads[name] = head
 
     @property

@@ -31,17 +31,21 @@ __all__ = ["Calculator"]
 
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Ha"]
 LengthUnit = Literal["Å", "nm", "Bohr"]
+DipoleUnit = Literal["e Å", "D", "e Bohr"]
 _ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol": units.kJ / units.mol, "Ha": units.Ha}
 _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
+_DIPOLES = {"e Å": 1.0, "D": units.Debye, "e Bohr": units.Bohr}
+_OUTPUTS = {"dipole": ("dipole",), "charges": ("charges", "charge")}  # names of outputs for properties of ASE
 
 
 class _Units(NamedTuple):
-    """Name of an output, its scale and shift, and whether the shift is for each atom."""
+    """Name of the energy, its scale and shift, and whether the shift is for each atom; those of other outputs."""
 
     name: str
     scale: Tensor
     shift: Tensor
     extensive: bool
+    others: dict[str, tuple[Tensor, Tensor]]
 
 
 class Calculator(AseCalculator):
@@ -52,6 +56,10 @@ class Calculator(AseCalculator):
     cells that are periodic along all three vectors. Forces and stresses are exact derivatives, so dynamics conserve
     energy up to the errors of time steps and rounding; use a network in float64, ``network.double()``, for long runs.
 
+    Networks with several outputs also give dipole moments in e Å, from an output ``"dipole"`` ``[clouds, 3]``, and
+    partial charges in e, from an output ``"charges"`` or ``"charge"`` of one number per atom. With other networks,
+    ``atoms.get_dipole_moment()`` and ``atoms.get_charges()`` raise ASE's ``PropertyNotImplementedError``.
+
     Parameters
     ----------
     model
@@ -60,7 +68,7 @@ class Calculator(AseCalculator):
         or an :class:`lieattn.models.EnergyForces` around it. Either may be wrapped in
         :class:`lieattn.models.Rescaled`, as in ``task.model`` of a trained task, and in
         :class:`lieattn.models.Preprocessed`, or come from ``lieattn.load``. With an
-        :class:`lieattn.models.Ensemble` of such networks, energies, forces and stresses are means, and ``results`` also
+        :class:`lieattn.models.Ensemble` of such networks, all results are means, and ``results`` also
         has the unbiased deviations ``"energy_std"`` (eV) and ``"forces_std"`` (eV/Å). The network is copied and put
         into eval mode. It reads ``data.pos``, ``data.z`` (int64 nuclear charges) and, for periodic atoms,
         ``data.cell`` and ``data.pbc``. Inputs for the whole structure (:class:`lieattn.models.CloudInputs`) are entries
@@ -74,6 +82,8 @@ class Calculator(AseCalculator):
     energy_unit, length_unit
         Units of the model: ``"eV"``, ``"meV"``, ``"kcal/mol"``, ``"kJ/mol"`` or ``"Ha"``, and ``"Å"``, ``"nm"`` or
         ``"Bohr"``.
+    dipole_unit
+        Unit of the output ``"dipole"``: ``"e Å"``, ``"D"`` (debye) or ``"e Bohr"``. Charges must be in e.
     jumps
         ``"refuse"`` raises ValueError for a model whose energies jump as atoms move, because dynamics would not
         conserve them; ``"allow"`` accepts it.
@@ -88,7 +98,7 @@ class Calculator(AseCalculator):
         When this module is imported, if ASE is not installed.
     """
 
-    implemented_properties = ["energy", "free_energy", "forces", "stress"]  # noqa: RUF012 - as in ASE
+    implemented_properties = ["energy", "free_energy", "forces", "stress", *_OUTPUTS]  # noqa: RUF012 - as in ASE
 
     def __init__(
         self,
@@ -97,6 +107,7 @@ class Calculator(AseCalculator):
         transform: Callable[[Data], Data] | None = None,
         energy_unit: EnergyUnit = "eV",
         length_unit: LengthUnit = "Å",
+        dipole_unit: DipoleUnit = "e Å",
         jumps: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         check_arguments(Calculator.__init__, locals())
@@ -108,6 +119,7 @@ class Calculator(AseCalculator):
         if len(self._members) > 1:
             self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
+        self._factors = {"dipole": _DIPOLES[dipole_unit], "charges": 1.0}
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """List the changes since the last calculation, including inputs in ``info``, which ASE does not compare."""
@@ -124,7 +136,10 @@ class Calculator(AseCalculator):
         properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = tuple(all_changes),
     ) -> None:
-        """Compute energy, forces and, for cells that are periodic along three vectors, the stress of the atoms."""
+        """Compute energy, forces and, for cells that are periodic along three vectors, the stress of the atoms.
+
+        The results also have dipole and charges if the model has such outputs.
+        """
         super().calculate(atoms, properties, system_changes)
         atoms = cast(Atoms, self.atoms)
         whole = bool(atoms.pbc.all()) and atoms.cell.rank == 3
@@ -140,7 +155,8 @@ class Calculator(AseCalculator):
             data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
         for name in self._inputs:
             data[name] = _number(atoms, name, pos)
-        each = [differentiated(self._energy_of(one), data, stress=whole) for one in self._members]
+        found = [differentiated(self._outputs_of(one), data, stress=whole) for one in self._members]
+        each = [derivatives for derivatives, _ in found]
         energies = torch.stack([found.energy[0] for found in each])
         forces = torch.stack([found.force.double() for found in each]) / self._length
         energy = float(energies.mean())
@@ -150,16 +166,31 @@ class Calculator(AseCalculator):
         if whole:
             stress = torch.stack([found.stress[0].double() for found in each if isinstance(found, EnergyForceStress)])
             self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)) / self._length**3)
+        for name, factor in self._factors.items():
+            values = [value for _, outputs in found if (value := _property(name, outputs, len(atoms))) is not None]
+            if len(values) == len(found):
+                self.results[name] = factor * _array(torch.stack(values).mean(dim=0))
+            elif name in properties:
+                shown = [{output: list(value.shape) for output, value in outputs.items()} for _, outputs in found]
+                what = "a dipole [1, 3]" if name == "dipole" else f"charges [{len(atoms)}] or [{len(atoms)}, 1]"
+                raise PropertyNotImplementedError(
+                    f"{name}: expected a model with {what} among its outputs, got {shown}"
+                )
 
     def export_properties(self) -> Properties:
         """Return the results with names that ASE knows; deviations of ensembles are only in ``results``."""
         known = type(self).implemented_properties
         return Properties({name: value for name, value in self.results.items() if name in known})
 
-    def _energy_of(self, member: _Member) -> Callable[[Data], Tensor]:
-        """The function of the data that returns the energy in eV, ``[1]`` in float64."""
+    def _outputs_of(self, member: _Member) -> Callable[[Data], tuple[Tensor, dict[str, Tensor]]]:
+        """The function of the data that returns the energy in eV, ``[1]`` in float64, and the other outputs."""
         given = None if self.transform is None else _transforming(self.transform)
-        return lambda data: self._energy * member.energy(data if given is None else given(data))
+
+        def outputs(data: Data) -> tuple[Tensor, dict[str, Tensor]]:
+            energy, others = member.outputs(data if given is None else given(data))
+            return self._energy * energy, others
+
+        return outputs
 
 
 class _Member:
@@ -172,8 +203,8 @@ class _Member:
             settle(network)  # a radius that was left open becomes sharp, as in training
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
 
-    def energy(self, data: Data) -> Tensor:
-        """The energy ``[1]``; everything after the network is computed in float64."""
+    def outputs(self, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
+        """The energy ``[1]``, and other outputs; everything after the network is computed in float64."""
         counted = list[tuple[_Units, int]]()
         for step in self.steps:
             if isinstance(step, _Units):
@@ -184,6 +215,9 @@ class _Member:
         other = next((units.name for units, _ in counted if units.name != "energy"), None)
         if isinstance(found, Mapping) and other is not None:
             raise ValueError(f"model: expected the scale of the output 'energy', got that of {other!r} alone")
+        others = dict[str, Tensor]()
+        if isinstance(found, Mapping):
+            others = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         found = energy_among(found)
         if not isinstance(found, Tensor) or found.numel() != 1:
             got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
@@ -192,7 +226,12 @@ class _Member:
         for units, count in reversed(counted):
             shift = units.shift.to(energy) * (count if units.extensive else 1)
             energy = shift + units.scale.to(energy) * energy
-        return energy
+            others = {
+                name: shift.to(energy) + scale.to(energy) * others[name].double()
+                for name, (scale, shift) in units.others.items()
+                if name in others
+            }
+        return energy, others
 
 
 def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
@@ -215,6 +254,16 @@ def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
 def _transforming(transform: Callable[[Any], Any]) -> Preprocessed:
     """The transform as a module, which returns the transformed data."""
     return Preprocessed(nn.Identity(), transform)
+
+
+def _property(name: str, outputs: Mapping[str, Any], atoms: int) -> Tensor | None:
+    """A property of ASE among the outputs for one structure, ``[3]`` or ``[atoms]``; None if there is none."""
+    shapes = ((1, 3),) if name == "dipole" else ((atoms,), (atoms, 1))
+    for output in _OUTPUTS[name]:
+        value = outputs.get(output)
+        if isinstance(value, Tensor) and tuple(value.shape) in shapes:
+            return value.double().reshape(-1)
+    return None
 
 
 def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
@@ -243,4 +292,5 @@ def _units_of_energy(model: Rescaled) -> _Units:
             what = f"its outputs {derived!r} are not in the units of the derivatives of its energies"
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
-    return _Units(name, scale.reshape(()), shift.reshape(()), name in model.extensive)
+    others = {other: model.units(other) for names in _OUTPUTS.values() for other in names if other in model.names}
+    return _Units(name, scale.reshape(()), shift.reshape(()), name in model.extensive, others)

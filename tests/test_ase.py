@@ -225,6 +225,77 @@ def test_an_energy_does_not_have_the_scale_of_another_output(whole):
         with_calculator(water(), model.double()).get_potential_energy()
 
 
+def several(net=None, **more):
+    """Return a network with energies, dipoles and charges."""
+    net = net or network()
+    torch.manual_seed(0)
+    heads = {"energy": net.head, "dipole": DipoleHead(8), "charges": InvariantHead(8, 1, pool="none"), **more}
+    return net.with_head(Heads(heads).double())
+
+
+def inputs(atoms):
+    return Data(z=torch.tensor(atoms.numbers), pos=torch.tensor(atoms.positions))
+
+
+@pytest.mark.parametrize("whole", [lambda net: net, EnergyForces, Captured], ids=["alone", "forces", "captured"])
+def test_dipoles_and_charges(whole):
+    net, atoms = several(), water()
+    wanted = net(inputs(atoms))
+    atoms.calc = calculator.Calculator(whole(net))
+    np.testing.assert_allclose(atoms.get_dipole_moment(), wanted["dipole"][0].detach(), rtol=1e-12)
+    np.testing.assert_allclose(atoms.get_charges(), wanted["charges"][:, 0].detach(), rtol=1e-12)
+    assert {"dipole", "charges"} <= set(atoms.calc.export_properties())
+    before = atoms.get_dipole_moment()
+    atoms.positions[0] += 0.1
+    assert not np.allclose(atoms.get_dipole_moment(), before)
+    atoms.calc = calculator.Calculator(whole(net), dipole_unit="D")
+    np.testing.assert_allclose(atoms.get_dipole_moment(), net(inputs(atoms))["dipole"][0].detach() * ase.units.Debye)
+
+
+def test_dipoles_and_charges_in_the_units_of_the_data():
+    net, atoms = several(charge=InvariantHead(8, 1, pool="none")), water()
+    heads = net.head.heads
+    del heads["charges"]
+    scales, shifts = {"energy": 2.0, "force": 2.0, "dipole": 3.0, "charge": 5.0}, {"charge": 0.5}
+    model = Rescaled(EnergyForces(net), scales, shifts).double()
+    wanted = model.eval()(inputs(atoms))
+    atoms.calc = calculator.Calculator(Rescaled(model, {"energy": 1.0, "dipole": 7.0, "charge": 1.0}))
+    np.testing.assert_allclose(atoms.get_dipole_moment(), 7 * wanted["dipole"][0], rtol=1e-6)
+    np.testing.assert_allclose(atoms.get_charges(), wanted["charge"][:, 0], rtol=1e-6)
+    assert np.abs(atoms.get_charges()).max() > 0.1
+
+
+def test_dipoles_of_an_ensemble_are_means():
+    nets, atoms = [several(), several(randomize(network(), 5))], water(cell=True)
+    atoms.calc = calculator.Calculator(Ensemble(nets))
+    each = [with_calculator(water(cell=True), net).get_dipole_moment() for net in nets]
+    assert not np.allclose(*each)
+    np.testing.assert_allclose(atoms.get_dipole_moment(), np.mean(each, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(atoms.get_stress(), with_calculator(water(True), Ensemble(nets)).get_stress())
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (network, r"\[\{\}\]"),
+        (lambda: Rescaled(several(), {"energy": 1.0}), r"\[\{\}\]"),  # trained on energies alone
+        (
+            lambda: several(dipole=InvariantHead(8, 1), charges=InvariantHead(8, 1)),
+            r"'dipole': \[1, 1\], 'charges': \[1, 1\]",
+        ),
+    ],
+    ids=["one output", "energies", "other shapes"],
+)
+def test_dipoles_and_charges_that_there_are_not(make, found):
+    atoms = with_calculator(water(), make())
+    missing = ase.calculators.calculator.PropertyNotImplementedError
+    with pytest.raises(missing, match=rf"dipole: expected a model with a dipole \[1, 3\] among .*, got .*{found}"):
+        atoms.get_dipole_moment()
+    with pytest.raises(missing, match=rf"charges: expected a model with charges \[3\] or \[3, 1\] .*{found}"):
+        atoms.get_charges()
+    assert np.isfinite(atoms.get_forces()).all()
+
+
 def ions(*names):
     network = FramewiseTransformer(tetrahedral(), CloudInputs(names, points=1), 1, channels=4, layers=1, pool="sum")
     return randomize(network).double()

@@ -160,9 +160,11 @@ def energy_among(outputs: Any, argument: str = "model") -> Any:
     return outputs["energy"]
 
 
-def differentiated(energy: Callable[[Any], Tensor], data: Any, stress: bool) -> EnergyAndForce | EnergyForceStress:
-    """Return energies ``[clouds]`` of data, forces and, if ``stress`` is true, stresses and virials, all detached."""
-    return _derivatives(lambda moved: (energy(moved), {}), data, stress, create_graph=False)[0]
+def differentiated(
+    outputs: Callable[[Any], Outputs], data: Any, stress: bool
+) -> tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]:
+    """Return energies ``[clouds]`` of data with their derivatives, and all other outputs by name, detached."""
+    return _derivatives(outputs, data, stress, create_graph=False)
 
 
 def _derivatives(

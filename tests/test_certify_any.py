@@ -367,6 +367,19 @@ def test_functions_of_a_batch_and_forces_that_are_gradients():
     assert row.relative == pytest.approx(0.01, rel=0.02)
 
 
+@pytest.mark.parametrize("sizes", [(1, 6), (6, 1)], ids=str)
+def test_clouds_without_forces_say_nothing_about_forces(sizes):
+    def trap(data: Batch) -> dict[str, torch.Tensor]:
+        away = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+        energy = 0.5 * global_add_pool(away.square().sum(dim=1), data.batch)
+        return {"energy": energy, "forces": -1.01 * away}  # zero for a single point
+
+    rows = certify(trap, clouds(3, sizes), E(3), outputs=KINDS, **QUICK).rows
+    (row,) = [row for row in rows if row.check == "gradient"]
+    assert row.passed is False
+    assert row.relative == pytest.approx(0.01, rel=0.02)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6, 0.0])
 def test_forces_are_judged_at_their_own_scale(scale):
     def scaled(wrong: float, constant: float = 0.0):

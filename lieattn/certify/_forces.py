@@ -18,6 +18,7 @@ _ENERGY, _FORCES = "energy", ("force", "forces")
 _DIRECTIONS = 3
 _FIRST_STEP = 0.02  # relative to the distance of the farthest point from the center
 _HALVINGS = 8
+_STRONG = 1e-3  # least forces that are tested, relative to the largest ones
 _TOLERANCE = 1e-5  # relative to the largest difference: far above numerical errors, far below those of wrong forces
 _ROUNDINGS = 100.0  # allowed error of a difference of energies over the first step, in units of their rounding
 
@@ -40,7 +41,7 @@ def conservation(
     pair = _pair(probe(clouds[:1]), outputs, clouds[0])
     if pair is None or probe.dtype != torch.float64:
         return
-    cloud = min(clouds, key=lambda cloud: len(cloud.pos))
+    cloud = _smallest(probe, clouds, pair.forces)
     pos = cloud.pos.detach().cpu().double()
     extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
     worst, size, rounding = 0.0, 0.0, 0.0
@@ -72,6 +73,13 @@ def _pair(given: Mapping[str, Tensor], outputs: Mapping[str, Kind], cloud: Data)
         return None
     energy = given.get(_ENERGY)
     return _Pair(None if energy is None or energy.numel() != 1 else _ENERGY, forces)
+
+
+def _smallest(probe: Probe, clouds: list[Data], forces: str) -> Data:
+    """Return the smallest cloud with forces that are not much weaker than elsewhere, as for one atom of a crystal."""
+    sizes = [float(probe([cloud])[forces].abs().max()) for cloud in clouds]
+    chosen = [cloud for cloud, size in zip(clouds, sizes, strict=True) if not size < _STRONG * max(sizes)]
+    return min(chosen, key=lambda cloud: len(cloud.pos))
 
 
 def _derivative(probe: Probe, cloud: Data, direction: Tensor, name: str, extent: float) -> Tensor:

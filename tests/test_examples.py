@@ -243,11 +243,19 @@ SMALLER = {
 }
 # For these, the configuration is that of the experiment itself.
 OF_PAPERS = ("wind", "sensors")
+# It differs from wind in its sizes and targets alone.
+ALIKE = {"sensors"}
 # Exact for all rotations, up to float32; with finite groups, other rotations change the outputs.
 EXACT = {"qm9_homo", "constellation", "rmd17_ethanol"}
 
 
-@pytest.mark.parametrize("name", [*FILES, "nbody", "springs", "constellation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in FILES),
+        *("nbody", "springs", "constellation"),
+    ],
+)
 def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys):
     folder = "papers/homogeneous" if name in OF_PAPERS else "configs"
     config = yaml.safe_load((EXAMPLES / folder / f"{name}.yaml").read_text())

@@ -1158,7 +1158,8 @@ def test_groups_are_found_inside_of_other_modules():
 
 
 @pytest.mark.parametrize(
-    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+    "signum",  # kills are among those of test_torture.py as well
+    [signal.SIGINT, *(pytest.param(other, marks=pytest.mark.slow) for other in (signal.SIGTERM, signal.SIGKILL))],
 )
 def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signum):
     """Interrupted before step 8, the third of its epoch. The last regular checkpoint is that of step 6."""

@@ -208,8 +208,11 @@ def attentive(channel=True, spatial=True, dtype=torch.float64, device="cpu", **w
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "options",
-    [{"pad": 1}, {"spatial": False, "dilation": 2}, {"channel": False, "spatial_dilation": 2}],
-    ids=["full attention", "channels", "space"],
+    [
+        pytest.param({"pad": 1}, id="full attention"),
+        pytest.param({"spatial": False, "dilation": 2}, id="channels", marks=pytest.mark.slow),
+        pytest.param({"channel": False, "spatial_dilation": 2}, id="space", marks=pytest.mark.slow),
+    ],
 )
 def test_attentive_convolution(options, device):
     weight = torch.linspace(-1, 2, 7, dtype=torch.float64, device=device)

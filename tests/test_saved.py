@@ -20,7 +20,10 @@ from lieattn._digest import digest
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
 from lieattn.models import (
+    AffineSelfConvNet,
+    AttentionOptions,
     CloudInputs,
+    ConvolutionOptions,
     EnergyForces,
     Ensemble,
     EquivariantModule,
@@ -28,7 +31,9 @@ from lieattn.models import (
     FramewiseTransformer,
     GSANet,
     GSAOptions,
+    GSAReadout,
     HamiltonianDynamics,
+    LieConvNet,
     LieTransformer,
     Lifting,
     Network,
@@ -36,8 +41,11 @@ from lieattn.models import (
     SortedDistances,
     Species,
     Stages,
+    published_table,
 )
-from lieattn.nn import VectorHead
+from lieattn.models.published import PublishedCoordinates
+from lieattn.nn import DipoleHead, Heads, InvariantHead, VectorHead
+from lieattn.nn.relative import RelativePositionTable
 from lieattn.ops import backend
 from lieattn.testing import randomize
 from lieattn.train import PointSetRegressor
@@ -345,6 +353,69 @@ def test_weights_know_what_they_are_for(name, ours, theirs):
         theirs().load_state_dict(ours().state_dict())
 
 
+@pytest.mark.parametrize(
+    ("name", "make", "ours", "theirs"),
+    [
+        ("head.activation", lambda **o: headed(InvariantHead(8, 1, **o)), {"activation": "relu"}, {}),
+        ("head.activation", lambda **o: headed(Heads({"y": VectorHead(8, **o)})), {"activation": "relu"}, {}),
+        ("head.neutral", lambda **o: headed(DipoleHead(8, **o)), {"neutral": False}, {}),
+        (
+            "head.order",
+            lambda order: images(readout=GSAReadout(order=order)),
+            {"order": "frames_first"},
+            {"order": None},
+        ),
+        ("activation", lambda **o: images(**o), {"activation": "relu"}, {}),
+        ("positions", lambda **o: images(values=False, **o), {"positions": "absolute"}, {}),
+        ("frame_table", lambda **o: images(**o), {"frame_table": published_table(cyclic(4))}, {}),
+        ("pools", lambda last: images(blocks=Stages((1, 1), pool_last=last)), {"last": True}, {"last": False}),
+        ("activation", lambda **o: attending(**o), {"activation": "relu"}, {}),
+        ("normalize", lambda **o: attending(**o), {"normalize": "mean"}, {}),
+        ("norm", lambda **o: attending(**o), {"norm": "layer_post"}, {}),
+        ("eps", lambda **o: attending(**o), {"eps": 0.1}, {}),
+        ("heads", lambda heads: attending(heads, kernel="content"), {"heads": 4}, {"heads": 2}),
+        ("coordinates", lambda **o: charted(**o), {"coordinates": PublishedCoordinates()}, {"coordinates": "log"}),
+        ("activation", lambda **o: convolving(**o), {"activation": "relu"}, {}),
+        ("downsampling", lambda **o: convolving(widening=0, **o), {"downsampling": 0.5}, {}),
+        ("downsampling", lambda **o: bottlenecks(**o), {"downsampling": "strided"}, {}),
+        ("heads", lambda **o: bottlenecks(**o), {"heads": 1}, {}),
+        ("scale", lambda **o: bottlenecks(**o), {"scale": 0.25}, {}),
+        ("border", lambda **o: bottlenecks(**o), {"window": RelativePositionTable.square(5)}, {}),
+    ],
+)
+def test_weights_know_the_options_of_layers_and_heads(name, make, ours, theirs):
+    weights = randomize(make(**ours)).state_dict()
+    make(**ours).load_state_dict(weights)
+    with pytest.raises(RuntimeError, match=f"{name}: the weights are for .*, the module has"):
+        make(**theirs).load_state_dict(weights)
+    for entry in weights._metadata.values():  # weights of earlier versions do not have this option
+        entry.get("geometry", {}).pop(name, None)
+    make(**theirs).load_state_dict(weights)
+
+
+def headed(head):
+    return FieldModel(FramewiseTransformer(cyclic(4), 1, 1, channels=8, layers=1), head)
+
+
+def charted(**options):
+    options = {"channels": 4, "layers": 1, "heads": 1, "lifting": Lifting(**options)}
+    return LieTransformer(2, frames=PrincipalFrames(), neighborhood=Radius(2.0), **options)
+
+
+def attending(heads=2, **options):
+    options = {"channels": 8, "layers": 1, "heads": heads, "attention": AttentionOptions(**options)}
+    return LieTransformer(1, 1, frames=tetrahedral(), neighborhood=Radius(2.0), **options)
+
+
+def convolving(**options):
+    options = {"channels": 8, "layers": 1, "convolution": ConvolutionOptions(**options)}
+    return LieConvNet(1, 1, frames=tetrahedral(), neighborhood=Radius(2.0), **options)
+
+
+def bottlenecks(**options):
+    return AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, **options)
+
+
 def charged(*species):
     return posed(PrincipalFrames(), CloudInputs(("charge",), Species(species)))
 
@@ -354,8 +425,8 @@ def lifted(neighborhood=None, **options):
     return LieTransformer(2, frames=tetrahedral(), neighborhood=neighborhood or Radius(2.0), **options)
 
 
-def images(blocks=(2,), **options):
-    options = {"channels": 12, "heads": 2, "options": GSAOptions(**options)}
+def images(blocks=(2,), readout=None, **options):
+    options = {"channels": 12, "heads": 2, "readout": readout, "options": GSAOptions(**options)}
     return GSANet(cyclic(4), neighborhood=Radius(1.5), blocks=blocks, **options)
 
 

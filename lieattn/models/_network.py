@@ -137,7 +137,7 @@ class GroupField(NamedTuple):
 class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     """Base class of modules with a known :attr:`symmetry`.
 
-    State dicts store in their metadata the group, frames, neighborhood, lengths and kind of outputs of the weights.
+    State dicts store in their metadata the group, geometry, inputs, options and kind of outputs of the weights.
     ``load_state_dict`` raises RuntimeError and names the difference if those of the module differ. To skip this check,
     load ``dict(state_dict)``, which has no metadata.
 

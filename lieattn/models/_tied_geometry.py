@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,15 +10,12 @@ from lieattn._tied import tied_to_group
 from lieattn.geometry import PrincipalFrames, ScaleFrames
 from lieattn.models._inputs import CloudInputs, Species
 from lieattn.models._jumps import decided
-from lieattn.nn import Heads
-from lieattn.reps import Representation
+from lieattn.models._tied_options import tied_options, tied_outputs
 from lieattn.spaces import HomogeneousSpace
-
-OF_OUTPUTS = ("kind", "pool")  # names of the properties that come with the head
 
 
 def tied_geometry(module: nn.Module) -> dict[str, str]:
-    """Return descriptions of the group, frames, neighborhood, lengths, inputs and outputs that weights depend on."""
+    """Return descriptions of the group, geometry, inputs, options and outputs that weights depend on."""
     frames, group = getattr(module, "frames", None), getattr(module, "group", None)
     found = tied_to_group(getattr(frames, "group", None) if group is None else group)
     if frames is not None:
@@ -42,7 +38,8 @@ def tied_geometry(module: nn.Module) -> dict[str, str]:
             given = [getattr(owner, name), absent, last] if hasattr(owner, name) else []
             if isinstance(value := next((length for length in given if length is not None), None), int | float):
                 found[name] = repr(float(value))
-    return found | _options(module) | (_inputs(module) if hasattr(module, "inputs") else {}) | _outputs(module)
+    found |= _options(module) | (_inputs(module) if hasattr(module, "inputs") else {})
+    return found | tied_options(module) | tied_outputs(module)
 
 
 def _options(module: Any) -> dict[str, str]:
@@ -57,27 +54,3 @@ def _inputs(module: Any) -> dict[str, str]:
     if isinstance(inputs, Species):
         names["species"] = repr(tuple(inputs.species))
     return {**names, "inputs": "data.x" if isinstance(inputs, int) else type(inputs).__name__}
-
-
-def _outputs(module: Any) -> dict[str, str]:
-    head = getattr(module, "head", None)
-    pool = _pool(module) if (of_head := _pool(head)) is None else of_head
-    # Modules around a network have neither, so that weights for energies fit a module with or without stresses.
-    texts = {} if head is None and pool is None else {"kind": _text(module.kind), "pool": _text(pool)}
-    return {name: text for name, text in texts.items() if text}
-
-
-def _pool(head: Any) -> Any:
-    """Return how outputs are pooled over points, by name for several outputs, or None if there is no choice."""
-    if isinstance(head, Heads):
-        return {name: _pool(one) for name, one in head.heads.items()}
-    if hasattr(head, "cloud_pool"):
-        return getattr(head.cloud_pool, "reduction", "none")
-    return getattr(getattr(head, "outputs", None), "pool", None)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={text}" for name in sorted(value) if (text := _text(value[name])))
-    # A kind of another type may have no text that is the same in every process.
-    return value.name if isinstance(value, Representation) else value if isinstance(value, str) else ""

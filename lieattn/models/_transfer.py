@@ -13,7 +13,7 @@ from lieattn._recorded import uncompiled
 from lieattn._tied import first_fault
 from lieattn.models._ensemble import Ensemble
 from lieattn.models._network import FieldModel, Network, Wrapper
-from lieattn.models._tied_geometry import OF_OUTPUTS
+from lieattn.models._tied_options import OF_OUTPUTS
 
 
 def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:

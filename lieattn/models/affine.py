@@ -234,7 +234,7 @@ class AffineSelfConvNet(ImageNetwork):
         if heads is None:
             most = min(_HEADS, channels // 2) if layer == "stand-alone" else _HEADS
             heads = max((number for number in range(1, most + 1) if channels % number == 0), default=1)
-        self.downsampling = downsampling
+        self.downsampling, self.scale = downsampling, scale
         window = RelativePositionTable.square(5, border="zero") if window is None else window
         # Side in pixels of the square that holds the window.
         side = 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1

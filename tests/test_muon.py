@@ -43,6 +43,16 @@ def test_updates_in_half_precision(scale):
     assert (found - expected).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("scale", [1e20, 3e38, 1e-3])
+def test_updates_do_not_depend_on_the_size_of_gradients(scale):
+    matrices = torch.rand(2, 9, 12) - 0.5
+    torch.testing.assert_close(orthogonalized(scale * matrices), orthogonalized(matrices), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_zero_change_nothing():
+    assert torch.equal(orthogonalized(torch.zeros(2, 9, 12)), torch.zeros(2, 9, 12))
+
+
 def test_matrices_are_trained_as_by_the_optimizer_of_torch():
     """The optimizer of torch computes in bfloat16."""
 

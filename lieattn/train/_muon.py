@@ -156,6 +156,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     """Return matrices ``[n, r, c]`` with the same singular vectors, and with singular values between 0.7 and 1.2."""
     wide = torch.float32 if matrices.dtype == torch.float16 else matrices.dtype  # norms exceed the range of float16
     x = matrices.to(wide)
+    x = x / x.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1)  # squares of large entries exceed the range of float32
     x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-12)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x

@@ -34,7 +34,7 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.nn import FieldHead, Heads, InvariantHead, VectorHead
-from lieattn.reps import Vector
+from lieattn.reps import Pseudovector, SymmetricTensor, Vector
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, load_network
 
@@ -127,6 +127,42 @@ def test_heads_of_several_outputs():
     assert set(transfer_weights(EnergyForces(first), framewise())) == {
         f"model.{name}" for name in first.state_dict() if name.startswith("head.")
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "network", "new"),
+    [
+        (lambda: headed(FieldHead(4, 2 * Vector(3))), lambda: headed(FieldHead(4, SymmetricTensor(3))), "head."),
+        (lambda: framewise(3), lambda: framewise(1, kind="vector"), "head."),
+        (
+            lambda: TensorFieldNetwork(1, 3, **IRREPS),
+            lambda: TensorFieldNetwork(1, 3, kind="vector", **IRREPS),
+            "head.",
+        ),
+        (
+            lambda: headed(Heads({"energy": InvariantHead(4, 1), "moment": VectorHead(4)})),
+            lambda: headed(Heads({"energy": InvariantHead(4, 1), "moment": FieldHead(4, Pseudovector())})),
+            "head.heads.moment.",
+        ),
+    ],
+    ids=["tensors", "vectors", "irreps", "several"],
+)
+def test_heads_for_another_kind_of_outputs_are_new(source, network, new):
+    source, network = randomize(source()), network()
+    before = copy.deepcopy(network.state_dict())
+    found = transfer_weights(network, source)
+    assert set(found) == {name for name in before if name.startswith(new)}
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name] if name in found else source.state_dict()[name])
+
+
+def test_vectors_are_of_one_kind():
+    source, network = randomize(headed(VectorHead(4))), headed(FieldHead(4, Vector(3)))
+    assert transfer_weights(network, source) == ()
+
+
+def headed(head):
+    return FieldModel(framewise(), head)
 
 
 def test_weights_are_converted_to_the_dtype_of_the_network():

@@ -14,13 +14,15 @@ from lieattn._tied import first_fault
 from lieattn.models._ensemble import Ensemble
 from lieattn.models._network import FieldModel, Network, Wrapper
 from lieattn.models._tied_options import OF_OUTPUTS
+from lieattn.nn import Heads
 
 
 def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     """Copy the weights of a trained network into another network of the same class, and return the names of new ones.
 
     Weights of the readout are new, and keep their values, if they differ in shape or do not exist in the source, for
-    example because the outputs are others, and so are those of the head of a :class:`FieldModel` if the source has no
+    example because the outputs are others. If all shapes agree but the outputs are of another kind, such as a vector in
+    place of three numbers, the whole readout is new, and so is the head of a :class:`FieldModel` if the source has no
     such head. The readout is what :meth:`Network.with_head` replaces; for other classes, it is the part ``head``. All
     other weights are copied, including buffers, and converted to the dtype and device of the network. Modules around a
     network, such as :class:`Rescaled`, :class:`Preprocessed` and :class:`EnergyForces`, are neither compared nor
@@ -69,6 +71,10 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
     readout = _readout(ours) | _readout(theirs)
     shapes, wanted = ({name: state[name].shape for name in readout if name in state} for state in (given, before))
     differ = {name for name in readout if shapes.get(name) != wanted.get(name)}
+    for start in _of_other_kinds(ours, theirs):
+        part = {name: name.rpartition(".")[0] for name in readout if name.startswith(start)}
+        last = {layer for name, layer in part.items() if name in differ}
+        differ |= {name for name, layer in part.items() if not last or layer in last}
     weights = OrderedDict((name, value) for name, value in given.items() if name not in differ)
     weights |= {name: before[name] for name in before if name in differ}
     tied = {
@@ -103,6 +109,20 @@ def _inner(network: nn.Module) -> nn.Module:
         return network
     (wrapped,) = network._wrapped
     return _inner(wrapped) if isinstance(wrapped, nn.Module) else network
+
+
+def _of_other_kinds(network: nn.Module, source: nn.Module) -> list[str]:
+    """Return the starts of the names of weights in a readout whose outputs are of another kind than in the source."""
+    ours, theirs = (getattr(one, "head", None) for one in (network, source))
+    if isinstance(ours, Heads) and isinstance(theirs, Heads):
+        both = [name for name in ours.heads if name in theirs.heads]
+        return [f"head.heads.{name}." for name in both if _kind(ours.heads[name]) != _kind(theirs.heads[name])]
+    return [""] if _kind(ours, network) != _kind(theirs, source) else []
+
+
+def _kind(head: Any, network: nn.Module | None = None) -> Any:
+    """Return the type of a field, or the kind of other outputs; vectors have several names."""
+    return getattr(head, "rep", None) or getattr(head if network is None else network, "kind", None)
 
 
 def _readout(network: nn.Module) -> set[str]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, GivenFrames, Nearest, PrincipalFrames, Radius, lift
+from lieattn.geometry import AllPairs, GivenFrames, Nearest, PrincipalFrames, Radius, lift, point_clouds
 from lieattn.groups import SE, cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import EnergyForces, GSANet, LieTransformer, Species
 from lieattn.nn import (
@@ -199,6 +199,20 @@ def test_heads_keep_single_precision_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert DipoleHead(CHANNELS)(x, graph).dtype == torch.float32
         assert PolarizabilityHead(CHANNELS)(x, graph).dtype == torch.float32
+
+
+@pytest.mark.parametrize("neutral", [True, False])
+def test_dipoles_of_periodic_clouds_are_those_of_the_given_images(neutral):
+    cell, shift = 4 * torch.eye(3, dtype=torch.float64), torch.zeros(5, 3, dtype=torch.float64)
+    shift[1, 0] = 4
+    pos, x = draw(5, 3), draw(5, 12, CHANNELS, seed=1)
+    clouds = [point_clouds(places, cell=cell) for places in (pos, pos + shift)]
+    graph, moved = (lift(one, tetrahedral(), Radius(2.0)) for one in clouds)
+    head = randomize(DipoleHead(CHANNELS, neutral=neutral).double())
+    charges = head.charges(x, graph)
+    torch.testing.assert_close(head.charges(x, moved), charges)
+    added = (charges[1] - charges.mean()) * shift[1]
+    torch.testing.assert_close(head(x, moved)[0] - head(x, graph)[0], added)
 
 
 def test_errors_of_heads():

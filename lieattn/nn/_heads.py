@@ -281,6 +281,11 @@ class DipoleHead(Recorded, nn.Module):
     **Equivariance.** Dipole moments rotate with the points under H. They are invariant to translations, since the
     positions are relative to the mean of the cloud.
 
+    **Periodic clouds.** A lattice has no dipole moment of its own. The result is that of the given images of the
+    points: another image of a point i, shifted by a lattice vector t, adds :math:`(q_i - \bar q) t`, with the mean
+    charge :math:`\bar q`. So keep molecules whole, and do not wrap positions into the cell. Charges do not depend on
+    the images.
+
     Parameters
     ----------
     in_channels, dim, hidden

@@ -1261,6 +1261,9 @@ def test_width_of_the_fiber_is_matched(tmp_path):
         "plain": 96,
     }
     assert {value for _, value in found.values()} == {96}
+    plain = {"plain": models["plain"], "other": {**models["plain"], "init_args": {"outputs": 2, "channels": 32}}}
+    found = match_models(settings(tmp_path, models=plain, match={"by": "width", "to": "plain"}))
+    assert {value for _, value in found.values()} == {8}, "the default of an argument is its value"
     models["fixed"] = spec("Distances", outputs=2)
     with pytest.raises(ValueError, match=r"models\.fixed: cannot be matched by width: it has no field"):
         match_models(settings(tmp_path, models=models, match={"by": "width", "to": 96}))

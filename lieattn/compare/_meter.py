@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,10 @@ class LocalMeter:
                 found = read(next(self._batches(name)))
             if isinstance(found, GroupField):
                 return found.x.shape[1] * found.x.shape[2]
-        own = model.chosen.get(str(model.width))
+        argument = str(model.width)
+        own, parameters = model.chosen.get(argument), inspect.signature(type(network)).parameters
+        if own is None and argument in parameters:  # a reference may leave its width at the default
+            own = parameters[argument].default
         if not isinstance(own, int):
             raise train.UsageError(
                 f"models.{name}: cannot be matched by width: it has no field, and its argument `width` is not a number"

@@ -77,7 +77,7 @@ def describe(value: Any, without: Sequence[str] = ()) -> Any:
     if isinstance(value, Tensor) and value.layout is torch.strided:
         return value.detach().cpu()
     if isinstance(value, Mapping):
-        return {"mapping": [[describe(key), describe(entry)] for key, entry in value.items()]}
+        return {"mapping": [[describe(key), _entry(key, entry)] for key, entry in value.items()]}
     if isinstance(value, Sequence) and not isinstance(value, _BYTES):
         entries = [describe(entry) for entry in value]
         return {"tuple": entries} if isinstance(value, tuple) else entries
@@ -115,6 +115,14 @@ def _described(value: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"{type(value).__name__}.{name}: {error}") from error
     return found
+
+
+def _entry(key: Any, value: Any) -> Any:
+    """Describe an entry of a mapping. ValueError names the key of an entry that cannot be described."""
+    try:
+        return describe(value)
+    except ValueError as error:
+        raise ValueError(f"[{key!r}]: {error}") from error
 
 
 def make(described: Any) -> Any:

@@ -174,7 +174,7 @@ def test_arguments_keep_their_type(value, tmp_path):
 )
 def test_arguments_that_cannot_be_saved_are_named(value, found, tmp_path):
     network = Own(small(), table=[{"a": value}])
-    with pytest.raises(ValueError, match=rf"Own\.table: expected plain values, tensors, .* got {found}$"):
+    with pytest.raises(ValueError, match=rf"Own\.table: \['a'\]: expected plain values, tensors, .* got {found}$"):
         lieattn.save(network, tmp_path / "own")
     assert found in PointSetRegressor(network)._made()  # the reason in checkpoints, which are still written
 
@@ -291,6 +291,8 @@ def test_what_cannot_be_saved(tmp_path):
     refused(broken, "network: the weights norm.weight are not finite")
     refused(nn.Linear(1, 1), "Linear does not record the arguments .* derive its class from lieattn.models.Network")
     refused(EnergyForces(nn.Linear(1, 1)), "Linear does not record")
+    several = Heads({"energy": InvariantHead(8, 1), "mine": nn.Identity()})
+    refused(headed(several), r"FieldModel.head: Heads.heads: \['mine'\]: Identity does not record the arguments")
     refused(HamiltonianDynamics(lambda data: data.pos.sum()), "is not defined at the top level of a module")
     refused(small().to("meta"), "network: expected tensors with values as weights, got none for embed_features.weight")
     with warnings.catch_warnings(action="ignore"):  # torch will remove these functions

@@ -767,6 +767,22 @@ def test_published_networks_want_transposed_images(goldens):
         published_inputs(images[0])
 
 
+@pytest.mark.parametrize(
+    ("images", "found"),
+    [
+        (torch.full((1, 4, 4), 200.0), r"floating values in \[0, 1\], got values from 200 to 200"),
+        ((torch.rand(1, 4, 4) - 0.5) / 0.3, r"floating values in \[0, 1\], got values from -"),
+        (torch.full((1, 4, 4), 300), "whole numbers up to 255, got values from 300 to 300"),
+        (torch.ones(1, 4, 4, dtype=torch.bool), "uint8 or floating values, got bool"),
+    ],
+    ids=["bytes", "standardized", "integers", "bool"],
+)
+def test_images_of_published_networks_are_in_range(images, found):
+    with pytest.raises(ValueError, match=f"images: expected {found}"):
+        published_inputs(images)
+    assert published_inputs(torch.zeros(0, 4, 4)).shape == (0, 1, 4, 4)
+
+
 @pytest.fixture
 def goldens(pytestconfig):
     return pytestconfig.rootpath / "tests" / "goldens" / "attentive_gconv"

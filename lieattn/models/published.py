@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_has_numbers
+from lieattn._checks import check_arguments, check_choice, check_count, check_has_numbers, may_look
 from lieattn._default_device import on_cpu
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import (
@@ -36,6 +36,7 @@ from lieattn.spaces import Euclidean, HomogeneousSpace
 
 # Mean and standard deviation of the training pixels in [0, 1], by which images are standardized.
 _MEAN, _DEVIATION = 0.13246, 0.30119
+_OVERSHOOT = 0.1  # of interpolated images, beyond the range of their pixels
 _KINDS: dict[str, AttentionKind] = {"none": "none", "full": "full", "input": "input", "rh": "pose"}
 _GROUPS = {"z2": partial(trivial, 2), "p4": partial(cyclic, 4), "p4m": partial(dihedral, 4)}
 # The authors' index of each frame of this library in p4m. They reflect after rotating, MIR ROT^r = ROT^-r MIR.
@@ -130,14 +131,21 @@ def published_inputs(images: Values) -> Tensor:
     """Transpose images and standardize them by the statistics of the training pixels, as the published networks expect.
 
     Upright images ``[images, 28, 28]``, uint8 or floating in [0, 1], become ``[images, 1, 28, 28]`` float32.
-    ValueError is raised if there are not three axes.
+    Interpolated values may exceed this range by 0.1. ValueError is raised if others do, or if there are not three axes.
     """
     check_arguments(published_inputs, locals())
     images = torch.as_tensor(images)
     check_has_numbers("images", images)
     if images.ndim != 3:
         raise ValueError(f"images: expected [images, rows, columns], got {tuple(images.shape)}")
+    if images.dtype is torch.bool:
+        raise ValueError("images: expected uint8 or floating values, got bool")
     scaled = images.to(torch.float32) / (1 if images.is_floating_point() else 255)
+    if images.numel() > 0 and may_look(images):
+        least, most = float(images.min()), float(images.max())
+        if scaled.min() < -_OVERSHOOT or scaled.max() > 1 + _OVERSHOOT:
+            expected = "floating values in [0, 1]" if images.is_floating_point() else "whole numbers up to 255"
+            raise ValueError(f"images: expected {expected}, got values from {least:g} to {most:g}")
     return ((scaled - _MEAN) / _DEVIATION).mT[:, None].contiguous()
 
 

@@ -44,7 +44,7 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if weight.dtype not in _NARROW:
             data = _as_dtype(self, data, weight.dtype)
             if searches and not args and options.get("geometry") is None and torch.compiler.is_dynamo_compiling():
-                options["geometry"] = _uncompiled_geometry(self, data)
+                options |= {"geometry": _uncompiled_geometry(self, data)} if _has_geometry(self) else {}
             return method(self, data, *args, **options)
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
             advice = "keep the weights in float32 and use autocast"
@@ -61,6 +61,12 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         return _rounded(found, weight.dtype)
 
     return converted
+
+
+def _has_geometry(network: Any) -> bool:
+    """Return whether a network, and the one within it, search for neighbors; networks on images do not."""
+    inner = getattr(network, "network", None)
+    return hasattr(type(network), "geometry") and (inner is None or _has_geometry(inner))
 
 
 def _uncompiled_geometry(network: Any, data: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import zeros
 from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import Constant
 
 from lieattn.geometry import (
     AllPairs,
@@ -43,7 +44,7 @@ from lieattn.groups import (
     tetrahedral,
     trivial,
 )
-from lieattn.models import FiniteSE2Transformer, FramewiseTransformer, GSANet, published_table
+from lieattn.models import FiniteSE2Transformer, FramewiseTransformer, GSANet, Preprocessed, published_table
 from lieattn.models.gsa import Dropouts, GSAOptions, Stages
 from lieattn.nn import (
     CloudNorm,
@@ -1033,7 +1034,21 @@ def pcam_refusing():
 
 
 NETWORK = [
-    ("no points object", lambda: run(None), TypeError, ("points: ", "got NoneType")),
+    ("no data", lambda: run(None), TypeError, ("data: ", "Data or Batch", "got NoneType")),
+    ("data as a list", lambda: run([POINTS]), TypeError, ("data: ", "Data or Batch", "got list")),
+    ("data as an array", lambda: run(POINTS.numpy()), TypeError, ("data: ", "Data or Batch", "got ndarray")),
+    (
+        "no data for a transform",
+        lambda: Preprocessed(network(), Constant())(None),
+        TypeError,
+        ("data: ", "got NoneType"),
+    ),
+    (
+        "a tensor for a transform",
+        lambda: Preprocessed(network(), Constant())(POINTS),
+        TypeError,
+        ("data: ", "got a tensor"),
+    ),
     (
         "Data without x",
         lambda: run(Data(pos=POINTS), in_channels=2),

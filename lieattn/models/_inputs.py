@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def converted(self: nn.Module, data: Any, *args: Any, **options: Any) -> Any:
-        if (args or options) and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
+            check_data(data)
             check_arguments(method, {**dict(zip(names, args, strict=False)), **options})
         weight = next(self.parameters(), None)
         if weight is None:
@@ -61,6 +63,12 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         return _rounded(found, weight.dtype)
 
     return converted
+
+
+def check_data(data: Any) -> None:
+    """Raise TypeError for values that are neither data nor a tensor, such as None, a list or an array."""
+    if type(data) in (list, tuple, dict, np.ndarray) or data is None or isinstance(data, str | bytes | int | float):
+        raise TypeError(f"data: expected a torch_geometric Data or Batch, or images as a tensor, got {kind(data)}")
 
 
 def _has_geometry(network: Any) -> bool:

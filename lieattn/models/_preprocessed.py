@@ -6,9 +6,10 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, kind
+from lieattn.models._inputs import check_data
 from lieattn.models._network import Wrapper
 
 
@@ -60,6 +61,9 @@ class Preprocessed(Wrapper):
         return self.network(self._transformed(data), *given, **options)
 
     def _transformed(self, data: Any) -> Any:
+        if isinstance(data, Tensor):
+            raise TypeError(f"data: expected a torch_geometric Data or Batch, got {kind(data)}")
+        check_data(data)
         found = self.transform(data)
         if getattr(found, "pos", None) is None:
             raise TypeError(f"transform: expected data with pos from {self.transform!r}, got {kind(found)}")

@@ -22,6 +22,7 @@ from lieattn.models import (
     FramewiseOptions,
     FramewiseTransformer,
     GSANet,
+    HamiltonianDynamics,
     LieTransformer,
     Lifting,
     Preprocessed,
@@ -429,6 +430,36 @@ def test_forces_are_differentiated_uncompiled(back):
             weights = (weight.grad for weight in net.parameters() if weight.grad is not None)
             gradients.append([*(part.detach() for part in found), *(weight.clone() for weight in weights)])
     assert_same(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("way", ["in place", "wrapped", "part"])
+def test_forces_of_compiled_networks_are_not_trained(way):
+    """Losses on forces had wrong gradients with the backend eager, and failed in the backward pass with others."""
+    net, data = small_energies()
+    wanted = EnergyForces(net)(data)
+    around = Rescaled(net, {"y": 1.0}) if way == "part" else net
+    if way == "wrapped":
+        around = torch.compile(net, backend="aot_eager")
+    else:
+        net.compile(backend="aot_eager")
+    model = EnergyForces(around)
+    advice = "model: expected a network that is not compiled, got a compiled .* eval mode"
+    with pytest.raises(RuntimeError, match=advice):
+        model.train()(data)
+    with torch.no_grad():
+        assert_same(model(data), wanted)
+    assert_same(model.eval()(data), wanted)
+
+
+def test_dynamics_of_compiled_potentials_are_not_trained():
+    net, data = small_energies()
+    state = data.pos, torch.zeros(6, 3), torch.ones(6), data.x
+    wanted = HamiltonianDynamics(net).field(*state)
+    net.compile(backend="aot_eager")
+    with pytest.raises(RuntimeError, match="potential: expected a network that is not compiled"):
+        HamiltonianDynamics(net).field(*state)
+    with torch.no_grad():
+        assert_same(HamiltonianDynamics(net).field(*state), [part.detach() for part in wanted])
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 4)], ids=["one size", "three sizes"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lieattn._functional import transformed
 
@@ -30,6 +30,16 @@ def energy_and_gradients(
         return values, others, found
     detached = {name: value.detach() for name, value in others.items()}
     return values.detach(), detached, tuple(gradient.detach() for gradient in found)
+
+
+def check_derivatives(argument: str, model: Any, create_graph: bool) -> None:
+    """Raise RuntimeError if a graph is created and a module in a model is compiled: it has one derivative only."""
+    for module in model.modules() if create_graph and isinstance(model, nn.Module) else ():
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:  # of Module.compile, torch.compile
+            reason = "torch differentiates compiled networks only once, and differentiable forces need two derivatives"
+            advice = "use compiled networks in eval mode and under torch.no_grad()"
+            got = f"got a compiled {type(module).__name__}"
+            raise RuntimeError(f"{argument}: expected a network that is not compiled, {got}; {reason}; {advice}")
 
 
 def _gradients(

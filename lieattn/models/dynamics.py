@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor, kind
 from lieattn.geometry import PointClouds, point_clouds
-from lieattn.models._gradients import Outputs, energy_and_gradients, usable
+from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, usable
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
 
@@ -131,10 +131,13 @@ class EnergyForces(Wrapper):
         ValueError
             If the model does not return one energy per cloud, or if ``stress`` is true and a cloud is not periodic
             along all cell vectors.
+        RuntimeError
+            If the results are differentiable and the model, or a part of it, is compiled.
         """
         check_arguments(EnergyForces.forward, locals())
         if create_graph is None:
             create_graph = self.training and torch.is_grad_enabled()
+        check_derivatives("model", self.model, create_graph)
         given = copy.copy(data).apply(usable) if hasattr(data, "apply") else data
         expected = _known_clouds(given)
 
@@ -346,6 +349,8 @@ class HamiltonianDynamics(Wrapper):
         ------
         ValueError
             If shapes or dtypes do not agree, or a mass is not positive.
+        RuntimeError
+            If gradients are enabled and the potential, or a part of it, is compiled.
         """
         system = _System(position, momentum, mass, features, **given)
         velocity, force = self._field(system.position, system.momentum, system)
@@ -421,6 +426,7 @@ class HamiltonianDynamics(Wrapper):
 
     def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
         graph = torch.is_grad_enabled()
+        check_derivatives("potential", self.potential, graph)
         _, _, (gradient,) = energy_and_gradients(lambda x: (self._potential(x, system), {}), q, create_graph=graph)
         return p / system.mass[:, None], -gradient
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 import warnings
@@ -33,7 +35,7 @@ from lieattn.cli._certify import is_network
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, output_file, package
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
-from lieattn.models import Network, transfer_weights
+from lieattn.models import LieTransformer, Network, transfer_weights
 
 # Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
@@ -291,9 +293,22 @@ class _PointSetCLI(LightningCLI):
             for part in networks:
                 part.checkpoint_activations()
         if options.compile:
+            self._check_compiler()
             network.compile()
         if options.cuda_graphs:
             self.model.capture()
+
+    def _check_compiler(self) -> None:
+        """Raise UsageError if torch.compile would fail in the first step."""
+        for part in self.model.network.modules():
+            if isinstance(part, LieTransformer) and part.lifting.piece:
+                advice = "use piece=None, which accepts the same weights"
+                raise train.UsageError(f"compile: Lifting(piece={part.lifting.piece}) cannot be compiled; {advice}")
+        compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # those of torch
+        on_cpu = self.trainer.strategy.root_device.type == "cpu"
+        if on_cpu and sys.platform != "win32" and shutil.which(compiler) is None:
+            advice = "install it, name another one in the environment variable CXX, or train without compile"
+            raise train.UsageError(f"compile: torch.compile needs the C++ compiler {compiler}, found none; {advice}")
 
     def after_instantiate_classes(self) -> None:
         if self.subcommand == "fit" and self._checkpoint is None:

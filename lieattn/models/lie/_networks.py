@@ -144,10 +144,13 @@ class LieTransformer(LieNetwork):
         return graph if self.lifting.piece else self._prepared(graph)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
-        graph = self.geometry(data) if geometry is None else geometry
         if self.lifting.piece and torch.compiler.is_compiling():
             reason = f"pieces of {self.lifting.piece} points depend on the positions and cannot be compiled"
-            raise RuntimeError(f"piece: {reason}; compile or export a network with the same weights and piece=None")
+            message = f"piece: {reason}; compile or export a network with the same weights and piece=None"
+            if torch.compiler.is_dynamo_compiling():  # at the error alone, the rest would run, slowly, in many graphs
+                torch._dynamo.graph_break(msg=message)
+            raise RuntimeError(message)
+        graph = self.geometry(data) if geometry is None else geometry
         found = pieces(graph, self.lifting.piece) if self.lifting.piece else []
         x = self._embedded(data, graph, found)
         for block in self.blocks:

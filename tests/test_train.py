@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import random
 import re
 import signal
 import subprocess
@@ -375,6 +376,22 @@ def test_replicas_share_the_items():
     assert [index for pair in zip(*parts, strict=True) for index in pair] == [*whole, whole[0]]
 
 
+@pytest.mark.parametrize("error", [ValueError("no item"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_failing_items_do_not_change_the_random_generators(error):
+    class Failing(ToyClouds):
+        def __getitem__(self, index):
+            if index == 1:
+                raise error
+            return super().__getitem__(index)
+
+    seed_everything(5)
+    wanted = random.random(), np.random.rand(), torch.rand(1).item()
+    seed_everything(5)
+    with pytest.raises(type(error)):
+        next(iter(PointSetData(Failing(), shuffle=False).train_dataloader()))
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == wanted
+
+
 def test_random_transforms_depend_on_the_item_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -413,8 +430,6 @@ def test_random_rotations_depend_on_the_item_alone():
 
 
 def test_random_state_returns():
-    import random
-
     import numpy as np
 
     state = random_state()

@@ -16,7 +16,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, SequentialSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -44,6 +43,18 @@ def _interrupted_later() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if received and callable(handler):
             handler(*received[0])
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restore the random generators of Python, NumPy and torch (on the CPU) after the block, also after an error."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
 
 
 def random_state() -> dict[str, Any]:
@@ -185,7 +196,7 @@ class _SeededItems(Dataset[Data]):
 
     def __getitems__(self, keys: Sequence[_Key]) -> list[Data]:
         """Return the items of a batch; storing the states of the generators once per item would take longest."""
-        with isolate_rng(include_cuda=False):
+        with _generators_kept():
             return [self._seeded(key) for key in keys]
 
     def _seeded(self, key: _Key) -> Data:

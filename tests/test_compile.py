@@ -322,6 +322,17 @@ def test_fit_says_before_the_training_what_cannot_be_compiled(tmp_path, monkeypa
     assert "compile: Lifting(piece=4) cannot be compiled; use piece=None" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["nothing", "by position", "by name"])
+def test_a_geometry_of_none_is_searched_outside_of_the_graph(given):
+    """A module around the network may pass on its own default."""
+    net, data = small_energies()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    args, options = (None,) if given == "by position" else (), {"geometry": None} if given == "by name" else {}
+    assert_same([torch.compile(net, backend="eager")(data, *args, **options)], [net(data)])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def test_the_search_for_neighbors_is_not_part_of_a_graph():
     net, data = small_energies()
     torch._dynamo.reset()

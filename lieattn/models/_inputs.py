@@ -33,7 +33,7 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     precision. Buffers that the method updates, such as running statistics, are updated in the network.
     """
     names = tuple(inspect.signature(method).parameters)[2:]
-    searches = "geometry" in names
+    searches = names[:1] == ("geometry",)
 
     @functools.wraps(method)
     def converted(self: nn.Module, data: Any, *args: Any, **options: Any) -> Any:
@@ -45,8 +45,10 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, data, *args, **options)
         if weight.dtype not in _NARROW:
             data = _as_dtype(self, data, weight.dtype)
-            if searches and not args and options.get("geometry") is None and torch.compiler.is_dynamo_compiling():
-                options |= {"geometry": _uncompiled_geometry(self, data)} if _has_geometry(self) else {}
+            missing = searches and (args[0] if args else options.get("geometry")) is None
+            if missing and torch.compiler.is_dynamo_compiling() and _has_geometry(self):
+                options.pop("geometry", None)
+                args = (_uncompiled_geometry(self, data), *args[1:])
             return method(self, data, *args, **options)
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
             advice = "keep the weights in float32 and use autocast"

@@ -97,7 +97,7 @@ def test_outputs_of_points_turn_and_sum_to_those_of_clouds(kind, readout):
     assert relative_error(model(turned(data, matrix)), wanted) < 1e-9
     if kind == "vector" or readout == "point_first":
         whole = network(Euclidean(SE(3)), PrincipalFrames(), pool="sum", **options)
-        whole.load_state_dict(model.state_dict())
+        whole.load_state_dict(dict(model.state_dict()))  # without the check of the pooling
         sums = torch.stack([part.sum(dim=0) for part in expected.split([6, 4, 5])])
         torch.testing.assert_close(whole(data), sums)
 

@@ -18,10 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lieattn._checks import check_arguments
 from lieattn._warnings import warn
-from lieattn.models._ensemble import Ensemble
-from lieattn.models._network import FieldModel, ImageNetwork, Wrapper
-from lieattn.models._preprocessed import Preprocessed
-from lieattn.models._rescaled import Rescaled
+from lieattn.models._inputs import has_geometry
+from lieattn.models._network import ImageNetwork, Wrapper
 
 _MOST_GRAPHS = 4  # shapes of batches for which graphs are kept
 _GEOMETRY = "geometry "  # before the numbers of its tensors
@@ -125,7 +123,7 @@ class Captured(Wrapper):
         known.waited += 1
         differs = "" if last is None else last.difference(step)
         if differs is None and len(known.graphs) < _MOST_GRAPHS:
-            if geometry is None and _has_geometry(self.network):
+            if geometry is None and has_geometry(self.network):
                 geometry, again = (cast(Any, self.network).geometry(data) for _ in range(2))
                 differs = _Step({}, _named(geometry)).difference(_Step({}, _named(again)))
             if differs is None:
@@ -252,15 +250,6 @@ def _uncached_autocast() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def _has_geometry(network: nn.Module) -> bool:
-    """Return whether a network has a geometry; modules around another one have the method in any case."""
-    if isinstance(network, Ensemble):
-        return all(map(_has_geometry, network.networks))
-    if isinstance(network, Captured | FieldModel | Preprocessed | Rescaled):
-        return _has_geometry(network.network)
-    return hasattr(network, "geometry")
 
 
 def _can_be_captured(network: nn.Module) -> bool:

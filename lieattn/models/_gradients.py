@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._functional import transformed
+from lieattn._recorded import uncompiled
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # energies [clouds], and other outputs by name
 
@@ -35,7 +36,7 @@ def energy_and_gradients(
 def check_derivatives(argument: str, model: Any, create_graph: bool) -> None:
     """Raise RuntimeError if a graph is created and a module in a model is compiled: it has one derivative only."""
     for module in model.modules() if create_graph and isinstance(model, nn.Module) else ():
-        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:  # of Module.compile, torch.compile
+        if module._compiled_call_impl is not None or uncompiled(module) is not module:
             reason = "torch differentiates compiled networks only once, and differentiable forces need two derivatives"
             advice = "use compiled networks in eval mode and under torch.no_grad()"
             got = f"got a compiled {type(module).__name__}"

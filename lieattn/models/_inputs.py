@@ -39,14 +39,15 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     def converted(self: nn.Module, data: Any, *args: Any, **options: Any) -> Any:
         if not torch.compiler.is_compiling():
             check_data(data)
-            check_arguments(method, {**dict(zip(names, args, strict=False)), **options})
+            if args or options:
+                check_arguments(method, {**dict(zip(names, args, strict=False)), **options})
         weight = next(self.parameters(), None)
         if weight is None:
             return method(self, data, *args, **options)
         if weight.dtype not in _NARROW:
             data = _as_dtype(self, data, weight.dtype)
             missing = searches and (args[0] if args else options.get("geometry")) is None
-            if missing and torch.compiler.is_dynamo_compiling() and _has_geometry(self):
+            if missing and torch.compiler.is_dynamo_compiling() and has_geometry(self):
                 options.pop("geometry", None)
                 args = (_uncompiled_geometry(self, data), *args[1:])
             return method(self, data, *args, **options)
@@ -73,10 +74,14 @@ def check_data(data: Any) -> None:
         raise TypeError(f"data: expected a torch_geometric Data or Batch, or images as a tensor, got {kind(data)}")
 
 
-def _has_geometry(network: Any) -> bool:
-    """Return whether a network, and the one within it, search for neighbors; networks on images do not."""
+def has_geometry(network: Any) -> bool:
+    """Return whether a network, or all networks within it, search for neighbors; networks on images do not.
+
+    Modules around other networks have the method ``geometry`` in any case.
+    """
     inner = getattr(network, "network", None)
-    return hasattr(type(network), "geometry") and (inner is None or _has_geometry(inner))
+    within = [*(() if inner is None else (inner,)), *getattr(network, "networks", ())]
+    return hasattr(network, "geometry") and all(has_geometry(one) for one in within)
 
 
 def _uncompiled_geometry(network: Any, data: Any) -> Any:

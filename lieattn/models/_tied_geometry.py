@@ -38,14 +38,8 @@ def tied_geometry(module: nn.Module) -> dict[str, str]:
             given = [getattr(owner, name), absent, last] if hasattr(owner, name) else []
             if isinstance(value := next((length for length in given if length is not None), None), int | float):
                 found[name] = repr(float(value))
-    found |= _options(module) | (_inputs(module) if hasattr(module, "inputs") else {})
+    found |= _inputs(module) if hasattr(module, "inputs") else {}
     return found | tied_options(module) | tied_outputs(module)
-
-
-def _options(module: Any) -> dict[str, str]:
-    options = (("bound", "lifting", "bound"), ("crops", "stages", "margins"))
-    owners = [(name, getattr(module, owner, None), field) for name, owner, field in options]
-    return {name: repr(getattr(owner, field)) for name, owner, field in owners if hasattr(owner, field)}
 
 
 def _inputs(module: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Options of layers and heads that change the function of a network, but not the shapes of its weights."""
+"""Options of networks, layers and heads that change the function of a network, but not the shapes of its weights."""
 
 from __future__ import annotations
 
@@ -99,9 +99,14 @@ def _frame_table(network: Any) -> str | None:
     return "g⁻¹ m" if table is None else f"the table {zlib.crc32(table):08x}"
 
 
-def _pools(network: Any) -> str | None:
-    found = getattr(getattr(network, "stages", None), "pools", None)
-    return None if found is None else repr(found)
+def _field(owner: str, name: str) -> Callable[[Any], str | None]:
+    """Return a function that reads an attribute of an attribute of a network, if there are both."""
+
+    def read(network: Any) -> str | None:
+        part = getattr(network, owner, None)
+        return repr(getattr(part, name)) if hasattr(part, name) else None
+
+    return read
 
 
 _OF_LAYERS: dict[str, Callable[[Any], str | None]] = {
@@ -113,10 +118,12 @@ _OF_LAYERS: dict[str, Callable[[Any], str | None]] = {
     "border": _border,
 }
 _OF_NETWORKS: dict[str, Callable[[Any], str | None]] = {
+    "bound": _field("lifting", "bound"),
     "coordinates": _coordinates,
+    "crops": _field("stages", "margins"),
     "downsampling": _downsampling,
     "frame_table": _frame_table,
-    "pools": _pools,
+    "pools": _field("stages", "pools"),
     "positions": _positions,
     "scale": _scale,
 }

@@ -45,16 +45,26 @@ def _interrupted_later() -> Iterator[None]:
             handler(*received[0])
 
 
+def _states_on_cpu() -> dict[str, Any]:
+    numpy: dict[str, Any] = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state()}
+
+
+def _set_states_on_cpu(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"].cpu())
+
+
 @contextmanager
 def _generators_kept() -> Iterator[None]:
     """Restore the random generators of Python, NumPy and torch (on the CPU) after the block, also after an error."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    state = _states_on_cpu()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
+        _set_states_on_cpu(state)
 
 
 def random_state() -> dict[str, Any]:
@@ -62,17 +72,12 @@ def random_state() -> dict[str, Any]:
 
     A file with these states can be loaded with ``weights_only``.
     """
-    numpy: dict[str, Any] = np.random.get_state(legacy=False)
-    numpy["state"]["key"] = numpy["state"]["key"].tolist()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), "cuda": cuda}
+    return {**_states_on_cpu(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore a state of :func:`random_state`; CUDA is left alone if the state has more devices than this machine."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"].cpu())
+    _set_states_on_cpu(state)
     if len(state["cuda"]) <= torch.cuda.device_count():
         for device, cuda in enumerate(state["cuda"]):
             torch.cuda.set_rng_state(cuda.cpu(), device)

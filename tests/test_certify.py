@@ -776,7 +776,8 @@ def test_every_model_keeps_its_promise(name):
     network = randomize(make(), spread=0.4)
     # Models whose outputs jump guarantee nothing here, and "hamiltonian" integrates at every evaluation.
     looked = getattr(network, "jumps", None) == () and name != "hamiltonian"
-    certificate = certify(network, data(), elements=1, rotations=1, continuity=looked, **options)
+    given = data()
+    certificate = certify(network, given, elements=1, rotations=1, continuity=looked, **options)
     assert certificate.passed, certificate.table()
     assert certificate.promised
     assert certificate.group == group
@@ -784,6 +785,23 @@ def test_every_model_keeps_its_promise(name):
     assert certificate.spread > 1e-4
     assert certificate.spread > 100 * max(certificate.worst().values())
     assert Certificate.from_json(certificate.to_json()).to_json() == certificate.to_json()
+    periodic = isinstance(given, list) and "cell" in given[0]
+    assert ("image" in {row.check for row in certificate.rows}) == periodic
+
+
+def test_dipole_moments_of_crystals_depend_on_the_images_and_promise_nothing_else():
+    network = framewise(
+        octahedral(),
+        neighborhood=Radius(2.5),
+        options=FramewiseOptions(attention="neighborhood"),
+        vector_inputs=("vel",),
+    )
+    heads = FieldModel(network, DipoleHead(4)), FieldModel(network, VectorHead(4))
+    for model, promised in zip(heads, (None, True), strict=True):
+        certificate = certify(randomize(model), crystals(), continuity=False, elements=1, dtypes=[torch.float64])
+        assert certificate.passed, str(certificate)
+        assert {row.passed for row in certificate.rows if row.check == "image"} == {promised}
+        assert (certificate.worst("image")["float64"] > 1e-3) == (promised is None)
 
 
 def test_poses_of_symmetric_clouds_are_not_promised():

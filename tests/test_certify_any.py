@@ -18,7 +18,7 @@ import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, pixel_positions
-from lieattn.groups import SE, E, cyclic, dihedral, tetrahedral
+from lieattn.groups import SE, SO, E, cyclic, dihedral, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
 
@@ -267,6 +267,55 @@ def test_a_good_network_is_not_accused():
     assert certificate.verdict == "kept", str(certificate)
     assert certificate.diagnoses == ()
     assert certificate.device == "cpu"
+
+
+def in_boxes(**attributes: object) -> list[Data]:
+    """Return the clouds in oblique periodic boxes, which the networks of this file ignore."""
+    found = clouds()
+    for cloud in found:
+        cloud.cell = torch.tensor([[[4.0, 0.3, 0.0], [0.5, 5.0, 0.2], [0.0, -0.4, 4.5]]])
+        cloud.update(attributes)
+    return found
+
+
+def judged(certificate: Certificate, check: str) -> set[bool | None]:
+    return {row.passed for row in certificate.rows if row.check == check}
+
+
+def test_networks_that_ignore_the_lattice_fail_with_other_periodic_images():
+    network = randomize(Good())
+    certificate = certify(network, in_boxes(), E(3), **QUICK)
+    assert {row.check for row in certificate.rows if row.passed is False} == {"image"}, str(certificate)
+    assert certificate.worst("image")["float64"] > 1e-2
+    assert [(one.check, one.cause) for one in certificate.diagnoses] == [("periodic images", "images of points")]
+    searched = certify(network, in_boxes(), "search", **QUICK)
+    assert searched.passed, str(searched)
+    assert (searched.group, judged(searched, "image")) == ("E(3)", {None})
+    assert {row.passed for row in searched.rows if row.label == "periodic images"} == {False}
+
+
+def test_points_move_to_other_images_along_periodic_axes_only():
+    def along_the_last_axis(pos: torch.Tensor, cell: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        normal = torch.linalg.cross(cell[:, 0], cell[:, 1])[batch]
+        return global_mean_pool((pos * normal).sum(dim=1, keepdim=True), batch)
+
+    slabs = in_boxes(pbc=torch.tensor([[True, True, False]]))
+    assert certify(along_the_last_axis, slabs, SO(3), **QUICK).passed
+    assert not certify(along_the_last_axis, in_boxes(), SO(3), **QUICK).passed
+    alone = certify(along_the_last_axis, in_boxes(pbc=torch.zeros(1, 3) > 0), SO(3), **QUICK)
+    assert judged(alone, "image") == set()
+
+
+def test_given_edges_are_not_tested_with_other_images():
+    data = in_boxes(edge_index=torch.tensor([[0, 1], [1, 0]]))
+    assert judged(certify(randomize(Good()), data, E(3), **QUICK), "image") == set()
+
+
+def test_positions_of_points_move_with_their_images():
+    def further(pos: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return pos + x.sum() * 0
+
+    assert judged(certify(further, in_boxes(), E(3), outputs="position", **QUICK), "image") == {True}
 
 
 def test_half_precision_is_seen_where_it_is_computed():

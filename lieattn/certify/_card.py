@@ -22,6 +22,7 @@ _CHECKS = {
     "raster": "elements, pixels in raster order",
     "degenerate": "degenerate clouds",
     "permutation": "order of points",
+    "image": "other periodic images of points",
     "alone": "cloud without its batch",
     "continuity": "jumps",
     "first derivative": "jumps of derivatives",

@@ -21,6 +21,7 @@ from lieattn.certify._moves import (
     is_whole,
     linear_part,
     motion,
+    other_images,
     permutation,
     raster_motion,
     sizes_of,
@@ -167,37 +168,52 @@ def _changes(
     probe: Probe, clouds: list[Data], promise: Symmetry, failed: set[str], sizes: Tensor, generator: torch.Generator
 ) -> Iterator[tuple[str, Move, Change]]:
     """Yield one change for each symmetry that may be broken, starting with the simplest."""
-    group, dim = promise.group, clouds[0].pos.shape[1] if promise.group is None else promise.group.dim
+    dim = clouds[0].pos.shape[1] if promise.group is None else promise.group.dim
     identity = torch.eye(dim, dtype=torch.float64)
     zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
-
-    def change(move: Move) -> Change:
-        return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
-
-    if failed & {"element", "degenerate", "raster"} and group is not None:
-        elements = list(elements_of(group, 2, generator, translations=promise.translations))
-        if not probe.as_images and any(e.translation is None or bool(e.translation.any()) for e in elements):
-            move = motion("translation", Element("", identity, None), clouds, True, generator)
-            yield "translation", move, change(move)
-        for index, element in enumerate(elements):
-            if torch.equal(element.linear, identity):
-                continue
-            turned = Move("turn", element.label, True, element.linear, zero)
-            finite = group if isinstance(group, FiniteGroup) else None
-            name = element.label if finite is None else f"element {element.label}"
-            written = raster_motion("turn", turned, clouds) if probe.as_images or "raster" in failed else None
-            for one in (written,) if probe.as_images else (turned, written):
-                if one is not None:
-                    yield name, one, replace(change(one), group=finite, element=index)
+    if failed & {"element", "degenerate", "raster"}:
+        yield from _changes_by_elements(probe, clouds, promise, "raster" in failed, sizes, generator)
     if "permutation" in failed:
         move = permutation(clouds, dim, True, generator)
-        yield "order of points", move, change(move)
+        yield "order of points", move, Change(sizes, move.linear, move.shifts, 0.0, move.orders)
+    if "image" in failed:
+        for move in other_images(clouds, dim, True, generator):
+            yield "periodic images", move, Change(sizes, move.linear, move.shifts, 0.0)
     if "alone" in failed:
         yield (
             "rest of the batch",
             Move("alone", "", True, identity, zero),
             Change(sizes, identity, zero, 0.0, alone=True),
         )
+
+
+def _changes_by_elements(
+    probe: Probe, clouds: list[Data], promise: Symmetry, raster: bool, sizes: Tensor, generator: torch.Generator
+) -> Iterator[tuple[str, Move, Change]]:
+    """Yield a translation, if there are any, and the elements of the group without translation."""
+    group = promise.group
+    if group is None:
+        return
+    identity = torch.eye(group.dim, dtype=torch.float64)
+
+    def change(move: Move) -> Change:
+        return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
+
+    elements = list(elements_of(group, 2, generator, translations=promise.translations))
+    if not probe.as_images and any(e.translation is None or bool(e.translation.any()) for e in elements):
+        move = motion("translation", Element("", identity, None), clouds, True, generator)
+        yield "translation", move, change(move)
+    for index, element in enumerate(elements):
+        if torch.equal(element.linear, identity):
+            continue
+        zero = torch.zeros(len(clouds), group.dim, dtype=torch.float64)
+        turned = Move("turn", element.label, True, element.linear, zero)
+        finite = group if isinstance(group, FiniteGroup) else None
+        name = element.label if finite is None else f"element {element.label}"
+        written = raster_motion("turn", turned, clouds) if probe.as_images or raster else None
+        for one in (written,) if probe.as_images else (turned, written):
+            if one is not None:
+                yield name, one, replace(change(one), group=finite, element=index)
 
 
 def _error(
@@ -262,6 +278,8 @@ def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe
         return _cause_of_batch(found, change)
     if check == "translation":
         return "absolute positions", "outputs depend on where the cloud is, and not only on differences of positions"
+    if check == "periodic images":
+        return "images of points", "outputs depend on which of the periodic images of a point is given"
     if found.call is None or found.moved is None:
         return "unknown", "no single module that can be observed breaks the symmetry by itself"
     return (_cause_in_images(found.call, found.moved, change) if change.as_images else None) or _cause_of_features(

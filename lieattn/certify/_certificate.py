@@ -25,6 +25,7 @@ class Row:
     * ``"degenerate"``: the same, for clouds of one point, coincident points, and other special clouds.
     * ``"raster"``: the same for images, with the moved pixels in raster order.
     * ``"permutation"``: the points of each cloud are reordered.
+    * ``"image"``: the points of periodic clouds are replaced by other periodic images of the same points.
     * ``"alone"``: each cloud is evaluated without the rest of its batch.
     * ``"continuity"`` and ``"first derivative"``: the largest jump while a cloud changes continuously.
     * ``"gradient"``: forces are compared with minus the gradient of the energy.
@@ -52,8 +53,8 @@ class Diagnosis:
     """The first layer that breaks a symmetry, and the likely cause.
 
     ``check`` is the change for which the outputs are wrong: ``"translation"``, the name of an element of the group
-    (without translation), ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``. If outputs are not
-    finite, it is ``"any clouds"``.
+    (without translation), ``"order of points"``, ``"periodic images"``, ``"rest of the batch"`` or ``"same clouds"``.
+    If outputs are not finite, it is ``"any clouds"``.
 
     ``module`` is the name of the first module in the order of evaluation whose inputs all follow a known law, and whose
     outputs do not. Known laws are: invariants, vectors, positions, permuted fibers or pixels, and irreps of e3nn. If

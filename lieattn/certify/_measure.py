@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
@@ -22,6 +22,7 @@ from lieattn.certify._moves import (
     clouds_of_images,
     elements_of,
     motion,
+    other_images,
     outside_of,
     permutation,
     raster_motion,
@@ -86,8 +87,12 @@ def certify(
     TF32 on GPUs. The network may also be a function of a batch, a function of tensors whose arguments have the names of
     attributes of the data (``forward(z, pos, batch)``), or an ASE calculator, which is measured in float64.
 
+    *Periodic clouds.* In clouds with a ``cell``, single points are shifted by vectors of the lattice, which changes
+    nothing but the positions of the points. This is left out if the data have edges, which would change.
+
     *Search.* With ``group="search"``, the function searches for the symmetry of the network among translations,
-    rotations and reflections, finite groups about the coordinate axes, permutations of the points, and scales.
+    rotations and reflections, finite groups about the coordinate axes, permutations of the points, periodic images, and
+    scales.
 
     *Diagnoses.* If a promise is broken, :attr:`Certificate.diagnoses` name the first layer that breaks it, and the
     likely cause.
@@ -111,8 +116,9 @@ def certify(
     The promise of a network is read from its attributes, which are all optional: ``guarantee`` (in words), ``symmetry``
     (a :class:`lieattn.models.Symmetry`, or a group; with a finite group, translations are promised too; None if nothing
     is exact), ``vector_inputs`` (names of the attributes of the data that are vectors), ``kind`` (of its outputs),
-    ``sees_order`` (whether the outputs depend on the order of the points), ``jumps`` (where outputs jump, in words; if
-    it is empty, continuity is promised) and ``has_kinks`` (whether first derivatives jump).
+    ``sees_order`` (whether the outputs depend on the order of the points), ``sees_images`` (whether they depend on
+    which periodic image of a point is given; also read from the parts of the network), ``jumps`` (where outputs jump,
+    in words; if it is empty, continuity is promised) and ``has_kinks`` (whether first derivatives jump).
 
     Parameters
     ----------
@@ -186,11 +192,12 @@ def certify(
     probe, limit = probes[finest], limits[finest]
     generator = torch.Generator().manual_seed(seed)
     searched: tuple[Row, ...] = ()
-    sees_order = bool(getattr(network, "sees_order", False))
+    sees_order, sees_images = bool(getattr(network, "sees_order", False)), _sees_images(network)
     if isinstance(group, str):
         known = outputs is not None or hasattr(network, "kind")
         stated = kinds_of_outputs(network, outputs, probe(clouds)) if known else None
-        promise, outputs, searched, sees_order = search(probe, clouds, input_kinds, stated, limit, generator)
+        found = search(probe, clouds, input_kinds, stated, limit, generator)
+        promise, outputs, searched, sees_order, sees_images = found
     else:
         promise = _promised(network, group)
     group, exact = promise.group, promise.group is not None
@@ -199,6 +206,7 @@ def certify(
     if not as_images:
         if not on_lattice if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not (permute is None and sees_order), generator))
+        moves += other_images(clouds, dim, exact and not sees_images, generator)
         outside = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     scrambled_clouds = _scrambled(clouds, input_kinds["pos"], dim, group, generator)
@@ -217,7 +225,7 @@ def certify(
     to_explain = promise
     if searched:
         # Diagnose everything that is missing to the largest group. Pixels in raster order have no other order.
-        failed |= {"element", "alone"} if on_lattice else {"element", "permutation", "alone"}
+        failed |= {"element", "alone"} if on_lattice else {"element", "permutation", "image", "alone"}
         to_explain = Symmetry(_everything(dim, clouds, as_images))
     known_symmetry = known_group(network, group if searched else None)
     diagnoses = diagnose(probe, clouds, input_kinds, output_kinds, to_explain, failed, limit, generator, known_symmetry)
@@ -249,6 +257,12 @@ def _prepared(
         expected = "a network, a function of a batch, or an ASE calculator"
         raise TypeError(f"network: expected {expected}, got {shown(network)}")
     return network, clouds, dtypes
+
+
+def _sees_images(network: Any) -> bool:
+    """Return whether a network, or a part of it, states that it depends on the given periodic images of the points."""
+    parts = network.modules() if isinstance(network, nn.Module) else [network]
+    return any(getattr(part, "sees_images", False) for part in parts)
 
 
 def _scrambled(

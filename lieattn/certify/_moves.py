@@ -254,6 +254,9 @@ class Move:
         ``[dim, dim]`` float64, the same for all clouds, and ``[clouds, dim]`` float64, the translation of each cloud.
     orders, grids
         The new order of the points and the new sides of the raster of each cloud, or None if these do not change.
+    images
+        Vectors of the lattice ``[points, dim]`` float64 of each cloud, by which its points are shifted before the
+        motion, or None if they are not.
     """
 
     check: str
@@ -263,9 +266,12 @@ class Move:
     shifts: Tensor
     orders: tuple[Tensor, ...] | None = None
     grids: tuple[tuple[int, ...], ...] | None = None
+    images: tuple[Tensor, ...] | None = None
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """Return moved clouds in float64. The attributes in ``kinds`` are transformed too."""
+        if self.images is not None:
+            clouds = [_shifted(cloud, image) for cloud, image in zip(clouds, self.images, strict=True)]
         changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
         for cloud, order in zip(changed, self.orders or (), strict=False):
             indices = list(point_indices(cloud))  # found before any attribute changes
@@ -279,6 +285,8 @@ class Move:
         """Return the expected outputs ``[clouds, *]`` or ``[points, *]`` float64 after the move."""
         per_cloud = len(values) == len(sizes)
         shift = self.shifts if per_cloud else self.shifts.repeat_interleave(sizes, dim=0)
+        if self.images is not None and not per_cloud:
+            shift = shift + torch.cat(self.images) @ self.linear.mT
         changed = transform(f"outputs {name}".rstrip(), kind, values, self.linear, shift)
         if per_cloud or self.orders is None:
             return changed
@@ -323,6 +331,35 @@ def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: tor
     orders = tuple(torch.randperm(int(cloud.num_nodes or 0), generator=generator) for cloud in clouds)
     zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
     return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), zero, orders)
+
+
+def other_images(clouds: Sequence[Data], dim: int, promised: bool, generator: torch.Generator) -> list[Move]:
+    """Return a move of each point to a random periodic image, or no move without periodic clouds, or with given edges.
+
+    Given edges would have to connect other images after the move, but which ones is up to the network.
+    """
+    if all(cloud.get("cell") is None for cloud in clouds) or any(list(point_indices(cloud)) for cloud in clouds):
+        return []
+    images = []
+    for cloud in clouds:
+        read = point_clouds(cloud.pos.double()[:, :dim], cell=cloud.get("cell"), pbc=cloud.get("pbc"))
+        steps = torch.randint(-1, 2, read.pos.shape, generator=generator).double()
+        if read.cell is None or read.pbc is None:  # the cloud is not periodic
+            images.append(torch.zeros_like(steps))
+        else:
+            images.append((steps * read.pbc[0].cpu()) @ read.cell[0].detach().cpu().double())
+    if not any(bool(image.any()) for image in images):
+        return []
+    zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
+    return [Move("image", "", promised, torch.eye(dim, dtype=torch.float64), zero, images=tuple(images))]
+
+
+def _shifted(cloud: Data, shifts: Tensor) -> Data:
+    """Return a cloud in float64 with its points shifted by ``[points, dim]``."""
+    other = copy.copy(cloud)
+    other.pos = cloud.pos.detach().cpu().double()
+    other.pos = other.pos + torch.nn.functional.pad(shifts, (0, other.pos.shape[1] - shifts.shape[1]))
+    return other
 
 
 def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None:

@@ -19,6 +19,7 @@ from lieattn.certify._moves import (
     Move,
     elements_of,
     motion,
+    other_images,
     permutation,
     raster_motion,
     sizes_of,
@@ -57,13 +58,14 @@ class Found(NamedTuple):
     """The result of a search.
 
     It has the symmetry of the network, the kind of each output, the measured rows of the certificate, and whether
-    outputs depend on the order of the points.
+    outputs depend on the order of the points, and on which periodic images of the points are given.
     """
 
     symmetry: Symmetry
     kinds: dict[str, Kind]
     rows: tuple[Row, ...]
     sees_order: bool
+    sees_images: bool
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ def search(
     tolerance: float,
     generator: torch.Generator,
 ) -> Found:
-    """Test translations, SO(n), O(n), finite groups, permutations and scales, and return the largest group that passes.
+    """Test translations, SO(n), O(n), finite groups, and more, and return the largest group that passes.
 
-    If the kinds of outputs are not given, each output has the kind with which most candidates pass. The axes of finite
-    groups are coordinate axes. ValueError is raised unless points are in the plane or in space.
+    Permutations of the points, other periodic images of points, and scales are tested too. If the kinds of outputs are
+    not given, each output has the kind with which most candidates pass. The axes of finite groups are coordinate axes.
+    ValueError is raised unless points are in the plane or in space.
     """
     dim = clouds[0].pos.shape[1] if inputs["pos"] == "position" else 0
     if dim not in (2, 3):
@@ -119,7 +122,8 @@ def search(
             passes[candidate.label] = passes.get(candidate.label, True) and passed
     symmetry = _largest(candidates, passes)
     kinds_of = {name: possible[name][number] for name, number in chosen.items()}
-    return Found(symmetry, kinds_of, tuple(rows), not passes.get("permutations", False))
+    sees_order, sees_images = (not passes.get(label, False) for label in ("permutations", "periodic images"))
+    return Found(symmetry, kinds_of, tuple(rows), sees_order, sees_images)
 
 
 def _errors(
@@ -180,6 +184,8 @@ def _candidates(dim: int, clouds: list[Data], as_images: bool, generator: torch.
             found.append(_Candidate(finite.name, kept, finite))
     if not on_lattice:
         found.append(_Candidate("permutations", [permutation(clouds, dim, True, generator)]))
+        if images := other_images(clouds, dim, True, generator):
+            found.append(_Candidate("periodic images", images))
         scaled = [factor * torch.eye(dim, dtype=torch.float64) for factor in _SCALES]
         zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
         found.append(_Candidate("scales", [Move("searched", "", True, factor, zero) for factor in scaled]))

@@ -296,6 +296,7 @@ class DipoleHead(Recorded, nn.Module):
     """
 
     kind = "vector"
+    sees_images = True  # see `lieattn.certify`
 
     def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None, neutral: bool = True) -> None:
         check_arguments(DipoleHead.__init__, locals())

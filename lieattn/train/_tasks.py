@@ -385,7 +385,7 @@ class PointSetRegressor(PointSetTask):
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the weighted loss of one batch, and log it and the mean absolute errors."""
         batch = self.cast(batch)
-        sums = []
+        model, sums = self.model, []
         for name, output in self._outputs(batch).items():
             target = batch[name] if name in batch else None
             if isinstance(target, Tensor) and output.shape == (*target.shape, 1):
@@ -397,7 +397,7 @@ class PointSetRegressor(PointSetTask):
             importance = target_weights(batch, name, target)
             # Energies far from 0 have a spread that a smaller dtype would round away before the shift is subtracted.
             wide = target.to(torch.promote_types(target.dtype, output.dtype))
-            difference = output - ((wide - self.model.shift_of(name, wide, batch)) / scale).to(output.dtype)
+            difference = output - ((wide - model.shift_of(name, wide, batch)) / scale).to(output.dtype)
             turns = self.loss == "rotation"
             if turns and output.shape[1:] != (3, 3):
                 raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")
@@ -413,8 +413,8 @@ class PointSetRegressor(PointSetTask):
         return self.losses.logged(self.log, batch, torch.stack(sums, dim=1), stage)
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Outputs of the network by target, not yet scaled."""
-        found = self.outputs_of(self.cast(batch))
+        """Outputs of the network by target, not yet scaled, for a batch in the precision of the weights."""
+        found = self.outputs_of(batch)
         if isinstance(found, Tensor) and len(self.targets) > 1:
             raise ValueError(f"network: expected a mapping with {sorted(self.targets)} as output, got a tensor")
         outputs = named_outputs(found, next(iter(self.targets)))

@@ -214,7 +214,6 @@ class FieldHead(Recorded, nn.Module):
         check_arguments(FieldHead.__init__, locals())
         super().__init__()
         check_count("in_channels", in_channels)
-        check_representation("rep", rep)
         hidden = in_channels if hidden is None else hidden
         check_count("hidden", hidden)
         activation_named("activation", activation)

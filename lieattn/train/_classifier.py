@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from lieattn._checks import check_arguments, check_choice, check_is
+from lieattn._checks import check_arguments, check_is
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import labels_of, read_for
 from lieattn.train._tasks import OptimizerFactory, PointSetTask
@@ -75,7 +75,6 @@ class PointSetClassifier(PointSetTask):
                 raise ValueError(f"{name}: expected at least {least}, got {count}")
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
-        check_choice("per", per, Literal["cloud", "point"])
         self.classes, self.labels, self.label_smoothing, self.per = classes, labels, label_smoothing, per
         self.losses = Losses([1.0])
         # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.

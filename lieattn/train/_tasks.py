@@ -295,8 +295,6 @@ class PointSetRegressor(PointSetTask):
         check_arguments(PointSetRegressor.__init__, locals())
         super().__init__(network, optimizer, schedule, no_decay)
         self.targets = {targets: 1.0} if isinstance(targets, str) else dict(targets)
-        if loss not in _LOSSES:
-            raise ValueError(f"loss: expected one of {sorted(_LOSSES)}, got {loss!r}")
         check_targets(self.targets)
         self.read_apart = read_for(self.targets)
         if loss == "rotation":

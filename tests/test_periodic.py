@@ -362,3 +362,13 @@ def test_single_precision_finds_the_same_pairs():
     assert torch.equal(single.edge_index, double.edge_index)
     assert single.shift.dtype == torch.float32
     torch.testing.assert_close(single.shift.double(), double.shift, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("of_cell", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_cells_may_have_another_dtype_than_the_points(dtype, of_cell):
+    pos = torch.tensor([[0.0, 0.0], [0.5, 0.0]])
+    found = Radius(1.0)(pos.to(dtype), cell=torch.eye(2, dtype=of_cell))
+    expected = Radius(1.0)(pos, cell=torch.eye(2))
+    assert torch.equal(found.edge_index, expected.edge_index)
+    assert torch.equal(found.shift, expected.shift.to(dtype))

@@ -163,7 +163,8 @@ class Radius(_Neighborhood):
         neighbors = Neighbors.from_keys(keys, len(pos))
         lattice = torch.where(pbc[..., None], cell, 0.0)[cloud[neighbors.target]]
         # Shifts are long, so compute them in the more precise dtype of cell and points.
-        shift = (images.to(torch.promote_types(cell.dtype, pos.dtype))[:, None] @ lattice)[:, 0]
+        exact = torch.promote_types(cell.dtype, pos.dtype)
+        shift = (images.to(exact)[:, None] @ lattice.to(exact))[:, 0]
         return replace(neighbors, shift=shift.to(pos.dtype))
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:

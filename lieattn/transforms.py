@@ -98,9 +98,7 @@ def periodic_radius_graph(
     ([[0, 0], [0, 0]], [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     """
     check_arguments(periodic_radius_graph, locals())
-    clouds = point_clouds(
-        pos, batch=batch, cell=cell, pbc=torch.ones_like(cell[..., 0], dtype=torch.bool) if pbc is None else pbc
-    )
+    clouds = point_clouds(pos, batch=batch, cell=cell, pbc=pbc)
     found = find_neighbors(clouds, Radius(r, include_self=loop))
     return _directed(found.edge_index, flow), found.shift if found.shift is not None else pos[found.source] * 0
 

@@ -230,6 +230,7 @@ def test_points_far_away_where_clouds_are_not_periodic(periodic):
             ValueError,
             "data.cell: KNNGraph does not find periodic images",
         ),
+        (lambda pos: periodic_radius_graph(pos, 1.0, torch.ones(())), ValueError, r"cell: expected \[3, 3\] or"),
         (lambda pos: FarthestPoints(2.0), ValueError, r"ratio: expected a number in \(0, 1\]"),
         (lambda pos: RadiusGraph(1.0)(Data()), (TypeError, ValueError), "pos"),
     ],

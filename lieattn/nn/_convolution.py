@@ -20,7 +20,7 @@ from lieattn._checks import (
 from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, spread_features
-from lieattn.nn._grid import published_measure
+from lieattn.nn._grid import checked_measure
 from lieattn.nn.relative import (
     ConvolutionKernel,
     RankKernel,
@@ -74,11 +74,8 @@ class GroupConvolution(TiedWeights):
     ) -> None:
         check_arguments(GroupConvolution.__init__, locals())
         super().__init__()
-        if measure is not None and not math.isfinite(measure):
-            raise ValueError(f"measure: expected a finite number, got {measure}")
-        if measure is None:
-            measure = 1.0 if kernel.lifting else published_measure(kernel.group)
-        self.kernel, self.group, self.measure = kernel, kernel.group, float(measure)
+        self.kernel, self.group = kernel, kernel.group
+        self.measure = checked_measure(measure, kernel.group, lifting=kernel.lifting)
         self.reduction: Literal["sum", "mean"] = reduction
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:

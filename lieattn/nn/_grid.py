@@ -224,6 +224,18 @@ def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
     return 2 * math.pi / rotations * (group.order // rotations)
 
 
+def checked_measure(measure: float | None, group: FiniteGroup, *, lifting: bool, attentive: bool = False) -> float:
+    """Return the given weight of the sum over the input fiber, or the default; ValueError if it is not finite.
+
+    The default is that of :func:`published_measure`, and 1 for lifting.
+    """
+    if measure is None:
+        measure = 1.0 if lifting else published_measure(group, attentive=attentive)
+    if not math.isfinite(measure):
+        raise ValueError(f"measure: expected a finite number, got {measure}")
+    return float(measure)
+
+
 class GridConvolution(TiedWeights):
     """Base class of the two convolutions: the kernel, its copies for all frames, and a check of strides."""
 
@@ -251,13 +263,9 @@ class GridConvolution(TiedWeights):
         taps = lifting_taps(group, size) if self.lifting else group_taps(group, size)
         check_counts(in_channels=in_channels, out_channels=out_channels, stride=stride, dilation=dilation)
         check_count("pad", pad, least=0)
-        if measure is None:
-            measure = 1.0 if self.lifting else published_measure(group, attentive=self.attentive)
-        if not math.isfinite(measure):
-            raise ValueError(f"measure: expected a finite number, got {measure}")
+        self.measure = checked_measure(measure, group, lifting=self.lifting, attentive=self.attentive)
         self.group, self.size, self.in_channels, self.out_channels = group, size, in_channels, out_channels
         self.stride, self.pad, self.dilation, self.inexact = stride, pad, dilation, inexact
-        self.measure = float(measure)
         fiber = () if self.lifting else (group.order,)
         bound, sides = init_scale / math.sqrt(in_channels * size**group.dim), [size] * group.dim
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, *sides).uniform_(-bound, bound))

@@ -29,11 +29,11 @@ from lieattn.nn._grid import (
     act_on_grid,
     check_grid,
     check_lattice_group,
+    checked_measure,
     group_taps,
     lifting_taps,
     moved_kernels,
     permuted_copies,
-    published_measure,
 )
 from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel, residual_branch
 
@@ -391,11 +391,7 @@ class GridPoseAttention(TiedWeights):
         check_lattice_group("group", group)
         check_count("channels", channels)
         self.group, self.channels, self.lifting = group, channels, lifting
-        if measure is None:
-            measure = 1.0 if lifting else published_measure(group)
-        if not math.isfinite(measure):
-            raise ValueError(f"measure: expected a finite number, got {measure}")
-        self.measure = float(measure)
+        self.measure = checked_measure(measure, group, lifting=lifting)
         bound = init_scale / math.sqrt(channels)
         self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))).uniform_(-bound, bound))
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)

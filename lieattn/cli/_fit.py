@@ -343,9 +343,8 @@ class _PointSetCLI(LightningCLI):
         settings = self.config_init[self.subcommand]
         root = settings.trainer.default_root_dir
         devices = str(settings.trainer.devices)
-        if (
-            devices.isdecimal() and int(devices) > _MOST_DEVICES
-        ):  # every device is a process, even if the machine does not have it
+        # Every device is a process, even if the machine does not have it.
+        if devices.isdecimal() and int(devices) > _MOST_DEVICES:
             raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
         logger = settings.trainer.logger
         if logger is None or logger is True:

@@ -100,9 +100,8 @@ class CellRunner:
         except train.NonFiniteError as error:
             record |= {"failed": str(error), **_spent(budget)}
         else:
-            if (
-                not budget.history or budget.history[-1][0] != budget.steps
-            ):  # for example after a training that was continued
+            # The last step may have had no validation, for example if the training was continued.
+            if not budget.history or budget.history[-1][0] != budget.steps:
                 trainer.validate(task, data, verbose=False)
             task.load_state_dict(budget.best or {})
             _save_weights(trainer, folder / "best.ckpt")
@@ -173,9 +172,8 @@ class EquivarianceProbe:
         if group is not None and group.dim != self.dim:
             raise train.UsageError(f"group: {group.name} acts on {group.dim} coordinates, the clouds have {self.dim}")
         own = None if group is None else self._largest(network, group)["element"]
-        if any(
-            isinstance(module, _ON_LATTICES) for module in network.modules()
-        ):  # other motions do not map the lattice to itself
+        if any(isinstance(module, _ON_LATTICES) for module in network.modules()):
+            # Other motions do not map the lattice to itself.
             moves = {"element": _QUARTER_TURNS[self.dim], "outside": reflection(self.dim)}
             free = {check: self._largest(network, moved)["element"] for check, moved in moves.items()}
         else:

@@ -70,9 +70,8 @@ class CellStore:
             content = json.loads(path.read_text())
             if not isinstance(content, dict) or not {"key", "record"} <= set(content):
                 raise ValueError("it was not written by `lieattn compare`")
-            if content.get("digest", _digest(content["record"])) != _digest(
-                content["record"]
-            ):  # version 0.1 wrote no digest
+            digest = _digest(content["record"])
+            if content.get("digest", digest) != digest:  # version 0.1 wrote no digest
                 raise ValueError("the record differs from what was written")
             problem = "was made with other settings" if content["key"] != key else None
         except (OSError, ValueError) as error:

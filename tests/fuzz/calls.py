@@ -170,9 +170,8 @@ def is_named(error: Exception, tried: Entrance, replaced: Mapping[str, Any]) -> 
         return True
     raised = linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
     on_purpose = any(part in frame.filename for part in _LIBRARY) and raised
-    if any(
-        isinstance(value, str) and value == "nowhere" for value in tried.arguments.values()
-    ):  # a missing file is also a reason to refuse the call
+    # A missing file is also a reason to refuse the call.
+    if any(isinstance(value, str) and value == "nowhere" for value in tried.arguments.values()):
         names += ["root", "path", "nowhere"]
     if "argument" in tried.arguments:  # a check, whose argument is the name for its messages
         names.append(str({**tried.arguments, **replaced}["argument"]))

@@ -205,9 +205,8 @@ class Drawn(Numbers):
             bias = given["displacement_bias"]
             masked = torch.rand(bias.shape, generator=self.generator) < 0.3
             given["displacement_bias"] = bias.masked_fill(masked, -torch.inf)
-        if (
-            self.with_query and self.width == self.depth and self.chance(0.2)
-        ):  # keys and values can share one signal and one ψ
+        # Keys and values can share one signal and one ψ.
+        if self.with_query and self.width == self.depth and self.chance(0.2):
             given["key"] = given["value"]
             if "psi" in given and "key_psi" in given:
                 given["key_psi"] = given["psi"]

@@ -186,14 +186,14 @@ class InvariantHead(Recorded, nn.Module):
 class FieldHead(Recorded, nn.Module):
     r"""Head for a field of any type on the points, or for its mean or sum over each cloud, from a field on the group.
 
-    .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \mathrm{silu}(W_1 F(x, h) + b_1) \big)
+    .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \sigma(W_1 F(x, h) + b_1) \big)
 
     **Equivariance.** If the field is translated by h in H, the result is multiplied by ρ(h).
 
     Parameters
     ----------
     in_channels, hidden, activation
-        Channels of the field; channels of the hidden layer, the same number if absent; name of its activation.
+        Channels of the field; channels of the hidden layer, the same number if absent; name of its activation σ.
     rep
         Type ρ of the output: ``Vector(3)`` for forces, ``Pseudovector()`` for magnetic moments.
     pool

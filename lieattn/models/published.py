@@ -22,7 +22,6 @@ from lieattn.groups import (
     SE,
     SO,
     FiniteGroup,
-    Group,
     SemidirectProduct,
     cyclic,
     dihedral,
@@ -280,8 +279,10 @@ class PublishedCoordinates(PairCoordinates):
 
     def count(self, space: HomogeneousSpace) -> int:
         """Number of coordinates, including invariants of both points; ValueError if the space does not have them."""
-        group, rotations = space.group, isinstance(_linear(space.group), SO)
-        if self.convention == "log" and isinstance(_linear(group), FiniteGroup):
+        group = space.group
+        linear = group.stabilizer if isinstance(group, SemidirectProduct) else group
+        rotations = isinstance(linear, SO)
+        if self.convention == "log" and isinstance(linear, FiniteGroup):
             raise ValueError(f"convention: {group.name} has no logarithms; use a space such as Euclidean(SE(3))")
         if self.convention == "quaternion" and not (rotations and group.dim == 3):
             raise ValueError(f"convention: 'quaternion' is for SO(3) and SE(3), not for {group.name}")
@@ -320,10 +321,6 @@ class PublishedCoordinates(PairCoordinates):
         for index in (target, source):
             parts.append(invariants.index_select(0, index)[:, None, None].expand(-1, fiber, fiber, -1))
         return torch.cat(parts, dim=-1)
-
-
-def _linear(group: Group) -> Group:
-    return group.stabilizer if isinstance(group, SemidirectProduct) else group
 
 
 def published_qm9(out_channels: int = 1, **options: Any) -> LieTransformer:

@@ -775,6 +775,11 @@ def crystals(count=6, seed=0):
     return frames
 
 
+def _written(write, folder, frames):
+    write(folder / "frames.xyz", frames, format="extxyz")
+    return folder / "frames.xyz"
+
+
 class TestFrames:
     def test_items_are_the_frames(self):
         frames = crystals()
@@ -937,6 +942,20 @@ class TestFrames:
             tuple(data.pos.flatten().tolist()) for data in everything
         }
         assert parts[0].atom_energies == parts[2].atom_energies != everything.atom_energies
+
+    def test_elements_without_a_training_frame(self, tmp_path):
+        """Their energy would be fitted as 0, so that whole energies of test frames were off by that of an atom."""
+        ase, write = pytest.importorskip("ase"), pytest.importorskip("ase.io").write
+        frames = [ase.Atoms("OH", [[0, 0, 0], [0, 0, 0.9 + 0.01 * n]], info={"energy": -20.0}) for n in range(10)]
+        test = ld.ExtendedXYZ(_written(write, tmp_path, frames), "test", split_seed=1)
+        rare = int(test._indices[0])
+        frames[rare] = ase.Atoms("SH", frames[rare].positions, info={"energy": -400.0})
+        path = _written(write, tmp_path, frames)
+        for split in ("train", "test"):
+            with pytest.raises(ValueError, match="got none with the element 16; use more"):
+                ld.ExtendedXYZ(path, split, split_seed=1)
+        plain = ld.ExtendedXYZ(path, "test", split_seed=1, references=False)
+        assert plain[0].y.item() == -400
 
     @pytest.mark.parametrize(
         ("text", "message"),

@@ -17,8 +17,17 @@ def composition(z: NDArray[Any], offsets: NDArray[np.int64], species: Sequence[i
 def fit_atoms(
     energy: NDArray[np.float64], z: NDArray[Any], offsets: NDArray[np.int64], train: NDArray[np.int64]
 ) -> tuple[dict[int, float], NDArray[np.float64]]:
-    """Fit one energy per species to the training molecules; return the energies and their sum over each molecule."""
+    """Fit one energy per species to the training molecules; return the energies and their sum over each molecule.
+
+    ValueError is raised if a species does not occur in the training molecules.
+    """
     species = [charge for charge in range(1, 119) if (z == charge).any()]
     counts = composition(z, offsets, species)
+    for charge, seen in zip(species, counts[train].any(axis=0), strict=True):
+        if not seen:
+            raise ValueError(
+                f"references: expected training molecules with all elements, got none with the element {charge}; use "
+                "more molecules, or references=False"
+            )
     fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
     return dict(zip(species, fitted.tolist(), strict=True)), counts @ fitted

@@ -126,13 +126,6 @@ class GFN2Molecules(Molecules):
         self.smiles = tuple(smiles)
         self.atom_energies: dict[int, float] = {}
         if references:
-            known = np.concatenate([made[index][0] for index in parts["train"]])
-            new = sorted(set(z.tolist()) - set(known.tolist()))
-            if new:
-                raise ValueError(
-                    f"references: expected training molecules with all elements, got none with the element {new[0]}; "
-                    "use more molecules, or references=False"
-                )
             fitted, free = fit_atoms(energy, z, offsets, parts["train"])
             energy = energy - free
             self.atom_energies = {charge: value * factor for charge, value in fitted.items()}

@@ -56,7 +56,7 @@ class ExtendedXYZ(Molecules):
         If the file does not exist.
     ValueError
         If the file is damaged or incomplete, only some frames have an energy, a charge or a spin, no frame has one of
-        the ``keys``, or an argument is out of range.
+        the ``keys``, an element has no reference because no training frame contains it, or an argument is out of range.
     """
 
     def __init__(

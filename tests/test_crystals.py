@@ -13,6 +13,7 @@ from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
     DirectionConvNet,
+    FiniteSE2Transformer,
     FramewiseOptions,
     FramewiseTransformer,
     GSANet,
@@ -237,6 +238,8 @@ def test_what_a_lattice_does_not_have():
         framewise(octahedral(), options=None)(data)
     with pytest.raises(ValueError, match=r"data\.cell: periodic clouds have no center, and so no principal axes"):
         framewise(PrincipalFrames())(data)
+    with pytest.raises(ValueError, match=r"data\.cell: FiniteSE2Transformer does not see periodic images"):
+        FiniteSE2Transformer(neighborhood=NEAR)(Data(pos=torch.rand(4, 2), cell=torch.eye(2)[None]))
     with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):
         framewise(
             octahedral(), neighborhood=Nearest(3), options=FramewiseOptions(attention="neighborhood", cutoff=1.0)

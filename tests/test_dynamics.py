@@ -319,6 +319,11 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
             ValueError,
             r"data: expected time \[clouds, times\], the same in all clouds",
         ),
+        (
+            lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0]]), cell=torch.eye(2)[None])),
+            ValueError,
+            r"data\.cell: HamiltonianDynamics does not see periodic images",
+        ),
         (lambda: energy_drift(torch.zeros(0)), ValueError, "energy: expected"),
     ],
 )

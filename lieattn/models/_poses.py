@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry import FiniteFrames, PointClouds, PrincipalFrames, SampledFrames
+from lieattn.geometry import FiniteFrames, PointClouds, PrincipalFrames, SampledFrames, point_clouds
 
 
 def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFrames, torch.Generator | None]:
@@ -17,6 +19,14 @@ def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFra
     if random and training:
         frames = FiniteFrames(frames.group, SampledFrames(1, per="cloud"))
     return frames, new_generator() if training and isinstance(frames.pose, SampledFrames) else None
+
+
+def without_lattice(data: Any, name: str) -> PointClouds:
+    """Return the clouds of data; raise ValueError if they are periodic, for a model that does not support it."""
+    clouds = point_clouds(data)
+    if clouds.cell is not None:
+        raise ValueError(f"data.cell: {name} does not see periodic images; remove the cell")
+    return clouds
 
 
 def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:

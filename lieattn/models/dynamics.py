@@ -16,6 +16,7 @@ from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, usable
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
+from lieattn.models._poses import without_lattice
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
@@ -405,7 +406,7 @@ class HamiltonianDynamics(Wrapper):
         The data have ``pos`` ``[points, dim]``, ``momentum`` or velocities ``vel`` of the same shape, ``mass``
         ``[points]``, ``time`` ``[clouds, times]`` with the same times for all clouds, starting at the given state, and
         optionally features ``x``. Without ``mass``, the masses are the first channel of ``x``, as in
-        ``lieattn_datasets.Springs``. TypeError is raised if an attribute is missing, ValueError if times differ.
+        ``lieattn_datasets.Springs``. TypeError is raised for missing attributes, ValueError for other times or a cell.
         """
         for name in ("pos", "time"):
             if not isinstance(getattr(data, name, None), Tensor):
@@ -420,8 +421,8 @@ class HamiltonianDynamics(Wrapper):
             raise TypeError(f"data: expected momentum or vel, and mass or x with mass as channel 0, got {data!r}")
         if times.ndim != 2 or not torch.allclose(times, times[:1].expand_as(times), rtol=0, atol=1e-5):
             raise ValueError(f"data: expected time [clouds, times], the same in all clouds, got {tuple(times.shape)}")
-        batch = getattr(data, "batch", None)
-        found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, batch=batch)
+        clouds = without_lattice(data, type(self).__name__)
+        found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, batch=clouds.batch)
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
 
     def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
@@ -434,8 +435,7 @@ class HamiltonianDynamics(Wrapper):
         from torch_geometric.data import Data
 
         clouds = system.clouds
-        if self.center:
-            q = q - clouds.mean(q)[clouds.batch]
+        q = q - clouds.mean(q)[clouds.batch] if self.center else q
         found = energy_among(self.potential(Data(pos=q, **system.given).apply(usable)), "potential")
         return _per_cloud(found, clouds.num_clouds, "potential")
 

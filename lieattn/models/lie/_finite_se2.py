@@ -13,6 +13,7 @@ from lieattn._checks import check_arguments, check_choice, check_counts, check_s
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.models._poses import without_lattice
 from lieattn.models._squares import of_squares
 from lieattn.nn.relative import graph_attention
 from lieattn.ops import Normalization, RelativeTerms, smooth_lengths
@@ -95,8 +96,8 @@ class FiniteSE2Transformer(Network):
         return of_squares(Symmetry(self.group, acting="the positions"), self.neighborhood)
 
     def geometry(self, data: Any) -> LiftedGraph:
-        """Lift the positions to R^2 ⋊ C_n."""
-        return lift(data, self.group, self.neighborhood, length=1.0)
+        """Lift the positions to R^2 ⋊ C_n; ValueError is raised for periodic clouds."""
+        return lift(without_lattice(data, type(self).__name__), self.group, self.neighborhood, length=1.0)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> GroupField:
         if slots is not None:

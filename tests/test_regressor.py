@@ -227,6 +227,17 @@ def test_errors_of_rotations_are_angles_in_degrees():
         module.evaluate(data, "test")
 
 
+def test_scales_of_components_are_not_those_of_a_single_number():
+    """Of three clouds, each would get the scale of one component; more clouds would give an error of torch."""
+    items = [Data(pos=torch.zeros(2, 3), a=torch.ones(1), b=torch.tensor([[1.0, 10, 100]]) * n) for n in range(5)]
+    module = PointSetRegressor(Spring(), {"a": 1.0, "b": 1.0}, shift=["b"], scale_of={"a": "b"})
+    with pytest.raises(ValueError, match=r"scale_of: expected a single scale for a.* component of b, \(3,\)"):
+        module.measure(items)
+    other = PointSetRegressor(Spring(), {"a": 1.0, "b": 1.0}, shift=[], scale_of={"a": "b"})
+    other.measure(items)
+    assert torch.equal(other.scale_a, other.scale_b)
+
+
 def test_errors_are_in_the_units_of_the_data_for_each_target():
     module = measured(scale_of={"energy": "force"})
     predicted, data = module(batch(8)), batch(8)

@@ -271,7 +271,8 @@ class PointSetRegressor(PointSetTask):
         outputs that the ``kind`` of the network states to be vectors, tensors, ...
     scale_of
         Mapping from a target to another one whose scale it uses, such as ``{"energy": "force"}``, which is needed if
-        the force is a gradient of the energy; ``{"y": "none"}`` leaves y unscaled.
+        the force is a gradient of the energy; ``{"y": "none"}`` leaves y unscaled. ValueError is raised when they are
+        measured if the other target has scales for components that the target does not have.
     optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     extensive
@@ -377,7 +378,11 @@ class PointSetRegressor(PointSetTask):
             self._set("shift", name, mean)
         for name in self.targets:
             source = self.scale_of.get(name, name)
-            self._set("scale", name, torch.ones(()) if source == "none" else scales[source])
+            scale = torch.ones(()) if source == "none" else scales[source]
+            if scale.numel() > 1 and scale.shape != scales[name].shape:
+                found = f"one for each component of {source}, {tuple(scale.shape)}"
+                raise ValueError(f"scale_of: expected a single scale for {name}, or one as its own, got {found}")
+            self._set("scale", name, scale)
         self.measured.fill_(True)
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:

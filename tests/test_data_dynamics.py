@@ -442,6 +442,11 @@ class TestMotions:
                 lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.zeros(1, 2), quadrupole=torch.zeros(1, 3, 3))),
                 r"data.quadrupole: expected \[..., 2, 2\]",
             ),
+            (lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.ones(1, 2).long())), "data.pos: expected a floating"),
+            (
+                lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.ones(1, 2), force=torch.ones(1, 2).int())),
+                "data.force: expected a floating tensor, got torch.int32",
+            ),
             (lambda: ld.RandomRotateFields(dim=4), "dim: expected 2 or 3"),
             (lambda: ld.RandomRotateFields(axis="w"), "axis: expected None"),
             (lambda: ld.RandomRotateFields(dim=2, axis="z"), "axis: expected None"),

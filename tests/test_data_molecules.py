@@ -190,6 +190,8 @@ class TestFeatures:
             ld.StandardizeTargets(0.0, 0.0)
         with pytest.raises(ValueError, match=r"data.y: expected 2 targets, got \[1, 3\]"):
             ld.StandardizeTargets([0.0, 0.0], [1.0, 1.0])(Data(y=torch.zeros(1, 3)))
+        with pytest.raises(ValueError, match=r"data.y: expected a floating tensor, got torch.int64; .* y.float\(\)"):
+            ld.StandardizeTargets(0.5, 2.0)(Data(y=torch.ones(1, 3).long()))
 
 
 class TestUnits:

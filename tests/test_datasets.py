@@ -558,6 +558,16 @@ class TestTransforms:
         assert isinstance(turned, Batch)
         assert torch.equal(turned.pos, torch.stack([-batch.pos[:, 1], batch.pos[:, 0]], dim=1))
 
+    @pytest.mark.parametrize(
+        ("transform", "name"),
+        [(ld.RotatePoints(0.4), "pos"), (ld.RotateImage(0.4), "x"), (ld.AveragePixels(2), "x")],
+    )
+    def test_integers_are_not_rounded(self, transform, name):
+        data = ld.image_to_data(np.eye(4))
+        data[name] = data[name].long()
+        with pytest.raises(ValueError, match=f"data.{name}: expected a floating tensor, got torch.int64"):
+            transform(data)
+
     @pytest.mark.parametrize("epoch", [None, 3])
     def test_random_transforms_are_independent(self, epoch):
         """Transforms with the default seed draw independent numbers."""

@@ -31,17 +31,19 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
             raise TypeError(f"{argument}: expected {_words(hint)}, got {found}")
 
 
-def check_attribute(data: Data, name: str, points: int | None = None) -> Tensor:
+def check_attribute(data: Data, name: str, points: int | None = None, *, floating: bool = False) -> Tensor:
     """Return a tensor of a cloud.
 
     ValueError is raised unless it is a tensor of real numbers with at least one axis and, if ``points`` is given, has
-    one row for each point.
+    one row for each point; with ``floating`` also for integers, to which results would be rounded.
     """
     values = data.get(name)
     if not isinstance(values, Tensor) or values.dim() == 0 or values.is_complex():
         found = "nothing" if values is None else type(values).__name__
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else found
         raise ValueError(f"data.{name}: expected a tensor of real numbers with at least one axis, got {found}")
+    if floating and not values.is_floating_point():
+        raise ValueError(f"data.{name}: expected a floating tensor, got {values.dtype}; convert it, {name}.float()")
     if points is not None and len(values) != points:
         raise ValueError(f"data.{name}: expected a row for each of {points} points, got {list(values.shape)}")
     return values

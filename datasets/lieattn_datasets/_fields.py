@@ -43,7 +43,8 @@ class TransformFields:
     Raises
     ------
     ValueError
-        If the matrix is not orthogonal, or (when called) the shape of an attribute does not match it.
+        If the matrix is not orthogonal, or (when called) the shape of an attribute does not match it, or
+        its numbers are integers.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class TransformFields:
         check_arguments(TransformFields.__call__, locals())
         moved = copy.copy(data)
         dim = len(self.matrix)
-        check_attribute(data, "pos")
+        for name in ("pos", *self.vectors, *self.tensors, "rotation"):
+            if name == "pos" or data.get(name) is not None:
+                check_attribute(data, name, floating=True)
         matrix = self.matrix.to(data.pos.device)
         moved.pos = self._turn("pos", data.pos, matrix, self.shift.to(data.pos.device))
         for name in self.vectors:

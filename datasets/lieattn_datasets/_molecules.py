@@ -271,7 +271,7 @@ class StandardizeTargets:
     Raises
     ------
     ValueError
-        If a number is not finite, std is not positive, or the lengths differ.
+        If a number is not finite, std is not positive, the lengths differ, or (when called) targets are integers.
     """
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
@@ -288,6 +288,7 @@ class StandardizeTargets:
     def __call__(self, data: Data) -> Data:
         check_arguments(StandardizeTargets.__call__, locals())
         self._check("data.y", data.get("y"))
+        check_attribute(data, "y", floating=True)
         scaled = data.__copy__()
         scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
         return scaled

@@ -36,7 +36,8 @@ class TransformPoints:
     Raises
     ------
     ValueError
-        If the matrix is not square or not finite, or (when called) does not match the shape of ``data.pos``.
+        If the matrix is not square or not finite, or (when called) does not match the shape of ``data.pos``, or
+        positions are integers.
     """
 
     def __init__(self, matrix: ArrayLike | Tensor) -> None:
@@ -45,7 +46,7 @@ class TransformPoints:
 
     def __call__(self, data: Data) -> Data:
         check_arguments(TransformPoints.__call__, locals())
-        pos = check_attribute(data, "pos")
+        pos = check_attribute(data, "pos", floating=True)
         dim = len(self.matrix)
         if pos.dim() != 2 or pos.shape[1] != dim:
             raise ValueError(f"data.pos: expected [points, {dim}], got {list(pos.shape)}")
@@ -71,7 +72,7 @@ class RotatePoints(TransformPoints):
     Raises
     ------
     ValueError
-        If the angle is not finite, or (when called) points are not two-dimensional.
+        If the angle is not finite, or (when called) points are not two-dimensional or positions are integers.
 
     Examples
     --------
@@ -212,6 +213,7 @@ class RotateImage:
 
         image = data_to_image(data).float().cpu().numpy()
         _check_only_pixels(data)
+        check_attribute(data, "x", floating=True)
         if not (image.min() >= -1e-6 and image.max() <= 1 + 1e-6):
             raise ValueError(
                 f"data.x: expected intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
@@ -319,7 +321,7 @@ class AveragePixels:
         _check_only_pixels(data)
         averaged = copy.copy(data)
         for name, unit in (("x", 1), ("pos", size)):
-            value = check_attribute(data, name, height * width)
+            value = check_attribute(data, name, height * width, floating=True)
             cells = value.reshape(height // size, size, width // size, size, -1)
             averaged[name] = cells.mean(dim=(1, 3)).flatten(0, 1) / unit
         averaged.grid = grid // size

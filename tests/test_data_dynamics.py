@@ -393,6 +393,14 @@ class TestMotions:
         torch.testing.assert_close(moved.pos, data.pos @ rotation.T.float() + torch.tensor([1.0, 2, 3]))
         assert "shift=[1.0, 2.0, 3.0]" in repr(ld.TransformFields(np.eye(3), [1, 2, 3]))
 
+    def test_default_names_are_those_of_all_data_sets(self):
+        """Vectors that the default does not name stay where they are, such as the ground of the Earth under winds."""
+        kinds = [one for one in vars(ld).values() if isinstance(one, type) and hasattr(one, "tensors")]
+        assert ld.WindOnSphere in kinds
+        for kind in kinds:
+            assert {*kind.vectors} <= {"pos", "y", *_fields.VECTORS}
+            assert {*kind.tensors} <= {*_fields.TENSORS}
+
     def test_random_rotations(self):
         data = Data(pos=torch.eye(3), normal=torch.eye(3))
         turn = ld.RandomRotateFields(seed=1)

@@ -15,7 +15,10 @@ from lieattn_datasets._arrays import real_array, square_matrix
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._streams import RandomTransform
 
-VECTORS = ("vel", "momentum", "force", "dipole", "normal", "wind", "cell")
+VECTORS = (
+    *("vel", "momentum", "force", "dipole", "normal", "cell"),
+    *("wind", "east", "sun", "sun_change", "interpolated"),
+)
 TENSORS = ("polarizability", "quadrupole", "stress", "virial")
 
 

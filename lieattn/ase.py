@@ -91,9 +91,10 @@ class Calculator(AseCalculator):
     Raises
     ------
     ValueError
-        If the energies jump, or if energies and forces were trained with different scales, so that the forces are not
-        the derivatives of the energies. When energies are computed, if the model returns more than one number, or if
-        the energy of several outputs has no scale, because it was no target.
+        If the energies jump, if energies and forces were trained with different scales, so that the forces are not the
+        derivatives of the energies, or if an ensemble contains another one, whose mean counts as one network. When
+        energies are computed, if the model returns more than one number, or if the energy of several outputs has no
+        scale, because it was no target.
     ImportError
         When this module is imported, if ASE is not installed.
     """
@@ -238,7 +239,10 @@ def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:
     """The networks that give the energies (several for an ensemble), and what is between them and their results."""
     whole = uncompiled(model)
     if isinstance(whole, Ensemble):
-        return [found for network in whole.networks for found in _networks(network)]
+        members = [_networks(network) for network in whole.networks]
+        if any(len(found) > 1 for found in members):  # the mean of means is not the mean of all networks
+            raise ValueError("model: expected an ensemble of networks, got one of ensembles; make one of all networks")
+        return [found for (found,) in members]
     if isinstance(whole, EnergyForces):
         return _networks(whole.model)
     if not isinstance(whole, Captured | Preprocessed | Rescaled):

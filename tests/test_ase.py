@@ -373,6 +373,9 @@ def test_what_is_refused():
         calculator.Calculator(Rescaled(EnergyForces(network()), {"force": 2.0}))
     with pytest.raises(ValueError, match="model: expected one energy per cloud, got scales and shifts of 2 outputs"):
         calculator.Calculator(Rescaled(network(), {"y": torch.ones(2)}))
+    pair = Ensemble([network(), network()])
+    with pytest.raises(ValueError, match="model: expected an ensemble of networks, got one of ensembles"):
+        calculator.Calculator(Ensemble([Rescaled(pair, {"y": 2.0}), Rescaled(network(), {"y": 2.0})]))
     with pytest.raises(ValueError, match="energy_unit: expected one of"):
         calculator.Calculator(network(), energy_unit="Ry")
 

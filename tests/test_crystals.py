@@ -20,6 +20,7 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Readout,
+    SortedDistances,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import backend
@@ -238,6 +239,10 @@ def test_what_a_lattice_does_not_have():
         framewise(octahedral(), options=None)(data)
     with pytest.raises(ValueError, match=r"data\.cell: periodic clouds have no center, and so no principal axes"):
         framewise(PrincipalFrames())(data)
+    with pytest.raises(ValueError, match=r"data\.cell: SortedDistances do not see periodic images"):
+        FramewiseTransformer(octahedral(), SortedDistances(6), 1, neighborhood=NEAR, options=LOCAL)(data)
+    with pytest.raises(ValueError, match=r"data\.cell: subsampling does not see .* use downsampling=1"):
+        LieConvNet(2, frames=tetrahedral(), neighborhood=NEAR, convolution=ConvolutionOptions(downsampling=0.5))(data)
     with pytest.raises(ValueError, match=r"data\.cell: FiniteSE2Transformer does not see periodic images"):
         FiniteSE2Transformer(neighborhood=NEAR)(Data(pos=torch.rand(4, 2), cell=torch.eye(2)[None]))
     with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):

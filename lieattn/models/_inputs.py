@@ -167,8 +167,13 @@ class SortedDistances:
         check_counts(channels=self.channels)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Return features ``[points, channels]``; ValueError if a cloud has more than ``channels + 1`` points."""
+        """Return features ``[points, channels]``.
+
+        ValueError is raised if a cloud has more than ``channels + 1`` points, or is periodic.
+        """
         check_is("clouds", clouds, PointClouds)
+        if clouds.cell is not None:
+            raise ValueError("data.cell: SortedDistances do not see periodic images; use other inputs of the points")
         batch = clouds.batch
         same = batch[:, None] == batch
         most = int(same.sum(dim=1).max()) if len(batch) else 0

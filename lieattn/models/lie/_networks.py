@@ -269,8 +269,13 @@ class LieConvNet(LieNetwork):
         return (*super().jumps, *chosen)
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:
-        """Lift the points once and return the graph of every block; random parts of training are drawn in each call."""
+        """Lift the points once and return the graph of every block; random parts of training are drawn in each call.
+
+        ValueError is raised for periodic clouds with subsampling, whose distances do not see periodic images.
+        """
         graph, generator = self._lifted(data, generator)
+        if self.share < 1 and graph.cell is not None:
+            raise ValueError("data.cell: subsampling does not see periodic images; use downsampling=1")
         neighborhood, dim = self.neighborhood, self.space.group.dim
         graphs: list[LiftedGraph] = []
         kept: list[Tensor | None] = []

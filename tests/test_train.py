@@ -1321,6 +1321,11 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["certify", "{}", *TRUSTED, "--clouds", "0"], 2, "--clouds: expected an integer of at least 1, got '0'"),
         (["certify", "{}", *TRUSTED, "--seed", "-1"], 2, "--seed: expected an integer of at least 0, got '-1'"),
         (["certify", "{}", *TRUSTED, "--tolerance", "x"], 2, "--tolerance: expected VALUE or float64.*, got 'x'"),
+        (
+            ["certify", "{}", *TRUSTED, "--dtype", "float32", "--tolerance", "float64=1"],
+            2,
+            r"--tolerance: expected one of the measured \['float32'\], got float64; see --dtype",
+        ),
         (["certify", "{}", *TRUSTED, "--data", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
         (
             ["certify", "{}", *TRUSTED, "--json", "run.yaml/c.json"],

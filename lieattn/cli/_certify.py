@@ -111,6 +111,9 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
 def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: bool) -> None:
     """Raise UsageError if an option is given that has no effect beside the other ones."""
     random = ("--points", "--dim", "--features", "--images")
+    alone = (dtype for (dtype, *others), _ in options.tolerance if not others)
+    if unmeasured := [dtype for dtype in alone if dtype not in options.dtype]:
+        raise UsageError(f"--tolerance: expected one of the measured {options.dtype}, got {unmeasured[0]}; see --dtype")
     check_data_options(options, arguments, random)
     if any(setting.startswith("model.") for setting in options.settings) and not is_named(options.checkpoint):
         raise UsageError(f"--model.OPTION: cannot be used here, since {options.checkpoint} is not MODULE:NAME")

@@ -23,11 +23,10 @@ def fit_atoms(
     """
     species = [charge for charge in range(1, 119) if (z == charge).any()]
     counts = composition(z, offsets, species)
-    for charge, seen in zip(species, counts[train].any(axis=0), strict=True):
-        if not seen:
-            raise ValueError(
-                f"references: expected training molecules with all elements, got none with the element {charge}; use "
-                "more molecules, or references=False"
-            )
+    if unseen := [charge for charge, of in zip(species, counts[train].T, strict=True) if not of.any()]:
+        raise ValueError(
+            f"references: expected training molecules with all elements, got none with the element {unseen[0]}; use "
+            "more molecules, or references=False"
+        )
     fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
     return dict(zip(species, fitted.tolist(), strict=True)), counts @ fitted

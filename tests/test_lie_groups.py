@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 
 import mpmath
 import numpy as np
@@ -664,6 +665,20 @@ def test_shapes_and_dtypes_are_refused():
             group.exp(a)
         with pytest.raises(ValueError, match="a: expected"):
             group.hat(a)
+
+
+@pytest.mark.parametrize("method", ["hat", "exp", "exp_integral", "inverse_exp_integral"])
+@pytest.mark.parametrize(
+    "group",
+    [SO(2), SO(3), Dilations(1), Dilations(3), RotationDilations(2), RotationDilations(3), cyclic_about(4)],
+    ids=lambda group: group.name,
+)
+def test_other_numbers_of_coordinates_are_refused(group, method):
+    """Three logarithms of scales are no dilation of space, and a number is no coordinate of a finite group."""
+    for count in {1, 3} - {group.algebra_dim}:
+        expected = re.escape(f"a: expected coordinates [*, {group.algebra_dim}] of {group.name}, got (5, {count})")
+        with pytest.raises(ValueError, match=expected):
+            getattr(group, method)(torch.ones(5, count))
 
 
 def test_sizes_are_refused():

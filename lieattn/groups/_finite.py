@@ -234,7 +234,7 @@ class FiniteGroup(Group):
         return super().act_vectors(self.element(g, vectors), vectors)
 
     def hat(self, a: Tensor) -> Tensor:
-        return a.new_zeros(*a.shape[:-1], self.dim, self.dim)
+        return a.new_zeros(*self._checked_algebra(a).shape[:-1], self.dim, self.dim)
 
     def vee(self, matrix: Tensor) -> Tensor:
         return matrix[..., 0, :0]

@@ -70,10 +70,10 @@ class Rotational(LieGroup):
         return rotation_log(g)
 
     def exp_integral(self, a: Tensor) -> Tensor:
-        return scaled_rotation_integral(torch.zeros_like(a[..., 0]), a)
+        return scaled_rotation_integral(torch.zeros_like(a[..., 0]), self._checked_algebra(a))
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
-        return scaled_rotation_integral(torch.zeros_like(a[..., 0]), a, inverse=True)
+        return scaled_rotation_integral(torch.zeros_like(a[..., 0]), self._checked_algebra(a), inverse=True)
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         error = (g.mT @ g - self.identity(g)).abs().amax((-2, -1))
@@ -179,7 +179,7 @@ class Dilations(LieGroup):
         return g / largest / squared / largest
 
     def hat(self, a: Tensor) -> Tensor:
-        return a[..., None] * self.identity(a)
+        return self._checked_algebra(a)[..., None] * self.identity(a)
 
     def vee(self, matrix: Tensor) -> Tensor:
         return matrix[..., 0, 0, None]
@@ -244,23 +244,23 @@ class RotationDilations(LieGroup):
         return g.mT / largest / squared / largest
 
     def hat(self, a: Tensor) -> Tensor:
-        return a[..., :1, None] * self.identity(a) + self.rotations.hat(a[..., 1:])
+        return self._checked_algebra(a)[..., :1, None] * self.identity(a) + self.rotations.hat(a[..., 1:])
 
     def vee(self, matrix: Tensor) -> Tensor:
         return torch.cat([matrix[..., 0, 0, None], self.rotations.vee(matrix)], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
-        return torch.exp(_checked_scale(a[..., :1, None])) * self.rotations.exp(a[..., 1:])
+        return torch.exp(_checked_scale(self._checked_algebra(a)[..., :1, None])) * self.rotations.exp(a[..., 1:])
 
     def log(self, g: Tensor) -> Tensor:
         scale, rotation = self.split(g)
         return torch.cat([scale[..., None], self.rotations.log(rotation)], dim=-1)
 
     def exp_integral(self, a: Tensor) -> Tensor:
-        return scaled_rotation_integral(a[..., 0], a[..., 1:])
+        return scaled_rotation_integral(self._checked_algebra(a)[..., 0], a[..., 1:])
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
-        return scaled_rotation_integral(a[..., 0], a[..., 1:], inverse=True)
+        return scaled_rotation_integral(self._checked_algebra(a)[..., 0], a[..., 1:], inverse=True)
 
     @property
     def num_coordinates(self) -> int:

@@ -266,7 +266,8 @@ class ScaleFrames:
     last one. Lifting layers do not mix scales, and each further layer reaches ``reach`` scales more. After lifting and
     n layers, the equation is therefore exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends, some
     keys are missing: see docs/exactness.md. For dilations by other factors, errors are as large as for rotations
-    between the elements of H.
+    between the elements of H. Rotary encodings and edge networks read positions that are not divided by the scale, so
+    dilations do not shift the output of layers with them.
 
     Parameters
     ----------

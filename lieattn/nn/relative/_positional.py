@@ -334,7 +334,8 @@ class RotaryEncoding(RelativeFunction):
     output is rotated back, so that it depends on the geometry even if features are constant. The other parameters are
     those of :class:`RotaryPhases`, with ``graph.length`` as the unit of length.
 
-    **Equivariance.** That of :class:`RelativeFunction`.
+    **Equivariance.** That of :class:`RelativeFunction`. On a fiber of scales, the phases are the same on all scales, so
+    dilations of the points do not shift the output by one scale.
     """
 
     patterns = ("framewise",)

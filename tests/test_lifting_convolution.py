@@ -302,6 +302,8 @@ def test_angle_features_are_invariant_and_see_angles(dim):
     bent[2, 0], bent[2, 1] = 0.6, 0.8
     right, acute = (angles(seen(points, frames, clouds=1), x[:3])[0][0] for points in (corner, bent))
     assert (right - acute).abs().max() > 1e-3
+    with pytest.raises(ValueError, match=f"graph: expected points with {dim} coordinates, got {5 - dim}"):
+        angles(seen(inputs(6, 5 - dim)[0], torch.eye(5 - dim, dtype=DOUBLE)[None]), x)
 
 
 def test_edges_have_features_and_windows_of_any_power():

@@ -191,8 +191,9 @@ class AngleFeatures(ExactConstants):
         B^l_{ijk} = \sum_{j'} \phi_k(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
         \phi(ij) = \frac{w(r_{ij})\, (V R(r_{ij}) + c) \odot W s_j}{\sqrt{1 + \sum_j w(r_{ij})}}
 
-    A is a feature of points. B is evaluated at both ends of an edge. Each degree has its own functions φ. The products
-    are :math:`P_1(e, e') = \langle e, e' \rangle` and
+    A is a feature of points. B is evaluated at both ends of an edge, with the same direction :math:`e_{ij}`: at the
+    source j, the sum runs over the neighbors of j. Each degree has its own functions φ. The products are
+    :math:`P_1(e, e') = \langle e, e' \rangle` and
     :math:`P_2(e, e') = (d \langle e, e' \rangle^2 - |e|^2 |e'|^2) / (d - 1)`, which for unit vectors in space are the
     Legendre polynomials of the cosine. The features are computed from the moments of e and of e ⊗ e without its trace,
     so the cost is linear in the number of edges. A are products of two sums over neighbors, like symmetry functions
@@ -236,6 +237,8 @@ class AngleFeatures(ExactConstants):
         """
         check_graph(graph, LiftedGraph, x)
         check_features(x, self.other.weight, self.other.in_features)
+        if graph.pos.shape[1] != self.dim:
+            raise ValueError(f"graph: expected points with {self.dim} coordinates, got {graph.pos.shape[1]}")
         neighbors = graph.neighbors
         directions, length, weight = edge_geometry(graph, self.cutoff, self.window)
         radial = self.radial(bessel_functions(length, self.radial.in_features))

@@ -5,7 +5,16 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, GivenFrames, Nearest, PrincipalFrames, Radius, lift, point_clouds
+from lieattn.geometry import (
+    AllPairs,
+    GivenFrames,
+    Nearest,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    lift,
+    point_clouds,
+)
 from lieattn.groups import SE, cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import EnergyForces, GSANet, LieTransformer, Species
 from lieattn.nn import (
@@ -23,7 +32,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import MLPEncoding
 from lieattn.ops import backend
 from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
-from lieattn.spaces import Euclidean
+from lieattn.spaces import Euclidean, PositionDirection
 from lieattn.testing import randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_reps import rotations
@@ -191,6 +200,14 @@ def test_dipoles_take_frames_of_every_point():
     turned = head(x, lift(pos @ R.T, GivenFrames(R @ frames), AllPairs()))
     torch.testing.assert_close(turned, still @ R.T)
     assert head.kind == "vector"
+
+
+def test_dipoles_of_points_with_directions_use_their_positions():
+    head, pos, x = randomize(DipoleHead(CHANNELS).double()), draw(5, 3), draw(5, 4, CHANNELS, seed=1)
+    points = torch.cat([pos, nn.functional.normalize(draw(5, 3, seed=2), dim=1)], dim=1)
+    graph = lift(points, SampledFrames(4), AllPairs(), PositionDirection())
+    same = lift(pos, GivenFrames(graph.frames), AllPairs())
+    torch.testing.assert_close(head(x, graph), head(x, same))
 
 
 def test_heads_keep_single_precision_under_autocast():

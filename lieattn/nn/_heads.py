@@ -339,7 +339,8 @@ class DipoleHead(Recorded, nn.Module):
         check_is("graph", graph, LiftedGraph)
         vectors = self.vector(x, graph)
         charges = self.charges(x, graph, total)
-        centered = (graph.pos - graph.mean(graph.pos)[graph.batch]).to(charges.dtype)
+        places = graph.pos[:, : self.vector.dim]  # points can have directions besides
+        centered = (places - graph.mean(places)[graph.batch]).to(charges.dtype)
         return graph.sum(vectors.to(charges.dtype) + charges[:, None] * centered)
 
 

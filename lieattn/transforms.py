@@ -152,6 +152,9 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
         raise ValueError("batch_x, batch_y: expected both or neither")
     if x.shape[1:] != y.shape[1:]:
         raise ValueError(f"x, y: expected points of the same dimension, got {tuple(x.shape)} and {tuple(y.shape)}")
+    for argument, points, clouds in (("batch_x", x, batch_x), ("batch_y", y, batch_y)):
+        if clouds is not None and clouds.shape != (len(points),):
+            raise ValueError(f"{argument}: expected [points={len(points)}], got {tuple(clouds.shape)}")
     batch = None if batch_x is None or batch_y is None else torch.cat([batch_x, batch_y])
     dtype = torch.promote_types(x.dtype, y.dtype)
     found = Radius(r, include_self=False)(torch.cat([x.to(dtype), y.to(dtype)]), batch)

@@ -73,6 +73,8 @@ def test_radius_between_two_sets():
         radius(x, y, 1.2, batch_x)
     with pytest.raises(ValueError, match="x, y: expected points of the same dimension"):
         radius(x, y[:, :2], 1.2)
+    with pytest.raises(ValueError, match=rf"batch_x: expected \[points={len(x)}\], got \({len(x) - 1},\)"):
+        radius(x, y, 1.2, batch_x[:-1], torch.cat([batch_x[-1:], batch_y]))  # together as long as the points
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [(torch.float16, torch.float32), (torch.float32, torch.float64)])

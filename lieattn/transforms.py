@@ -274,7 +274,8 @@ class FarthestPoints(BaseTransform):
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; select points before making edges")
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
-        names = data.node_attrs()
+        # Three lattice vectors of three points are no attribute of points.
+        names = [name for name in data.node_attrs() if name not in ("cell", "pbc")]
         for name in names:
             data[name] = _selected(data[name], data.__cat_dim__(name, data[name]), chosen)
         if data.get("ptr") is not None:

@@ -242,6 +242,15 @@ def test_bad_arguments(call, error, message):
         call(points()[0])
 
 
+def test_farthest_points_keep_the_cell_of_as_many_points_as_axes():
+    data = Data(pos=torch.rand(3, 3), cell=torch.eye(3), pbc=torch.tensor([True, True, False]))
+    for given in (data, Batch.from_data_list([data])):
+        kept = FarthestPoints(0.5)(given)
+        assert len(kept.pos) == 2
+        assert torch.equal(kept.cell, torch.eye(3))
+        assert kept.pbc.tolist() == [True, True, False]
+
+
 def test_chosen_pixels_are_no_image():
     image = Data(pos=torch.randn(4, 2), x=torch.randn(4, 1), grid=torch.tensor([[2, 2]]))
     for data in (image, Batch.from_data_list([image, image])):

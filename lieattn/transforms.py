@@ -71,6 +71,7 @@ def radius_graph(
     [[1, 0], [0, 1]]
     """
     check_arguments(radius_graph, locals())
+    check_length("r", r)
     return _directed(Radius(r, include_self=loop)(pos, batch).edge_index, flow)
 
 
@@ -98,6 +99,7 @@ def periodic_radius_graph(
     ([[0, 0], [0, 0]], [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     """
     check_arguments(periodic_radius_graph, locals())
+    check_length("r", r)
     clouds = point_clouds(pos, batch=batch, cell=cell, pbc=pbc)
     found = find_neighbors(clouds, Radius(r, include_self=loop))
     return _directed(found.edge_index, flow), found.shift if found.shift is not None else pos[found.source] * 0

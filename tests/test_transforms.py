@@ -222,7 +222,9 @@ def test_points_far_away_where_clouds_are_not_periodic(periodic):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda pos: radius_graph(pos, -1.0), ValueError, "radius: expected a positive"),
+        (lambda pos: radius_graph(pos, -1.0), ValueError, "^r: expected a positive"),
+        (lambda pos: periodic_radius_graph(pos, 0.0, torch.eye(3)), ValueError, "^r: expected a positive"),
+        (lambda pos: periodic_radius_graph(pos, 1.0, torch.tensor(2.0)), ValueError, r"^cell: expected \[3, 3\]"),
         (lambda pos: radius_graph(pos, 1.0, flow="up"), ValueError, "flow: expected one of"),
         (lambda pos: knn_graph(pos, 0), ValueError, "k: expected an integer of at least 1"),
         (lambda pos: knn_graph(pos / 0, 1, loop=True), ValueError, "pos: expected finite coordinates"),
@@ -232,7 +234,6 @@ def test_points_far_away_where_clouds_are_not_periodic(periodic):
             ValueError,
             "data.cell: KNNGraph does not find periodic images",
         ),
-        (lambda pos: periodic_radius_graph(pos, 1.0, torch.ones(())), ValueError, r"cell: expected \[3, 3\] or"),
         (lambda pos: FarthestPoints(2.0), ValueError, r"ratio: expected a number in \(0, 1\]"),
         (lambda pos: RadiusGraph(1.0)(Data()), (TypeError, ValueError), "pos"),
     ],

@@ -311,6 +311,23 @@ def test_gradients_with_respect_to_positions_and_cell():
     torch.testing.assert_close(forces.sum(0), torch.zeros(3, dtype=F64), rtol=0, atol=1e-12)
 
 
+def test_a_deformed_graph_has_the_deformed_cell():
+    """A part of its points, whose neighbors are found again, is that of a new lift, with derivatives."""
+    pos, cell, pbc, radius = system("skewed", points=4)
+    strain = torch.rand(1, 3, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    deformation = (torch.eye(3, dtype=F64) + 0.05 * strain).requires_grad_()
+    graph = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
+    moved, kept = graph.at(pos @ deformation[0], deformation), torch.tensor([0, 2])
+    torch.testing.assert_close(moved.cell, graph.cell @ deformation)
+    found = moved.subset(kept, Radius(radius)).relative.positions
+    new = lift(point_clouds(pos[kept] @ deformation[0], cell=moved.cell, pbc=pbc), octahedral(), Radius(radius))
+    assert len(found) == len(new.relative.positions)
+    energies = found.pow(3).sum(), new.relative.positions.pow(3).sum()
+    torch.testing.assert_close(*(torch.autograd.grad(e, deformation, retain_graph=True)[0] for e in energies))
+    with pytest.raises(ValueError, match="deformation, shift: expected the same dtype and device"):
+        graph.at(pos, deformation.float())
+
+
 # --- values ---------------------------------------------------------------------------------------------------
 
 

@@ -188,7 +188,8 @@ class LiftedGraph(PointClouds):
 
     def at(self, pos: Tensor, deformation: Tensor | None = None) -> LiftedGraph:
         """Return the graph with the same lists and frames for new positions, see :meth:`RelativeElements.at`."""
-        return replace(self, pos=pos, relative=self.relative.at(pos, deformation))
+        moved, cell = replace(self, pos=pos, relative=self.relative.at(pos, deformation)), self.cell
+        return moved if cell is None or deformation is None else replace(moved, cell=cell @ deformation.to(cell))
 
     def with_relative(self, relative: RelativeElements) -> LiftedGraph:
         """Return the graph of the same clouds with other relative elements."""

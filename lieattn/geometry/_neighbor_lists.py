@@ -8,7 +8,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_tensor, counted, kind, may_look
+from lieattn._checks import check_alike, check_tensor, counted, kind, may_look
 from lieattn.geometry._clouds import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys
@@ -179,6 +179,7 @@ class Neighbors(Movable):
         dim = self.shift.shape[1]
         if deformation.shape[1:] != (dim, dim):
             raise ValueError(f"deformation: expected [clouds, {dim}, {dim}], got {tuple(deformation.shape)}")
+        check_alike("deformation", deformation, "shift", self.shift)
         shift = (self.shift[:, None] @ deformation.index_select(0, batch[self.target]))[:, 0]
         changed = replace(self, shift=shift)
         vars(changed)["images"] = self.images  # the deformation does not change which shifts are equal

@@ -390,6 +390,17 @@ def test_attention_can_be_any_group_convolution(name, lifting):
         other.as_attention()
 
 
+@pytest.mark.parametrize("lifting", [False, True])
+def test_convolution_is_attention_in_smooth_neighborhoods(lifting):
+    group = cyclic(4)
+    graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, Radius(1.6, smooth=True))
+    convolution = randomize(GroupConvolution(TableKernel.square(group, 2, 3, 3, lifting=lifting)).double())
+    x = torch.randn(16, *(() if lifting else (4,)), 2, dtype=torch.float64)
+    with torch.no_grad():
+        found = convolution.as_attention()(x, graph)
+        torch.testing.assert_close(found, convolution(x, graph), rtol=1e-12, atol=1e-12)
+
+
 def test_tables_serve_groups_that_leave_the_lattice():
     """C8 rotates offsets to places between pixels: the table has rows for them, and the layer is equivariant."""
     group = cyclic(8)

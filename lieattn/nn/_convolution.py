@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, cast
 
 import torch
@@ -101,9 +102,11 @@ class GroupConvolution(TiedWeights):
 
         The layer has a head for each relative element u of the table. The head puts all its weight on g u, its values
         are the features, and the output projection applies ψ(u). This shows that attention can represent every
-        convolution with a table. If g u is not in the neighborhood, the head contributes nothing. The cost is quadratic
-        in the number of heads, so the layer is for illustration, not for training. ValueError is raised unless the
-        reduction is ``"sum"`` and the kernel is a :class:`lieattn.nn.relative.TableKernel`.
+        convolution with a table. If g u is not in the neighborhood, the head contributes nothing. If several neighbors
+        have the same u, such as points at one place or nodes on several scales, the head averages them, and the
+        convolution sums them. The cost is quadratic in the number of heads, so the layer is for illustration, not for
+        training. ValueError is raised unless the reduction is ``"sum"`` and the kernel is a
+        :class:`lieattn.nn.relative.TableKernel`.
         """
         kernel = self.kernel
         if not isinstance(kernel, TableKernel) or self.reduction != "sum":
@@ -147,7 +150,9 @@ class _OneElement(RelativeFunction):
             poses = F.one_hot(graph.relative.pair_index, graph.fiber)
             found = (found[..., None] * poses[:, :, None]).flatten(-2)
         chosen = found.to(graph.pos.dtype)
-        return RelativeTerms(displacement_bias=_SHARP * chosen, psi=chosen[..., None], row=graph.relative.row)
+        # The softmax removes the weights of smooth neighborhoods from the scores of a single key.
+        terms = measured(RelativeTerms(psi=chosen[..., None], row=graph.relative.row), graph, "none", chosen.dtype)
+        return replace(terms, displacement_bias=_SHARP * chosen)
 
 
 class LieConvolution(nn.Module):

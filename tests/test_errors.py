@@ -932,6 +932,12 @@ LAYERS = [
         ValueError,
         ("dropout: ", "[0, 1)", "got 1.0"),
     ),
+    (
+        "crop without clouds",
+        lambda: PreNormBlock(GroupSelfAttention(cyclic(4), 2, 3), 2, 3)(zeros(6, 4, 2), lifted(), torch.arange(2)),
+        ValueError,
+        ("kept_clouds: ", "clouds of the kept points", "got None"),
+    ),
     ("block too narrow", lambda: PreNormBlock(torch.nn.Identity(), 2, 1), ValueError, ("out_channels: ", "2", "got 1")),
     ("fiber reduction", lambda: FiberPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
     ("cloud reduction", lambda: CloudPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),

@@ -80,8 +80,10 @@ class PreNormBlock(nn.Module):
         """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
         ``kept`` int64 are indices of the points that a crop keeps after the attention, and ``kept_clouds`` the clouds
-        of these points.
+        of these points. ValueError is raised if points are given without their clouds.
         """
+        if kept is not None and kept_clouds is None:
+            raise ValueError("kept_clouds: expected the clouds of the kept points, got None")
         y = self.attention(self.activation(self.norm_in(x, graph)), graph)
         y = self.dropout(self.activation(self.norm_attention(y, graph)))
         clouds: PointClouds = graph

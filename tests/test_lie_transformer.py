@@ -1030,6 +1030,10 @@ def test_squashed_coordinates_are_bounded():
     pos = torch.tensor([[0.0, 0.0], [1e6, 0.0]], dtype=DOUBLE)
     pairs = model.geometry(Data(pos=pos)).relative.coordinates
     assert pairs.norm(dim=-1).max() == pytest.approx(1.0, abs=1e-9)
+    relative = lift(1e-3 * pos / 1e6, None, AllPairs()).relative
+    torch.testing.assert_close(relative.bounded(0.5).coordinates, 2 * relative.coordinates, rtol=1e-2, atol=0)
+    with pytest.raises(ValueError, match="radius: expected a positive finite length"):
+        relative.bounded(-1.0)
     assert math.isfinite(float(pairs.sum()))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_choice, check_is, check_tensor
+from lieattn._checks import check_choice, check_is, check_length, check_tensor
 from lieattn._functional import transformed
 from lieattn._lengths import lengths
 from lieattn._recompute import region
@@ -198,7 +198,11 @@ class RelativeElements(Movable):
         return changed
 
     def bounded(self, radius: float = 7.0) -> RelativeElements:
-        """Replace coordinates p by p tanh(ν / radius) / ν with ν = |p| + 1e-6, whose length is at most ``radius``."""
+        """Replace coordinates p by p tanh(ν / radius) / ν with ν = |p| + 1e-6, whose length is below 1.
+
+        Lengths far below ``radius``, a positive number, are divided by it.
+        """
+        check_length("radius", radius)
         pairs = self.coordinates
         length = lengths(pairs, keepdim=True) + 1e-6
         return self.with_coordinates(pairs * (torch.tanh(length / radius) / length))

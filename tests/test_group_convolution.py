@@ -185,6 +185,14 @@ def test_normalizations_of_other_axes_are_refused():
             FieldBatchNorm(3, axis=axis)
 
 
+def test_batches_without_momentum_weigh_the_same():
+    norm, expected = FieldBatchNorm(3, momentum=None), torch.nn.BatchNorm1d(3, momentum=None)
+    for seed in range(3):
+        x = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(norm(x).flatten(0, 1), expected(x.flatten(0, 1)))
+    torch.testing.assert_close(norm.running_var, expected.running_var)
+
+
 def test_images_without_pixels_are_refused():
     layer = GridGroupConvolution(cyclic(4), 1, 2, 3, pad=2)
     with pytest.raises(ValueError, match="x: expected images with pixels, got 0 x 5 pixels"):

@@ -347,7 +347,7 @@ class FieldBatchNorm(_NormBase):
         Axis of the channels: -1 for fields of points, 1 for fields on grids; otherwise ValueError.
     """
 
-    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:
+    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float | None = 0.1, axis: int = -1) -> None:
         check_arguments(FieldBatchNorm.__init__, locals())
         check_count("channels", channels)
         check_positive(eps=eps)

@@ -136,7 +136,7 @@ class LiftedGraph(PointClouds):
     def frame_positions(self) -> Tensor:
         """Return coordinates in each frame, relative to the mean of the cloud and divided by the length.
 
-        They are ``[points, fiber, dim]``. If all points have the same frames, their differences are
+        They are ``[points, fiber, dim]``. If all points have the same frames and scale, their differences are
         :attr:`RelativeElements.positions`. For periodic clouds, the result is ``[images, fiber, dim]``, which includes
         periodic images in the frames of their points: see :attr:`Neighbors.images`.
         """

@@ -756,6 +756,19 @@ def test_clouds_of_equal_size_are_known_and_change_no_sums(batch, each):
     torch.testing.assert_close(norm(x, clouds), norm(x, unknown))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64])
+def test_sums_and_means_of_masks_and_integers(dtype):
+    numbers = torch.tensor([1, 1, 0, 1, 100, 100]).to(dtype)
+    alike = point_clouds(torch.randn(3, 2, 3))
+    for clouds in (alike, replace(alike, each=None)):
+        wanted = torch.tensor([2, 1, 2 if dtype == torch.bool else 200])
+        assert torch.equal(clouds.sum(numbers), wanted)
+        assert torch.equal(clouds.mean(numbers), wanted / 2)
+    clouds = point_clouds(torch.randn(6, 3), batch=torch.tensor([0, 2, 1, 1, 2, 2]))
+    assert torch.equal(clouds.sum(torch.ones(6, dtype=dtype)), clouds.counts)
+    assert torch.equal(clouds.mean(torch.ones(6, dtype=dtype)), torch.ones(3))
+
+
 def test_graphs_of_some_points_do_not_keep_the_size_of_clouds():
     graph = lift(torch.randn(2, 5, 3), tetrahedral(), Radius(2.0))
     assert graph.each == 5

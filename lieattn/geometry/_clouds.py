@@ -276,16 +276,22 @@ class PointClouds(Movable):
         return x.unflatten(0, (self.num_clouds, self.each)) if known else None
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
+        """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero.
+
+        Sums of integers and masks are int64, as in torch.
+        """
         if (clouds := self.by_cloud(x)) is not None:
             return clouds.sum(dim=1)
+        x = x if x.is_floating_point() or x.is_complex() else x.long()
         return x.new_zeros(self.num_clouds, *x.shape[1:]).index_add(0, self.batch, x)
 
     def mean(self, x: Tensor) -> Tensor:
         """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
-        if (clouds := self.by_cloud(x)) is not None:
+        clouds = self.by_cloud(x)
+        if clouds is not None and (x.is_floating_point() or x.is_complex()):
             return clouds.mean(dim=1)
-        return self.sum(x) / self.counts.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+        total = self.sum(x)
+        return total / self.counts.clamp(min=1).to(total.dtype).view(-1, *[1] * (x.ndim - 1))
 
     def max(self, x: Tensor) -> Tensor:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""

@@ -843,6 +843,10 @@ def test_bad_arguments_of_subsampling():
         farthest_by_distance(torch.rand(2, 3, 3), 4, torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="mask: expected bool"):
         farthest_by_distance(torch.rand(2, 3, 3), 2, torch.tensor([0, 0]), torch.ones(2, 2, dtype=torch.bool))
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    with pytest.raises(ValueError, match="start: expected a point of cloud 1, got 2, which is padding"):
+        farthest_by_distance(torch.rand(2, 3, 3), 2, torch.tensor([2, 2]), mask)
+    assert farthest_by_distance(torch.rand(2, 3, 3), 2, torch.tensor([0, 0]), mask & False).shape == (2, 2)
 
 
 # --- the table of errors --------------------------------------------------------------------------------------

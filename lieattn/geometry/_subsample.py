@@ -98,6 +98,10 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     if mask.shape != (clouds, size) or mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool [{clouds}, {size}], got {mask.dtype} {tuple(mask.shape)}")
     rows = torch.arange(clouds, device=distance.device)
+    padded = mask.any(dim=1) & ~mask[rows, start]
+    if padded.any():
+        cloud = first_true(padded)
+        raise ValueError(f"start: expected a point of cloud {cloud}, got {int(start[cloud])}, which is padding")
     nearest = torch.full_like(distance[:, 0], torch.inf)
     chosen = [start]
     for _ in range(count - 1):

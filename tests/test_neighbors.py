@@ -586,6 +586,13 @@ def test_right_lists_of_a_users_own_are_accepted(search):
     assert torch.equal(found.edge_index, search(clouds.pos, clouds.batch).edge_index)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
+def test_masks_and_small_integers_of_edges_are_counted(dtype):
+    neighbors = AllPairs()(torch.rand(130, 2))
+    total = neighbors.sum_to_targets(torch.ones(neighbors.num_edges, dtype=dtype))
+    assert torch.equal(total, neighbors.degree)
+
+
 @pytest.mark.parametrize(("cutoff", "error"), [("far", TypeError), (-1.0, ValueError), (math.nan, ValueError)])
 def test_cutoffs_of_a_users_own_are_checked(cutoff, error):
     with pytest.raises(error, match=r"neighborhood\.cutoff: expected a"):

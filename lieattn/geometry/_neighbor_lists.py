@@ -192,7 +192,9 @@ class Neighbors(Movable):
         return difference if self.shift is None else difference + self.shift.to(difference.dtype)
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
-        """Sum messages ``[edges, *]`` at their targets, to ``[points, *]``."""
+        """Sum messages ``[edges, *]`` at their targets, to ``[points, *]``. Sums of integers and masks are int64."""
+        if not (messages.is_floating_point() or messages.is_complex()):
+            messages = messages.long()
         total = messages.new_zeros(self.num_points, *messages.shape[1:])
         return total.index_add(0, self.target, messages)
 

@@ -51,12 +51,12 @@ def random_cloud(
 def relative_error(found: Tensor, expected: Tensor, floor: float = 1.0) -> float:
     """Return the largest difference divided by the largest expected entry, or by ``floor`` if that is larger.
 
-    The error is infinite if an entry of either tensor is not finite, and 0 for empty tensors.
+    The error is infinite if an entry of either tensor is not finite or only one of them is empty, and 0 if both are.
     """
     if not (torch.isfinite(found).all() and torch.isfinite(expected).all()):
         return float("inf")
-    if expected.numel() == 0:
-        return 0.0
+    if found.numel() == 0 or expected.numel() == 0:
+        return 0.0 if found.numel() == expected.numel() else float("inf")
     found, expected = found.detach(), expected.detach()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=floor))
 
@@ -102,8 +102,8 @@ def assert_equivariant(
 ) -> None:
     """Raise AssertionError, with the measured error, if ``call`` does not commute with the group.
 
-    Parameters are those of :func:`equivariance_error` with seed 0. The default tolerance is 1e-10 in float64 and 1e-5 in float32.
-    ValueError is raised for other dtypes if no tolerance is given.
+    Parameters are those of :func:`equivariance_error`, whose seed is 0. The default tolerance is 1e-10 in float64 and
+    1e-5 in float32. ValueError is raised for other dtypes if no tolerance is given.
     """
     if tolerance is None and pos.dtype not in TOLERANCE:
         raise ValueError(f"tolerance: expected one for {pos.dtype}, since only {list(TOLERANCE)} have defaults")

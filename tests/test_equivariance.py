@@ -1,5 +1,6 @@
 """Every layer of one table on every lifted cloud of another, with all parameters randomized."""
 
+import math
 from functools import cache
 
 import pytest
@@ -402,3 +403,9 @@ def test_wrong_side_of_the_group_fails(name):
             pos,
         )
         assert (error < 1e-10) == passes, f"{group.name}: {error:.1e}"
+
+
+def test_outputs_of_which_only_one_is_empty_differ():
+    some, none = torch.ones(2), torch.ones(0)
+    assert relative_error(none, none) == 0
+    assert relative_error(some, none) == relative_error(none, some) == math.inf

@@ -306,6 +306,15 @@ def test_points_move_to_other_images_along_periodic_axes_only():
     assert judged(alone, "image") == set()
 
 
+def test_lattice_vectors_stay_in_their_order_when_as_many_points_are_reordered():
+    def along_the_first_vector(pos: torch.Tensor, cell: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        first = cell[::3][batch]
+        return global_mean_pool((pos * first).sum(dim=1, keepdim=True), batch)
+
+    data = [Data(pos=cloud.pos[:3], cell=cloud.cell[0], pbc=torch.zeros(1, 3) > 0) for cloud in in_boxes()]
+    assert judged(certify(along_the_first_vector, data, SO(3), **QUICK), "permutation") == {True}
+
+
 def test_given_edges_are_not_tested_with_other_images():
     data = in_boxes(edge_index=torch.tensor([[0, 1], [1, 0]]))
     assert judged(certify(randomize(Good()), data, E(3), **QUICK), "image") == set()

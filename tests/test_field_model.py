@@ -121,6 +121,20 @@ def test_start_and_units():
     assert torch.equal(data.wind, weak.wind * 4)
 
 
+def test_cells_have_the_unit_of_the_positions():
+    options = FramewiseOptions(attention="neighborhood")
+    network = FramewiseTransformer(tetrahedral(), 3, 1, channels=8, layers=1, neighborhood=Radius(1.0), options=options)
+    plain = randomize(FieldModel(network, InvariantHead(8, 1)), seed=3).double()
+    scaled, unscaled = (
+        FieldModel(network, plain.head, units=units) for units in ({"pos": 2.0}, {"pos": 2.0, "cell": 1})
+    )
+    small = Data(x=clouds((6,))[0].x, pos=torch.rand(6, 3).double(), cell=torch.eye(3).double()[None])
+    large = Data(x=small.x, pos=2 * small.pos, cell=2 * small.cell)
+    torch.testing.assert_close(scaled(large), plain(small))
+    torch.testing.assert_close(unscaled(large), plain(Data(x=small.x, pos=small.pos, cell=large.cell)))
+    assert torch.equal(large.cell, 2 * small.cell)
+
+
 def test_the_network_stays_as_it_is():
     network, data = framewise(), clouds((6,), torch.float32)[0]
     before = network(data)

@@ -364,8 +364,8 @@ class FieldModel(Network):
     start
         Names of the attributes :math:`v_k`, and their factors :math:`c_k`.
     units
-        Names of attributes and the numbers by which they are divided before the network sees them. The :math:`v_k`
-        themselves are not divided.
+        Names of attributes and the numbers by which they are divided before the network sees them; a ``cell`` is
+        divided like ``pos``. The :math:`v_k` themselves are not divided.
     unit
         Factor u > 0, chosen so that the outputs of the head are of the order of 1. ValueError is raised if ``start`` or
         ``unit`` is given with a head for rotations, or with several outputs (:class:`lieattn.nn.Heads`).
@@ -441,7 +441,8 @@ class FieldModel(Network):
     def _in_units(self, data: Any) -> Any:
         """Return data whose attributes are divided by their units."""
         given, data = data, copied(data) if self.units else data
-        for name, number in self.units.items():
+        lattice = {"cell": self.units["pos"]} if "pos" in self.units and getattr(data, "cell", None) is not None else {}
+        for name, number in (lattice | self.units).items():
             data[name] = attribute(given, name) / number
         return data
 
@@ -456,10 +457,8 @@ class FieldModel(Network):
             output = self.unit * output
         for name, factor in self.start.items():
             known = attribute(data, name)
-            if known.shape != output.shape:
-                raise ValueError(
-                    f"data.{name}: expected {tuple(output.shape)} like the output, got {tuple(known.shape)}"
-                )
+            if (shape := tuple(known.shape)) != tuple(output.shape):
+                raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {shape}")
             output = output + factor * known
         return output
 

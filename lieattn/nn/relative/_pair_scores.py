@@ -116,6 +116,8 @@ class ContentScore(PairScore):
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
+        if channels % heads:
+            raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
         self.query, self.key = (_HeadLinear(channels, heads, channels // heads) for _ in range(2))
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -199,14 +201,14 @@ class CombinedScore(PairScore):
     Parameters
     ----------
     channels
-        Channels of the field, a multiple of the heads.
+        Channels of the field, a multiple of the heads for ``"product"`` (otherwise ValueError).
     coordinates, heads, hidden, activation
         See :class:`PerHeadMLP`.
     features
         Features as input of the network: ``"product"``, the number ⟨q_i, k_j⟩ / √d; ``"linear"``, linear maps of f_i
         and f_j side by side; ``"mixed"``, the same followed by a linear map that the heads share.
     feature_channels
-        Number of these features for each head, even for ``"linear"`` (otherwise ValueError).
+        Number of these features for each head, even for ``"linear"`` and None for ``"product"`` (otherwise ValueError).
     location
         Relative element as input of the network: ``"network"``, the output of a network on the coordinates, or
         ``"coordinates"``, the coordinates themselves.
@@ -227,6 +229,8 @@ class CombinedScore(PairScore):
         check_arguments(CombinedScore.__init__, locals())
         super().__init__()
         check_counts(channels=channels, coordinates=coordinates, heads=heads)
+        if features == "product" and feature_channels is not None:
+            raise ValueError(f"feature_channels: expected None with 'product', a single number, got {feature_channels}")
         if feature_channels is None:
             feature_channels = max(2, channels // (4 * heads) // 2 * 2)
         check_count("feature_channels", feature_channels)

@@ -232,6 +232,7 @@ class TestShapePoints:
             ({"normal": np.zeros((2, 5, 3))}, r"normal: expected \[2, 4, 3\]"),
             ({"labels": [0, 2]}, r"labels: expected integers in 0 \.\. 1"),
             ({"normal": None, "task": "normals"}, "shapes without normals"),
+            ({"targets": np.zeros((2, 1)), "task": "normals"}, "targets: expected None for task='normals'"),
             ({"task": "parts"}, "task: expected one of"),
             ({"rotate": "y"}, "rotate: expected one of"),
             ({"seed": -1}, "seed: expected an integer in 0"),

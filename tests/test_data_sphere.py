@@ -329,6 +329,7 @@ class TestWind:
             ({"observed": 1.0}, "observed: expected a number between 0 and 1"),
             ({"draws": 0}, "draws: expected an integer of at least 1"),
             ({"neighbors": 0}, "neighbors: expected an integer of at least 1"),
+            ({"points": 1, "task": "fill"}, "points: expected at least 2 for 'fill'"),
             ({"points": 999}, r"points: expected None or an integer in 1 \.\. 134"),
             ({"seed": -1}, "seed: expected an integer in 0"),
         ],

@@ -59,7 +59,8 @@ class ShapePoints(Clouds):
     classes
         Names of the classes.
     targets
-        Numbers ``[shapes, targets]``, which replace the class as ``y`` float32 ``[1, targets]``.
+        Numbers ``[shapes, targets]``, which replace the class as ``y`` float32 ``[1, targets]``; not for
+        ``task="normals"``.
     task
         ``"classification"`` or ``"normals"``.
     rotate
@@ -74,7 +75,7 @@ class ShapePoints(Clouds):
     Raises
     ------
     ValueError
-        If the shapes of arrays do not match, a label has no class, or the task needs unknown normals.
+        If the shapes of arrays do not match, a label has no class, the task needs unknown normals, or it has no targets.
     """
 
     vectors: tuple[str, ...] = ("pos", "normal")
@@ -113,6 +114,8 @@ class ShapePoints(Clouds):
             )
         if self._targets is not None and (self._targets.shape[:1] != shape[:1] or self._targets.ndim != 2):
             raise ValueError(f"targets: expected [{shape[0]}, targets], got {list(self._targets.shape)}")
+        if task == "normals" and self._targets is not None:
+            raise ValueError("targets: expected None for task='normals', which predicts the normals, got numbers")
         if task == "normals" and self._normal is None:
             raise ValueError("task: expected 'classification' for shapes without normals, got 'normals'")
         super().__init__(shape[0], transform)

@@ -120,6 +120,8 @@ class WindOnSphere(Clouds):
         for name, count in (("draws", draws), ("neighbors", neighbors)):
             if count < 1:
                 raise ValueError(f"{name}: expected an integer of at least 1, got {count}")
+        if task == "fill" and points == 1:
+            raise ValueError("points: expected at least 2 for 'fill', a sensor and a point to be filled, got 1")
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
             _RELEASE.check_file(path)

@@ -52,7 +52,7 @@ BELOW |= {
 }
 BELOW |= {name: set() for name in FOUNDATION} | {"__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
 
-HEAVY = "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase".split()
+HEAVY = "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase triton".split()
 MOST_LINES = 500
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from lieattn._checks import check_arguments
 from lieattn.ops import _plain as plain
@@ -55,7 +54,10 @@ class _Counter(TorchDispatchMode):
     """Counter that is called for every operator of torch, also in backward passes."""
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # imports Triton where it is installed
+
         super().__init__()
+        self.formulas = flop_registry
         self.total = 0
         self.kernels: list[Callable[[], int]] = []  # called afterwards, since autograd is off in here
 
@@ -67,8 +69,8 @@ class _Counter(TorchDispatchMode):
             backward = packet is FORWARD_AND_BACKWARD[1]
             inputs = [_without_storage(value) for value in args[2 * backward :]]
             self.kernels.append(lambda: _attention(inputs, backward=backward))
-        elif packet in flop_registry:
-            self.total += flop_registry[packet](*args, **kwargs, out_val=out) // 2  # a multiply-add is two of them
+        elif packet in self.formulas:
+            self.total += self.formulas[packet](*args, **kwargs, out_val=out) // 2  # a multiply-add is two of them
         elif packet in _ON_CPU:
             self.total += _scaled_dot_product(args[1:4] if packet is _ON_CPU[1] else args[:3], packet is _ON_CPU[1])
         elif func in _ENTRYWISE and all(isinstance(factor, Tensor) and factor.ndim for factor in args[-2:]):

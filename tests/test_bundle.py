@@ -92,11 +92,13 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, widest, monke
     assert_same([dropped], [wanted], 1e-5)
 
 
-def test_a_few_bundles():
+@pytest.mark.parametrize(("widest", "clouds"), [(16, 8), (8, 4), (4, 2)])
+def test_a_few_bundles(widest, clouds, monkeypatch):
     given = copies(8, 6)
     assert bundled(*given) == 2  # 12 heads fill 3 vectors of 4: 4 bundles
+    monkeypatch.setattr(_bundle, "widest_lanes", lambda: widest)
     single = [tensor.float() for tensor in given[0]], given[1], RelativeTerms(), given[3]
-    assert bundled(*single) == 8
+    assert bundled(*single) == clouds  # in each case their heads fill 3 vectors
     assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
 
 

@@ -75,7 +75,8 @@ class ShapePoints(Clouds):
     Raises
     ------
     ValueError
-        If the shapes of arrays do not match, a label has no class, the task needs unknown normals, or it has no targets.
+        If the shapes of arrays do not match, a label has no class, the task needs unknown normals, or it does not use
+        given targets.
     """
 
     vectors: tuple[str, ...] = ("pos", "normal")

@@ -175,10 +175,10 @@ def _changes(
         yield from _changes_by_elements(probe, clouds, promise, "raster" in failed, sizes, generator)
     if "permutation" in failed:
         move = permutation(clouds, dim, True, generator)
-        yield "order of points", move, Change(sizes, move.linear, move.shifts, 0.0, move.orders)
+        yield "order of points", move, _change(move, sizes)
     if "image" in failed:
         for move in other_images(clouds, dim, True, generator):
-            yield "periodic images", move, Change(sizes, move.linear, move.shifts, 0.0)
+            yield "periodic images", move, _change(move, sizes)
     if "alone" in failed:
         yield (
             "rest of the batch",
@@ -195,25 +195,26 @@ def _changes_by_elements(
     if group is None:
         return
     identity = torch.eye(group.dim, dtype=torch.float64)
-
-    def change(move: Move) -> Change:
-        return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
-
+    zero = torch.zeros(len(clouds), group.dim, dtype=torch.float64)
     elements = list(elements_of(group, 2, generator, translations=promise.translations))
     if not probe.as_images and any(e.translation is None or bool(e.translation.any()) for e in elements):
         move = motion("translation", Element("", identity, None), clouds, True, generator)
-        yield "translation", move, change(move)
+        yield "translation", move, _change(move, sizes)
     for index, element in enumerate(elements):
         if torch.equal(element.linear, identity):
             continue
-        zero = torch.zeros(len(clouds), group.dim, dtype=torch.float64)
         turned = Move("turn", element.label, True, element.linear, zero)
         finite = group if isinstance(group, FiniteGroup) else None
         name = element.label if finite is None else f"element {element.label}"
         written = raster_motion("turn", turned, clouds) if probe.as_images or raster else None
         for one in (written,) if probe.as_images else (turned, written):
             if one is not None:
-                yield name, one, replace(change(one), group=finite, element=index)
+                yield name, one, replace(_change(one, sizes), group=finite, element=index)
+
+
+def _change(move: Move, sizes: Tensor) -> Change:
+    """Return the difference that a move makes to clouds of these sizes, without a tolerance."""
+    return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
 
 
 def _error(

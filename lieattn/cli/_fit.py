@@ -114,6 +114,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
             config, task = _of_checkpoint(arguments, trust)
             _PointSetCLI(
+                name,
                 config is not None,
                 others,
                 task or train.PointSetTask,
@@ -192,13 +193,17 @@ class _Parser(LightningArgumentParser):
 class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration.
 
-    ``checked`` says that the configuration comes from the checkpoint, which is not trusted. ``others`` are further
-    checkpoints, whose networks form an ensemble with the network of the first one.
+    ``name`` is the command. ``checked`` says that the configuration comes from the checkpoint, which is not trusted.
+    ``others`` are further checkpoints, whose networks form an ensemble with the network of the first one.
     """
 
-    def __init__(self, checked: bool, others: Sequence[str], *arguments: Any, **options: Any) -> None:
-        self._checked, self._others = checked, others
+    def __init__(self, name: str, checked: bool, others: Sequence[str], *arguments: Any, **options: Any) -> None:
+        self._name, self._checked, self._others = name, checked, others
         super().__init__(*arguments, **options)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the command that runs; parsers for the other ones would take most of the time to start."""
+        return {self._name: super().subcommands()[self._name]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(train.LastCheckpoint, "last")

@@ -12,7 +12,14 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, lift
 from lieattn.groups import cyclic, octahedral
-from lieattn.models import HamiltonianDynamics, Trajectory, energy_drift
+from lieattn.models import (
+    CloudInputs,
+    FramewiseTransformer,
+    HamiltonianDynamics,
+    Species,
+    Trajectory,
+    energy_drift,
+)
 from lieattn.nn import CloudPool, FiberPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import MLPEncoding
 from lieattn.testing import randomize
@@ -274,6 +281,19 @@ def test_velocities_masses_and_other_attributes():
     torch.testing.assert_close(seen["pos"], q)
 
 
+def test_data_have_all_inputs_of_the_potential():
+    options = {"channels": 8, "layers": 1, "heads": 2, "pool": "sum", "vector_inputs": ("wind",)}
+    potential = FramewiseTransformer(cyclic(4), CloudInputs(("charge",), Species((1, 8))), 1, **options)
+    dynamics = HamiltonianDynamics(randomize(potential).double())
+    q, p, times = draw(4, 2), draw(4, 2, seed=1), torch.tensor([[0.0, 0.5]]).double()
+    mass, wind = torch.ones(4).double(), draw(4, 2, seed=2)
+    attributes = {"z": torch.tensor([1, 8, 8, 1]), "charge": torch.ones(1).double(), "wind": wind}
+    found = dynamics(Data(pos=q, momentum=p, mass=mass, time=times, **attributes))
+    path = dynamics.trajectory(q, p, mass, times[0], attributes=attributes)
+    torch.testing.assert_close(found[:, 1], torch.cat([path.position[1], path.momentum[1]], dim=1))
+    assert dynamics.vector_inputs == ("momentum", "vel", "wind")
+
+
 def test_one_time_and_times_backwards():
     q, p, mass, features = system()
     dynamics = HamiltonianDynamics(SpringPotential(), method="dopri5")
@@ -288,6 +308,8 @@ def test_one_time_and_times_backwards():
 # --- bad input ------------------------------------------------------------------------------------------------
 
 Q, P, M, F = system()
+Q32, M32 = Q.float(), M.float()
+BATCH, CLOSE = torch.tensor([0, 0, 1, 1]), torch.tensor([1.0, 1.0 + 1e-9], dtype=torch.float64)
 SPRING_DYNAMICS = HamiltonianDynamics(SpringPotential())
 STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
 
@@ -304,7 +326,15 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
         (lambda: SPRING_DYNAMICS.field(Q, P, 0 * M, F), ValueError, "mass: expected positive masses"),
         (lambda: SPRING_DYNAMICS.field(Q, P, M, F[0]), ValueError, r"features: expected \(3, 4\) and channels"),
         (lambda: SPRING_DYNAMICS.field(Q, P, M, F, batch=torch.zeros(4).long()), ValueError, "batch: expected int64"),
+        (lambda: SPRING_DYNAMICS.field(Q[0], P[0], M[0], F[0], batches=BATCH), TypeError, "'batches'"),
+        (lambda: SPRING_DYNAMICS.field(Q[0], P[0], M[0], F[0], batch=[0, 0, 0, 0]), TypeError, "batch: expected a ten"),
+        (
+            lambda: SPRING_DYNAMICS.field(Q[0], P[0], M[0], F[0], batch=BATCH - 1),
+            ValueError,
+            r"batch: batch\[0\] is neg",
+        ),
         (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.0]), F), ValueError, "times: expected incr"),
+        (lambda: SPRING_DYNAMICS.trajectory(Q32, Q32, M32, CLOSE, F), ValueError, "times: expected incr"),
         (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([]), F), ValueError, "times: expected a floating"),
         (lambda: HamiltonianDynamics(lambda data: data.pos)(Data(pos=Q[0])), TypeError, "data: expected .* time"),
         (lambda: HamiltonianDynamics(lambda data: data.pos).field(Q, P, M), ValueError, "one energy per cloud"),

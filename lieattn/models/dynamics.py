@@ -11,15 +11,17 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor, kind
-from lieattn.geometry import PointClouds, point_clouds
+from lieattn._checks import check_arguments, check_choice, check_has_numbers, kind
+from lieattn.geometry import point_clouds
 from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, usable
+from lieattn.models._hamiltonian_system import System
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
 from lieattn.models._poses import without_lattice
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
+_STATE = ("pos", "momentum", "vel", "mass", "x", "time", "batch", "ptr")  # data that the potential gets in another way
 
 
 class EnergyAndForce(NamedTuple):
@@ -306,7 +308,8 @@ class HamiltonianDynamics(Wrapper):
         check_choice("method", method, (*_FIXED, *_ADAPTIVE))
         make_continuous("potential", potential, jumps)
         super().__init__(potential)
-        self.potential, self.vector_inputs = potential, ("momentum", "vel")
+        self.potential = potential
+        self.vector_inputs = tuple(dict.fromkeys(("momentum", "vel", *self.vector_inputs)))
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
         self.options = dict(options or {})
 
@@ -323,7 +326,7 @@ class HamiltonianDynamics(Wrapper):
         self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
     ) -> Tensor:
         """Return the energies H ``[clouds]``; arguments as in :meth:`field`."""
-        system = _System(position, momentum, mass, features, **given)
+        system = System(position, momentum, mass, features, **given)
         kinetic = system.clouds.sum(system.momentum.square().sum(dim=1) / (2 * system.mass))
         return kinetic + self._potential(system.position, system)
 
@@ -350,10 +353,12 @@ class HamiltonianDynamics(Wrapper):
         ------
         ValueError
             If shapes or dtypes do not agree, or a mass is not positive.
+        TypeError
+            If an argument is not a tensor, or has an unknown name.
         RuntimeError
             If gradients are enabled and the potential, or a part of it, is compiled.
         """
-        system = _System(position, momentum, mass, features, **given)
+        system = System(position, momentum, mass, features, **given)
         velocity, force = self._field(system.position, system.momentum, system)
         return velocity.reshape(position.shape), force.reshape(position.shape)
 
@@ -375,11 +380,11 @@ class HamiltonianDynamics(Wrapper):
         if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
             raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
         check_has_numbers("times", times)
+        system = System(position, momentum, mass, features, **given)
+        times = times.to(position)  # in lower precision, different times may become equal
         steps = times.diff()
         if not bool((steps > 0).all() or (steps < 0).all()):
             raise ValueError(f"times: expected increasing or decreasing times, got {times.tolist()}")
-        system = _System(position, momentum, mass, features, **given)
-        times = times.to(position)
         if len(times) == 1:
             return Trajectory(times, position[None], momentum[None])
         try:
@@ -406,7 +411,8 @@ class HamiltonianDynamics(Wrapper):
         The data have ``pos`` ``[points, dim]``, ``momentum`` or velocities ``vel`` of the same shape, ``mass``
         ``[points]``, ``time`` ``[clouds, times]`` with the same times for all clouds, starting at the given state, and
         optionally features ``x``. Without ``mass``, the masses are the first channel of ``x``, as in
-        ``lieattn_datasets.Springs``. TypeError is raised for missing attributes, ValueError for other times or a cell.
+        ``lieattn_datasets.Springs``. All other tensors of the data, such as ``z``, are attributes for V. TypeError is
+        raised for missing attributes, ValueError for other times or a cell.
         """
         for name in ("pos", "time"):
             if not isinstance(getattr(data, name, None), Tensor):
@@ -422,61 +428,24 @@ class HamiltonianDynamics(Wrapper):
         if times.ndim != 2 or not torch.allclose(times, times[:1].expand_as(times), rtol=0, atol=1e-5):
             raise ValueError(f"data: expected time [clouds, times], the same in all clouds, got {tuple(times.shape)}")
         clouds = without_lattice(data, type(self).__name__)
-        found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, batch=clouds.batch)
+        others = {name: value for name, value in data if isinstance(value, Tensor) and name not in _STATE}
+        given = Given(batch=clouds.batch, attributes=others)
+        found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, **given)
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
 
-    def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
+    def _field(self, q: Tensor, p: Tensor, system: System) -> tuple[Tensor, Tensor]:
         graph = torch.is_grad_enabled()
         check_derivatives("potential", self.potential, graph)
         _, _, (gradient,) = energy_and_gradients(lambda x: (self._potential(x, system), {}), q, create_graph=graph)
         return p / system.mass[:, None], -gradient
 
-    def _potential(self, q: Tensor, system: _System) -> Tensor:
+    def _potential(self, q: Tensor, system: System) -> Tensor:
         from torch_geometric.data import Data
 
         clouds = system.clouds
         q = q - clouds.mean(q)[clouds.batch] if self.center else q
         found = energy_among(self.potential(Data(pos=q, **system.given).apply(usable)), "potential")
         return _per_cloud(found, clouds.num_clouds, "potential")
-
-
-class _System:
-    """Masses, clouds and attributes, which are constant along a trajectory, and the initial state ``[points, dim]``."""
-
-    def __init__(
-        self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None, **given: Unpack[Given]
-    ) -> None:
-        batch = given.get("batch")
-        tensors = {"position": position, "momentum": momentum, "mass": mass}
-        for argument, value in (tensors if features is None else {**tensors, "features": features}).items():
-            check_tensor(argument, value, "a floating tensor")
-        shape = tuple(position.shape)
-        if position.ndim not in (2, 3):
-            raise ValueError(f"position: expected [points, dim] or [clouds, points, dim], got {shape}")
-        if momentum.shape != position.shape or momentum.dtype != position.dtype:
-            got = f"{momentum.dtype} {tuple(momentum.shape)}"
-            raise ValueError(f"momentum: expected {position.dtype} {shape} like position, got {got}")
-        if mass.shape != shape[:-1]:
-            raise ValueError(f"mass: expected {shape[:-1]}, one for each point, got {tuple(mass.shape)}")
-        if not bool((mass > 0).all()):
-            raise ValueError(f"mass: expected positive masses, got {float(mass.min())}")
-        if features is not None and (features.shape[:-1] != shape[:-1] or features.ndim != position.ndim):
-            raise ValueError(f"features: expected {shape[:-1]} and channels, got {tuple(features.shape)}")
-        if batch is not None and (position.ndim != 2 or batch.shape != shape[:1] or batch.dtype != torch.int64):
-            raise ValueError(f"batch: expected int64 [points] with positions [points, dim], got {tuple(batch.shape)}")
-        self.position, self.momentum = (value.reshape(-1, shape[-1]) for value in (position, momentum))
-        # Autograd cannot save tensors that are created in inference mode.
-        with torch.inference_mode(False):
-            self.mass = usable(mass).reshape(-1).to(position.dtype)
-            if batch is None:
-                number = len(position) if position.ndim == 3 else 1
-                batch = torch.arange(number, device=mass.device).repeat_interleave(shape[-2])
-            else:
-                batch, number = usable(batch), int(batch.max()) + 1 if len(batch) else 0
-            self.clouds = PointClouds(pos=usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
-        self.given = {"mass": self.mass, "batch": self.clouds.batch, **(given.get("attributes") or {})}
-        if features is not None:
-            self.given["x"] = features.reshape(-1, features.shape[-1])
 
 
 def _known_clouds(data: Any) -> int | None:

@@ -91,13 +91,18 @@ def _start(
         fields = scope.fields(number)[0]
         check_index("frame", frame, fields.shape[2])
         check_index("channel", channel, fields.shape[3])
+        known = _known_channels(scope, fields)
+        if channel is not None and channel >= known:
+            raise ValueError(
+                f"channel: a page has the first {known} channels of this field, got {channel}; draw a .png"
+            )
         number %= len(scope.recording.fields)
     else:
         found = scope.attention_layer(number)
         query = scope.query(found, point, frame)
         check_index("head", head, found.heads)
         number %= len(scope.recording.attention)
-    shown = 0 if channel is None else min(channel, _MOST_CHANNELS - 1) + 1
+    shown = 0 if channel is None else channel + 1
     chosen = {"view": view, "layer": number, "point": query, "frame": frame, "head": head, "channel": shown}
     return {**chosen, "turn": min(1, len(scope.turns) - 1)}
 
@@ -161,8 +166,7 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
     They are the norm over all channels, followed by the first channels.
     """
     raw, stable = scope.fields(number)
-    known = max(0, min(_MOST_CHANNELS, _MOST_NUMBERS // (raw[..., 0].numel() * len(scope.recording.fields)) - 1))
-    own, shown = scope.recording.fields[number].places, range(min(known, raw.shape[-1]))
+    own, shown = scope.recording.fields[number].places, range(_known_channels(scope, raw))
     first, second = (torch.cat([x.norm(dim=-1, keepdim=True), x[..., : len(shown)]], dim=-1) for x in (raw, stable))
     _check_size(scope, first)
     return {
@@ -175,6 +179,12 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
         "deviation": (stable - stable[0]).abs().flatten(1).amax(dim=1).tolist(),
         "largest": float(raw.abs().max()),
     }
+
+
+def _known_channels(scope: Observation, field: Tensor) -> int:
+    """Return the number of channels of a field ``[turns, points, fiber, channels]`` that the page contains."""
+    fitting = _MOST_NUMBERS // (field[..., 0].numel() * len(scope.recording.fields)) - 1
+    return max(0, min(_MOST_CHANNELS, fitting, field.shape[-1]))
 
 
 def _check_size(scope: Observation, values: Tensor) -> None:

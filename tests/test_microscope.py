@@ -54,7 +54,7 @@ def image(side, seed=0):
 
 
 def framewise(**options):
-    return models.FramewiseTransformer(PrincipalFrames(), 2, 1, channels=8, layers=2, heads=2, **options)
+    return models.FramewiseTransformer(PrincipalFrames(), 2, 1, **{"channels": 8, "layers": 2, "heads": 2, **options})
 
 
 def molecules(network, **options):
@@ -553,6 +553,14 @@ def test_pages_of_molecules_and_spheres(spatial, tmp_path):
     assert len(microscope.picture("attention").axes) > 2
 
 
+@pytest.mark.parametrize("name", ["SE3Transformer", "TensorFieldNetwork"])
+def test_fields_of_steerable_networks_are_irreps(name):
+    network, data, *_ = MODELS[name]()
+    microscope = viz.Microscope(network.double(), data, turns=2)
+    assert microscope.field_layers == ("layers.0", "layers.1")
+    assert microscope.fields().shape[-1] == network.irreps.dim
+
+
 # --- errors and the command -----------------------------------------------------------------------------------------
 
 
@@ -569,6 +577,9 @@ def test_errors_name_what_is_allowed(flat, tmp_path):
                 flat.save(tmp_path / path, "attention", **changed)
     with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.7, got 8"):
         flat.picture("field", channel=8)
+    wide = viz.Microscope(framewise(channels=16), cloud(), turns=2)
+    with pytest.raises(ValueError, match="channel: a page has the first 8 channels of this field, got 8"):
+        wide.save(tmp_path / "a.html", "field", channel=8)
     with pytest.raises(ValueError, match=r"view: a \.gif file shows 'attention', 'rollout' or 'field', got 'overview'"):
         flat.save(tmp_path / "a.gif", "overview")
     with pytest.raises(ValueError, match="data: expected one cloud with points, got PointClouds"):

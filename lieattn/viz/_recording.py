@@ -174,7 +174,10 @@ class Recorder:
         parent, _, last = name.rpartition(".")
         owner = self.network.get_submodule(parent)
         if isinstance(owner, nn.ModuleList):
-            return not isinstance(module, _NOT_LAYERS)
+            around = self.network.get_submodule(parent.rpartition(".")[0])
+            # The activations within a gate of e3nn are no layers of our networks.
+            part = isinstance(self.inner, EquivariantModule) and type(around).__module__.startswith("e3nn.")
+            return not part and not isinstance(module, _NOT_LAYERS)
         return owner is self.inner and bool(last) and isinstance(module, GroupAttention)
 
     def _short(self, name: str) -> str:

@@ -231,6 +231,8 @@ def test_error_curves_in_order_on_logarithmic_axes():
     ):
         with pytest.raises(ValueError, match=rf"curves\['a'\]: expected {told}"):
             viz.error_curves({"a": curve}, "side", "error")
+    with pytest.raises(ValueError, match="curves\\['a'\\]: expected positive places on a logarithmic axis, got 0"):
+        viz.error_curves({"a": ([0.0, 1.0], [0.1, 0.2])}, "side", "error", log=True)
 
 
 def test_training_curves_and_labels_that_would_overlap():

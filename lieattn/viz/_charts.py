@@ -66,14 +66,16 @@ def error_curves(
 
     ``curves`` maps the name of a method to the places where it was measured, in any order, and its errors; an error of
     0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` are the names of both quantities. With ``log`` the axis of places is
-    also logarithmic. ValueError is raised if there are no curves, if a curve is empty, if its places and errors have
-    different lengths, or if an error is negative or NaN.
+    also logarithmic, and places must be positive. ValueError is raised if there are no curves, if a curve is empty, if
+    its places and errors have different lengths, or if an error is negative or NaN.
     """
     check_arguments(error_curves, locals())
     lines = {}
     for name, (places, errors) in _curves(curves, "places", "errors").items():
         if not (errors >= 0).all():
             raise ValueError(f"curves[{name!r}]: expected errors of at least 0, got {errors.min():g}")
+        if log and not (places > 0).all():
+            raise ValueError(f"curves[{name!r}]: expected positive places on a logarithmic axis, got {places.min():g}")
         lines[name] = (places, np.maximum(errors, 1e-17))
     figure, axes = _labeled_lines(xlabel, ylabel, lines, log=("x", "y") if log else ("y",))
     from matplotlib.ticker import MaxNLocator, NullFormatter

@@ -136,6 +136,15 @@ def test_modules_around_networks_train_as_usual(around, name, pretended):
     assert pretended.captures == 1
 
 
+def test_images_in_another_precision_are_converted(pretended):
+    epoch = [images(seed, side=28) for seed in range(3)]
+    wide = [batch.clone().update({"x": batch.x.double(), "pos": batch.pos.double()}) for batch in epoch]
+    network = without_dropout(MAKERS["AttentiveCNN"]())
+    losses, _ = trained(copy.deepcopy(network), wide)
+    assert trained(Captured(network), wide)[0] == pytest.approx(losses, rel=1e-5)
+    assert pretended.captures == 1
+
+
 def test_a_smaller_batch_is_captured_as_well(pretended):
     network = Captured(without_dropout(MAKERS["AttentiveCNN"]()))
     trained(network, [images(0), images(1), images(2, count=1), images(3, count=1), images(4), images(5, count=1)])

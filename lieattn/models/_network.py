@@ -298,12 +298,13 @@ class ImageNetwork(Network):
         """
 
     def images(self, data: Any) -> Tensor:
-        """Return the images ``[images, in_channels, *sides]`` of the data; ValueError if shape or dtype do not fit."""
+        """Return the images ``[images, in_channels, *sides]`` in the dtype of the weights; ValueError for others."""
         images, dim = with_planes(grid_images(data), self.inputs, data), self.group.dim
         if images.ndim != 2 + dim or images.shape[1] != self.in_channels or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
             expected = f"floating images with {self.in_channels} channels and {dim} sides"
             raise ValueError(f"data: expected {expected}, got {got}")
+        images = images.to(next(self.parameters()).dtype)
         check_features(images, next(self.parameters()), argument="data")
         if may_look(images):
             check_size("data", images)

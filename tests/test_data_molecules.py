@@ -141,6 +141,12 @@ class TestMolecules:
             ({"of_atom": {"force": [[0.0, 1.0], [0.0]]}}, r"of_atom\['force'\]: expected an array of real numbers"),
             ({"of_atom": {"name": ["H", "H"]}}, r"of_atom\['name'\]: expected an array of real numbers"),
             ({"of_atom": {"charge": torch.ones(2, requires_grad=True)}}, r"of_atom\['charge'\]: expected an array"),
+            ({"of_molecule": {"pos": [1.0]}}, r"of_molecule: expected other names than z, pos, y, got 'pos'"),
+            ({"of_atom": {"y": [1.0, 2.0]}}, r"of_atom: expected other names than z, pos, y, got 'y'"),
+            (
+                {"of_molecule": {"charge": [0.0]}, "of_atom": {"charge": [0.0, 0.0]}},
+                "of_atom: expected other names than those of of_molecule, got 'charge'",
+            ),
         ],
     )
     def test_bad_input(self, change, message):

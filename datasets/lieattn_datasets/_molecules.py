@@ -47,7 +47,8 @@ class Molecules(Clouds):
     Raises
     ------
     ValueError
-        If shapes do not match, a number is not finite, or a charge is not an atomic number.
+        If shapes do not match, a number is not finite, a charge is not an atomic number, or an attribute has the name
+        of another one.
 
     Examples
     --------
@@ -82,6 +83,7 @@ class Molecules(Clouds):
                 f"y: expected {list(expected)}, and one of target_units for each of target_names, got "
                 f"{list(self._y.shape)} and {len(self.target_units)} units"
             )
+        _check_names(of_molecule or {}, of_atom or {})
         self._of_molecule = _tables("of_molecule", of_molecule, count)
         self._of_atom = _tables("of_atom", of_atom, len(self._z))
 
@@ -332,6 +334,15 @@ def check_atoms(
             f"{ends.ravel()[:8].tolist()}"
         )
     return charges, places, ends
+
+
+def _check_names(of_molecule: Mapping[str, ArrayLike], of_atom: Mapping[str, ArrayLike]) -> None:
+    """Raise ValueError if an attribute would replace one that items have already."""
+    for argument, names in (("of_molecule", of_molecule), ("of_atom", of_atom)):
+        if taken := [name for name in ("z", "pos", "y") if name in names]:
+            raise ValueError(f"{argument}: expected other names than z, pos, y, got {taken[0]!r}")
+    if twice := [name for name in of_atom if name in of_molecule]:
+        raise ValueError(f"of_atom: expected other names than those of of_molecule, got {twice[0]!r}")
 
 
 def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) -> dict[str, NDArray[Any]]:

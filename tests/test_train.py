@@ -1411,7 +1411,7 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["certify", "absent.ckpt"], 2, "there is no checkpoint absent.ckpt"),
         (["certify", "digits-c9"], 2, "digits-c9 is neither a file nor a trained network .* digits-c8, "),
         (["certify", "broken.ckpt"], 2, "broken.ckpt is damaged, or is not a checkpoint"),
-        (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn"),
+        (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn.*save networks .* with lieattn.save"),
         (["test", "--config", "run.yaml"], 2, "test needs trained weights: use --ckpt_path"),
         (["fit", "--config", "empty.yaml"], 2, "data.train: expected a data set, got none"),
         (

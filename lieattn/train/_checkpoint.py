@@ -101,7 +101,10 @@ def _read(path: Path) -> dict[str, Any]:
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     entry, weights = (checkpoint.get(key) if isinstance(checkpoint, dict) else None for key in (KEY, "state_dict"))
     if not isinstance(entry, dict) or not isinstance(weights, dict):
-        raise CheckpointError(f"{path} was not written by lieattn: it has no entry {KEY!r} or no weights")
+        raise CheckpointError(
+            f"{path} was not written by lieattn: it has no entry {KEY!r} or no weights. Checkpoints of a Trainer have "
+            "both if its module is a task of lieattn.train; save networks of other modules with lieattn.save"
+        )
     check_content(checkpoint, str(path))
     if not all(isinstance(value, Tensor) for value in weights.values()):
         raise CheckpointError(f"{path} is damaged: not all of its weights are tensors")

@@ -313,6 +313,7 @@ def test_named_parameters_have_no_weight_decay():
         (lambda: PointSetData(ToyClouds(), eval_batch_size=10**20), "eval_batch_size: expected an integer of at most"),
         (lambda: PointSetData(ToyClouds(), workers=-1), "workers: expected an integer of at least 0, got -1"),
         (lambda: PointSetData().train_dataloader(), "data.train: expected a data set, got none"),
+        (lambda: PointSetData().predict_dataloader(), "data.predict: expected a data set, got none"),
         (lambda: PointSetData(ToyClouds(0)).train_dataloader(), "data.train: the data set is empty"),
         (lambda: PointSetData([]).train_dataloader(), "data.train: the data set is empty"),
         (

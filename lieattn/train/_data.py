@@ -346,7 +346,7 @@ class PointSetData(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader:
         """Batches of the set to predict (by default the test set), in its order."""
-        return self._in_order("test" if self.sets["predict"] is None else "predict")
+        return self._in_order("predict" if self.sets["test"] is None or self.sets["predict"] is not None else "test")
 
     def state_dict(self) -> dict[str, int]:
         """The place of the training: the epoch, the batches done in it, and the settings that determine the order."""

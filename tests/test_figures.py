@@ -227,6 +227,8 @@ def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
             "--out: gsa-fields draws 2 pictures, gsa-fields_lifting and gsa-fields_self-attention; expected a folder",
         ),
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
+        (["gsa-fields", "--sides", "3"], "unrecognized arguments: --sides 3 (did you mean --side?)"),
+        (["roll-outs"], "the following arguments are required: --checkpoint"),
         (
             ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],
             "image: expected one of 0..5, got 9",

@@ -1,5 +1,6 @@
 """Download of published files with pooch, on request: their addresses, digests and sizes."""
 
+import contextlib
 import errno
 import functools
 import io
@@ -92,6 +93,7 @@ def _missing(release: Release, root: str | Path, name: str) -> bool:
 
 def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> None:
     """Download a file to a temporary folder, then move it to its folder or unpack it there."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder, f"{_STAGING}*")
     staging = folder / f"{_STAGING}{secrets.token_hex(4)}"  # a unique name: other processes may download the same file
@@ -109,6 +111,9 @@ def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> 
         file.replace(folder / source.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a folder with a file stays
+            for path in new:
+                path.rmdir()
 
 
 def _retrieve(release: Release, source: Source, staging: Path) -> Path:

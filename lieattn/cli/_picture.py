@@ -131,13 +131,12 @@ def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
 
 def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
     """Draw one figure of the papers, with the keyword arguments of its function as options."""
-    from jsonargparse import ArgumentParser as FunctionParser
-
+    from lieattn._suggestions import SuggestingParser
     from lieattn.cli._figures import FIGURES
     from lieattn.viz import save
 
     function = FIGURES[figure]
-    parser = FunctionParser(prog=f"lieattn {name} {figure}", exit_on_error=False, allow_abbrev=False)
+    parser = SuggestingParser(prog=f"lieattn {name} {figure}", exit_on_error=False, allow_abbrev=False)
     parser.add_function_arguments(function, as_group=False)
     told = f"file {', '.join(_OF_FIGURES)}, or a folder"
     parser.add_argument("--out", type=str, default=str(_OUT), metavar="FILE|DIR", help=told)
@@ -145,7 +144,9 @@ def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
     try:
         given = vars(parser.parse_args(list(arguments)))
     except argparse.ArgumentError as error:
-        raise UsageError(short_message(ValueError(str(error)))) from error
+        told, required, missing = short_message(ValueError(str(error))).partition("arguments are required: ")
+        names = [f"--{name}" for name in missing.split(", ") if name]
+        raise UsageError(f"{told}{required}{', '.join(names)}") from error
     try:
         out = _out(_OF_FIGURES, given.pop("out"))
     except argparse.ArgumentTypeError as error:

@@ -122,6 +122,10 @@ class Calculator(AseCalculator):
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
         self._factors = {"dipole": _DIPOLES[dipole_unit], "charges": 1.0}
 
+    def __repr__(self) -> str:
+        networks = ", ".join(type(one.model).__name__ for one in self._members)
+        return f"{type(self).__name__}({networks})"
+
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """List the changes since the last calculation, including inputs in ``info``, which ASE does not compare."""
         changes: list[str] = super().check_state(atoms, tol=tol)
@@ -172,7 +176,7 @@ class Calculator(AseCalculator):
             if len(values) == len(found):
                 self.results[name] = factor * _array(torch.stack(values).mean(dim=0))
             elif name in properties:
-                shown = [{output: list(value.shape) for output, value in outputs.items()} for _, outputs in found]
+                shown = [{k: list(v.shape) for k, v in outputs.items()} or "only an energy" for _, outputs in found]
                 what = "a dipole [1, 3]" if name == "dipole" else f"charges [{len(atoms)}] or [{len(atoms)}, 1]"
                 raise PropertyNotImplementedError(
                     f"{name}: expected a model with {what} among its outputs, got {shown}"

@@ -820,6 +820,14 @@ def test_farthest_by_distance_takes_the_first_maximum():
     assert chosen.tolist() == [[0, 1, 2, 3], [2, 0, 0, 0]]
 
 
+def test_farthest_by_distance_chooses_every_point_before_it_repeats_one():
+    pos = torch.tensor([[[0.0], [0.0], [3.0], [0.0]], [[1.0], [1.0], [1.0], [1.0]]])
+    mask = torch.tensor([[True] * 4, [True, True, True, False]])
+    distance, start = torch.cdist(pos, pos), torch.tensor([1, 2])
+    assert farthest_by_distance(distance, 4, start).tolist() == [[1, 2, 0, 3], [2, 0, 1, 3]]
+    assert farthest_by_distance(distance, 4, start, mask).tolist() == [[1, 2, 0, 3], [2, 0, 1, 0]]
+
+
 def test_bad_arguments_of_subsampling():
     pos = torch.rand(4, 3)
     for message, arguments in (

@@ -12,8 +12,8 @@ from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, check_indices, first_true, members, point_clouds
 from lieattn.geometry._search import TIE_TOLERANCE
 
-# Distance of padding, which is smaller than that of any point.
-_PADDING = -100.0
+# Distances of points that were chosen, and of padding: below those of all other points, padding last.
+_CHOSEN, _PADDING = -1.0, -100.0
 
 
 @outside_of_transforms
@@ -68,8 +68,7 @@ def farthest_points(
             chosen[:, step] = current
             centers = pos[current.clamp(min=0)][clouds.batch]
             nearest = torch.minimum(nearest, (pos - centers).square().sum(-1))
-            # A value below all others, so that no point is chosen twice if points coincide.
-            nearest[current[current >= 0]] = -1.0
+            nearest[current[current >= 0]] = _CHOSEN  # no point is chosen twice if points coincide
             current = _first_farthest(nearest, clouds)
     place = torch.arange(most, device=clouds.device)
     return chosen[place < wanted[:, None]]
@@ -80,9 +79,9 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
 
     ``distance`` is ``[clouds, N, N]``, ``start`` ``[clouds]`` int64 is the first point of each cloud, and ``mask``
     ``[clouds, N]`` bool is false for padding. The result is ``[clouds, count]`` int64, in the order in which points
-    were chosen. Of several equally far points, the first one is chosen. Padding has the distance -100, so if a cloud
-    has fewer than ``count`` points, its first one is chosen again. TypeError or ValueError is raised if arguments do
-    not fit, or if ``count`` exceeds N.
+    were chosen. Of several equally far points, the first one is chosen. If a cloud has fewer than ``count`` distinct
+    points, those that coincide with chosen ones follow. If it has fewer than ``count`` points, its first one is
+    repeated at the end. TypeError or ValueError is raised if arguments do not fit, or if ``count`` exceeds N.
     """
     check_tensor("distance", distance, "a floating tensor [clouds, N, N]")
     if distance.ndim != 3 or distance.shape[1] != distance.shape[2]:
@@ -107,6 +106,7 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     for _ in range(count - 1):
         reached = torch.where(mask, distance[rows, chosen[-1]], _PADDING)
         nearest = torch.minimum(nearest, reached)
+        nearest[rows, chosen[-1]] = _CHOSEN  # no point is chosen twice before all are, even if points coincide
         largest = nearest == nearest.amax(1, keepdim=True)
         chosen.append(largest.long().argmax(1))
     return torch.stack(chosen, dim=1)

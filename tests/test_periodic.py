@@ -18,7 +18,7 @@ from lieattn.geometry import (
     lift,
     point_clouds,
 )
-from lieattn.groups import SE, SO, octahedral
+from lieattn.groups import SE, SO, cyclic, octahedral
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean, Orbits
 
@@ -216,8 +216,14 @@ def test_bad_types_of_cells():
 
 @pytest.mark.parametrize("neighborhood", [AllPairs(), Nearest(3)])
 def test_only_balls_have_images(neighborhood):
-    with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):
-        lift(point_clouds(torch.rand(4, 3), cell=torch.eye(3)), octahedral(), neighborhood)
+    """The error names the cell of the cloud that is periodic, which may have come with a data set."""
+    cell, pbc = torch.stack([torch.eye(2), 2 * torch.eye(2)]), torch.tensor([[False, False], [True, False]])
+    clouds = point_clouds(torch.rand(4, 2), batch=torch.tensor([0, 0, 1, 1]), cell=cell, pbc=pbc)
+    with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds") as error:
+        lift(clouds, cyclic(4), neighborhood)
+    found = "cell [[2.0, 0.0], [0.0, 2.0]] of cloud 1, periodic along pbc=[True, False]; remove the cell"
+    for part in (repr(neighborhood), found):
+        assert part in str(error.value)
 
 
 def test_what_has_no_translations_or_no_center_cannot_repeat():

@@ -355,7 +355,10 @@ def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors
         own = type(found) not in (Radius, Nearest, PixelSquare, AllPairs, Given)
         return _of_user(found, clouds.pos, clouds.batch) if own else found(clouds.pos, clouds.batch)
     if not isinstance(neighborhood, Radius):
-        raise ValueError(f"neighborhood: expected a Radius for periodic clouds, got {neighborhood!r}")
+        i = first_true(clouds.pbc.any(dim=1))
+        cell = f"the cell {clouds.cell[i].tolist()} of cloud {i}, periodic along pbc={clouds.pbc[i].tolist()}"
+        got = f"got {neighborhood!r} and {cell}; remove the cell if periodic images are not meant"
+        raise ValueError(f"neighborhood: expected a Radius for periodic clouds, {got}")
     return neighborhood._with_images(clouds.pos, clouds.batch, clouds.cell, clouds.pbc)
 
 

@@ -31,6 +31,7 @@ from lieattn.models import (
     GSAReadout,
     LieTransformer,
     Stages,
+    Wrapper,
     published_table,
 )
 from lieattn.nn import (
@@ -366,6 +367,11 @@ def test_every_frame_gives_its_symmetry(name):
     for moved, _ in motions(group, data):
         error = (model(moved) - expected).abs().max() / expected.abs().max().clamp(min=1)
         assert error < 1e-10, f"{error:.1e}"
+
+
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+def test_modules_around_a_network_state_the_kind_of_its_outputs(kind):
+    assert Wrapper(FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1, kind=kind)).kind == kind
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lieattn._checks import check_arguments
 from lieattn._warnings import warn
 from lieattn.models._inputs import has_geometry
-from lieattn.models._network import ImageNetwork, Wrapper
+from lieattn.models._network import ImageNetwork
+from lieattn.models._wrapper import Wrapper
 
 _MOST_GRAPHS = 4  # shapes of batches for which graphs are kept
 _GEOMETRY = "geometry "  # before the numbers of its tensors
@@ -72,11 +73,6 @@ class Captured(Wrapper):
         super().__init__(network)
         self.network, self.inputs, self.unread = network, tuple(inputs), tuple(unread)
         self._known = _Known()
-
-    @property
-    def kind(self) -> Any:
-        """Kind of the outputs of the network."""
-        return getattr(self.network, "kind", "invariant")
 
     def geometry(self, data: Any) -> Any:
         """Return ``network.geometry(data)``; AttributeError if the network has no such method."""

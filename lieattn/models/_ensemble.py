@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, kind
 from lieattn.models._jumps import jumps_of
-from lieattn.models._network import Wrapper
+from lieattn.models._wrapper import Wrapper
 
 
 class Spread(NamedTuple):
@@ -65,11 +65,6 @@ class Ensemble(Wrapper):
             setattr(self, names, tuple(dict.fromkeys(name for one in networks for name in getattr(one, names, ()))))
         self.sees_order = any(getattr(network, "sees_order", False) for network in networks)
         self.has_kinks = any(getattr(network, "has_kinks", False) for network in networks)
-
-    @property
-    def kind(self) -> Any:
-        """Kind of the outputs of the networks."""
-        return getattr(self.networks[0], "kind", "invariant")
 
     @property
     def jumps(self) -> tuple[str, ...]:

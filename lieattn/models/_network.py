@@ -45,7 +45,7 @@ from lieattn.models._inputs import (
     read_inputs,
     with_planes,
 )
-from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
+from lieattn.models._jumps import decided, is_open, jumps_of_frames, jumps_of_neighbors
 from lieattn.models._recomputing import Recomputing
 from lieattn.models._shown import Shown
 from lieattn.models._tied_geometry import tied_geometry
@@ -325,27 +325,6 @@ def _reverses_axes(group: FiniteGroup) -> bool:
     """Return whether an element moves the first pixel of an image, which strides sample."""
     first = torch.arange(2**group.dim, device="cpu").view(1, 1, *[2] * group.dim) == 0
     return any(not torch.equal(act_on_grid(group, h, first), first) for h in range(group.order))
-
-
-class Wrapper(EquivariantModule):
-    """Base class of modules around another one, ``wrapped``, that adopt its symmetry and inputs if it states them."""
-
-    def __init__(self, wrapped: object) -> None:
-        super().__init__()
-        self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
-        self._wrapped = (wrapped,)  # a tuple, so that torch does not register the module under a second name
-        if isinstance(wrapped, EquivariantModule):
-            self._symmetry = wrapped.symmetry
-            self.vector_inputs, self.cloud_inputs = wrapped.vector_inputs, wrapped.cloud_inputs
-            self.sees_order, self.has_kinks = wrapped.sees_order, wrapped.has_kinks
-
-    @property
-    def symmetry(self) -> Symmetry:
-        return self._symmetry
-
-    @property
-    def jumps(self) -> tuple[str, ...]:
-        return jumps_of(self._wrapped[0])
 
 
 class FieldModel(Network):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, kind
 from lieattn.models._inputs import check_data
-from lieattn.models._network import Wrapper
+from lieattn.models._wrapper import Wrapper
 
 
 class Preprocessed(Wrapper):
@@ -44,11 +44,6 @@ class Preprocessed(Wrapper):
         check_arguments(Preprocessed.__init__, locals())
         super().__init__(network)
         self.network, self.transform = network, transform
-
-    @property
-    def kind(self) -> Any:
-        """Kind of the outputs of the network."""
-        return getattr(self.network, "kind", "invariant")
 
     def geometry(self, data: Any) -> Any:
         """Return ``network.geometry(transform(data))``; AttributeError if the network has no such method."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_number, kind
 from lieattn.geometry import point_clouds
-from lieattn.models._network import Wrapper
+from lieattn.models._wrapper import Wrapper
 
 
 class Rescaled(Wrapper):
@@ -69,7 +69,7 @@ class Rescaled(Wrapper):
     @property
     def kind(self) -> Any:
         """Kind of the outputs of the network; without those that are left out, if they have names."""
-        found = getattr(self.network, "kind", "invariant")
+        found = super().kind
         return {name: found[name] for name in self.names if name in found} if isinstance(found, Mapping) else found
 
     def tied_to(self) -> dict[str, str]:

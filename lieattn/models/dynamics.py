@@ -16,8 +16,8 @@ from lieattn.geometry import point_clouds
 from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, usable
 from lieattn.models._hamiltonian_system import System
 from lieattn.models._jumps import Jumps, make_continuous
-from lieattn.models._network import Wrapper
 from lieattn.models._poses import without_lattice
+from lieattn.models._wrapper import Wrapper
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")

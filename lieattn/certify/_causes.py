@@ -19,7 +19,6 @@ from lieattn.certify._moves import (
     are_among,
     elements_of,
     is_whole,
-    linear_part,
     motion,
     other_images,
     permutation,
@@ -28,7 +27,7 @@ from lieattn.certify._moves import (
 )
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
-from lieattn.groups import SO, FiniteGroup, Group, O
+from lieattn.groups import SO, FiniteGroup, Group, O, linear_part
 from lieattn.models import Symmetry
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)

@@ -28,6 +28,7 @@ from lieattn.groups import (
     dihedral_about,
     full_tetrahedral,
     icosahedral,
+    linear_part,
     octahedral,
     pyritohedral,
     reflection,
@@ -178,11 +179,6 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
             yield Element(label, matrix, zero)
     if isinstance(linear, FiniteGroup) and count > 0:
         yield from (Element(label, matrix, zero) for label, matrix in _larger(linear))
-
-
-def linear_part(group: Group | None) -> Any:
-    """Return the linear part of a group with translations, and other groups unchanged."""
-    return group.stabilizer if isinstance(group, SemidirectProduct) else group
 
 
 def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:

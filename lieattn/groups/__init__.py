@@ -24,8 +24,19 @@ from lieattn.groups._catalog import (
     trivial,
 )
 from lieattn.groups._finite import FiniteGroup, check_group
-from lieattn.groups._group import Group, LieGroup
-from lieattn.groups._lie import SE, SO, Dilations, E, O, RotationDilations, SemidirectProduct, Sim, Translations, affine
+from lieattn.groups._group import Group, LieGroup, affine
+from lieattn.groups._lie import (
+    SE,
+    SO,
+    Dilations,
+    E,
+    O,
+    RotationDilations,
+    SemidirectProduct,
+    Sim,
+    Translations,
+    linear_part,
+)
 from lieattn.groups._real_irreps import RealIrrep, real_irreps
 from lieattn.groups._skew import quaternion_from_rotation, rotation_from_quaternion
 
@@ -56,6 +67,7 @@ __all__ = [  # noqa: RUF022 - its order puts SE and SO before SemidirectProduct
     "full_tetrahedral",
     "icosahedral",
     "inversion",
+    "linear_part",
     "octahedral",
     "pyritohedral",
     "quaternion_from_rotation",

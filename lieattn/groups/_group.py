@@ -316,6 +316,31 @@ def matvec(a: Tensor, v: Tensor) -> Tensor:
     return matmul(a, v[..., None])[..., 0]
 
 
+def affine(linear: Tensor, translation: Tensor) -> Tensor:
+    """Return matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from A ``[*, d, d]`` and t ``[*, d]``.
+
+    TypeError or ValueError is raised if they are not floating tensors of the same dtype and device, or shapes do not
+    fit.
+    """
+    check_tensor("translation", translation, "a floating tensor [*, d]")
+    if translation.ndim == 0:
+        raise ValueError("translation: expected [*, d], got a scalar")
+    check_last("linear", linear, (translation.shape[-1],) * 2, "translations of this dimension")
+    check_broadcast("linear", linear.shape[:-2], "translation", translation.shape[:-1])
+    check_alike("linear", linear, "translation", translation)
+    return homogeneous(linear, translation)
+
+
+def homogeneous(linear: Tensor, translation: Tensor) -> Tensor:
+    """Compute :func:`affine` without checks."""
+    dim = translation.shape[-1]
+    shape = torch.broadcast_shapes(linear.shape[:-2], translation.shape[:-1])
+    top = torch.cat([linear.expand(*shape, dim, dim), translation[..., None].expand(*shape, dim, 1)], dim=-1)
+    bottom = torch.zeros_like(top[..., :1, :])
+    bottom[..., -1] = 1
+    return torch.cat([top, bottom], dim=-2)
+
+
 def determinant(matrices: Tensor) -> Tensor:
     """Return determinants ``[*]``, in float32 for half precision, which torch does not support and which underflows."""
     return torch.linalg.det(_wide(matrices))

@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_alike, check_broadcast, check_count, check_is, check_last, check_none, check_tensor
+from lieattn._checks import check_count, check_is, check_last, check_none
 from lieattn._lengths import lengths
 from lieattn._returned import checked_faults, returned
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup, check_group
-from lieattn.groups._group import Group, LieGroup, determinant, draw_normal, draw_uniform, drawn, far, matvec, tolerance
+from lieattn.groups._group import (
+    Group,
+    LieGroup,
+    affine,
+    determinant,
+    draw_normal,
+    draw_uniform,
+    drawn,
+    far,
+    homogeneous,
+    matvec,
+    tolerance,
+)
 from lieattn.groups._skew import (
     expm1_ratio,
     rotation_by,
@@ -474,26 +486,12 @@ def Sim(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
     return SemidirectProduct(RotationDilations(dim), f"Sim({dim})")
 
 
-def affine(linear: Tensor, translation: Tensor) -> Tensor:
-    """Return matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from A ``[*, d, d]`` and t ``[*, d]``.
+def linear_part(group: Any) -> Any:
+    """Return H for a semidirect product R^d ⋊ H, and everything else unchanged: other groups, or None for no group.
 
-    TypeError or ValueError is raised if they are not floating tensors of the same dtype and device, or shapes do not
-    fit.
+    Examples
+    --------
+    >>> linear_part(SE(3)), linear_part(SO(2)), linear_part(None)
+    (SO(3), SO(2), None)
     """
-    check_tensor("translation", translation, "a floating tensor [*, d]")
-    if translation.ndim == 0:
-        raise ValueError("translation: expected [*, d], got a scalar")
-    check_last("linear", linear, (translation.shape[-1],) * 2, "translations of this dimension")
-    check_broadcast("linear", linear.shape[:-2], "translation", translation.shape[:-1])
-    check_alike("linear", linear, "translation", translation)
-    return homogeneous(linear, translation)
-
-
-def homogeneous(linear: Tensor, translation: Tensor) -> Tensor:
-    """Compute :func:`affine` without checks."""
-    dim = translation.shape[-1]
-    shape = torch.broadcast_shapes(linear.shape[:-2], translation.shape[:-1])
-    top = torch.cat([linear.expand(*shape, dim, dim), translation[..., None].expand(*shape, dim, 1)], dim=-1)
-    bottom = torch.zeros_like(top[..., :1, :])
-    bottom[..., -1] = 1
-    return torch.cat([top, bottom], dim=-2)
+    return group.stabilizer if isinstance(group, SemidirectProduct) else group

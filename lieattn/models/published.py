@@ -22,9 +22,9 @@ from lieattn.groups import (
     SE,
     SO,
     FiniteGroup,
-    SemidirectProduct,
     cyclic,
     dihedral,
+    linear_part,
     quaternion_from_rotation,
     trivial,
 )
@@ -280,7 +280,7 @@ class PublishedCoordinates(PairCoordinates):
     def count(self, space: HomogeneousSpace) -> int:
         """Number of coordinates, including invariants of both points; ValueError if the space does not have them."""
         group = space.group
-        linear = group.stabilizer if isinstance(group, SemidirectProduct) else group
+        linear = linear_part(group)
         rotations = isinstance(linear, SO)
         if self.convention == "log" and isinstance(linear, FiniteGroup):
             raise ValueError(f"convention: {group.name} has no logarithms; use a space such as Euclidean(SE(3))")

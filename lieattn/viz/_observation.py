@@ -17,7 +17,7 @@ from lieattn._checks import check_index
 from lieattn._recorded import uncompiled
 from lieattn.certify import moved
 from lieattn.geometry import PointClouds, point_clouds
-from lieattn.groups import SO, FiniteGroup, O, SemidirectProduct
+from lieattn.groups import SO, FiniteGroup, O, linear_part
 from lieattn.models import LieTransformer, Symmetry
 from lieattn.spaces import Sphere
 from lieattn.viz._draw import in_words
@@ -163,7 +163,7 @@ def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
     The identity comes first.
     """
     group = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
-    group = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    group = linear_part(group)
     identity = Turn("unchanged", torch.eye(dim, dtype=torch.float64), True)
     if isinstance(group, FiniteGroup) and group.order > 1 and group.dim == dim:
         elements = [matrix for matrix in group.elements if not torch.allclose(matrix, identity.matrix)]

@@ -289,6 +289,7 @@ OWN: dict[str, dict[str, Any]] = {
     "groups.direct_product": {"first": C4, "second": groups.reflection(1)},
     "groups.quaternion_from_rotation": {"rotation": ROTATION},
     "groups.rotation_from_quaternion": {"q": torch.nn.functional.normalize(torch.randn(5, 4), dim=1)},
+    "groups.linear_part": {"group": groups.SE(2)},
     "groups.affine": {"linear": torch.eye(2), "translation": torch.zeros(2)},
     "reps.DirectSum": {"parts": (reps.Scalar(), reps.Vector(3))},
     "reps.DirectSum.act": {"features": torch.randn(5, 4)},

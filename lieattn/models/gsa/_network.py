@@ -28,7 +28,7 @@ from lieattn.geometry import (
     point_clouds,
     scaled,
 )
-from lieattn.groups import FiniteGroup, SemidirectProduct, Translations, check_group, trivial
+from lieattn.groups import FiniteGroup, Translations, check_group, linear_part, trivial
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._network import GroupField, Network, Symmetry, check_frames
 from lieattn.models._squares import of_squares
@@ -315,7 +315,7 @@ class GSANet(Network):
             notes = (*notes, "no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
         elif self.options.positions == "absolute":
             group = None if isinstance(group, Translations) else group
-            group = group.stabilizer if isinstance(group, SemidirectProduct) else group
+            group = linear_part(group)
             promised = replace(promised, translations=False, on_average=None)
             notes = (*notes, "absolute positions break invariance to translations")
         if self.stages.follows_raster:

@@ -9,6 +9,7 @@ import random
 import struct
 import warnings
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,6 +143,23 @@ def test_members_of_an_archive_are_arrays(tmp_path):
     release = Release(dataset="data", origin="From nowhere.")
     with pytest.raises(ValueError, match="has no array 'charge', only nothing"):
         release.read_npz(path, {"charge": "number [particles]"})
+
+
+def test_a_file_with_the_right_digest_that_lacks_a_computed_array(tmp_path):
+    """Computed arrays do not belong to the digest, so the same file again would not help."""
+    path = tmp_path / "made.npz"
+    np.savez(path, charge=np.ones(3))
+    with Archive(path, ValueError) as archive:
+        digests = {"made.npz": "content:" + archive.fingerprint(["energy.npy"])}
+    release = Release(dataset="data", origin="From nowhere.", computed=("energy",), digests=digests)
+    release.check_file(path)
+    with pytest.raises(ValueError, match="has no array 'energy', only charge") as error:
+        release.read_npz(path, {"charge": "number [n]", "energy": "number [n]"})
+    assert "Replace" not in str(error.value)
+    assert f"run 'python -m lieattn_datasets.make made {tmp_path}'" in str(error.value)
+    downloaded = replace(release, sources=(None,))
+    with pytest.raises(ValueError, match=r"Use a file that contains it\. From nowhere"):
+        downloaded.read_npz(path, {"energy": "number [n]"})
 
 
 class TestGzip:

@@ -88,17 +88,21 @@ class Release:
         else:
             found = "this is a file, not a folder" if folder.exists() else "there is no such folder"
         inside = f" (or in its subfolder {' or '.join(self.folders)})" if self.folders else ""
-        made = f", or run 'python -m lieattn_datasets.make {names[0].removesuffix('.npz')} {folder}'"
-        known = self.digests.get(names[0], "")
         raise FileNotFoundError(
             f"{self.dataset} needs the file {' or '.join(names)} in root={str(root)!r}{inside}; {found}. "
             f"Nothing is downloaded{' unless you pass download=True' if self.sources else ''}: put the file there "
-            f"yourself{made if known.startswith('content:') else ''}. {self.origin}"
+            f"yourself{self._or_make(folder / names[0])}. {self.origin}"
         )
 
-    def damaged(self, path: Path, problem: str) -> ValueError:
+    def damaged(self, path: Path, problem: str, advice: str = "Replace the file") -> ValueError:
         """Return (not raise) an error that names a bad file, states the problem, and says what to do."""
-        return ValueError(f"{self.dataset}: {path} {problem}. Replace the file. {self.origin}")
+        return ValueError(f"{self.dataset}: {path} {problem}. {advice}. {self.origin}")
+
+    def _or_make(self, path: Path) -> str:
+        """Return the command that makes a file, as the end of an advice; nothing for files that are downloaded."""
+        if self.sources or not self.digests.get(path.name, "").startswith("content:"):
+            return ""
+        return f", or run 'python -m lieattn_datasets.make {path.stem} {path.parent}'"
 
     @contextlib.contextmanager
     def open(self, path: Path) -> Iterator[BinaryIO]:
@@ -174,7 +178,9 @@ class Release:
             present = [name.removesuffix(".npy") for name in archive.names if name.endswith(".npy")]
             missing = [key for key in expected if key not in present]
             if missing:
-                raise self.damaged(path, f"has no array {missing[0]!r}, only {', '.join(present) or 'nothing'}")
+                problem = f"has no array {missing[0]!r}, only {', '.join(present) or 'nothing'}"
+                # Computed arrays are not part of the digest, so the same file may be what the user would put there.
+                raise self.damaged(path, problem, f"Use a file that contains it{self._or_make(path)}")
             content = {key: archive.read(f"{key}.npy") for key in expected}
         sizes: dict[str, int] = {}
         arrays = []

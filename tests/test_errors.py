@@ -311,7 +311,8 @@ MASK = torch.ones(1, 6, dtype=torch.bool)
 CLOUDS = [
     ("points as a list", lambda: lifted(pos=[[0.0, 1.0]]), TypeError, ("points: ", "tensor", "got list")),
     ("no points object", lambda: lifted(pos=None), TypeError, ("points: ", "got NoneType")),
-    ("Data without pos", lambda: lifted(pos=Data(x=POINTS)), TypeError, ("points: ", "with pos", "got Data")),
+    ("Data without pos", lambda: lifted(pos=Data(x=POINTS)), TypeError, ("data.pos: ", "[points, dim]", "Data with x")),
+    ("lists of points", lambda: lifted(pos=[[0.0, 1.0]]), TypeError, ("points: ", "with pos", "got list")),
     ("integers", lambda: lifted(pos=integers(*[[1, 2]] * 3)), TypeError, ("pos: ", "floating", "torch.int64")),
     ("one axis", lambda: lifted(pos=zeros(3)), ValueError, ("pos: ", "[points, dim]", "(3,)")),
     ("four axes", lambda: lifted(pos=zeros(1, 2, 3, 2)), ValueError, ("pos: ", "[points, dim]", "(1, 2, 3, 2)")),

@@ -351,8 +351,7 @@ def point_clouds(
         given = {"batch": batch, "ptr": ptr, "grid": grid, "cell": cell, "pbc": pbc}
         pos = getattr(points, "pos", None)
         if pos is None:
-            expected = "expected a tensor, or a torch_geometric Data or Batch with pos"
-            raise TypeError(f"points: {expected}, got {type(points).__name__}")
+            raise _no_positions(points)
         read = [getattr(points, name, None) if value is None else value for name, value in given.items()]
         points, (batch, ptr, grid, cell, pbc) = pos, read
         check_is("pos", points, Tensor)
@@ -376,6 +375,13 @@ def point_clouds(
         pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc, edge_index=edge_index
     )
     return clouds.with_each()
+
+
+def _no_positions(points: Any) -> TypeError:
+    got = f"got {type(points).__name__}"
+    if hasattr(points, "to_dict"):
+        return TypeError(f"data.pos: expected [points, dim], {got} with {', '.join(points.to_dict()) or 'nothing'}")
+    return TypeError(f"points: expected a tensor, or a torch_geometric Data or Batch with pos, {got}")
 
 
 def lattices(

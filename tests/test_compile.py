@@ -322,6 +322,37 @@ def test_fit_says_before_the_training_what_cannot_be_compiled(tmp_path, monkeypa
     assert "compile: Lifting(piece=4) cannot be compiled; use piece=None" in capsys.readouterr().err
 
 
+class Springs(torch.utils.data.Dataset):
+    """Clouds whose points are attracted to the origin, with energies and forces."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        pos = torch.randn(4, 2, generator=torch.Generator().manual_seed(index))
+        return Data(x=torch.ones(4, 1), pos=pos, energy=pos.square().sum()[None] / 2, force=-pos)
+
+
+def test_fit_says_that_forces_are_computed_uncompiled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.which", str)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
+    content = {**config(tmp_path), "compile": True, "last": {}}
+    group = content["model"]["init_args"]["network"]["init_args"]["group"]
+    arguments = {"frames": group, "in_channels": 1, "out_channels": 1, "channels": 4, "layers": 1, "pool": "sum"}
+    model = {"class_path": "lieattn.models.FramewiseTransformer", "init_args": arguments}
+    network = {"class_path": "lieattn.models.EnergyForces", "init_args": {"model": model}}
+    arguments = {"targets": {"energy": 1.0, "force": 1.0}, "scale_of": {"energy": "force"}, "network": network}
+    content["model"] = {"class_path": "lieattn.train.PointSetRegressor", "init_args": arguments}
+    springs = {"class_path": f"{__name__}.Springs"}
+    content["data"] = {"train": springs, "val": springs, "batch_size": 2}
+    content["trainer"] = {"default_root_dir": str(tmp_path), "accelerator": "cpu", "fast_dev_run": True}
+    told = "compile: EnergyForces runs uncompiled, including its network, because losses on forces need two derivatives"
+    for compiled in (True, False):
+        file = write(tmp_path / "run.yaml", {**content, "compile": compiled})
+        assert main(["fit", "--config", file]) == 0
+        assert capsys.readouterr().err.count(told) == compiled
+
+
 @pytest.mark.parametrize("given", ["nothing", "by position", "by name"])
 def test_a_geometry_of_none_is_searched_outside_of_the_graph(given):
     """A module around the network may pass on its own default."""

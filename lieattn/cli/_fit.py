@@ -35,7 +35,7 @@ from lieattn.cli._certify import is_network
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, output_file, package
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
-from lieattn.models import LieTransformer, Network, transfer_weights
+from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 
 # Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
@@ -299,6 +299,7 @@ class _PointSetCLI(LightningCLI):
                 part.checkpoint_activations()
         if options.compile:
             self._check_compiler()
+            _say_what_is_not_compiled(network)
             network.compile()
         if options.cuda_graphs:
             self.model.capture()
@@ -478,6 +479,13 @@ def _status(status: int) -> int:
     As soon as another process ends with an error, Lightning kills the first one, which may still be writing.
     """
     return 0 if getattr(rank_zero_only, "rank", 0) else status
+
+
+def _say_what_is_not_compiled(network: torch.nn.Module) -> None:
+    for kind in (EnergyForces, HamiltonianDynamics):
+        if any(isinstance(module, kind) for module in network.modules()):
+            reason = "losses on forces need two derivatives, and torch differentiates compiled functions only once"
+            _say(f"compile: {kind.__name__} runs uncompiled, including its network, because {reason}")
 
 
 @rank_zero_only

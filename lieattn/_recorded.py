@@ -161,7 +161,8 @@ def _arguments(value: Any) -> dict[str, Any]:
                 )
         return dict(found)
     if isinstance(value, nn.Module):
-        advice = "derive its class from lieattn.models.Network, or save its state_dict with torch.save"
+        part = "a part of a network, such as a head, is constructed by a class of your own derived from FieldModel"
+        advice = f"derive its class from lieattn.models.Network; {part}; or save its state_dict with torch.save"
         raise ValueError(f"{type(value).__name__} does not record the arguments of its constructor: {advice}")
     for name, parameter in signature.parameters.items():
         several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

@@ -32,7 +32,8 @@ def save(network: nn.Module, path: str | Path) -> None:
     The file has the safetensors format, so other programs can read the weights. It is written completely or not at all.
     ValueError is raised if weights are not finite, if a part of the network does not record its arguments, or if the
     network was changed after its construction. Arguments are recorded by all networks of ``lieattn.models``, the heads
-    of ``lieattn.nn``, and your own networks that derive from :class:`lieattn.models.Network`. The training mode and
+    of ``lieattn.nn``, and your own networks that derive from :class:`lieattn.models.Network`. Your own heads do not
+    record theirs: construct them in a class derived from :class:`lieattn.models.FieldModel`. The training mode and
     frozen parameters are not saved.
 
     Parameters

@@ -304,6 +304,35 @@ def test_what_cannot_be_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+class OwnHead(nn.Module):
+    """A head of the user, which records nothing."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.linear = nn.Linear(channels, 1)
+
+    def forward(self, x, graph):
+        return self.linear(x.mean(dim=1))
+
+
+class WithOwnHead(FieldModel):
+    """Follows the advice of the error about such heads."""
+
+    def __init__(self, network, channels):
+        super().__init__(network, OwnHead(channels))
+
+
+def test_advice_about_heads_of_the_user_can_be_followed(tmp_path):
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    with pytest.raises(ValueError, match="OwnHead does not record the arguments") as error:
+        lieattn.save(FieldModel(network, OwnHead(4)), tmp_path / "network")
+    advice = "a part of a network, such as a head, is constructed by a class of your own derived from FieldModel"
+    assert advice in str(error.value)
+    model, data = WithOwnHead(network, 4).eval(), Data(x=torch.randn(5, 1), pos=torch.randn(5, 3))
+    lieattn.save(model, tmp_path / "network")
+    assert torch.equal(lieattn.load(tmp_path / "network", trust=["tests"])(data), model(data))
+
+
 def test_neighborhoods_without_a_representation_are_saved(tmp_path):
     network = lifted(neighborhood=Unnamed(2.0))
     lieattn.save(network, tmp_path / "network")

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import PixelSquare, Radius, lift, pixel_positions, point_clouds
@@ -218,6 +219,23 @@ def test_norm_and_pooling_commute_with_the_group(reduction):
     GridSpatialPool(2, inexact="allow")(x[..., :5, :])
     with pytest.raises(ValueError, match="expected at least 2 x 2 pixels"):
         pool(x[..., :1, :])
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_equal_maxima_share_the_gradient(dim):
+    """The gradient moves with the image, also where relu made several pixels of a cell equal."""
+    x = torch.randn(2, 3, *[4] * dim, dtype=torch.float64).relu()
+    weight, pool = torch.randn(2, 3, *[2] * dim, dtype=torch.float64), GridSpatialPool(2, dim=dim)
+    x[:, :, :2, :2] = 0.0
+
+    def gradient(x, weight):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad((pool(x) * weight).sum(), x)[0]
+
+    for axes in ((-1, -2), (-2, -1)):
+        moved = gradient(x.rot90(1, axes), weight.rot90(1, axes))
+        torch.testing.assert_close(moved, gradient(x, weight).rot90(1, axes))
+    torch.testing.assert_close(pool(x), (F.max_pool2d, F.max_pool3d)[dim - 2](x, 2))
 
 
 def test_measures_are_those_of_the_code():

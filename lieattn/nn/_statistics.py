@@ -32,10 +32,7 @@ from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 Reduction = Literal["sum", "mean", "max"]
 Inexact = Literal["refuse", "warn", "allow"]
 
-_POOLS: dict[str, tuple[Callable[..., Tensor], ...]] = {
-    "max": (F.max_pool2d, F.max_pool3d),
-    "mean": (F.avg_pool2d, F.avg_pool3d),
-}
+_MEANS: tuple[Callable[..., Tensor], ...] = (F.avg_pool2d, F.avg_pool3d)
 
 
 class FiberPool(nn.Module):
@@ -121,7 +118,7 @@ class GridPool(nn.Module):
 class GridSpatialPool(nn.Module):
     """:class:`GridPool` for a field on a grid with ``dim`` sides, frame by frame; ``"max"`` or ``"mean"``.
 
-    **Equivariance.** That of :class:`GridPool`.
+    **Equivariance.** That of :class:`GridPool`, also of the gradients, since equal maxima share them.
     """
 
     def __init__(
@@ -149,8 +146,19 @@ class GridSpatialPool(nn.Module):
             raise ValueError(f"x: expected at least {cell} pixels, the size of a cell, got {found}")
         if any(side % self.size for side in sides):
             complain(self.inexact, _drops_pixels(sides, self.size))
-        pools = _POOLS[self.reduction]
-        return pools[self.dim - 2](x.flatten(0, -self.dim - 1)[:, None], self.size)[:, 0].unflatten(0, leading)
+        if self.reduction == "max":
+            return _maxima_of_cells(x, self.size, self.dim)
+        return _MEANS[self.dim - 2](x.flatten(0, -self.dim - 1)[:, None], self.size)[:, 0].unflatten(0, leading)
+
+
+def _maxima_of_cells(x: Tensor, size: int, dim: int) -> Tensor:
+    """Pool the last axes. Equal maxima share the gradient; that of torch's pooling depends on the order of pixels."""
+    inside = [-1 - 2 * number for number in range(dim)]  # the axes of the pixels of a cell, from the last one
+    for axis in inside:
+        kept = x.shape[axis] // size
+        x = x.narrow(axis, 0, kept * size).unflatten(axis, (kept, size))
+    # A copy with these axes first takes half the time of a maximum over several axes.
+    return x.movedim(inside, list(range(dim))).flatten(0, dim - 1).amax(dim=0)
 
 
 def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:

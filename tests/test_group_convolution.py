@@ -164,6 +164,19 @@ def test_strides_are_exact_or_refused(side, exact):
     GridLiftingConvolution(trivial(2), 1, 2, 3, **options).double()(x)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_strides_are_judged_on_each_axis(axis):
+    """A mirror of x reverses columns only, so any number of rows keeps the symmetry, and the reverse."""
+    group = reflection(2, axis)
+    layer = GridGroupConvolution(group, 1, 2, 3, stride=2).double()
+    exact, off = ((6, 5), (5, 6))[:: 1 if axis == 0 else -1]
+    assert grid_error(layer, group, torch.randn(1, 1, 2, *exact, dtype=torch.float64)) < 1e-12
+    loose = GridGroupConvolution(group, 1, 2, 3, stride=2, inexact="allow").double()
+    assert grid_error(loose, group, torch.randn(1, 1, 2, *off, dtype=torch.float64)) > 1e-3
+    with pytest.raises(ValueError, match="stride 2 samples 6 pixels off center"):
+        layer(torch.randn(1, 1, 2, *off, dtype=torch.float64))
+
+
 def test_strides_are_refused_if_rows_or_columns_are_reversed():
     """Array rows run against the second coordinate: exchanging the coordinates reverses rows and columns."""
     exchange, transpose = reflection(2, axis=(1.0, -1.0)), reflection(2, axis=(1.0, 1.0))

@@ -270,8 +270,8 @@ class GridConvolution(TiedWeights):
         bound, sides = init_scale / math.sqrt(in_channels * size**group.dim), [size] * group.dim
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, *sides).uniform_(-bound, bound))
         self.register_buffer("taps", taps, persistent=False)
-        # Strided samples need to be symmetric about the center only if an element reverses an axis of the array.
-        self._turns = bool((_on_axes(group) < 0).any())
+        # Strided samples need to be symmetric about the center only on axes of the array that an element reverses.
+        self._turns = (_on_axes(group) < 0).any(dim=-1).any(dim=0).tolist()
 
     def kernels(self) -> Tensor:
         """Return the kernel of every output frame, ``[out, order, in, fiber, *sides]``."""
@@ -294,7 +294,7 @@ class GridConvolution(TiedWeights):
         """Return the input with an axis for the fiber, also for lifting; raise or warn if it does not fit."""
         x = check_grid(x, self.group, self.in_channels, self.weight, lifting=self.lifting)
         sides = x.shape[3:]
-        for side in sides:
+        for side, turns in zip(sides, self._turns, strict=True):
             reach = side + 2 * self.pad - self.dilation * (self.size - 1) - 1
             if reach < 0:
                 raise ValueError(
@@ -302,7 +302,7 @@ class GridConvolution(TiedWeights):
                     f"into {' x '.join(map(str, sides))} pixels"
                 )
             rest = reach % self.stride
-            if rest and self._turns:
+            if rest and turns:
                 exact = " or ".join(str(s) for s in (side - rest, side + self.stride - rest) if s > 0)
                 complain(
                     self.inexact,

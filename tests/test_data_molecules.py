@@ -22,6 +22,17 @@ ATOM_HARTREE = {1: -0.500273, 6: -37.846772, 7: -54.583861, 8: -75.064579}
 SIZES = np.array([3, 5, 4, 3, 6, 3, 4, 5])
 
 
+@pytest.fixture(autouse=True)
+def own_random_numbers(monkeypatch):
+    """Each test draws the same numbers, whichever tests ran before it."""
+    monkeypatch.setattr(sys.modules[__name__], "RANDOM", np.random.default_rng(3))
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_numbers_do_not_depend_on_the_tests_before(time):
+    assert RANDOM.normal() == np.random.default_rng(3).normal()
+
+
 class Hostile:
     """Creates the file MARK when it is unpickled."""
 

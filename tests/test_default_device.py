@@ -12,6 +12,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn import groups, spaces
+from lieattn.certify import certify
 from lieattn.geometry import AllPairs, Nearest, Radius, lift
 from lieattn.groups import FiniteGroup, real_irreps
 from lieattn.models import EnergyForces, Ensemble, FramewiseTransformer, Rescaled
@@ -19,6 +20,7 @@ from lieattn.nn import GroupLinear, ZonalLinear
 from lieattn.reps import Irreps, SymmetricTensor, to_irreps
 from lieattn.testing import randomize
 from lieattn.train import named_outputs
+from lieattn.viz import Microscope
 from lieattn_datasets import (
     Constellation,
     Digits,
@@ -234,6 +236,18 @@ def test_networks_within_modules_stay_on_their_device():
     assert torch.equal(network(data), wanted)
     assert torch.equal(forces(data).energy, wanted[:, 0])
     torch.testing.assert_close(mean(data), (wanted + other(data)) / 2)
+
+
+def test_certify_and_microscope_compute_on_the_device_of_the_network(tmp_path):
+    network, data = randomize(framewise()).eval(), Data(x=torch.ones(5, 1), pos=torch.randn(5, 3))
+    wanted = Microscope(network, data, turns=3)
+    with torch.device("meta"):
+        certificate = certify(network, data, elements=2, rotations=1)
+        microscope = Microscope(network, data, turns=3)
+        assert torch.equal(microscope.fields(), wanted.fields())
+        assert microscope.deviation() == wanted.deviation()
+        microscope.save(tmp_path / "page.html")
+    assert certificate.passed
 
 
 def framewise():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
+from lieattn._default_device import on_cpu
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._forces import conservation
@@ -59,6 +60,7 @@ def _without_tf32() -> Iterator[None]:
 
 
 @_without_tf32()
+@on_cpu
 def certify(
     network: Any,
     data: Batch | Data | Sequence[Data] | Tensor,

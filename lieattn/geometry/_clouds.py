@@ -349,8 +349,7 @@ def point_clouds(
     edge_index = None if isinstance(points, Tensor) else getattr(points, "edge_index", None)
     if not isinstance(points, Tensor):
         given = {"batch": batch, "ptr": ptr, "grid": grid, "cell": cell, "pbc": pbc}
-        pos = getattr(points, "pos", None)
-        if pos is None:
+        if (pos := getattr(points, "pos", None)) is None:
             raise _no_positions(points)
         read = [getattr(points, name, None) if value is None else value for name, value in given.items()]
         points, (batch, ptr, grid, cell, pbc) = pos, read
@@ -379,9 +378,9 @@ def point_clouds(
 
 def _no_positions(points: Any) -> TypeError:
     got = f"got {type(points).__name__}"
-    if hasattr(points, "to_dict"):
-        return TypeError(f"data.pos: expected [points, dim], {got} with {', '.join(points.to_dict()) or 'nothing'}")
-    return TypeError(f"points: expected a tensor, or a torch_geometric Data or Batch with pos, {got}")
+    if not hasattr(points, "to_dict"):
+        return TypeError(f"points: expected a tensor, or a torch_geometric Data or Batch with pos, {got}")
+    return TypeError(f"data.pos: expected [points, dim], {got} with {', '.join(points.to_dict()) or 'nothing'}")
 
 
 def lattices(

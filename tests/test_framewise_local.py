@@ -151,7 +151,7 @@ def test_neighbors_count():
 
 
 def test_neighborhoods_without_a_length_need_a_cutoff():
-    with pytest.raises(ValueError, match=r"cutoff: .* has no length of its own"):
+    with pytest.raises(ValueError, match=r"options.cutoff: .* has no length of its own"):
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3))
     model = FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3), options=FramewiseOptions(cutoff=0.5))
     assert model.edges.cutoff == 0.5

@@ -194,8 +194,8 @@ def test_nothing_changes_without_the_options():
     [
         ({"kind": "tensor"}, "kind: expected one of"),
         ({"kind": "vector", "pool": "max"}, "pool: expected"),
-        ({"neighborhood": Nearest(3)}, "cutoff: .* has no length of its own"),
-        ({"neighborhood": Nearest(3), "lifting": {"local": 0}}, "cutoff: .* has no length of its own"),
+        ({"neighborhood": Nearest(3)}, "lifting.cutoff: .* has no length of its own"),
+        ({"neighborhood": Nearest(3), "lifting": {"local": 0}}, "lifting.cutoff: .* has no length of its own"),
         ({"lifting": {"radial": -1}}, "radial: expected an integer of at least 0"),
         ({"lifting": {"local": -1}}, "local: expected an integer of at least 0"),
         (

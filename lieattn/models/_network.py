@@ -468,11 +468,11 @@ def check_frames(space: HomogeneousSpace, frames: object) -> None:
         space.stabilizer.check("frames", frames.group.elements)
 
 
-def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
+def cutoff_of(neighborhood: Neighborhood, cutoff: float | None, argument: str = "cutoff") -> float:
     """Return the distance at which neighbors have no influence: ``cutoff``, or the length of the neighborhood."""
     check_neighborhood(neighborhood)
     found = neighborhood.length if cutoff is None else cutoff
     if found is None:
-        raise ValueError(f"cutoff: expected a distance, since {neighborhood} has no length of its own, got None")
-    check_length("cutoff", found)
+        raise ValueError(f"{argument}: expected a distance, since {neighborhood} has no length of its own, got None")
+    check_length(argument, found)
     return float(found)

@@ -191,8 +191,8 @@ class DirectionConvNet(Network):
         self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(self.in_channels, channels)
         self.embed_vectors = nn.Linear(len(self.vector_inputs), channels, bias=False) if self.vector_inputs else None
-        sizes: dict[str, Any] = {"cutoff": cutoff_of(neighborhood, options.cutoff), "basis": options.basis}
-        sizes["window"] = options.window
+        cutoff = cutoff_of(neighborhood, options.cutoff, "options.cutoff")
+        sizes: dict[str, Any] = {"cutoff": cutoff, "basis": options.basis, "window": options.window}
         self.angles = AngleFeatures(3, self.in_channels, options.angles, **sizes) if options.angles else None
         self.embed_angles = None if self.angles is None else nn.Linear(self.angles.of_points, channels)
         sizes |= {"in_vectors": len(self.vector_inputs), "hidden": options.hidden}

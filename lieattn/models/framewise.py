@@ -228,7 +228,7 @@ class FramewiseTransformer(Network):
         self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
         self.edges = self.lifting = self.angles = self.embed_angles = None
         if neighborhood is not None:
-            seen, cutoff = len(self.vector_inputs), cutoff_of(neighborhood, options.cutoff)
+            seen, cutoff = len(self.vector_inputs), cutoff_of(neighborhood, options.cutoff, "options.cutoff")
             sizes: dict[str, Any] = {"cutoff": cutoff, "basis": options.basis, "window": options.window}
             if options.angles:
                 self.angles = AngleFeatures(group.dim, self.in_channels, options.angles, **sizes)

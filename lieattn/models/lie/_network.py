@@ -289,7 +289,7 @@ class LieNetwork(Network):
         if self.lifting.radial:
             if not _is_rigid(self.space):
                 raise ValueError(f"radial: expected 0, since distances are not invariant in {self.space.name}")
-            cutoff_of(neighborhood, self.lifting.cutoff)
+            cutoff_of(neighborhood, self.lifting.cutoff, "lifting.cutoff")
         self.embed = nn.Linear(self.in_channels, channels)
         self.sees_order = isinstance(self.frames, SampledFrames) and self.frames.per == "point"
         self.embed_vectors = VectorEmbedding(vector_inputs, self.space.group.dim, channels)

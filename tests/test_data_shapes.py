@@ -199,6 +199,8 @@ class TestShapePoints:
         assert shapes.vectors == ("pos", "y")
         assert ld.ShapePoints.vectors == ("pos", "normal")
         assert repr(shapes) == "ShapePoints(5 shapes of 7 points, 3 classes)"
+        regression, *_ = small_shapes(targets=np.zeros((5, 2)))
+        assert repr(regression) == "ShapePoints(5 shapes of 7 points, y [1, 2])"
         assert len(pickle.loads(pickle.dumps(shapes))) == 5
 
     @pytest.mark.parametrize("rotate", ["z", "SO3"])

@@ -149,7 +149,8 @@ class ShapePoints(Clouds):
         return rotation_matrix(quaternion)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} shapes of {self._pos.shape[1]} points, {self.num_classes} classes)"
+        known = f"{self.num_classes} classes" if self._targets is None else f"y [1, {self._targets.shape[1]}]"
+        return f"{type(self).__name__}({len(self)} shapes of {self._pos.shape[1]} points, {known})"
 
     @property
     def labels(self) -> Tensor:

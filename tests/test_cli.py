@@ -111,6 +111,11 @@ def test_help_has_no_markup(name, capsys):
     assert not re.search(r"``|:\w+:`", capsys.readouterr().out)
 
 
+def test_help_of_training_needs_no_import_of_torch():
+    script = "import sys, lieattn.cli; lieattn.cli.main(['fit', '--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
 def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):
     assert main(["fit", "--model.help", "PointSetClassifier"]) == 0
     told = capsys.readouterr().out

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from lieattn import compare
 from lieattn._files import replace_text
 from lieattn._signals import interrupts_held, leave_session, pass_signal, release_interrupts
-from lieattn.cli._fit import without_warnings
+from lieattn.cli._lightning import without_warnings
 from lieattn.cli._options import ArgumentParser, import_catalog, output_file, positive, report, take_settings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.train import TrainingInterrupted, UsageError

@@ -35,6 +35,11 @@ class ArgumentParser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether the arguments of a subcommand ask for its help page."""
+    return any(word in ("-h", "--help") for word in arguments)
+
+
 def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     return natural(text, least=1)

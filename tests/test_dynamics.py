@@ -294,6 +294,23 @@ def test_data_have_all_inputs_of_the_potential():
     assert dynamics.vector_inputs == ("momentum", "vel", "wind")
 
 
+def test_clouds_without_points():
+    """Empty clouds have an energy too, also where no index of a point tells of them."""
+    potential = FramewiseTransformer(cyclic(4), CloudInputs(("charge",), 1), 1, channels=8, layers=1, heads=2)
+    dynamics = HamiltonianDynamics(randomize(potential).double())
+    for shape in ((2, 0), (0,), (0, 3)):
+        clouds = shape[0] if len(shape) == 2 else 1
+        state = torch.zeros(*shape, 2), torch.zeros(*shape, 2), torch.ones(shape), torch.ones(*shape, 1)
+        state, charge = [value.double() for value in state], torch.ones(clouds).double()
+        assert dynamics.hamiltonian(*state, attributes={"charge": charge}).shape == (clouds,)
+        path = dynamics.trajectory(*state[:3], torch.tensor([0.0, 1.0]), state[3], attributes={"charge": charge})
+        assert path.position.shape == (2, *shape, 2)
+    alone = Data(pos=draw(3, 2), vel=draw(3, 2, seed=1), x=torch.ones(3, 1).double(), charge=torch.ones(1).double())
+    alone.time = torch.tensor([[0.0, 0.1]]).double()
+    empty = Data(**{name: value[:0] if alone.is_node_attr(name) else value for name, value in alone.to_dict().items()})
+    torch.testing.assert_close(dynamics(Batch.from_data_list([alone, empty])), dynamics(alone))
+
+
 def test_one_time_and_times_backwards():
     q, p, mass, features = system()
     dynamics = HamiltonianDynamics(SpringPotential(), method="dopri5")

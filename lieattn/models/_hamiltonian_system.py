@@ -43,16 +43,23 @@ class System:
         if batch is not None and (position.ndim != 2 or batch.shape != shape[:1] or batch.dtype != torch.int64):
             raise ValueError(f"batch: expected int64 [points] with positions [points, dim], got {tuple(batch.shape)}")
         self.position, self.momentum = (value.reshape(-1, shape[-1]) for value in (position, momentum))
+        given = dict(attributes or {})
         # Autograd cannot save tensors that are created in inference mode.
         with torch.inference_mode(False):
             self.mass = usable(mass).reshape(-1).to(position.dtype)
             if batch is None:
                 number = len(position) if position.ndim == 3 else 1
-                batch = torch.arange(number, device=mass.device).repeat_interleave(shape[-2])
+                starts = torch.arange(number + 1, device=mass.device)
+                batch, given["ptr"] = starts[:-1].repeat_interleave(shape[-2]), starts * shape[-2]
             else:
                 check_none("batch", batch < 0, "is negative: expected ids from 0")
-                batch, number = usable(batch), int(batch.max()) + 1 if len(batch) else 0
+                batch, number = usable(batch), _number(batch, given.get("ptr"))
             self.clouds = PointClouds(pos=usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
-        self.given = {"mass": self.mass, "batch": self.clouds.batch, **(attributes or {})}
+        self.given = {"mass": self.mass, "batch": self.clouds.batch, **given}
         if features is not None:
             self.given["x"] = features.reshape(-1, features.shape[-1])
+
+
+def _number(batch: Tensor, ptr: Tensor | None) -> int:
+    """The number of clouds; ``ptr`` tells of empty ones at the end."""
+    return max(int(batch.max()) + 1 if len(batch) else 0, 0 if ptr is None else len(ptr) - 1)

@@ -21,7 +21,7 @@ from lieattn.models._wrapper import Wrapper
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
-_STATE = ("pos", "momentum", "vel", "mass", "x", "time", "batch", "ptr")  # data that the potential gets in another way
+_STATE = ("pos", "momentum", "vel", "mass", "x", "time", "batch")  # data that the potential gets in another way
 
 
 class EnergyAndForce(NamedTuple):

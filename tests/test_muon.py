@@ -179,3 +179,12 @@ def test_closures_are_functions():
     weight = torch.nn.Parameter(torch.ones(9, 9))
     with pytest.raises(TypeError, match="closure: expected a function or None, got a tensor"):
         Muon([weight]).step(torch.ones(1))
+
+
+@pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.SGD])
+def test_states_of_other_optimizers_are_refused(other):
+    weight = nn.Parameter(torch.ones(9, 9))
+    weight.grad = torch.ones(9, 9)
+    (optimizer := other([weight])).step()
+    with pytest.raises(ValueError, match=r"state_dict: expected the state of Muon, got that of another .*'smallest'"):
+        Muon([weight]).load_state_dict(optimizer.state_dict())

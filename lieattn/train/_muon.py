@@ -101,6 +101,15 @@ class Muon(torch.optim.Optimizer):
         _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of another ``Muon``; ValueError if it is that of another optimizer, such as AdamW."""
+        check_arguments(Muon.load_state_dict, locals())
+        for group in state_dict.get("param_groups", ()):
+            if missing := [name for name in self.defaults if name not in group]:
+                what = f"got that of another optimizer, without {', '.join(map(repr, missing))}"
+                raise ValueError(f"state_dict: expected the state of Muon, {what}")
+        super().load_state_dict(state_dict)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have gradients; ``closure`` recomputes the loss, which is then returned."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 import lieattn_datasets
-from lieattn import geometry, groups, models, ops, reps, spaces
+from lieattn import geometry, groups, models, ops, reps, spaces, train
 from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions, point_clouds
 from lieattn.groups import SE, SO, cyclic, octahedral
 from lieattn.models import AttentionOptions
@@ -493,6 +493,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train.MultiStep": {"milestones": [1, 2.5]},
     "train.Muon": {"params": [torch.nn.Parameter(torch.randn(8, 8))]},
     "train.Muon.add_param_group": {"param_group": {"params": [torch.nn.Parameter(torch.randn(8, 8))]}},
+    "train.Muon.load_state_dict": {"state_dict": train.Muon([torch.nn.Parameter(torch.randn(8, 8))]).state_dict()},
     "train.MultiStep.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
     "train.Plateau.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
     "train.Constant.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},

@@ -190,3 +190,10 @@ def test_states_of_other_optimizers_are_refused(other):
         Muon([weight]).load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="state_dict: expected the state of Muon"):
         Muon([weight]).load_state_dict({})
+
+
+def test_states_are_loaded_repeatedly():
+    """Torch adds further defaults to an optimizer when a state is loaded."""
+    optimizer, state = Muon([nn.Parameter(torch.ones(9, 9))]), Muon([nn.Parameter(torch.ones(9, 9))]).state_dict()
+    for _ in range(2):
+        optimizer.load_state_dict(state)

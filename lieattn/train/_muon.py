@@ -15,6 +15,8 @@ _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # five steps take singular values from 
 _STEPS = 5
 _SIZE = 0.2  # root mean square of the entries of an update, divided by the rate; about as for AdamW
 
+_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps", "smallest")  # numbers of each group of parameters
+
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError if a number of a group of parameters is out of range."""
@@ -105,7 +107,7 @@ class Muon(torch.optim.Optimizer):
         """Load the state of another ``Muon``; ValueError if it is that of another optimizer, such as AdamW."""
         check_arguments(Muon.load_state_dict, locals())
         for group in state_dict.get("param_groups", [{}]):
-            if missing := [name for name in self.defaults if name not in group]:
+            if missing := [name for name in _OPTIONS if name not in group]:
                 what = f"got that of another optimizer, without {', '.join(map(repr, missing))}"
                 raise ValueError(f"state_dict: expected the state of Muon, {what}")
         super().load_state_dict(state_dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from lieattn.models.dynamics import differentiated, energy_among
 try:
     from ase import Atoms, units
     from ase.calculators.calculator import Calculator as AseCalculator
-    from ase.calculators.calculator import PropertyNotImplementedError, all_changes
+    from ase.calculators.calculator import CalculatorSetupError, PropertyNotImplementedError, all_changes
     from ase.outputs import Properties
     from ase.stress import full_3x3_to_voigt_6_stress
 except ImportError as error:
@@ -143,10 +143,13 @@ class Calculator(AseCalculator):
     ) -> None:
         """Compute energy, forces and, for cells that are periodic along three vectors, the stress of the atoms.
 
-        The results also have dipole and charges if the model has such outputs.
+        The results also have dipole and charges if the model has such outputs. Without ``atoms``, those of the last
+        calculation are taken; ASE's ``CalculatorSetupError`` is raised if there are none.
         """
         super().calculate(atoms, properties, system_changes)
-        atoms = cast(Atoms, self.atoms)
+        if self.atoms is None:
+            raise CalculatorSetupError("atoms: expected the atoms to compute, got None, and none were computed before")
+        atoms = self.atoms
         whole = bool(atoms.pbc.all()) and atoms.cell.rank == 3
         if "stress" in properties and not whole:
             raise PropertyNotImplementedError("stress: expected atoms that are periodic along all three cell vectors")

@@ -392,3 +392,13 @@ def test_several_numbers_are_no_energy():
 
     with pytest.raises(ValueError, match=r"model: expected one energy per cloud.*got \(1, 2\)"):
         with_calculator(argon(), Two()).get_potential_energy()
+
+
+def test_calculations_without_atoms_take_the_last_ones():
+    atoms = with_calculator(argon(), LennardJones())
+    with pytest.raises(ase.calculators.calculator.CalculatorSetupError, match="atoms: expected the atoms to compute"):
+        atoms.calc.calculate()
+    wanted = atoms.get_potential_energy()
+    atoms.calc.results = {}
+    atoms.calc.calculate()
+    assert atoms.calc.results["energy"] == wanted

@@ -567,6 +567,19 @@ def test_damaged_checkpoint_restarts_the_cell(finished, tmp_path):
     assert record["metrics"] == pytest.approx(expected["metrics"])
 
 
+def test_checkpoint_of_weights_alone_restarts_the_cell(finished, tmp_path):
+    import shutil
+
+    chosen = settings(tmp_path)
+    cell = Cell("distances", 1.0, 0)
+    model = match_models(chosen)["distances"][0]
+    store = CellStore(tmp_path, print)
+    folder = store.progress(cell, chosen.key(cell, model))
+    shutil.copy(finished / "cells/distances-1-0/best.ckpt", folder / "last.ckpt")
+    record = cells.CellRunner(chosen, Sets(chosen), store).run(cell, model)
+    assert record["steps"] == 10
+
+
 def test_damaged_mark_of_a_cell_in_progress_empties_its_folder(tmp_path):
     store, cell = CellStore(tmp_path, print), Cell("distances", 1.0, 0)
     folder = store.progress(cell, "abc")
@@ -619,6 +632,30 @@ def test_damaged_cell_file_is_named_and_run_again(finished, tmp_path, capsys):
     assert "first_coordinate-1-0.json is damaged (the record differs from what was written)" in message
     assert "5 of 8 cells are finished, 3 to run" in message
     assert without_times(report) == without_times(reports(finished))
+
+
+def test_records_made_by_hand_are_named_and_run_again(finished, tmp_path, capsys):
+    """Records without a digest, which earlier versions wrote too, have all that the report reads."""
+    for source in (finished / "cells").glob("*.json"):
+        content = json.loads(source.read_text())
+        content.pop("digest")
+        if source.name == "distances-0.5-0.json":
+            content["record"] = {"model": "distances", "fraction": 0.5, "seed": 0, "failed": None}
+        if source.name == "distances-0.5-1.json":
+            content["record"] = ["distances"]
+        if source.name == "distances-1-0.json":
+            content["record"]["model"] = "another"
+        if source.name == "distances-1-1.json":
+            del content["record"]["equivariance"]
+        (tmp_path / "cells").mkdir(exist_ok=True)
+        (tmp_path / "cells" / source.name).write_text(json.dumps(content))
+    compare(tmp_path, arguments=("--plan",))
+    message = capsys.readouterr().err
+    assert "distances-0.5-0.json is damaged (the record has no 'clouds', " in message
+    assert "distances-0.5-1.json is damaged (it was not written by" in message
+    assert "distances-1-0.json is damaged (the record is that of another cell)" in message
+    assert "distances-1-1.json is damaged (the record has no 'equivariance')" in message
+    assert "4 of 8 cells are finished, 4 to run" in message
 
 
 def test_models_can_be_chosen(tmp_path, capsys):

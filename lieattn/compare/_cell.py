@@ -238,13 +238,14 @@ def _description(task: train.PointSetTask, group: Group | None) -> Record:
 
 
 def _readable(checkpoint: Path) -> Path | None:
-    """The checkpoint from which a training continues; a damaged one is deleted, so that the cell starts anew."""
+    """The checkpoint from which a training continues; others are deleted, so that the cell starts anew."""
     try:
-        train.read_checkpoint(checkpoint)
+        whole = "optimizer_states" in train.read_checkpoint(checkpoint)  # a file of weights alone is no such checkpoint
     except train.CheckpointError:
+        whole = False
+    if not whole:
         checkpoint.unlink(missing_ok=True)
-        return None
-    return checkpoint
+    return checkpoint if whole else None
 
 
 def _save_weights(trainer: Trainer, path: Path) -> None:

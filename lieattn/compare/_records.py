@@ -48,6 +48,12 @@ _COUNTED = (
     "compilation, validation and checkpoints."
 )
 
+_READ = (
+    *("model", "fraction", "seed", "clouds", "parameters", "chosen", "group", "guarantee", "failed"),
+    *("steps", "seconds", "train_clouds_per_s", "history"),
+)
+_READ_IF_FINISHED = ("metrics", "peak_memory_mib", "inference_clouds_per_s", "equivariance")
+
 
 class CellStore:
     """The folder ``cells`` of a comparison.
@@ -68,11 +74,12 @@ class CellStore:
             return None
         try:
             content = json.loads(path.read_text())
-            if not isinstance(content, dict) or not {"key", "record"} <= set(content):
+            if not isinstance(content, dict) or not isinstance(content.get("record"), dict) or "key" not in content:
                 raise ValueError("it was not written by `lieattn compare`")
             digest = _digest(content["record"])
             if content.get("digest", digest) != digest:  # version 0.1 wrote no digest
                 raise ValueError("the record differs from what was written")
+            _check_record(content["record"], cell)
             problem = "was made with other settings" if content["key"] != key else None
         except (OSError, ValueError) as error:
             problem = f"is damaged ({error})"
@@ -98,6 +105,15 @@ class CellStore:
         if not mark.is_file():
             replace_text(mark, key)
         return folder
+
+
+def _check_record(record: Record, cell: Cell) -> None:
+    """Raise ValueError if a record belongs to another cell, or lacks what the report reads of every version."""
+    expected = _READ if record.get("failed") else (*_READ, *_READ_IF_FINISHED)
+    if missing := [name for name in expected if name not in record]:
+        raise ValueError(f"the record has no {', '.join(map(repr, missing))}")
+    if Cell(record["model"], record["fraction"], record["seed"]) != cell:
+        raise ValueError("the record is that of another cell")
 
 
 def _digest(record: Record) -> str:

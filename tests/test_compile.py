@@ -697,6 +697,31 @@ def test_energies_forces_and_stresses_are_exported_with_positions_and_cells():
     assert_same(program.module()(*inputs), wanted)
 
 
+def test_lie_transformers_are_exported_with_positions_and_cells():
+    """Their layers do not need the periodic images, which depend on values, so export does not look for them."""
+    near = Radius(2.0, smooth=True)
+    net = LieTransformer(2, 1, frames=tetrahedral(), neighborhood=near, channels=8, layers=1, heads=2).double()
+    net = randomize(net).eval().requires_grad_(False)
+    cell = torch.tensor([[[2.0, 0, 0], [0.5, 2.2, 0], [0, -0.4, 2.1]]]).double()
+    data = Data(x=torch.randn(4, 2), pos=2 * torch.rand(4, 3).double(), cell=cell, pbc=torch.ones(1, 3).bool())
+    geometry = net.geometry(data)
+
+    class Energy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, pos, deformation):
+            return self.net(Data(x=data.x), geometry.at(pos, deformation))
+
+    deformation = torch.eye(3).double() + 1e-3 * torch.randn(1, 3, 3).double()
+    with backend("plain"):
+        program = torch.export.export(Energy(), (data.pos, torch.eye(3)[None].double()), strict=False).module()
+    data.pos, data.cell, before = data.pos @ deformation[0], cell @ deformation, net(data)
+    assert_same([program(data.pos, deformation)], [net(data)], tolerance=1e-12)
+    assert (net(data) - before).abs().max() > 1e-6
+
+
 @pytest.mark.slow
 @compiler
 @pytest.mark.parametrize("made", [energy_and_force, energy_force_and_stress])

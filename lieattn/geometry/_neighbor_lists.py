@@ -182,7 +182,9 @@ class Neighbors(Movable):
         check_alike("deformation", deformation, "shift", self.shift)
         shift = (self.shift[:, None] @ deformation.index_select(0, batch[self.target]))[:, 0]
         changed = replace(self, shift=shift)
-        vars(changed)["images"] = self.images  # the deformation does not change which shifts are equal
+        # The deformation does not change which shifts are equal. Exported programs cannot look for equal ones.
+        if "images" in vars(self) or not torch.compiler.is_compiling():
+            vars(changed)["images"] = self.images
         return changed
 
     def displacements(self, pos: Tensor) -> Tensor:

@@ -404,6 +404,19 @@ def test_views_of_clouds_in_space(spatial, view):
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
+def test_titles_fit_into_animations_of_one_field(tmp_path, monkeypatch):
+    """Their figures are narrow, and the second line says that some maps are not in the group."""
+    figures = []
+    monkeypatch.setattr("lieattn.viz._draw.save_animation", lambda moments, path: figures.extend(moments))
+    viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2]).save(tmp_path / "a.gif", "field")
+    for figure in figures[:2]:
+        figure.set_dpi(90)  # of animations
+        figure.canvas.draw()
+        boxes = [text.get_window_extent() for text in figure.texts if text.get_text()]
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert len(figures) > 1
+
+
 def test_panels_show_the_weights(flat):
     figure = flat.picture("attention", point=9, layer=2)
     panels = [axes for axes in figure.axes if axes.get_aspect() == 1 and axes.collections]

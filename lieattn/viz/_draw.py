@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INK, GRAY, FAINT = "#222222", "#777777", "#dddddd"
 # Okabe and Ito's colors, which color-blind readers can also distinguish.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_ANIMATION_DPI, _ANIMATION_COLORS = 90, {"viridis": 80, "magma": 80, "RdBu_r": 55, "gray": 33}
+ANIMATION_DPI, _ANIMATION_COLORS = 90, {"viridis": 80, "magma": 80, "RdBu_r": 55, "gray": 33}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 
 
@@ -93,7 +93,7 @@ def save_animation(figures: Iterable[Figure], path: Path, *, seconds: float = 0.
     pictures, palette = [], Image.new("P", (1, 1))
     palette.putpalette(_palette())
     for figure in figures:
-        figure.set_dpi(_ANIMATION_DPI)
+        figure.set_dpi(ANIMATION_DPI)
         figure.canvas.draw()
         pixels = np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
         pictures.append(Image.fromarray(pixels).convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE))

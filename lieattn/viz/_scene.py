@@ -113,9 +113,18 @@ class Board(draw.Canvas):
             self.write(left + side / 2, _TOP - 0.05, heading, ha="center", va="bottom", size=8)
 
     def title(self, what: str, more: str) -> None:
-        """Write the title of the figure, and a second line with measurements."""
-        self.write(0.2, 0.3, what, size=10, weight="bold")
-        self.write(0.2, 0.52, more, size=8, color=draw.GRAY)
+        """Write the title of the figure, and a second line with measurements, smaller if a figure is too narrow."""
+        sizes = 10.0, 8.0
+        self.write(0.2, 0.3, what, size=sizes[0], weight="bold")
+        self.write(0.2, 0.52, more, size=sizes[1], color=draw.GRAY)
+        dpi = self.figure.dpi
+        self.figure.set_dpi(draw.ANIMATION_DPI)  # letters are wider there, since they are fitted to pixels
+        room = (self.size[0] - 0.4) * self.figure.dpi
+        for line, size in zip(self.figure.texts[-2:], sizes, strict=True):
+            while line.get_window_extent().width > room and size > 4:
+                size -= 0.5
+                line.set_fontsize(size)
+        self.figure.set_dpi(dpi)
 
     def row_scale(self, row: int, cmap: str, norm: Any, label: str) -> None:
         """Draw the color scale of a row."""

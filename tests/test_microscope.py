@@ -566,6 +566,12 @@ def test_pages_of_molecules_and_spheres(spatial, tmp_path):
     assert len(microscope.picture("attention").axes) > 2
 
 
+def test_a_suffix_in_capitals_means_the_same(spatial, tmp_path):
+    with Image.open(spatial.save(tmp_path / "a.GIF", "field")) as animation:
+        assert animation.n_frames == 3
+    assert spatial.save(tmp_path / "a.HTML").read_text().startswith("<!doctype html>")
+
+
 @pytest.mark.parametrize("name", ["SE3Transformer", "TensorFieldNetwork"])
 def test_fields_of_steerable_networks_are_irreps(name):
     network, data, *_ = MODELS[name]()
@@ -595,6 +601,8 @@ def test_errors_name_what_is_allowed(flat, tmp_path):
         wide.save(tmp_path / "a.html", "field", channel=8)
     with pytest.raises(ValueError, match=r"view: a \.gif file shows 'attention', 'rollout' or 'field', got 'overview'"):
         flat.save(tmp_path / "a.gif", "overview")
+    with pytest.raises(ValueError, match=r"path: expected a name that ends in one of .* gif, html, .* got 'page\.htm'"):
+        flat.save(tmp_path / "page.htm")
     with pytest.raises(ValueError, match="data: expected one cloud with points, got PointClouds"):
         viz.Microscope(network, Batch.from_data_list([data, data]))
     with pytest.raises(ValueError, match="network: expected a layer with values at the 16 points, got none in Pooled"):

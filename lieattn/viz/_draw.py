@@ -77,10 +77,15 @@ def save(figure: Figure, path: str | Path) -> Path:
 
     ValueError is raised if matplotlib does not have this format.
     """
-    path = Path(path)
+    return save_picture(figure, Path(path))
+
+
+def save_picture(figure: Figure, path: Path, others: tuple[str, ...] = ()) -> Path:
+    """Do what :func:`save` does. Errors also name ``others``, the formats that the caller writes itself."""
     formats = figure.canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in formats:
-        raise ValueError(f"path: expected a name that ends in one of {', '.join(sorted(formats))}, got {path.name!r}")
+        known = ", ".join(sorted({*formats, *others}))
+        raise ValueError(f"path: expected a name that ends in one of {known}, got {path.name!r}")
     with replacing(path) as part:
         figure.savefig(part, dpi=figure.dpi, format=path.suffix.removeprefix(".") or None)
     return path

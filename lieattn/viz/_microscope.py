@@ -230,13 +230,14 @@ class Microscope:
         check_arguments(Microscope.save, locals())
         path = Path(path)
         chosen: dict[str, Any] = {"point": point, "frame": frame, "head": head, "layer": layer, "channel": channel}
-        moving = path.suffix in (".gif", ".html")
+        suffix = path.suffix.lower()
+        moving = suffix in (".gif", ".html")
         view = view or (("attention" if self._seen.recording.attention else "field") if moving else "overview")
         if not moving:
-            return draw.save(self.picture(view, **chosen), path)
+            return draw.save_picture(self.picture(view, **chosen), path, ("html",))
         if view == "overview":
-            raise ValueError(f"view: a {path.suffix} file shows 'attention', 'rollout' or 'field', got 'overview'")
-        if path.suffix == ".html":
+            raise ValueError(f"view: a {suffix} file shows 'attention', 'rollout' or 'field', got 'overview'")
+        if suffix == ".html":
             from lieattn.viz._page import write_page
 
             return write_page(self._seen, path, view, **chosen)

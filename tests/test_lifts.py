@@ -588,6 +588,17 @@ def test_the_order_of_points_that_a_symmetry_exchanges_does_not_matter(case):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("case", ["methane", "ammonia", "benzene"])
+def test_the_order_of_points_matters_at_single_points_of_symmetric_clouds(case):
+    """The axes point to one of the points that the symmetry exchanges, so these points have different values."""
+    shape = DEGENERATE[case]
+
+    def of_pairs(pos):
+        return quietly(invariants_of, "cloud", pos, F64).unflatten(0, (len(pos), len(pos)))
+
+    assert largest_error(of_pairs(shape.flip(0)), of_pairs(shape).flip(0, 1)) > 1e-3
+
+
 @pytest.mark.parametrize("of", ["cloud", "neighborhood"])
 @pytest.mark.parametrize("case", PLACES)
 def test_places_give_frames_without_a_warning(case, of):

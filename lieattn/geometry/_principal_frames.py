@@ -56,10 +56,10 @@ class PrincipalFrames:
     Networks remain exact for rigid motions in this case. An arbitrary axis is orthogonal to the displacements of all
     points, so none has a component along it, and it cancels out of vector outputs, since the fiber contains it with
     both signs. Only components of higher tensors along it are undetermined. Outputs may depend on the order of the
-    points, however: for clouds, if several points are equally far and no symmetry in the group exchanges them; for
-    neighborhoods, whenever several points are equally far. Frames are also discontinuous where a difference of
-    eigenvalues reaches the gap, and where another point becomes the farthest. Points that are closer together than the
-    rounding of their coordinates count as one point.
+    points, however, if several points are equally far. Only invariant outputs of a cloud whose symmetry, in the group,
+    exchanges these points do not, with ``of="cloud"``. Frames are also discontinuous where a difference of eigenvalues
+    reaches the gap, and where another point becomes the farthest. Points that are closer together than the rounding of
+    their coordinates count as one point.
 
     **Derivatives.** They are correct wherever frames are continuous: to all orders where no moments are degenerate, and
     to first order elsewhere.

@@ -371,6 +371,28 @@ def test_the_search_for_neighbors_is_not_part_of_a_graph():
         torch.compile(net, fullgraph=True, backend="eager")(data)
 
 
+def test_geometry_inside_of_a_compiled_module_is_one_break():
+    """Traced itself, the search for neighbors made more than twenty graphs of its own."""
+    net, data = small_energies()
+
+    class Around(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, data):
+            return 2 * self.net.field(data, self.net.geometry(data)).x
+
+    around, graphs = Around(), []
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch.compile(around, backend=lambda graph, _: graphs.append(graph) or graph)(data)
+        assert_same([found], [around(data)])
+    assert len(graphs) == 1
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"pass geometry=network.geometry\(data\)"):
+        torch.compile(around, fullgraph=True, backend="eager")(data)
+
+
 @pytest.mark.parametrize("evaluation", [pytest.param("plain", marks=pytest.mark.slow), "auto"])
 def test_ensembles_compile_without_a_graph_break(evaluation):
     """Each network has its own geometry, or all share one."""

@@ -31,6 +31,8 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     Floating inputs are converted to the dtype of the weights. With weights in half precision, the result is that of
     autocast with these weights in float32, rounded to the dtype of the weights, so that geometry keeps single
     precision. Buffers that the method updates, such as running statistics, are updated in the network.
+
+    The method ``geometry`` runs outside of compiled graphs, because the search for neighbors depends on values.
     """
     names = tuple(inspect.signature(method).parameters)[2:]
     searches = names[:1] == ("geometry",)
@@ -49,7 +51,7 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
             missing = searches and (args[0] if args else options.get("geometry")) is None
             if missing and torch.compiler.is_dynamo_compiling() and has_geometry(self):
                 options.pop("geometry", None)
-                args = (_uncompiled_geometry(self, data), *args[1:])
+                args = (cast(Any, self).geometry(data), *args[1:])
             return method(self, data, *args, **options)
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
             advice = "keep the weights in float32 and use autocast"
@@ -65,7 +67,19 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
                     value.copy_(wide[name])
         return _rounded(found, weight.dtype)
 
-    return converted
+    return _outside_of_graphs(converted) if method.__name__ == "geometry" else converted
+
+
+def _outside_of_graphs(search: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a method that searches for neighbors, which depends on values, so that it never runs compiled."""
+
+    @functools.wraps(search)
+    def uncompiled(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return torch.compiler.disable(search, reason="pass geometry=network.geometry(data)")(*args, **options)
+        return search(*args, **options)
+
+    return uncompiled
 
 
 def check_data(data: Any) -> None:
@@ -82,13 +96,6 @@ def has_geometry(network: Any) -> bool:
     inner = getattr(network, "network", None)
     within = [*(() if inner is None else (inner,)), *getattr(network, "networks", ())]
     return hasattr(network, "geometry") and all(has_geometry(one) for one in within)
-
-
-def _uncompiled_geometry(network: Any, data: Any) -> Any:
-    """Return the geometry from outside of the compiled graph: the search for neighbors depends on values."""
-    if torch.compiler.is_exporting():
-        return network.geometry(data)
-    return torch.compiler.disable(network.geometry, reason="pass geometry=network.geometry(data)")(data)
 
 
 class VectorEmbedding(nn.Module):

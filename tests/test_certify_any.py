@@ -18,7 +18,7 @@ import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, pixel_positions
-from lieattn.groups import SE, SO, E, cyclic, dihedral, tetrahedral
+from lieattn.groups import SE, SO, E, cyclic, dihedral, reflection, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
 
@@ -369,6 +369,77 @@ def test_images_break_at_strides_paddings_and_kernels(name):
     assert certificate.verdict == "failed"
     assert certificate.diagnoses[0].module == module, str(certificate)
     assert certificate.diagnoses[0].cause.startswith(cause)
+
+
+class Mirrored(nn.Conv2d):
+    """A convolution whose kernel is invariant to the exchange of left and right."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(x, self.weight + self.weight.flip(3), self.bias)
+
+
+def test_texts_name_the_stride_of_each_axis():
+    layers = Mirrored(1, 4, 3, stride=(3, 2), padding=1), nn.Tanh()
+    (found,) = certify(network_of_images(*layers), images(), reflection(2, axis=0), **QUICK).diagnoses
+    text = "Mirrored with stride 3 x 2 on 8 x 8 pixels samples other pixels if the image is reflected"
+    assert (found.module, found.evidence.split(";")[0]) == ("0", text)
+
+
+class TwoInputs(nn.Module):
+    """A part with a stride of its own that needs two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.stride = Symmetric(1, 4, 3, padding=1), 2
+
+    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return factor * self.conv(x)[..., :: self.stride, :: self.stride].tanh()
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = TwoInputs()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x, x.new_ones(1))
+
+
+class Shortcut(Symmetric):
+    """A part that has a result with its own stride only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).tanh() + nn.functional.avg_pool2d(x, 2)
+
+
+class Method(Symmetric):
+    """A part whose stride is a method."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 4, 3, padding=1)
+        del self.stride
+
+    def stride(self) -> int:
+        return 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = sum(self.weight.rot90(turns, dims=(2, 3)) for turns in range(4))
+        return nn.functional.conv2d(x, weight, self.bias, self.stride(), 1).tanh()
+
+
+STRIDES = {
+    "list": (9, (Symmetric(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d([2, 2])), "2", "strided pooling on the wrong"),
+    "two inputs": (8, (Scaling(),), "0.part", "unknown"),
+    "shortcut": (8, (Shortcut(1, 4, 3, stride=2, padding=1),), "0", "unknown"),
+    "method": (8, (Method(),), "0", "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_strides_of_any_kind_are_diagnosed(name):
+    size, layers, module, cause = STRIDES[name]
+    found = certify(network_of_images(*layers), images(size), cyclic(4), **QUICK).diagnoses[0]
+    assert (found.module, found.cause.startswith(cause)) == (module, True), str(found)
 
 
 def pixels_in_a_row(data: Batch) -> torch.Tensor:

@@ -370,18 +370,13 @@ def _is_padded(first: Tensor, second: Tensor, change: Change) -> bool:
 
 def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str] | None:
     module, kind = call.module, type(call.module).__name__
-    stride = getattr(module, "stride", None)
-    strides = stride if isinstance(stride, tuple) else (stride,) * 2
-    if stride is not None and max(strides) > 1 and call.inputs:
-        without_stride = copy.deepcopy(module)
-        vars(without_stride)["stride"] = 1 if isinstance(stride, int) else (1,) * len(stride)
-        dtype = next((weight.dtype for weight in module.parameters()), torch.float64)
-        with torch.no_grad():
-            dense = [without_stride(given.inputs[0].to(dtype)).double() for given in (call, after)]
-        if law(dense[0], dense[1], change) is not None:
-            sides = " x ".join(map(str, call.inputs[0].shape[-2:]))
-            text = f"{kind} with stride {max(strides)} on {sides} pixels samples other pixels if the image is rotated"
-            return "strided pooling on the wrong residue", f"{text}; with stride 1 it is equivariant"
+    strides = _strides(module)
+    if max(strides) > 1 and _is_kept_without_stride(call, after, change):
+        stride = " x ".join(map(str, strides if len({*strides}) > 1 else strides[:1]))
+        sides = " x ".join(map(str, call.inputs[0].shape[-2:]))
+        moved = "reflected" if float(torch.linalg.det(change.linear)) < 0 else "rotated"
+        text = f"{kind} with stride {stride} on {sides} pixels samples other pixels if the image is {moved}"
+        return "strided pooling on the wrong residue", f"{text}; with stride 1 it is equivariant"
     same = isinstance(module, nn.Conv2d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
     if same or any("Pad" in base.__name__ for base in type(module).__mro__):
         return "padding", f"{kind} adds pixels on one side, and not on the opposite side"
@@ -390,6 +385,28 @@ def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str]
         if law(inner[0], inner[1], change) is not None:
             return "padding", f"{kind} is equivariant, except within {_BORDER} pixels of the border"
     return None
+
+
+def _strides(module: nn.Module) -> tuple[int, ...]:
+    """Return the stride of a layer, or the strides of its axes; 1 if its ``stride`` is something else, or missing."""
+    stride = getattr(module, "stride", 1)
+    strides = tuple(stride) if isinstance(stride, tuple | list) else (stride,)
+    return strides if strides and all(isinstance(one, int) for one in strides) else (1,)
+
+
+def _is_kept_without_stride(call: Call, after: Call, change: Change) -> bool:
+    """Return whether a layer with one input is equivariant if its stride is set to 1."""
+    if len(call.inputs) != 1:
+        return False
+    layer = copy.deepcopy(call.module)
+    vars(layer)["stride"] = 1 if isinstance(layer.stride, int) else (1,) * len(_strides(layer))
+    dtype = next((weight.dtype for weight in layer.parameters()), torch.float64)
+    try:
+        with torch.no_grad():
+            dense = [layer(given.inputs[0].to(dtype)).double() for given in (call, after)]
+    except Exception:  # code of other people may need more arguments, or its own stride
+        return False
+    return law(dense[0], dense[1], change) is not None
 
 
 def _diagnosis(check: str, found: _Break, cause: str, evidence: str) -> Diagnosis:

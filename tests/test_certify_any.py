@@ -381,7 +381,7 @@ class Mirrored(nn.Conv2d):
 def test_texts_name_the_stride_of_each_axis():
     layers = Mirrored(1, 4, 3, stride=(3, 2), padding=1), nn.Tanh()
     (found,) = certify(network_of_images(*layers), images(), reflection(2, axis=0), **QUICK).diagnoses
-    text = "Mirrored with stride 3 x 2 on 8 x 8 pixels samples other pixels if the image is reflected"
+    text = "Mirrored with stride 3 x 2 on 8 x 8 pixels samples other ones if the image is reflected"
     assert (found.module, found.evidence.split(";")[0]) == ("0", text)
 
 
@@ -440,6 +440,33 @@ def test_strides_of_any_kind_are_diagnosed(name):
     size, layers, module, cause = STRIDES[name]
     found = certify(network_of_images(*layers), images(size), cyclic(4), **QUICK).diagnoses[0]
     assert (found.module, found.cause.startswith(cause)) == (module, True), str(found)
+
+
+class MirroredVolumes(nn.Conv3d):
+    """A convolution of voxels whose kernel is invariant to the exchange of left and right."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(x, self.weight + self.weight.flip(4), self.bias)
+
+
+VOLUMES = {
+    "strided": (8, MirroredVolumes(1, 4, 3, stride=2, padding=1), "strided pooling on the wrong residue"),
+    "one side": (12, nn.ReplicationPad3d((0, 1, 0, 0, 0, 0)), "padding"),
+    "kernel": (8, nn.Conv3d(1, 4, 3), "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_volumes_break_at_strides_paddings_and_kernels(name):
+    side, layer, cause = VOLUMES[name]
+    last = nn.Tanh(), nn.AdaptiveAvgPool3d(1), nn.Flatten()
+    network = nn.Sequential(MirroredVolumes(1, 1, 3), nn.Tanh(), layer, *last)
+    volumes = torch.rand(2, 1, 10, 9, side + 2, generator=torch.Generator().manual_seed(1))
+    certificate = certify(randomize(network), volumes, reflection(3, axis=0), **QUICK)
+    found = certificate.diagnoses[0]
+    assert (found.module, found.cause) == ("2", cause), str(certificate)
+    if name == "strided":
+        assert "stride 2 on 8 x 7 x 8 voxels" in found.evidence
 
 
 def pixels_in_a_row(data: Batch) -> torch.Tensor:

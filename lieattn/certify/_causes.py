@@ -369,19 +369,20 @@ def _is_padded(first: Tensor, second: Tensor, change: Change) -> bool:
 
 
 def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str] | None:
-    module, kind = call.module, type(call.module).__name__
+    module, kind, dim = call.module, type(call.module).__name__, len(change.linear)
     strides = _strides(module)
     if max(strides) > 1 and _is_kept_without_stride(call, after, change):
         stride = " x ".join(map(str, strides if len({*strides}) > 1 else strides[:1]))
-        sides = " x ".join(map(str, call.inputs[0].shape[-2:]))
+        sides = " x ".join(map(str, call.inputs[0].shape[-dim:])) + (" pixels" if dim == 2 else " voxels")
         moved = "reflected" if float(torch.linalg.det(change.linear)) < 0 else "rotated"
-        text = f"{kind} with stride {stride} on {sides} pixels samples other pixels if the image is {moved}"
+        text = f"{kind} with stride {stride} on {sides} samples other ones if the image is {moved}"
         return "strided pooling on the wrong residue", f"{text}; with stride 1 it is equivariant"
-    same = isinstance(module, nn.Conv2d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
+    same = isinstance(module, nn.Conv2d | nn.Conv3d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
     if same or any("Pad" in base.__name__ for base in type(module).__mro__):
         return "padding", f"{kind} adds pixels on one side, and not on the opposite side"
-    if call.outputs and call.outputs[0].ndim >= 4 and min(call.outputs[0].shape[-2:]) > 2 * _BORDER:
-        inner = [t.outputs[0][..., _BORDER:-_BORDER, _BORDER:-_BORDER] for t in (call, after)]
+    if call.outputs and call.outputs[0].ndim >= 2 + dim and min(call.outputs[0].shape[-dim:]) > 2 * _BORDER:
+        within: tuple[Any, ...] = (..., *[slice(_BORDER, -_BORDER)] * dim)
+        inner = [t.outputs[0][within] for t in (call, after)]
         if law(inner[0], inner[1], change) is not None:
             return "padding", f"{kind} is equivariant, except within {_BORDER} pixels of the border"
     return None

@@ -186,12 +186,12 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
         yield from _of_first_cloud(first, second, change)
         return
     order = change.order
-    if change.as_images and first.ndim >= 4:
-        sides = tuple(first.shape[-2:])
-        pixels = _pixels(sides, change.linear)
+    dim = len(change.linear)
+    if change.as_images and first.ndim >= 2 + dim:
+        pixels = _pixels(tuple(first.shape[-dim:]), change.linear)
         if pixels is not None:
             order, new = pixels
-            yield first.flatten(-2)[..., order].unflatten(-1, new), second
+            yield first.flatten(-dim)[..., order].unflatten(-1, new), second
         return
     if first.shape != second.shape:
         return

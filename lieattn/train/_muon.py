@@ -133,7 +133,10 @@ class Muon(torch.optim.Optimizer):
                 if weight.ndim < 2 or min(weight.shape[-2:]) < group["smallest"]:
                     self._adam(weight, group)
                     continue
-                average = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+                state = self.state[weight]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                average = state["momentum_buffer"]
                 average.lerp_(weight.grad, 1 - group["momentum"])
                 update = weight.grad.lerp(average, group["momentum"]).reshape(-1, *weight.shape[-2:])
                 alike[weight.dtype, weight.device, *weight.shape[-2:]].append((weight, update))

@@ -553,30 +553,20 @@ def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.rglob("comparison.json"))
 
 
-def test_damaged_checkpoint_restarts_the_cell(finished, tmp_path):
+@pytest.mark.parametrize("content", ["damaged", "weights alone"])
+def test_a_checkpoint_without_a_training_restarts_the_cell(finished, tmp_path, content):
     chosen = settings(tmp_path)
     cell = Cell("distances", 1.0, 0)
     model = match_models(chosen)["distances"][0]
     store = CellStore(tmp_path, print)
-    folder = store.progress(cell, chosen.key(cell, model))
-    (folder / "last.ckpt").write_bytes(b"PK\x03\x04 cut off")
+    weights = (finished / "cells/distances-1-0/best.ckpt").read_bytes()
+    found = {"damaged": b"PK\x03\x04 cut off", "weights alone": weights}
+    (store.progress(cell, chosen.key(cell, model)) / "last.ckpt").write_bytes(found[content])
     record = cells.CellRunner(chosen, Sets(chosen), store).run(cell, model)
     expected = next(
         c for c in reports(finished)["cells"] if (c["model"], c["fraction"], c["seed"]) == ("distances", 1, 0)
     )
     assert record["metrics"] == pytest.approx(expected["metrics"])
-
-
-def test_checkpoint_of_weights_alone_restarts_the_cell(finished, tmp_path):
-    import shutil
-
-    chosen = settings(tmp_path)
-    cell = Cell("distances", 1.0, 0)
-    model = match_models(chosen)["distances"][0]
-    store = CellStore(tmp_path, print)
-    folder = store.progress(cell, chosen.key(cell, model))
-    shutil.copy(finished / "cells/distances-1-0/best.ckpt", folder / "last.ckpt")
-    record = cells.CellRunner(chosen, Sets(chosen), store).run(cell, model)
     assert record["steps"] == 10
 
 

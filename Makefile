@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Without bytecode: most files of these packages are never imported, and the others are compiled when they are.
+PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test docs dist oldest newest fuzz torture lint clean
 
@@ -15,12 +16,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) -e ".[dev]"
 	@touch $@
 
-# torch-scatter has no wheels: it is built where a C++ compiler is found; without it the tests that
-# need it skip and say so.
+# torch-scatter has no wheels: it is built where a C++ compiler is found, two of its five extensions at a time; without
+# a compiler the tests that need it skip and say so.
 $(VENV)/.scatter: $(VENV)/.installed
 	@if command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1; then \
 	  echo "building torch-scatter (about five minutes, once)"; \
-	  $(PIP) setuptools wheel && $(PIP) --no-build-isolation torch-scatter \
+	  printf '[build_ext]\nparallel = 2\n' > $(VENV)/extensions.cfg; \
+	  $(PIP) setuptools wheel && \
+	  DIST_EXTRA_CONFIG=$(abspath $(VENV))/extensions.cfg $(PIP) --no-build-isolation torch-scatter \
 	    || echo "torch-scatter did not build: its tests will be skipped"; \
 	else echo "no C++ compiler: the tests of torch-scatter will be skipped"; fi
 	@touch $@

@@ -13,6 +13,9 @@ from lieattn._default_device import made_on_cpu
 from lieattn._exact import KeptTables
 
 
+_UNCHECKED = ", or load dict(state_dict) to skip this check"
+
+
 class TiedWeights(KeptTables):
     """A module whose state dicts contain, as metadata, the group and geometry that the weights belong to.
 
@@ -49,14 +52,16 @@ class TiedWeights(KeptTables):
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # The network has already reported this difference, so its layers do not repeat it.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
-                advice = f"build the module with the {name} of the weights, or load dict(state_dict) to skip this check"
-                error_msgs.append(f"{prefix}{fault}; {advice}.")
+                error_msgs.append(f"{prefix}{fault}; build the module with the {name} of the weights{_UNCHECKED}.")
 
 
 def first_fault(error: Exception) -> str:
-    """Return the first reason why ``load_state_dict`` refused weights, and the number of further ones."""
+    """Return the first reason why ``load_state_dict`` refused weights, and the number of further ones.
+
+    The advice to skip the check is left out, since the user who reads the reason has not called ``load_state_dict``.
+    """
     first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-    return first + (f" (and {len(others)} more)" if others else "")
+    return first.replace(_UNCHECKED, "") + (f" (and {len(others)} more)" if others else "")
 
 
 def settle(module: nn.Module) -> None:

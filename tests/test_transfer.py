@@ -183,7 +183,11 @@ def test_weights_are_converted_to_the_dtype_of_the_network():
             "expected the class of the network, FramewiseTransformer, got LieT",
         ),
         (framewise, lambda: framewise(group=octahedral()), "group: the weights are for .*, the module has"),
-        (framewise, lambda: framewise(neighborhood=Radius(3.0, smooth=True)), "neighborhood: the weights are for"),
+        (
+            framewise,
+            lambda: framewise(neighborhood=Radius(3.0, smooth=True)),
+            "neighborhood: the weights are for .*; build the module with the neighborhood of the weights.( .and|$)",
+        ),
         (lambda: posed(None), lambda: posed(PrincipalFrames()), "frames: the weights are for"),
         (framewise, lambda: framewise(channels=6), r"size mismatch for embed_features.weight"),
         (framewise, lambda: framewise(layers=2), r"Unexpected key\(s\) in state_dict: \"blocks.1"),

@@ -12,7 +12,6 @@ from torch import nn
 from lieattn._default_device import made_on_cpu
 from lieattn._exact import KeptTables
 
-
 _UNCHECKED = ", or load dict(state_dict) to skip this check"
 
 

@@ -407,6 +407,17 @@ def test_distance_is_left_invariant_symmetric_and_vanishes_on_the_diagonal(group
     assert (d[(g - h).abs().amax((-2, -1)) > 1e-2] > 1e-3).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("group", [group for name, group in LIE_GROUPS.items() if name not in OWN_NAMES], ids=str)
+def test_gradient_of_the_distance_to_the_same_element_is_zero(group, dtype):
+    """Also for dilations, whose inverse times themselves is the identity only up to rounding."""
+    g = elements(group).to(dtype)
+    for ends in ((g.clone().requires_grad_(), g), (g, g.clone().requires_grad_())):
+        moving = next(end for end in ends if end.requires_grad)
+        (gradient,) = torch.autograd.grad(group.distance(*ends).sum(), moving)
+        assert torch.equal(gradient, torch.zeros_like(g))
+
+
 @every_group
 def test_distance_is_not_invariant_from_the_right_unless_it_should_be(group):
     """Control: with g h⁻¹ instead of g⁻¹ h, the test above must fail for some groups."""

@@ -186,7 +186,10 @@ class Group:
         return torch.cat([linear, self.translation(g)], dim=-1) if self.is_affine else linear
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
-        """Return a left-invariant distance ``[*]``, d(k g, k h) = d(g, h). Its gradient at g = h is 0."""
+        """Return a left-invariant distance ``[*]``, d(k g, k h) = d(g, h).
+
+        Its gradient is 0 where g⁻¹ h is exactly the identity. The groups of this library have gradient 0 at g = h.
+        """
         return lengths(returned(self, "log", self.relative(g, h)))
 
     # --- measure --------------------------------------------------------------------------------------------------

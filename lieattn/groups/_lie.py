@@ -218,7 +218,7 @@ class Dilations(LieGroup):
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Return ``|log(r_h / r_g)|`` ``[*]``. It is invariant from both sides."""
-        return log_scale(self.relative(g, h)).abs()
+        return (log_scale(h) - log_scale(g)).abs()
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draw dilations with standard normal log r. The group is not compact and has no uniform distribution."""
@@ -284,8 +284,8 @@ class RotationDilations(LieGroup):
 
     def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.5) -> Tensor:
         """Return ``alpha`` times the angle plus ``1 - alpha`` times ``|log(r_h / r_g)|``, invariant from both sides."""
-        scale, rotation = self.split(self.relative(g, h))
-        return alpha * self.rotations.distance(self.identity(g), rotation) + (1 - alpha) * scale.abs()
+        (first, rotation), (second, moved) = self.split(g), self.split(h)
+        return alpha * self.rotations.distance(rotation, moved) + (1 - alpha) * (second - first).abs()
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draw uniform rotations and standard normal log r. The group is not compact."""
@@ -453,9 +453,8 @@ class SemidirectProduct(LieGroup):
         orthogonal.
         """
         relative = self.relative(g, h)
-        linear = self.linear(relative)
-        turned = returned(self.stabilizer, "distance", self.stabilizer.identity(linear), linear)
-        scale = (determinant(linear).abs() ** (-0.5 / self.dim)).to(linear.dtype)
+        turned = returned(self.stabilizer, "distance", self.linear(g), self.linear(h))
+        scale = (determinant(self.linear(relative)).abs() ** (-0.5 / self.dim)).to(relative.dtype)
         return alpha * turned + (1 - alpha) * scale * lengths(self.translation(relative))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

@@ -456,6 +456,13 @@ def test_index_finds_elements_in_any_precision_and_layout(group, dtype):
     assert int(group.index(given[0])) == int(shuffled[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_indices_of_any_integer_dtype(dtype):
+    group, index, points = groups.octahedral(), torch.tensor([5, 0, 23]), torch.rand(3, 3)
+    assert torch.equal(group.act(index.to(dtype), points), group.act(index, points))
+    assert torch.equal(group.element(index[0].to(dtype), points), group.matrices(points)[5])
+
+
 @every_group
 def test_index_finds_perturbed_elements_and_refuses_others(group):
     noise = 2e-7 * (2 * torch.rand(group.elements.shape, dtype=torch.float64) - 1)

@@ -592,7 +592,8 @@ def test_quaternions_and_rotations_both_ways():
     rotation = rotation_from_quaternion(q)
     SO(3).check("rotation", rotation)
     close(quaternion_from_rotation(rotation), torch.where(q[:, :1] < 0, -q, q))
-    close(rotation_from_quaternion(3 * q), rotation)
+    for length in (3.0, 1e-300, 1e300):
+        close(rotation_from_quaternion(length * q), rotation)
     close(rotation_from_quaternion(-q), rotation)
     angle = 0.8
     about_y = torch.tensor([math.cos(angle / 2), 0.0, math.sin(angle / 2), 0.0], dtype=torch.float64)

@@ -346,7 +346,7 @@ def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup
 
 _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
 _DISTINCT = 1e-6  # matrices whose entries differ by less are the same element
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _tolerance_for(given: Tensor) -> float:
@@ -404,7 +404,8 @@ def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor
     try:
         whole = index.dtype in _WHOLE if isinstance(index, Tensor) else isinstance(index, int | np.integer)
         if whole and not isinstance(index, bool) and not any_negative(index):
-            return table[index]
+            # Of the other integers, torch reads bytes as masks, and refuses some.
+            return table[index.long() if isinstance(index, Tensor) else index]
     except IndexError:
         pass
     raise ValueError(f"{argument}: expected indices 0..{len(table) - 1} of {name}, got {index}")

@@ -188,7 +188,8 @@ class Group:
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Return a left-invariant distance ``[*]``, d(k g, k h) = d(g, h).
 
-        Its gradient is 0 where g⁻¹ h is exactly the identity. The groups of this library have gradient 0 at g = h.
+        Its gradient is 0 where g⁻¹ h is exactly the identity. For the rotations, dilations and translations of this
+        library, and their semidirect products, it is 0 at g = h.
         """
         return lengths(returned(self, "log", self.relative(g, h)))
 

@@ -313,8 +313,9 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def not_unit(n: Tensor) -> Tensor:
-    """Return the mask ``[*]`` of vectors ``[*, d]`` that do not have unit length."""
-    return (torch.linalg.vector_norm(n, dim=-1) - 1).abs() > 1e-5
+    """Return the mask ``[*]`` of vectors ``[*, d]`` that do not have unit length, up to the rounding of their dtype."""
+    allowed = max(1e-5, 8 * torch.finfo(n.dtype).eps)
+    return (torch.linalg.vector_norm(n.double(), dim=-1) - 1).abs() > allowed
 
 
 def minimal_rotation(n: Tensor) -> Tensor:

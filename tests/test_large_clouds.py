@@ -269,6 +269,8 @@ OPTIONS = {
         "attention": AttentionOptions(norm="layer_post", normalize="mean"),
         "lifting": Lifting(local=0),
     },
+    # Points of a halo have no neighbors, so the weights of their neighbors add up to 0.
+    "smooth": {"attention": AttentionOptions(normalize="mean"), "neighborhood": Radius(0.35, smooth=True)},
 }
 
 

@@ -134,8 +134,10 @@ def graph_attention(
     out = out[:points]
     if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):
         return out, weights
-    # The operator divides by the number of neighbors; smooth neighbors count only in part.
-    share = graph.neighbors.degree / graph.degree
+    # The operator divides by the number of neighbors; smooth neighbors count only in part. There may be no neighbors,
+    # as in the halo of a piece, where the output is 0.
+    total = graph.degree
+    share = graph.neighbors.degree / torch.where(total > 0, total, 1.0)
     if weights is not None:
         weights = weights * share[near.target].to(weights).view(-1, *[1] * (weights.ndim - 1))
     return out * share.to(out.dtype)[:, None, None, None], weights

@@ -52,6 +52,7 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Lifting,
+    Rescaled,
     Symmetry,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
@@ -307,6 +308,8 @@ def test_symmetry_is_unique_or_larger_than_promised():
     assert certify(Squares(cyclic(4)), clouds()).unique is False  # it is invariant to mirrors too
     assert certify(Pinwheel(cyclic(2)), clouds()).unique is False  # it is invariant to quarter turns too
     assert certify(Squares(dihedral(4)), clouds()).unique
+    far = Rescaled(Pinwheel(cyclic(4)), {"y": 1.0}, {"y": 1e5})
+    assert certify(far, clouds(), cyclic(4), continuity=False).unique  # although float32 rounds the differences away
     inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3)).rows if row.check == "outside"]
     assert {"of O", "of Th", "of Td", "of I", "inversion"} <= set(inversions)
     about = [row.label for row in certify(Pairs(cyclic_about(3)), clouds(3)).rows if row.check == "outside"]

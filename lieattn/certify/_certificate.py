@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from lieattn._checks import counted
 
 _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
@@ -134,12 +136,15 @@ class Certificate:
     def unique(self) -> bool | None:
         """Whether all tested motions outside of the group change all outputs, so that there is no further symmetry.
 
-        This is unique equivariance, Definition 4.3 of GSA-Nets (arXiv 2010.00977). It is None if no motion outside was
-        tested, or if nothing was promised.
+        This is unique equivariance, Definition 4.3 of GSA-Nets (arXiv 2010.00977). It is judged in the finest dtype,
+        because coarser ones may round the changes away. It is None if no motion outside was tested, or if nothing was
+        promised.
         """
-        allowed = {(row.output, row.dtype): row.allowed for row in self.rows if row.check == "element"}
         outside = [row for row in self.rows if row.check == "outside" and not math.isnan(row.max_error)]
-        limits = [allowed.get((row.output, row.dtype)) for row in outside]
+        finest = min((row.dtype for row in outside), key=lambda name: torch.finfo(getattr(torch, name)).eps, default="")
+        outside = [row for row in outside if row.dtype == finest]
+        allowed = {row.output: row.allowed for row in self.rows if row.check == "element" and row.dtype == finest}
+        limits = [allowed.get(row.output) for row in outside]
         if not outside or None in limits:
             return None
         return all(row.max_error > limit for row, limit in zip(outside, limits, strict=True) if limit is not None)

@@ -6,9 +6,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
 import lieattn_datasets as ld
+from lieattn.groups import tetrahedral
+from lieattn.models import FramewiseTransformer
+from lieattn.train import PointSetClassifier
 from lieattn_datasets import _fields, _sphere, _wind
 from lieattn_datasets._streams import frozen_stream
 
@@ -101,7 +105,7 @@ class TestSphericalImages:
         data = sphere[1]
         expected = ld.project_image(smooth_images()[1] / 255, ld.fibonacci_sphere(300))
         np.testing.assert_allclose(data.x[:, 0], expected, atol=1e-6)
-        assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-5)
+        assert data.area.sum().item() == pytest.approx(4 * math.pi, rel=1e-5)
         assert data.y.tolist() == [0]
         assert sphere.num_classes == 3
         assert "rotation" not in data
@@ -119,6 +123,13 @@ class TestSphericalImages:
         assert torch.equal(again[2].x, turned.x)
         assert not torch.allclose(again[1].rotation, again[2].rotation)
         assert not torch.allclose(ld.SphericalImages(images, 200, rotate=True)[2].rotation, turned.rotation)
+
+    def test_classifiers_accept_them(self, monkeypatch):
+        """Areas of points are no weights of labels, so they have another name."""
+        task = PointSetClassifier(FramewiseTransformer(tetrahedral(), 1, 3, channels=4, layers=1), 3)
+        monkeypatch.setattr(task, "log", lambda *_, **__: None)
+        images = ld.SphericalImages(ld.ImagePoints(smooth_images(), [2, 0, 1]), 20)
+        assert task.evaluate(Batch.from_data_list(list(images)), "train").isfinite()
 
     def test_must_be_square(self):
         with pytest.raises(ValueError, match="images: expected square images, got 4 x 6"):
@@ -155,8 +166,8 @@ class TestSphericalMNIST:
         x, y, z = data.pos.T
         np.testing.assert_allclose(np.arccos(z), beta.ravel(), atol=1e-6)
         np.testing.assert_allclose(np.mod(np.arctan2(y, x), 2 * np.pi), alpha.ravel(), atol=1e-5)
-        assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
-        np.testing.assert_allclose((data.weight * z**2).sum(), 4 * math.pi / 3, rtol=0.03)
+        assert data.area.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
+        np.testing.assert_allclose((data.area * z**2).sum(), 4 * math.pi / 3, rtol=0.03)
 
     def test_splits_and_rotations(self, tmp_path):
         content = write_sphere(tmp_path)
@@ -174,11 +185,11 @@ class TestSphericalMNIST:
         content = write_sphere(tmp_path)
         whole, some = (ld.SphericalMNIST(tmp_path, points=points, verify=False) for points in (None, 20))
         assert some[0].pos.shape == (20, 3)
-        assert some[0].weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
+        assert some[0].area.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
         match = (whole[4].pos[None] - some[4].pos[:, None]).abs().sum(-1).argmin(dim=1)
         torch.testing.assert_close(whole[4].x[match], some[4].x)
-        spread = some[0].weight.max() / some[0].weight.min()
-        grid = whole[0].weight.max() / whole[0].weight.min()
+        spread = some[0].area.max() / some[0].area.min()
+        grid = whole[0].area.max() / whole[0].area.min()
         assert spread < 0.7 * grid
         assert len(pickle.dumps(some)) < len(pickle.dumps(whole))
         assert content["x_train_nr"].shape == (5, 6, 8)

@@ -94,7 +94,7 @@ MADE = {
     "QM9": clouds(z=atoms, y=lambda: torch.randn(1, 1)),
     "RMD17": clouds(z=atoms, energy=lambda: torch.randn(1), force=3),
     "ModelNet": clouds(normal=3, y=label),
-    **dict.fromkeys(("SphericalImages", "SphericalMNIST"), clouds(x=1, y=label, weight=lambda: torch.ones(8))),
+    **dict.fromkeys(("SphericalImages", "SphericalMNIST"), clouds(x=1, y=label, area=lambda: torch.ones(8))),
     "WindOnSphere": clouds(x=1, mask=lambda: torch.arange(8) > 2, weight=lambda: torch.rand(8), **WIND),
     "Digits": images(8, 8, 1, 10),
     "RotatedMNISTRecipe": images(28, 28, 1, 10),

@@ -92,7 +92,7 @@ class SphericalImages(Clouds):
     """Any labeled images, projected onto the sphere by the recipe of :class:`SphericalMNIST`.
 
     An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
-    ``[points, channels]`` in [0, 1], ``weight`` ``[points]`` (areas, with the sum 4 pi), ``y`` int64 ``[1]``, and
+    ``[points, channels]`` in [0, 1], ``area`` ``[points]`` (with the sum 4 pi), ``y`` int64 ``[1]``, and
     ``rotation`` ``[1, 3, 3]`` if it is rotated.
 
     Parameters
@@ -157,7 +157,7 @@ def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], ar
     return Data(
         x=torch.from_numpy(values.astype(np.float32)),
         pos=torch.from_numpy(directions.astype(np.float32)),
-        weight=torch.from_numpy(areas.astype(np.float32)),
+        area=torch.from_numpy(areas.astype(np.float32)),
     )
 
 

@@ -36,7 +36,7 @@ class SphericalMNIST(Clouds):
     other points.
 
     An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
-    ``[points, 1]`` in [0, 1], ``weight`` float32 ``[points]`` (the area of the sphere that each point represents,
+    ``[points, 1]`` in [0, 1], ``area`` float32 ``[points]`` (the area of the sphere that each point represents,
     with the sum 4 pi), ``y`` int64 ``[1]``, and ``rotation`` ``[1, 3, 3]`` if it is rotated.
 
     Parameters

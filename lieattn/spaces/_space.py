@@ -315,7 +315,8 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 def not_unit(n: Tensor) -> Tensor:
     """Return the mask ``[*]`` of vectors ``[*, d]`` that do not have unit length, up to the rounding of their dtype."""
     allowed = max(1e-5, 8 * torch.finfo(n.dtype).eps)
-    return (torch.linalg.vector_norm(n.double(), dim=-1) - 1).abs() > allowed
+    dtype = torch.promote_types(n.dtype, torch.float32)
+    return (torch.linalg.vector_norm(n, dim=-1, dtype=dtype) - 1).abs() > allowed
 
 
 def minimal_rotation(n: Tensor) -> Tensor:

@@ -889,18 +889,24 @@ def test_a_whole_model_is_exact_with_exact_frames_and_not_with_sampled_ones(monk
 
 
 @pytest.mark.parametrize("of", ["cloud", "neighborhood"])
-@pytest.mark.parametrize("points", [1, 2, 5, 1000])  # a sum of a thousand equal numbers is not exact
-def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, points):
-    generator = torch.Generator().manual_seed(points)
-    pos = torch.tensor([[0.1, 0.7, -1.3]], dtype=torch.float64).expand(points, 3)
-    vectors = torch.randn(points, 2, 3, generator=generator, dtype=torch.float64)
-    turn, seen = SO(3).sample(generator=generator, dtype=torch.float64), []
-    for moved, turned in ((pos, vectors), (pos @ turn.mT + 3, vectors @ turn.mT)):
-        graph = lift(moved, PrincipalFrames(of=of), AllPairs(), vectors=turned)
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        *(("SE(3)", points) for points in (1, 2, 5, 1000)),  # a sum of a thousand equal numbers is not exact
+        *((name, points) for name in ("sphere", "positions with directions") for points in (1, 5)),
+    ],
+)
+def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, name, points):
+    space = SPACES[name]
+    pos = random_points(space, 1, seed=points).expand(points, -1)
+    vectors = torch.randn(points, 2, 3, generator=generator(points), dtype=F64)
+    g, seen = random_motion(space), []
+    for moved, turned in ((pos, vectors), (moved_by(space, g, pos), vectors @ space.group.linear(g).mT)):
+        graph = lift_to(moved, space, PrincipalFrames(of=of), AllPairs(), vectors=turned)
         seen.append(graph.seen_in_frames(turned).flatten(2).sort(dim=1).values)
     assert (seen[0] - seen[1]).abs().max() < 1e-14
     with pytest.raises(ValueError, match=rf"vectors: expected \[points={points}, count, 3\], got"):
-        lift(pos, PrincipalFrames(of=of), AllPairs(), vectors=vectors[:, 0])
+        lift_to(pos, space, PrincipalFrames(of=of), AllPairs(), vectors=vectors[:, 0])
 
 
 def test_values_are_printed_on_one_screen():

@@ -151,15 +151,19 @@ class PrincipalFrames:
         if self.of == "cloud":
             if clouds.cell is not None:
                 raise ValueError("of: periodic clouds have no center; use PrincipalFrames(of='neighborhood')")
-            if group.is_affine:
-                pos = _centered(pos, weights, clouds.batch, clouds.num_clouds)
-            moments = _above(noise, _mean(pos[:, :, None] * pos[:, None, :], weights, clouds.batch, clouds.num_clouds))
-            candidates = [_grouped(pos, clouds.batch, noise)]
+            centered = _centered(pos, weights, clouds.batch, clouds.num_clouds)
+            pos = centered if group.is_affine else pos
+            around = pos if basis is None else centered
+            moments = _mean(around[:, :, None] * around[:, None, :], weights, clouds.batch, clouds.num_clouds)
+            candidates, own = [_grouped(pos, clouds.batch, noise)], noise
             if basis is not None:
-                moments = basis.mT @ moments[clouds.batch] @ basis
+                # The mean is added after the projection. Before it, rounding of the mean would hide small clouds.
+                mean = basis.mT @ (pos - centered)[..., None]
+                moments, own = basis.mT @ moments[clouds.batch] @ basis + mean @ mean.mT, noise[clouds.batch]
                 candidates = [_of_clouds(clouds, pos, clouds.batch, noise, basis)]
             per_point = basis is not None
-            return _Data(moments, candidates + _input_vectors(sites, basis, per_point=per_point), per_point=per_point)
+            candidates += _input_vectors(sites, basis, per_point=per_point)
+            return _Data(_above(own, moments), candidates, per_point=per_point)
         target, seen = sites.neighbors.target, sites.neighbors.displacements(pos)
         weights = weights[sites.neighbors.source]
         if self.cutoff is not None:

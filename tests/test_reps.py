@@ -319,6 +319,14 @@ def test_oblique_rotation_is_within_tolerance():
     Irreps("3o").matrix(oblique_rotation().float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rotations_in_half_precision_are_within_tolerance(dtype):
+    exact = SO(3).sample(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for rep in (Irreps("3o"), Pseudovector()):
+        error = (rep.matrix(exact.to(dtype)).double() - rep.matrix(exact)).abs().max()
+        assert error < 20 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

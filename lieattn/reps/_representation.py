@@ -201,9 +201,9 @@ def check_representation(argument: str, rep: object) -> None:
 def check_orthogonal(argument: str, matrices: Tensor) -> None:
     """Raise ValueError, naming the argument, unless all matrices ``[*, d, d]`` are orthogonal.
 
-    The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Values are not checked in compiled code, nor if
-    ``torch.func.vmap`` maps over them. TypeError or ValueError is also raised if the argument is not a floating tensor
-    of square matrices.
+    The tolerance is 1e-6 in float64, 1e-3 in float32, and eight rounding steps in half precision. Values are not
+    checked in compiled code, nor if ``torch.func.vmap`` maps over them. TypeError or ValueError is also raised if the
+    argument is not a floating tensor of square matrices.
     """
     error, allowed = _orthogonality_error(argument, matrices)
     if not error <= allowed:
@@ -224,7 +224,7 @@ def _orthogonality_error(argument: str, matrices: Tensor) -> tuple[float, float]
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2]:
         raise ValueError(f"{argument}: expected matrices [*, d, d], got {tuple(matrices.shape)}")
     check_has_numbers(argument, matrices)
-    allowed = 1e-6 if matrices.dtype == torch.float64 else 1e-3
+    allowed = 1e-6 if matrices.dtype == torch.float64 else max(1e-3, 8 * torch.finfo(matrices.dtype).eps)
     if matrices.numel() == 0 or torch.compiler.is_compiling() or is_mapped(matrices):
         return 0.0, allowed
     wide = matrices.detach().to(torch.float64)

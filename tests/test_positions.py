@@ -103,13 +103,16 @@ def test_layers_without_encodings_see_sets(group):
         assert (relative_error(permuted, out[order]) < TOLERANCE[F64]) is kept
 
 
-def test_absolute_encodings_see_keys_in_the_frames():
-    """The encoding is ρ(h⁻¹ x_j / length), the same for all targets."""
-    group = cyclic(4)
+SHEARED = dihedral(3).conjugate(torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=F64), "sheared D3")
+
+
+@pytest.mark.parametrize("group", [cyclic(4), SHEARED], ids=lambda group: group.name)
+def test_absolute_encodings_see_keys_in_the_frames(group):
+    """The encoding is ρ(h⁻¹ x_j / length), the same for all targets, also if matrices are not orthogonal."""
     encoding = randomize(CoordinateEncoding(2, 6, absolute=True)).double()
-    graph = lift(torch.randn(5, 2, dtype=F64), group, Radius(1.5))
+    graph = lift(torch.randn(5, 2, dtype=F64), group, AllPairs(), length=1.5)
     terms = encoding(graph)
-    seen = torch.einsum("aji,pj->pai", group.elements, graph.pos) / 1.5
+    seen = torch.einsum("aij,pj->pai", torch.linalg.inv(group.elements), graph.pos) / 1.5
     expected = torch.cat([net(c) for net, c in zip(encoding.axes, seen.unbind(-1), strict=True)], dim=-1)
     torch.testing.assert_close(terms.positional_key[terms.row][:, :, 0], expected[graph.neighbors.source])
 

@@ -168,7 +168,12 @@ class CoordinateEncoding(KeyEncoding):
         weight = next(self.axes.parameters())
         check_graph(graph, LiftedGraph, weight, "the weights")
         if self.absolute:
-            positions = graph.seen_in_frames(graph.pos[:, None, : graph.space.group.dim])[:, :, 0] / graph.length
+            places = graph.pos[:, : graph.space.group.dim]
+            if graph.relative.tied and graph.group is not None:
+                inverse = graph.group.matrices(places)[graph.group.inverse_index.to(places.device)]
+                positions = torch.einsum("aij,pj->pai", inverse, graph.relative.posed(places)) / graph.length
+            else:
+                positions = (torch.linalg.inv(graph.frames) @ places[:, None, :, None])[..., 0] / graph.length
         else:
             positions = graph.relative.positions
         if positions.shape[-1] != self.dim:

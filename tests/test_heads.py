@@ -238,7 +238,9 @@ def test_errors_of_heads():
         DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), graph, torch.zeros(3))
     with pytest.raises(ValueError, match="total: expected None"):
         DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), graph, torch.zeros(1))
-    with pytest.raises(ValueError, match="one row for each of 4 points"):
+    with pytest.raises(ValueError, match="values: expected a field on the 4 points of the graph, got 3"):
+        VectorHead(CHANNELS).double()(draw(3, 24, CHANNELS), graph)
+    with pytest.raises(ValueError, match="values: expected a field on the 4 points of the graph, got 5"):
         PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), graph)
     with pytest.raises(TypeError, match="graph: expected a lifted graph, over whose clouds"):
         VectorHead(CHANNELS, pool="mean").double()(draw(4, 24, CHANNELS), octahedral())

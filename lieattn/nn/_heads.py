@@ -100,6 +100,8 @@ def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, 
         raise ValueError(f"frames: expected a tensor on {values.device} like values, got one on {matrices.device}")
     if len(given) == 4 and len(matrices) != len(values):
         raise ValueError(f"frames: expected frames of {len(values)} points as in values, got {given}")
+    if isinstance(frames, LiftedGraph) and frames.num_points != len(values):  # all points may share their frames
+        raise ValueError(f"values: expected a field on the {frames.num_points} points of the graph, got {len(values)}")
     if rep.space_dim not in (None, given[-1]):
         raise ValueError(f"frames: expected matrices of {rep.space_dim} dimensions for {rep.name}, got {given}")
     if rep.orthogonal_only:

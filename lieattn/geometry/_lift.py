@@ -133,21 +133,21 @@ class LiftedGraph(PointClouds):
         frames = self.space.embed(self.frames)
         return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
 
-    def frame_positions(self) -> Tensor:
-        """Return coordinates in each frame, relative to the mean of the cloud and divided by the length.
+    def frame_positions(self, *, centered: bool = True) -> Tensor:
+        """Return coordinates in each frame, divided by the length, ``[points, fiber, dim]``.
 
-        They are ``[points, fiber, dim]``. If all points have the same frames and scale, their differences are
-        :attr:`RelativeElements.positions`. For periodic clouds, the result is ``[images, fiber, dim]``, which includes
-        periodic images in the frames of their points: see :attr:`Neighbors.images`.
+        They are relative to the origin or, if ``centered``, to the mean of the cloud. If all points have the same
+        frames and scale, their differences are :attr:`RelativeElements.positions`. Centered positions of periodic
+        clouds are ``[images, fiber, dim]``, in the frames of the points of :attr:`Neighbors.images`.
         """
-        places, images = self.pos[:, : self.space.group.dim], self.neighbors.images
-        centered = self.neighbors.at_images(places - self.mean(places)[self.batch]) / self.length
+        check_is("centered", centered, bool)
+        places, images = self.pos[:, : self.space.group.dim], self.neighbors.images if centered else None
+        seen = self.neighbors.at_images(places - self.mean(places)[self.batch]) if centered else places
         points = None if images is None else images.point
         if self.relative.tied:
-            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(centered, points))
-        inverse = torch.linalg.inv(self.frames.double())
-        inverse = inverse if points is None else inverse[points]
-        return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
+            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(seen / self.length, points))
+        inverse = torch.linalg.inv(self.frames.double())[slice(None) if points is None else points]
+        return (inverse @ (seen / self.length).double()[:, None, :, None])[..., 0].to(places.dtype)
 
     def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
         """Return the components A_iaᵀ v ``[n, fiber, count, dim]`` of vectors ``[n, count, dim]`` in orthogonal frames.

@@ -167,15 +167,7 @@ class CoordinateEncoding(KeyEncoding):
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         weight = next(self.axes.parameters())
         check_graph(graph, LiftedGraph, weight, "the weights")
-        if self.absolute:
-            places = graph.pos[:, : graph.space.group.dim]
-            if graph.relative.tied and graph.group is not None:
-                inverse = graph.group.matrices(places)[graph.group.inverse_index.to(places.device)]
-                positions = torch.einsum("aij,pj->pai", inverse, graph.relative.posed(places)) / graph.length
-            else:
-                positions = (torch.linalg.inv(graph.frames) @ places[:, None, :, None])[..., 0] / graph.length
-        else:
-            positions = graph.relative.positions
+        positions = graph.frame_positions(centered=False) if self.absolute else graph.relative.positions
         if positions.shape[-1] != self.dim:
             raise ValueError(f"graph: expected {self.dim} coordinates for this encoding, got {positions.shape[-1]}")
         coordinates = positions.to(weight.dtype).unbind(-1)

@@ -17,13 +17,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # torch-scatter has no wheels: it is built where a C++ compiler is found, two of its five extensions at a time; without
-# a compiler the tests that need it skip and say so.
+# a compiler the tests that need it skip and say so. Debug symbols, which Python's own flags may ask for, would take a
+# third of the time.
 $(VENV)/.scatter: $(VENV)/.installed
 	@if command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1; then \
-	  echo "building torch-scatter (about five minutes, once)"; \
+	  echo "building torch-scatter (some minutes, once)"; \
 	  printf '[build_ext]\nparallel = 2\n' > $(VENV)/extensions.cfg; \
 	  $(PIP) setuptools wheel && \
-	  DIST_EXTRA_CONFIG=$(abspath $(VENV))/extensions.cfg $(PIP) --no-build-isolation torch-scatter \
+	  CFLAGS=-g0 DIST_EXTRA_CONFIG=$(abspath $(VENV))/extensions.cfg $(PIP) --no-build-isolation torch-scatter \
 	    || echo "torch-scatter did not build: its tests will be skipped"; \
 	else echo "no C++ compiler: the tests of torch-scatter will be skipped"; fi
 	@touch $@

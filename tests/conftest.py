@@ -1,6 +1,8 @@
 """Options and fixtures of the whole suite."""
 
 import gc
+import logging
+import logging.handlers
 import os
 from pathlib import Path
 
@@ -65,6 +67,15 @@ def seed():
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture
+def records():
+    """Yield the list of records that were logged in a test."""
+    handler, root = logging.handlers.BufferingHandler(1_000_000), logging.getLogger()
+    root.addHandler(handler)
+    yield handler.buffer
+    root.removeHandler(handler)
 
 
 BACKENDS = ["plain", "dense", "numba"]

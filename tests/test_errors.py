@@ -195,6 +195,7 @@ GROUPS = [
     ),
     ("permutation out of range", lambda: PERMUTED([[0, 2]], "G"), ValueError, ("'G'", "row 0 is [0, 2]", "0..1")),
     ("permutations of floats", lambda: PERMUTED([[0.0, 1.0]], "G"), ValueError, ("'G'", "integers", "torch.float32")),
+    ("permutations of bools", lambda: PERMUTED([[False, True]], "G"), ValueError, ("'G'", "integers", "torch.bool")),
     ("no permutations", lambda: PERMUTED([], "G"), ValueError, ("permutations of 'G'", "integers", "(0,)")),
     ("permutations of nothing", lambda: PERMUTED([[]], "G"), ValueError, ("permutations of 'G'", "(1, 0)")),
     ("permutations ragged", lambda: PERMUTED([[0, 1], [0]], "G"), ValueError, ("'G'", "integers", "[[0, 1], [0]]")),

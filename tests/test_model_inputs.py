@@ -1,6 +1,5 @@
 """Inputs of models besides positions: given edges, and features that may be absent."""
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -89,15 +88,14 @@ def test_edges_of_the_data(name):
 
 
 @every_model
-def test_features_may_be_absent(name, caplog):
+def test_features_may_be_absent(name, records):
     """Every point then has the feature 1, which the log says once."""
     _inputs._say_constant.cache_clear()
     batch = Batch.from_data_list(clouds(2 if name == "FiniteSE2Transformer" else 3))
     network = build(name, BALL)
-    with caplog.at_level(logging.WARNING, "lieattn"):
-        found = [network(batch) for _ in range(2)]
+    found = [network(batch) for _ in range(2)]
     torch.testing.assert_close(found[0], network(Data(x=batch.pos.new_ones(13, 1), pos=batch.pos, batch=batch.batch)))
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in records]
     assert said == ["data.x: the data have no features; every point gets the feature 1 (in_channels=1)"] * (
         name != "FiniteSE2Transformer"  # it uses only positions
     )

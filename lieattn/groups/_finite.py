@@ -112,7 +112,8 @@ class FiniteGroup(Group):
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{expected}, got {permutations!r}") from error
         check_has_numbers("permutations", table)
-        if table.ndim != 2 or table.is_floating_point() or table.is_complex() or 0 in table.shape:
+        integers = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())
+        if table.ndim != 2 or not integers or 0 in table.shape:
             raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
         degree = table.shape[1]
         for g, row in enumerate(table.tolist()):

@@ -24,7 +24,8 @@ $(VENV)/.scatter: $(VENV)/.installed
 	  echo "building torch-scatter (some minutes, once)"; \
 	  printf '[build_ext]\nparallel = 2\n' > $(VENV)/extensions.cfg; \
 	  $(PIP) setuptools wheel && \
-	  CXXFLAGS="-g0 -DNDEBUG" DIST_EXTRA_CONFIG=$(abspath $(VENV))/extensions.cfg $(PIP) --no-build-isolation torch-scatter \
+	  CXXFLAGS="-DNDEBUG $$CXXFLAGS -g0" DIST_EXTRA_CONFIG=$(abspath $(VENV))/extensions.cfg \
+	  $(PIP) --no-build-isolation torch-scatter \
 	    || echo "torch-scatter did not build: its tests will be skipped"; \
 	else echo "no C++ compiler: the tests of torch-scatter will be skipped"; fi
 	@touch $@

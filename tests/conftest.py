@@ -71,7 +71,7 @@ def seed():
 
 @pytest.fixture
 def records():
-    """Yield the list of records that were logged in a test."""
+    """Yield the list of records that were logged in a test; ``caplog`` is switched off in pyproject.toml."""
     handler, root = logging.handlers.BufferingHandler(1_000_000), logging.getLogger()
     root.addHandler(handler)
     yield handler.buffer

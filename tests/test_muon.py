@@ -188,8 +188,9 @@ def test_states_of_other_optimizers_are_refused(other):
     (optimizer := other([weight])).step()
     with pytest.raises(ValueError, match=r"state_dict: expected the state of Muon, got that of another .*'smallest'"):
         Muon([weight]).load_state_dict(optimizer.state_dict())
-    with pytest.raises(ValueError, match="state_dict: expected the state of Muon"):
-        Muon([weight]).load_state_dict({})
+    for empty in ({}, {"state": None, "param_groups": None}):
+        with pytest.raises(ValueError, match="state_dict: expected the state of Muon"):
+            Muon([weight]).load_state_dict(empty)
 
 
 def test_states_are_loaded_repeatedly():

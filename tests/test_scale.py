@@ -368,6 +368,8 @@ def test_frames_outside_of_the_space_are_refused():
         lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(Translations(2)))
     with pytest.raises(ValueError, match="space: expected a Euclidean space"):
         lift(pos, ScaleFrames(cyclic(4)), neighborhood, Orbits(SO(2)))
+    with pytest.raises(ValueError, match="space: expected a Euclidean space for ScaleFrames, got 'SE2'"):
+        ScaleFrames(cyclic(4))(point_clouds(pos), neighborhood, "SE2", 1.0)
     assert lift(pos, ScaleFrames(cyclic(4)), neighborhood, Euclidean(SE(2))).fiber == 4
     assert lift(pos, ScaleFrames(trivial(2)), neighborhood, Euclidean(Translations(2))).fiber == 1
 

@@ -322,7 +322,7 @@ class ScaleFrames:
         if self.group.dim != dim:
             raise ValueError(f"points: {self.group.name} acts on {self.group.dim} coordinates, got points with {dim}")
         if not isinstance(space, Euclidean):
-            raise ValueError(f"space: expected a Euclidean space for ScaleFrames, got {space.name}")
+            raise ValueError(f"space: expected a Euclidean space for ScaleFrames, got {space!r}")
         (space.stabilizer or trivial(dim)).check("frames", self.group.matrices(clouds.pos))
         nodes = clouds.num_points * levels
         parts = []

@@ -106,7 +106,7 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of another ``Muon``; ValueError if it is that of another optimizer, such as AdamW."""
         check_arguments(Muon.load_state_dict, locals())
-        for group in state_dict.get("param_groups", [{}]):
+        for group in state_dict.get("param_groups") or [{}]:
             if missing := [name for name in _OPTIONS if name not in group]:
                 what = f"got that of another optimizer, without {', '.join(map(repr, missing))}"
                 raise ValueError(f"state_dict: expected the state of Muon, {what}")

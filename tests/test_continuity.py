@@ -12,6 +12,7 @@ from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFr
 from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral
 from lieattn.models import (
     EnergyForces,
+    Ensemble,
     FieldModel,
     FiniteSE2Transformer,
     FramewiseOptions,
@@ -23,6 +24,7 @@ from lieattn.models import (
     Lifting,
     Readout,
     Rescaled,
+    Symmetry,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions
@@ -377,6 +379,70 @@ def test_certificates_find_jumps_and_kinks(step, kink):
     jumps = certificate.worst("continuity")["float64"], certificate.worst("first derivative")["float64"]
     assert jumps[0] == pytest.approx(2 * step, abs=1e-6)
     assert (jumps[1] > 1e-3) == bool(kink)
+
+
+class Silent(torch.nn.Module):
+    """Energy with a kink where a distance is 1. It is invariant and says so, but says nothing about continuity."""
+
+    symmetry = SE(3)
+    guarantee = "energies depend on distances alone"
+
+    def forward(self, data):
+        energy = [(torch.pdist(pos) - 1).relu().square().sum() for pos in data.pos.split(data.ptr.diff().tolist())]
+        return torch.stack(energy) + data.pos.sum() * 0
+
+
+AROUND = {
+    "units": lambda: Rescaled(Silent(), {"energy": 2.0}),
+    "forces": lambda: EnergyForces(Silent()),
+    "both": lambda: Rescaled(EnergyForces(Silent()), {"energy": 2.0, "force": 2.0}),
+    "ensemble": lambda: Ensemble([Silent(), Silent()]),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_modules_around_a_network_promise_what_it_promises(around):
+    model = AROUND[around]()
+    assert (model.symmetry.group, model.guarantee) == (SE(3), Silent.guarantee)
+    assert model.guarantee in str(model)
+    assert model.jumps is None
+    cloud = Data(pos=torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
+    certificate = certify(model, cloud, elements=1)
+    assert (certificate.guarantee, certificate.group, certificate.verdict) == (Silent.guarantee, "SE(3)", "kept")
+    unknown = [row.passed for row in certificate.rows if row.check in ("continuity", "first derivative")]
+    assert unknown
+    assert set(unknown) == {None}
+
+
+def test_modules_around_a_network_know_what_it_says_about_jumps_and_inputs():
+    model = Tall(0.0, 0.0)
+    assert EnergyForces(model).jumps == ()
+    model.has_kinks, model.vector_inputs, model.sees_order = True, ("vel",), True
+    for around in (Rescaled(model, {"energy": 2.0}), Ensemble([model, Tall(0.0, 0.0)])):
+        assert around.jumps == ()
+        assert (around.has_kinks, around.vector_inputs, around.sees_order) == (True, ("vel",), True)
+    assert "kinks" in EnergyForces(model).jumps[0]
+    model.jumps = ("steps",)
+    with pytest.raises(ValueError, match="steps"):
+        EnergyForces(model)
+    del model.jumps
+    assert Ensemble([model, Tall(0.0, 0.0)]).jumps is None
+
+
+def test_an_ensemble_has_one_group():
+    """The sentence of a user may be the same for different groups."""
+    networks = [Silent(), Silent()]
+    networks[1].symmetry = tetrahedral()
+    with pytest.raises(ValueError, match=r"networks: expected the same guarantee for all, got .*SE\(3\)"):
+        Ensemble(networks)
+
+
+@pytest.mark.parametrize("stated", [tetrahedral(), SE(3), None, "cubic"], ids=str)
+def test_symmetries_that_networks_state(stated):
+    network = torch.nn.Linear(1, 1)
+    network.symmetry = stated
+    assert Symmetry.stated_by(network).group == (None if isinstance(stated, str) else stated)
+    assert Rescaled(network, {"y": 1.0}).symmetry == Symmetry.stated_by(network)
 
 
 @pytest.mark.parametrize("smooth", [True, False])

@@ -126,9 +126,8 @@ def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
     A found group without all rotations is ignored: all causes that are known here would break rotations too, so they
     do not explain why only reflections fail.
     """
-    stated = getattr(network, "symmetry", None)
-    stated = stated.group if isinstance(stated, Symmetry) else stated
-    if isinstance(stated, Group):
+    stated = Symmetry.stated_by(network).group
+    if stated is not None:
         return "the network promises", stated
     return ("the search found", found) if found is not None and isinstance(linear_part(found), SO) else None
 

@@ -120,7 +120,8 @@ def certify(
     is exact), ``vector_inputs`` (names of the attributes of the data that are vectors), ``kind`` (of its outputs),
     ``sees_order`` (whether the outputs depend on the order of the points), ``sees_images`` (whether they depend on
     which periodic image of a point is given; also read from the parts of the network), ``jumps`` (where outputs jump,
-    in words; if it is empty, continuity is promised) and ``has_kinks`` (whether first derivatives jump).
+    in words; if it is empty, continuity is promised) and ``has_kinks`` (whether first derivatives jump; true if
+    absent). Modules around a network, such as :class:`lieattn.models.EnergyForces`, adopt these attributes.
 
     Parameters
     ----------
@@ -342,11 +343,9 @@ def _promised(network: Any, given: Group | None) -> Symmetry:
     if given is None and not hasattr(network, "symmetry"):
         raise ValueError("group: expected a group, since the network has no attribute `symmetry`, got None")
     stated = network.symmetry if given is None else given
-    if isinstance(stated, Symmetry):
-        return stated
-    if stated is not None and not isinstance(stated, Group):
+    if stated is not None and not isinstance(stated, Symmetry | Group):
         raise TypeError(f"group: expected a FiniteGroup or a LieGroup, got {stated!r}")
-    return Symmetry(stated)
+    return Symmetry.stated_by(network) if given is None else Symmetry(given)
 
 
 def _dimension(group: Group | None, clouds: list[Data], kind: Kind) -> int:

@@ -216,11 +216,8 @@ class _Targets(nn.Module):
 
 def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | None:
     """The group that is given for a model, or the group in the ``symmetry`` of its network."""
-    if (given := build_group(name, model)) is not None:
-        return given
-    symmetry = getattr(network, "symmetry", None)
-    found = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
-    return found if isinstance(found, Group) else None
+    given = build_group(name, model)
+    return Symmetry.stated_by(network).group if given is None else given
 
 
 def _description(task: train.PointSetTask, group: Group | None) -> Record:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, kind
-from lieattn.models._jumps import jumps_of
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._jumps import jumps_of, kinks_of
+from lieattn.models._network import Symmetry
+from lieattn.models._wrapper import Wrapper, guarantee_of
 
 
 class Spread(NamedTuple):
@@ -58,17 +59,24 @@ class Ensemble(Wrapper):
         if len(set(networks)) < len(networks):
             raise ValueError("networks: expected different networks, got one of them more than once")
         super().__init__(networks[0])
-        if len(promised := {str(getattr(network, "guarantee", "no guarantee")) for network in networks}) > 1:
+        # A sentence of the user may be the same for different groups.
+        promised = {f"{guarantee_of(network)} ({Symmetry.stated_by(network).name})" for network in networks}
+        if len(promised) > 1:
             raise ValueError(f"networks: expected the same guarantee for all, got {' and '.join(sorted(promised))}")
         self.networks = nn.ModuleList(networks)
         for names in ("vector_inputs", "cloud_inputs"):
             setattr(self, names, tuple(dict.fromkeys(name for one in networks for name in getattr(one, names, ()))))
         self.sees_order = any(getattr(network, "sees_order", False) for network in networks)
-        self.has_kinks = any(getattr(network, "has_kinks", False) for network in networks)
+        self.has_kinks = any(map(kinks_of, networks))
 
     @property
-    def jumps(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(jump for network in self.networks for jump in jumps_of(network)))
+    def jumps(self) -> tuple[str, ...] | None:
+        found = dict[str, None]()
+        for network in self.networks:
+            if (jumps := jumps_of(network)) is None:
+                return None
+            found |= dict.fromkeys(jumps)
+        return tuple(found)
 
     def geometry(self, data: Any) -> list[Any]:
         """Return ``network.geometry(data)`` of each network; AttributeError if one has no such method."""

@@ -37,12 +37,25 @@ def jumps_of_frames(frames: Any) -> tuple[str, ...]:
     return ("principal axes jump where two moments of the cloud become equal: use frames of a finite group",)
 
 
-def jumps_of(model: object) -> tuple[str, ...]:
-    """Return the discontinuities that a model states; if a module states none, return those of its parts."""
-    stated: tuple[str, ...] | None = getattr(model, "jumps", None)
-    if stated is not None or not isinstance(model, nn.Module):
-        return stated or ()
-    return tuple(dict.fromkeys(jump for part in model.children() for jump in jumps_of(part)))
+def jumps_of(model: object) -> tuple[str, ...] | None:
+    """Return the discontinuities that a model or, if it says nothing about them, its parts state; None if none does."""
+    stated = _stated(model, "jumps")
+    return tuple(dict.fromkeys(jump for jumps in stated for jump in jumps)) if stated else None
+
+
+def kinks_of(model: object) -> bool:
+    """Return whether a model or, if it says nothing about kinks, its parts have some; true if none states it."""
+    stated = _stated(model, "has_kinks")
+    return any(stated) if stated else True
+
+
+def _stated(model: object, name: str) -> list[Any]:
+    """Return the attribute of a model or, if it has none, those of its parts."""
+    stated = getattr(model, name, None)
+    if stated is not None:
+        return [stated]
+    parts = model.children() if isinstance(model, nn.Module) else ()
+    return [found for part in parts for found in _stated(part, name)]
 
 
 Jumps = Literal["refuse", "allow"]

@@ -95,6 +95,17 @@ class Symmetry:
         return "; ".join([*parts, *self.notes])
 
     @classmethod
+    def stated_by(cls, network: object) -> Symmetry:
+        """Return the symmetry in the attribute ``symmetry`` of any network: a symmetry, or a group with translations.
+
+        If the attribute is absent, None or of another kind, the result has no group, and a note says why.
+        """
+        stated = getattr(network, "symmetry", None)
+        if isinstance(stated, Group):
+            return cls(stated)
+        return stated if isinstance(stated, cls) else cls(None, notes=("the network states no guarantee",))
+
+    @classmethod
     def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
         """Return the symmetry of layers that depend on relative elements only, for a space and frames of its points."""
         check_arguments(Symmetry.of_frames, {"space": space})
@@ -180,8 +191,11 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         return str(self.symmetry)
 
     @property
-    def jumps(self) -> tuple[str, ...]:
-        """Sentences about discontinuities of the outputs as points move, with advice; empty if there are none."""
+    def jumps(self) -> tuple[str, ...] | None:
+        """Sentences about discontinuities of the outputs as points move, with advice; empty if there are none.
+
+        None if they are not known, because a network within this module says nothing about them.
+        """
         return ()
 
     @property

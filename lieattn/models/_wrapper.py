@@ -4,31 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from lieattn.models._jumps import jumps_of
+from lieattn.models._jumps import jumps_of, kinks_of
 from lieattn.models._network import EquivariantModule, Symmetry
 
 
 class Wrapper(EquivariantModule):
-    """Base class of modules around another one, ``wrapped``, that adopt what it states about inputs and outputs."""
+    """Base class of modules around another one, ``wrapped``, that adopt what it states about inputs and outputs.
+
+    The other one can be any network. Its attributes are those that :func:`lieattn.certify.certify` reads.
+    """
 
     def __init__(self, wrapped: object) -> None:
         super().__init__()
-        self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
+        self._symmetry = Symmetry.stated_by(wrapped)
         self._wrapped = (wrapped,)  # a tuple, so that torch does not register the module under a second name
-        if isinstance(wrapped, EquivariantModule):
-            self._symmetry = wrapped.symmetry
-            self.vector_inputs, self.cloud_inputs = wrapped.vector_inputs, wrapped.cloud_inputs
-            self.sees_order, self.has_kinks = wrapped.sees_order, wrapped.has_kinks
+        for name in ("vector_inputs", "cloud_inputs", "sees_order"):
+            setattr(self, name, getattr(wrapped, name, getattr(self, name)))
+        self.has_kinks = kinks_of(wrapped)
 
     @property
     def symmetry(self) -> Symmetry:
         return self._symmetry
 
     @property
-    def jumps(self) -> tuple[str, ...]:
+    def guarantee(self) -> str:  # type: ignore[override]
+        """The sentence of the network, or else its symmetry as a sentence."""
+        return guarantee_of(self._wrapped[0]) if self.symmetry is self._symmetry else super().guarantee
+
+    @property
+    def jumps(self) -> tuple[str, ...] | None:
         return jumps_of(self._wrapped[0])
 
     @property
     def kind(self) -> Any:
         """Kind of the outputs of the network."""
         return getattr(self._wrapped[0], "kind", "invariant")
+
+
+def guarantee_of(network: object) -> str:
+    """Return the sentence in which a network states its guarantee, or else its symmetry as a sentence."""
+    stated = getattr(network, "guarantee", None)
+    return stated if isinstance(stated, str) else str(Symmetry.stated_by(network))

@@ -99,10 +99,12 @@ class EnergyForces(Wrapper):
         self.model, self.stress = model, stress
 
     @property
-    def jumps(self) -> tuple[str, ...]:
-        """Discontinuities of the energy, and its kinks, at which forces are discontinuous."""
-        kinks = ("the energy has kinks, from maxima or relu, where forces jump",) if self.has_kinks else ()
-        return (*super().jumps, *kinks)
+    def jumps(self) -> tuple[str, ...] | None:
+        """Discontinuities of the energy, and its kinks, at which forces are discontinuous; None if not known."""
+        found = super().jumps
+        if found is None or not self.has_kinks:
+            return found
+        return (*found, "the energy has kinks, from maxima or relu, where forces jump")
 
     @property
     def kind(self) -> Mapping[str, Any]:

@@ -56,7 +56,7 @@ class Observation:
             )
         self._kinds: Any = {"pos": "position", "cell": "vector"}
         self._kinds |= dict.fromkeys(getattr(network, "vector_inputs", ()), "vector")
-        self.turns = _turns(getattr(network, "symmetry", None), clouds.pos.shape[1], turns, seed)
+        self.turns = _turns(Symmetry.stated_by(network), clouds.pos.shape[1], turns, seed)
 
     @property
     def input(self) -> tuple[PointClouds, Tensor]:
@@ -157,13 +157,12 @@ def _chosen(layers: Sequence[_Layer], layer: int) -> _Layer:
     return layers[layer]
 
 
-def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
+def _turns(symmetry: Symmetry, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
     """Return elements of the group that a network states, or otherwise rotations by equal angles.
 
     The identity comes first.
     """
-    group = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
-    group = linear_part(group)
+    group = linear_part(symmetry.group)
     identity = Turn("unchanged", torch.eye(dim, dtype=torch.float64), True)
     if isinstance(group, FiniteGroup) and group.order > 1 and group.dim == dim:
         elements = [matrix for matrix in group.elements if not torch.allclose(matrix, identity.matrix)]

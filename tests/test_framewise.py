@@ -6,7 +6,14 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, Radius, lift, padding
 from lieattn.groups import SemidirectProduct, cyclic, octahedral, tetrahedral
-from lieattn.models import FramewiseTransformer
+from lieattn.models import (
+    DirectionConvNet,
+    FramewiseOptions,
+    FramewiseTransformer,
+    LieTransformer,
+    Lifting,
+)
+from lieattn.models.irreps import DistanceTransformer
 from lieattn.nn import FiberNorm, FramewiseBlock
 from lieattn.nn.relative import RotaryEncoding, RotaryPhases
 from lieattn.ops import _dense, backend, group_attention
@@ -270,6 +277,38 @@ def test_coincident_points_have_finite_gradients():
     data.pos = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(data).sum(), data.pos)
     assert gradient.isfinite().all()
+
+
+CURVED = {
+    "edge network": lambda: FramewiseTransformer(tetrahedral(), 3, 1, channels=8, layers=1, neighborhood=Radius(2.0)),
+    "angles": lambda: FramewiseTransformer(
+        tetrahedral(), 3, 1, channels=8, layers=1, options=FramewiseOptions(angles=2), neighborhood=Radius(2.0)
+    ),
+    "directions": lambda: DirectionConvNet(tetrahedral(), 3, 1, channels=8, layers=1, neighborhood=Radius(2.0)),
+    "radial functions": lambda: LieTransformer(
+        3, 1, frames=tetrahedral(), neighborhood=Radius(2.0), channels=8, layers=1, lifting=Lifting(radial=3, local=0)
+    ),
+    "invariants": lambda: DistanceTransformer(3, 1, channels=8, layers=1, neighborhood=Radius(2.0)),
+}
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_second_derivatives_at_coincident_points_are_those_near_them(name):
+    torch.manual_seed(0)
+    model, data = randomize(CURVED[name]().double()).eval(), cloud(tetrahedral(), (4,))
+    direction = torch.randn(3, dtype=torch.float64)
+    direction /= direction.norm()
+
+    def curvature(apart):
+        """Return second derivatives by the distance of the first two points, at the distance ``apart``."""
+        distance = torch.tensor(apart, dtype=torch.float64, requires_grad=True)
+        pos = torch.cat([(data.pos[1] + distance * direction)[None], data.pos[1:]])
+        (slope,) = torch.autograd.grad(model(_at(data, pos)).sum(), distance, create_graph=True)
+        return float(torch.autograd.grad(slope, distance)[0])
+
+    near = curvature(1e-7)
+    assert abs(near) > 1e-3
+    assert curvature(0.0) == pytest.approx(near, rel=1e-3)
 
 
 def test_training_on_forces():

@@ -1,5 +1,7 @@
 """The lifting convolution and the functions of the distance: definition, equivariance, degenerate neighborhoods."""
 
+import math
+
 import pytest
 import torch
 
@@ -240,6 +242,40 @@ def test_bessel_functions_are_orthogonal_on_the_ball():
     assert bessel_functions(torch.ones(1, dtype=DOUBLE), 4).abs().max() < 1e-12
     expected = 2**0.5 * torch.arange(1, 5, dtype=DOUBLE)
     torch.testing.assert_close(bessel_functions(torch.zeros((), dtype=DOUBLE), 4), expected)
+    torch.testing.assert_close(bessel_functions(r**2, 4, squared=True), basis)
+    torch.testing.assert_close(smooth_window(r**2, squared=True), smooth_window(r))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerances"), [(torch.float32, (1e-7, 2e-6, 1e-3)), (DOUBLE, (1e-15, 1e-12, 1e-7))], ids=str
+)
+def test_derivatives_of_functions_of_the_distance_are_precise_near_0(dtype, tolerances):
+    """Values, first and second derivatives by a vector, against those of Taylor series in float64."""
+    count, lengths = 5, torch.cat([torch.zeros(1, dtype=DOUBLE), torch.logspace(-25, -1, 49, dtype=DOUBLE)])
+    order = torch.arange(1, count + 1, dtype=DOUBLE)
+
+    def series(square):
+        terms = [
+            (-((torch.pi * order) ** 2) * square[..., None]) ** k / float(math.factorial(2 * k + 1)) for k in range(12)
+        ]
+        window = (1 - square)[..., None] ** 4
+        return torch.cat([2**0.5 * order * sum(terms), window], dim=-1)
+
+    def found(square):
+        functions = bessel_functions(square, count, squared=True)
+        return torch.cat([functions, smooth_window(square, squared=True)[..., None]], dim=-1)
+
+    for number in range(count + 1):
+        parts = []
+        for function, kind in ((found, dtype), (series, DOUBLE)):
+            vectors = torch.stack([0.6 * lengths, -0.8 * lengths], dim=1).to(kind).requires_grad_()
+            value = function(vectors.square().sum(dim=1))[:, number]
+            (slope,) = torch.autograd.grad(value.sum(), vectors, create_graph=True)
+            rows = [torch.autograd.grad(slope[:, k].sum(), vectors, retain_graph=True)[0] for k in range(2)]
+            parts.append([value.double(), slope.double(), torch.stack(rows, dim=1).double()])
+        size = float(parts[1][2].abs().max())
+        for one, other, tolerance in zip(*parts, tolerances, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=tolerance * size)
 
 
 def test_window_and_lengths():

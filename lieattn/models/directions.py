@@ -305,10 +305,10 @@ class _ZonalEdges(ExactConstants, EdgeNetwork):
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
         return self.along(graph, vectors, points)
 
-    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
+    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, square: Tensor, radial: Tensor) -> Tensor:
         # Without this factor, the field of coincident points would be 10^6 times as large as elsewhere.
-        weight = weight * length.square() / (length.square() + _APART**2)
-        own, radial = super()._units(seen, invariants, weight, length, radial), (radial * weight[:, None])[:, None]
+        weight = weight * square / (square + _APART**2)
+        own, radial = super()._units(seen, invariants, weight, square, radial), (radial * weight[:, None])[:, None]
         return torch.cat([own, radial.expand(-1, self.fiber, -1), radial * seen[..., :1]], dim=-1)
 
 

@@ -38,7 +38,7 @@ from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth
 
 __all__ = ["DistanceTransformer", "PointOptions", "RadialOptions", "SE3Transformer", "TensorFieldNetwork"]
 
-_TINY = 1e-6  # times the cutoff: closer points count as coincident, with distance 0 and without a direction
+_TINY = 1e-6  # times the cutoff: closer points count as coincident, without a direction
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,13 @@ class _PointNetwork(EquivariantModule):
         vectors = neighbors.displacements(pos)[keep]
         square = vectors.square().sum(dim=1)
         apart = square > (_TINY * self.cutoff) ** 2
-        # Both branches of each torch.where have finite derivatives, so gradients are finite for coincident points.
-        length = torch.where(apart, square, 1.0).sqrt() * apart
         direction = torch.where(apart[:, None], vectors, vectors.new_tensor([1.0, 0.0, 0.0]))
         degrees = list(range(self.degree + 1))
         harmonics = o3.spherical_harmonics(degrees, direction, normalize=True, normalization="component")
         harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
-        window = smooth_window(length / self.cutoff)
-        radial = bessel_functions(length / self.cutoff, self.radial.basis) * window[:, None]
+        square = square / self.cutoff**2
+        window = smooth_window(square, squared=True)
+        radial = bessel_functions(square, self.radial.basis, squared=True) * window[:, None]
         norm = (1 + window.new_zeros(len(pos)).index_add(0, target, window)).rsqrt()
         return _Edges(neighbors, keep, target, source, vectors, radial, window, harmonics, norm)
 

@@ -11,31 +11,37 @@ from lieattn._checks import check_count, check_tensor
 from lieattn._lengths import lengths
 
 
-def bessel_functions(x: Tensor, count: int) -> Tensor:
+def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
     """Return spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
 
-    ``x`` ``[*]`` are distances as fractions of the cutoff. The result is ``[*, count]`` for n = 1..count, and smooth at
-    0. TypeError or ValueError is raised if ``x`` is not a floating tensor, or ``count`` is not positive.
+    ``x`` ``[*]`` are distances as fractions of the cutoff or, if ``squared``, their squares. The result is
+    ``[*, count]`` for n = 1..count. It is a smooth function of the square, so all derivatives by a vector exist, also
+    where the vector is 0. TypeError or ValueError is raised if ``x`` is not a floating tensor, or ``count`` is not
+    positive.
     """
     check_tensor("x", x, "a floating tensor")
     check_count("count", count)
-    order = torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
-    angle = math.pi * order * x[..., None]
-    apart = angle != 0
-    # torch.sinc has no second derivative at 0.
-    angle = torch.where(apart, angle, 1.0)
-    return math.sqrt(2) * order * torch.where(apart, angle.sin() / angle, 1.0)
+    square = x if squared else x.square()
+    wave = math.pi * torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
+    at_zero = math.sqrt(2) / math.pi * wave
+    # Near 0, derivatives of the quotient lose precision, and the result is rounded to two terms of its series there.
+    near = square < math.sqrt(120 * torch.finfo(x.dtype).eps) / (math.pi * count) ** 2
+    series = torch.addcmul(at_zero, square[..., None], at_zero * wave.square() / -6)
+    # Both branches need finite derivatives, because an infinite one times the zero of the other branch would be NaN.
+    distance = torch.where(near, 1.0, square).sqrt()[..., None]
+    return torch.where(near[..., None], series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
 
 
-def smooth_window(x: Tensor, power: int = 4) -> Tensor:
+def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor:
     """Return a window ``[*]`` of ``x`` ``[*]``: 1 at 0 and 0 for x >= 1, with ``power`` - 1 continuous derivatives.
 
-    It is (1 - x²)^power, by default with power 4, and has the purpose of the window in DimeNet, Eq. 8.
-    TypeError or ValueError is raised if ``x`` is not a floating tensor, or ``power`` is not positive.
+    It is (1 - x²)^power, by default with power 4, and has the purpose of the window in DimeNet, Eq. 8. If ``squared``,
+    the argument is x², of which it is a polynomial. TypeError or ValueError is raised if ``x`` is not a floating
+    tensor, or ``power`` is not positive.
     """
     check_tensor("x", x, "a floating tensor")
     check_count("power", power)
-    inside = (1 - x.square()).clamp(min=0)
+    inside = (1 - (x if squared else x.square())).clamp(min=0)
     return inside**power
 
 

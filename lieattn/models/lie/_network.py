@@ -56,7 +56,7 @@ from lieattn.nn import (
     VectorHead,
 )
 from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, keep_variance
-from lieattn.ops import Activation, Normalization, bessel_functions, smooth_lengths, smooth_window
+from lieattn.ops import Activation, Normalization, bessel_functions, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 # The classes of frames are listed because the parser of configuration files does not match classes to a protocol.
@@ -361,8 +361,10 @@ class LieNetwork(Network):
             if options.bound:
                 relative = relative.bounded()
             if options.radial:
-                length = smooth_lengths(relative.displacements()) / cutoff_of(self.neighborhood, options.cutoff)
-                relative = relative.joined(bessel_functions(length, options.radial) * smooth_window(length)[:, None])
+                cutoff = cutoff_of(self.neighborhood, options.cutoff)
+                square = (relative.displacements() / cutoff).square().sum(dim=1)
+                functions = bessel_functions(square, options.radial, squared=True)
+                relative = relative.joined(functions * smooth_window(square, squared=True)[:, None])
         if (found := relative.coordinates.shape[-1]) != self.num_coordinates:
             raise ValueError(f"graph: expected {self.num_coordinates} coordinates of a relative element, got {found}")
         return graph if relative is graph.relative else graph.with_relative(relative)

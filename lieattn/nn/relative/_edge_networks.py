@@ -28,7 +28,6 @@ from lieattn.ops import (
     edge_kernels,
     edge_moments,
     edge_units,
-    smooth_lengths,
     smooth_window,
 )
 
@@ -111,7 +110,7 @@ class EdgeNetwork(RelativeFunction):
         """
         return RelativeTerms(psi=self._units(*self._seen(graph, x, vectors, edges))[:, :, None, None])
 
-    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
+    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, square: Tensor, radial: Tensor) -> Tensor:
         """Return ψ ``[edges, fiber, hidden]`` from the result of :meth:`_seen`."""
         return edge_units(seen, invariants, weight, self.arrows.weight, (self.hidden.weight, self.hidden.bias))
 
@@ -148,7 +147,8 @@ class EdgeNetwork(RelativeFunction):
         """Return the inputs of the first layer and their factors.
 
         These are the components of vectors in the frames ``[edges, fiber, inputs]``, the invariant part of the first
-        layer ``[edges, hidden]``, normalized windows and lengths ``[edges]``, and Bessel functions ``[edges, basis]``.
+        layer ``[edges, hidden]``, normalized windows and squared lengths ``[edges]``, and Bessel functions
+        ``[edges, basis]``.
         """
         check_is("graph", graph, LiftedGraph)
         points = graph.num_points
@@ -166,15 +166,15 @@ class EdgeNetwork(RelativeFunction):
             if value.shape != shape:
                 raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
         target, source = graph.neighbors.target, graph.neighbors.source
-        directions, length, share = edge_geometry(graph, self.cutoff, self.window)
+        directions, square, share = edge_geometry(graph, self.cutoff, self.window)
         around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
-        radial = bessel_functions(length, self.basis)
+        radial = bessel_functions(square, self.basis, squared=True)
         invariants = self.radial(radial)
         if self.own is not None and self.other is not None:
             invariants = invariants + self.own(x)[target] + self.other(x)[source]
         if self.pairs is not None:
             invariants = invariants + self.pairs(pairs)
-        return self._components(graph, around, target), invariants, share, length, radial
+        return self._components(graph, around, target), invariants, share, square, radial
 
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
         """Return the components of vectors ``[n, count, dim]`` in the frames of points, ``[n, fiber, components]``."""
@@ -240,8 +240,8 @@ class AngleFeatures(ExactConstants):
         if graph.pos.shape[1] != self.dim:
             raise ValueError(f"graph: expected points with {self.dim} coordinates, got {graph.pos.shape[1]}")
         neighbors = graph.neighbors
-        directions, length, weight = edge_geometry(graph, self.cutoff, self.window)
-        radial = self.radial(bessel_functions(length, self.radial.in_features))
+        directions, square, weight = edge_geometry(graph, self.cutoff, self.window)
+        radial = self.radial(bessel_functions(square, self.radial.in_features, squared=True))
         functions = (radial * self.other(x)[neighbors.source] * weight[:, None]).unflatten(1, (2, self.count))
         # P_2 is the inner product of the traceless parts of e ⊗ e.
         squares = (directions[:, :, None] * directions[:, None]).flatten(1) @ self.traceless.to(directions)
@@ -269,18 +269,18 @@ def _traceless(dim: int) -> Tensor:
 
 
 def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return directions, lengths divided by the cutoff, and normalized windows of the edges of a graph.
+    """Return directions, squares of the lengths divided by the cutoff, and normalized windows of the edges of a graph.
 
-    Directions ``[edges, dim]`` vanish smoothly when points coincide. Windows ``[edges]`` are divided by
-    sqrt(1 + sum of windows at the target); those of loops are 0.
+    All of them are smooth functions of the positions, also where points coincide: directions ``[edges, dim]`` vanish
+    there. Windows ``[edges]`` are divided by sqrt(1 + sum of windows at the target); those of loops are 0.
     """
     neighbors = graph.neighbors
     edges = neighbors.displacements(graph.pos) / cutoff
-    length = smooth_lengths(edges)
-    window = smooth_window(length, power) * ~neighbors.is_loop
+    square = edges.square().sum(dim=1)
+    window = smooth_window(square, power, squared=True) * ~neighbors.is_loop
     norm = (1 + window.new_zeros(graph.num_points).index_add(0, neighbors.target, window)).rsqrt()
-    directions = edges / (length.square() + _NEAR**2).sqrt()[:, None]
-    return directions, length, window * norm[neighbors.target]
+    directions = edges / (square + _NEAR**2).sqrt()[:, None]
+    return directions, square, window * norm[neighbors.target]
 
 
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:

@@ -311,6 +311,21 @@ def test_second_derivatives_at_coincident_points_are_those_near_them(name):
     assert curvature(0.0) == pytest.approx(near, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", [name for name in CURVED if name != "directions"])  # steep near coincident points
+def test_forces_on_close_points_are_precise_in_float32(name):
+    torch.manual_seed(0)
+    model, data = randomize(CURVED[name]()).eval(), cloud(tetrahedral(), (6,))
+    direction = torch.nn.functional.normalize(torch.randn(3), dim=0)
+    for apart in (0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1):
+        pos, forces = data.pos.float(), []
+        pos[0] = pos[1] + apart * direction
+        for dtype in (torch.float32, torch.float64):
+            moved = _at(data, pos.to(dtype).requires_grad_())
+            moved.x = data.x.to(dtype)
+            forces.append(torch.autograd.grad(model.to(dtype)(moved).sum(), moved.pos)[0])
+        assert relative_error(forces[0].double(), forces[1]) < 1e-4
+
+
 def test_training_on_forces():
     group = tetrahedral()
     model, data = network(group).double(), cloud(group, (4, 3))

@@ -36,6 +36,7 @@ from lieattn.nn import AffineSelfConvolution, VectorHead
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.spaces import Sphere
 from lieattn.testing import randomize
+from lieattn.viz import _draw as draw
 from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Recorder, rolled_out
 from lieattn.viz._scene import bonds_of
@@ -509,13 +510,14 @@ globalThis.ResizeObserver = class { observe() {} };
 elements.data = { textContent: require("fs").readFileSync(0, "utf8") };
 """
 ASKED = """
-const found = [];
+const found = [], ranges = [];
 for (const chosen of asked) {
   Object.assign(state, chosen);
   controls();
   found.push(scene().panels.map((p) => p.values));
+  ranges.push(scene().range);
 }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify([found, ranges]));
 """
 
 
@@ -533,11 +535,38 @@ def test_the_script_shows_what_python_computes(flat, tmp_path):
     code.write_text(f"{PROBE}\n{script}\nconst asked = {json.dumps(asked)};{ASKED}")
     run = subprocess.run(["node", str(code)], input=json.dumps(page), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    found, ranges = json.loads(run.stdout)
+    shown = flat.fields(1)[..., 0]
+    np.testing.assert_allclose(ranges[3], [shown.min(), shown.max()])
     np.testing.assert_allclose(found[0][0], flat.attention(9).sum(dim=1), atol=1e-4)
     np.testing.assert_allclose(found[1][0], flat.attention(3, frame=2, head=1, layer=1)[:, 1], atol=1e-4)
     np.testing.assert_allclose(found[2][0], flat.rollout(9, frame=1).sum(dim=1), atol=1e-4)
     np.testing.assert_allclose(found[3], [flat.fields(1)[1, :, 2, 0], flat.stabilized(1)[1, :, 2, 0]], atol=1e-3)
+
+
+def test_rounding_does_not_fill_the_color_scale(tmp_path):
+    """The field of a single point is the same for all transformed clouds, up to rounding in float32."""
+    network = randomize(models.FramewiseTransformer(cyclic(8), 1, 1, channels=4, layers=1))
+    microscope = viz.Microscope(network, Data(x=torch.ones(1, 1), pos=torch.tensor([[0.3, 0.7]])))
+    field = microscope.fields()
+    assert 0 < float(field[..., 0].max() - field[..., 0].min()) < 1e-5
+    for channel in (None, 0):
+        bars = [axes for axes in microscope.picture("field", channel=channel).axes if axes.get_ylabel()]
+        assert bars
+        for axes in bars:
+            bottom, top = axes.get_ylim()
+            assert top - bottom == pytest.approx(1)
+    _, page = content(microscope.save(tmp_path / "page.html", "field"))
+    assert all(top - bottom == pytest.approx(1) for layer in page["fields"] for bottom, top in layer["ranges"])
+
+
+def test_color_scales_of_values_that_differ_by_rounding():
+    values = torch.tensor([2.0, 2.0 + 1e-6], dtype=torch.float64)
+    scale = draw.color_scale(values)
+    assert (scale.vmin, scale.vmax) == (2.0, 3.0)
+    assert draw.color_scale(values - 2).vmax == pytest.approx(1e-6)
+    assert draw.color_scale(values - 2, size=2.0).vmax == 1.0
+    assert draw.color_scale(torch.tensor([2.0, 2.1])).vmax == pytest.approx(2.1)
 
 
 def test_pages_of_molecules_and_spheres(spatial, tmp_path):

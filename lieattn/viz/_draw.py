@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn._checks import TOLERANCE
 from lieattn._files import replacing
 from lieattn.geometry import LiftedGraph, PointClouds
 
@@ -221,12 +222,22 @@ def look_at(axes: Axes, center: Tensor, reach: float) -> None:
     axes.set(xlim=(x - reach, x + reach), ylim=(y - reach, y + reach))
 
 
-def color_scale(values: Tensor) -> Normalize:
-    """Return a color scale for all values. It has a range even if the values are constant."""
+def value_range(values: Tensor, size: float = 0.0) -> tuple[float, float]:
+    """Return the ends of the color scale for all values, which differ by 1 if the values are constant.
+
+    Values that differ by less than the rounding errors of networks in float32 are constant. These errors are relative
+    to the largest value, or to ``size`` if it is larger.
+    """
+    bottom, top = float(values.min()), float(values.max())
+    rounding = TOLERANCE[torch.float32] * max(abs(bottom), abs(top), size)
+    return bottom, top if top - bottom > rounding else bottom + 1
+
+
+def color_scale(values: Tensor, size: float = 0.0) -> Normalize:
+    """Return a color scale for all values; see :func:`value_range`."""
     from matplotlib.colors import Normalize
 
-    bottom, top = float(values.min()), float(values.max())
-    return Normalize(bottom, top if top > bottom else bottom + 1)
+    return Normalize(*value_range(values, size))
 
 
 def color_scale_from_zero(values: Tensor, top: float | None = None) -> Normalize:

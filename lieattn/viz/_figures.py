@@ -66,7 +66,7 @@ def feature_fields(
     check_index("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
     order = observer.group.order
-    norm = draw.color_scale_from_zero(shown) if channel is None else draw.color_scale(shown)
+    norm = draw.color_scale_from_zero(shown) if channel is None else draw.color_scale(shown, float(fields.abs().max()))
     sheet = Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
     at_rest = observer.view(0.0).clouds
     for row, view in enumerate(observer.views):

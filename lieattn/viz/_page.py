@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lieattn._checks import check_index
 from lieattn._files import replace_text
-from lieattn.viz._draw import require_matplotlib, spacing
+from lieattn.viz._draw import require_matplotlib, spacing, value_range
 from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Attention, Places, rolled_out
 from lieattn.viz._scene import bonds_of, camera_of, symbols_of
@@ -169,6 +169,7 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
     own, shown = scope.recording.fields[number].places, range(_known_channels(scope, raw))
     first, second = (torch.cat([x.norm(dim=-1, keepdim=True), x[..., : len(shown)]], dim=-1) for x in (raw, stable))
     _check_size(scope, first)
+    largest = float(raw.abs().max())
     return {
         "name": scope.field_layer(number).name,
         "places": _index(places, own),
@@ -177,7 +178,8 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
         "raw": _packed(first),
         "stable": _packed(second),
         "deviation": (stable - stable[0]).abs().flatten(1).amax(dim=1).tolist(),
-        "largest": float(raw.abs().max()),
+        "largest": largest,
+        "ranges": [value_range(values, largest) for values in first.unbind(dim=-1)],
     }
 
 

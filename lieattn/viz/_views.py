@@ -59,7 +59,7 @@ def field_board(scope: Observation, layer: int, frame: int | None, channel: int 
     cloud, features = scope.input
     scene = scope.scene(cloud)
     board = Board([_label(scope, row) for row in rows], columns)
-    norm, cmap = draw.color_scale(raw), "viridis"
+    norm, cmap = draw.color_scale(raw, _largest(scope, layer)), "viridis"
     for place, row in enumerate(rows):
         turn = scope.turns[row].matrix
         scene.draw(board.axes[place][0], cloud, features, *_gray(features), turn=turn)
@@ -77,7 +77,7 @@ def field_moments(scope: Observation, layer: int, frame: int | None, channel: in
     names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
     cloud, features = scope.input
     scene = scope.scene(cloud)
-    norm, cmap = draw.color_scale(raw), "viridis"
+    norm, cmap = draw.color_scale(raw, _largest(scope, layer)), "viridis"
     for row, turn in enumerate(scope.turns):
         board = Board([f"raw,\n{_label(scope, row)}", "stabilized"], ["input", *names])
         scene.draw(board.axes[0][0], cloud, features, *_gray(features), turn=turn.matrix)
@@ -251,6 +251,11 @@ def _shown(scope: Observation, layer: int, frame: int | None, channel: int | Non
     return one[..., frames], two[..., frames], frames
 
 
+def _largest(scope: Observation, layer: int) -> float:
+    """Return the largest absolute value of a field, over all channels."""
+    return float(scope.fields(layer)[0].abs().max())
+
+
 def _gray(features: Tensor) -> tuple[str, Any]:
     """Return the colors of the input. If all features are equal, all points are gray."""
     ends = torch.stack([features.min(), features.max()])
@@ -324,8 +329,8 @@ def _quantity(channel: int | None) -> str:
 
 def _field_title(scope: Observation, layer: int, channel: int | None) -> tuple[str, str]:
     what = "norm over the channels" if channel is None else f"channel {channel}"
-    raw, stable = scope.fields(layer)
-    apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
+    stable = scope.fields(layer)[1]
+    apart, largest = float((stable - stable[0]).abs().max()), _largest(scope, layer)
     outside = "" if all(turn.inside for turn in scope.turns) else "; some maps are not in the group of the network"
     count = len(scope.turns)
     measured = f"stabilized fields of {count} transformed clouds differ by {apart:.1e} (largest value {largest:.2g})"

@@ -53,15 +53,13 @@ function field(name, turn) {
 // The content of the panels: one or two clouds with values, and the ends of the color scale.
 function scene() {
   if (state.view === "field") {
-    const { places, raw } = layer(), turn = page.turns[state.turn], { shape, values } = array(layer(), "raw");
-    const all = values.filter((_, k) => k % shape[3] === state.channel);
+    const { places, ranges, channels } = layer(), turn = page.turns[state.turn];
     return {
       panels: [
         { title: `raw: ${turn.label}`, places, values: field("raw", state.turn), turn: turn.matrix },
         { title: "pulled back: unchanged if the network is equivariant", places, values: field("stable", state.turn) },
       ],
-      range: [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))], colors: "viridis",
-      unit: layer().channels[state.channel],
+      range: ranges[state.channel], colors: "viridis", unit: channels[state.channel],
     };
   }
   const rolled = state.view === "rollout", values = rolled ? rollout() : attention();

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_of_caller = ContextVar[torch.device | None]("_of_caller", default=None)  # the device that ``on_cpu`` has replaced
 
 
 def made_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +59,22 @@ def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
     def computed(*args: P.args, **options: P.kwargs) -> R:
         if torch.compiler.is_compiling() or torch.get_default_device().type == "cpu":
             return function(*args, **options)
-        with torch.device("cpu"):
-            return function(*args, **options)
+        token = _of_caller.set(torch.get_default_device())
+        try:
+            with torch.device("cpu"):
+                return function(*args, **options)
+        finally:
+            _of_caller.reset(token)
 
     return computed
+
+
+@contextmanager
+def as_for_caller() -> Iterator[None]:
+    """Restore the default device of the caller of an :func:`on_cpu` function, for calls of functions of the user."""
+    device = _of_caller.get()
+    if device is None:
+        yield
+        return
+    with device:
+        yield

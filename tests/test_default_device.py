@@ -250,5 +250,38 @@ def test_certify_and_microscope_compute_on_the_device_of_the_network(tmp_path):
     assert certificate.passed
 
 
+class Frugal(torch.nn.Module):
+    """Sums of squared distances of all pairs. It asks for the default device, as ``torch.zeros(3)`` does."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.network = set(), torch.nn.Linear(1, 1)
+
+    def forward(self, data):
+        self.seen.add(torch.get_default_device())
+        squares = [torch.pdist(pos).square().sum() for pos in data.pos.split(data.ptr.diff().tolist())]
+        return self.network(torch.stack(squares)[:, None])
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_certify_calls_networks_under_the_default_device_of_the_user(device):
+    network, seen = Frugal(), Data(pos=torch.randn(5, 3))
+    with torch.device(device):
+        certificate = certify(lambda data: network.to(data.pos.dtype)(data), seen, groups.E(3), elements=1)
+        assert torch.get_default_device() == torch.device(device)
+    assert certificate.passed
+    assert network.seen == {torch.device(device)}
+
+
+def test_certify_measures_calculators_under_another_default_device():
+    pytest.importorskip("ase")
+    from ase.calculators.lj import LennardJones
+
+    data = Data(pos=torch.tensor([[0.0, 0.0, 0.0], [1.1, 0.0, 0.0], [0.0, 1.2, 0.1]]))
+    with ELSEWHERE:
+        certificate = certify(LennardJones(rc=8.0), data, groups.E(3), elements=1, continuity=False)
+    assert certificate.passed
+
+
 def framewise():
     return FramewiseTransformer(groups.tetrahedral(), 1, 1, channels=4, layers=1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from lieattn._default_device import as_for_caller, on_cpu
 from lieattn.certify._moves import Kind, images_of_clouds
 
 
@@ -78,7 +79,8 @@ class Probe:
         return (images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)).to(self.device)
 
     def _named(self, given: Any) -> dict[str, Tensor]:
-        outputs: Any = self.network(given) if self.names is None else self._by_name(given)
+        with as_for_caller():
+            outputs: Any = self.network(given) if self.names is None else self._by_name(given)
         outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
         named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
         for name, value in named.items():
@@ -159,6 +161,7 @@ class FromCalculator:
                 f"network: expected a calculator that computes energies, got one that computes {sorted(given)}"
             )
 
+    @on_cpu
     def __call__(self, data: Batch) -> dict[str, Tensor]:
         from ase import Atoms
 

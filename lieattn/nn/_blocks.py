@@ -82,6 +82,8 @@ class PreNormBlock(nn.Module):
         ``kept`` int64 are indices of the points that a crop keeps after the attention, and ``kept_clouds`` the clouds
         of these points. ValueError is raised if points are given without their clouds.
         """
+        if kept is not None:
+            check_tensor("kept", kept, "indices [points kept], int64", torch.int64)
         if kept is not None and kept_clouds is None:
             raise ValueError("kept_clouds: expected the clouds of the kept points, got None")
         y = self.attention(self.activation(self.norm_in(x, graph)), graph)

@@ -304,7 +304,7 @@ class LiftingConvolution(nn.Module):
 
         In place of the terms, W ψ ``[edges, fiber, channels]`` can be given, as computed by ``EdgeNetwork.kernels``.
         """
-        check_is("graph", graph, LiftedGraph)
+        check_graph(graph, LiftedGraph, self.output.weight, "the weights")
         if isinstance(terms, Tensor):
             return graph.neighbors.sum_to_targets(_checked_kernel(terms, graph, self.output.out_features))
         return cast(Tensor, self.output(graph.neighbors.sum_to_targets(_signals(terms))))

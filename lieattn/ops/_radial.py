@@ -23,13 +23,14 @@ def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
     check_count("count", count)
     square = x if squared else x.square()
     wave = math.pi * torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
-    at_zero = math.sqrt(2) / math.pi * wave
-    # Near 0, derivatives of the quotient lose precision, and the result is rounded to two terms of its series there.
-    near = square < math.sqrt(120 * torch.finfo(x.dtype).eps) / (math.pi * count) ** 2
-    series = torch.addcmul(at_zero, square[..., None], at_zero * wave.square() / -6)
+    angle = square[..., None] * wave.square()  # squares of the angles n π x
+    # Relative errors of derivatives are near eps / angle for the quotient, and near angle³ / 15120 for the series.
+    near = angle < (15120 * torch.finfo(x.dtype).eps) ** 0.25
+    series = 1 - angle / 6 * (1 - angle / 20 * (1 - angle / 42))
     # Both branches need finite derivatives, because an infinite one times the zero of the other branch would be NaN.
-    distance = torch.where(near, 1.0, square).sqrt()[..., None]
-    return torch.where(near[..., None], series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
+    distance = torch.where(near[..., -1], 1.0, square).sqrt()[..., None]
+    at_zero = math.sqrt(2) / math.pi * wave
+    return torch.where(near, at_zero * series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
 
 
 def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor:

@@ -16,7 +16,6 @@ from lieattn._checks import (
     check_is,
     check_length,
     check_positive,
-    check_tensor,
     kind,
 )
 from lieattn._exact import ExactConstants
@@ -162,7 +161,7 @@ class EdgeNetwork(RelativeFunction):
             "edges": (pairs, (graph.neighbors.num_edges, self.in_edges)),
         }
         for argument, (value, shape) in expected.items():
-            check_tensor(argument, value, "a floating tensor")
+            check_features(value, self.hidden.weight, argument=argument)
             if value.shape != shape:
                 raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
         target, source = graph.neighbors.target, graph.neighbors.source

@@ -83,8 +83,9 @@ class ConvolutionKernel(RelativeFunction):
         """Compute Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b), from ``[points, frames, in]`` to ``[points, fiber, out]``."""
         check_features(x, next(self.parameters()))
         check_graph(graph, LiftedGraph, x)
-        if x.ndim != 3 or len(x) != graph.num_points:
-            raise ValueError(f"x: expected [points={graph.num_points}, frames, channels], got {tuple(x.shape)}")
+        expected = (graph.num_points, self.poses, self.in_channels)
+        if x.shape != expected:
+            raise ValueError(f"x: expected [points, frames, channels] = {expected}, got {tuple(x.shape)}")
         psi = cast(Tensor, measured(self(graph), graph, "none", x.dtype).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row

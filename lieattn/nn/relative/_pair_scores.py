@@ -252,6 +252,9 @@ class CombinedScore(PairScore):
         if x is None:
             raise TypeError("x: expected a field, since the score depends on features, got None")
         check_graph(graph, LiftedGraph, x)
+        if x.ndim != 3 or x.shape[:2] != (graph.num_points, graph.fiber):
+            expected = (graph.num_points, graph.fiber)
+            raise ValueError(f"x: expected a field [points, fiber, channels], {expected}, got {tuple(x.shape)}")
         neighbors = graph.neighbors
         coordinates, row = graph.relative.coordinates, graph.relative.row
         per_head = self.location is not None

@@ -788,7 +788,7 @@ LAYERS = [
     ),
     (
         "edges of features in double precision",
-        lambda: EdgeNetwork(2, 3, in_channels=1, cutoff=1.0)(lifted(), zeros(6, 1).double()),
+        lambda: EdgeNetwork(2, 3, cutoff=1.0)(lifted(), zeros(6, 3).double()),
         ValueError,
         ("x: expected torch.float32 on cpu", "torch.float64 on cpu"),
     ),

@@ -132,14 +132,17 @@ def group_named(name):
     return FiniteGroup.from_matrices(torch.stack(elements), name)
 
 
-def build(file, prefix, *, lifting, dilation="dilation"):
-    """Return the layer, with its attention and gates, from the arrays that start with ``prefix``."""
+def build(file, prefix, *, lifting, attention="none"):
+    """Return the layer, with its attention and gates, from the arrays that start with ``prefix``.
+
+    ``attention`` is that of a file that does not state one.
+    """
     kernel = file.arrays[f"{prefix}kernel"]
     sizes = (file.group, kernel.shape[1], kernel.shape[0], kernel.shape[-1])
     options = {"pad": file.number(f"{prefix}pad", 0), "stride": file.number(f"{prefix}stride", 1), "inexact": "allow"}
     if not lifting:
         options["measure"] = file.number(f"{prefix}measure", 1.0)
-    attention = file.text(f"{prefix}attention", "none")
+    attention = file.text(f"{prefix}attention", attention)
     has = [f"{prefix}{name}" in file for name in ("W1", "psi_X")]
     which = {(True, True): "full", (True, False): "channel", (False, True): "spatial"}.get(tuple(has))
     attend = {"spatial_dilation": file.number(f"{prefix}dilation", 1)}
@@ -156,7 +159,7 @@ def build(file, prefix, *, lifting, dilation="dilation"):
         names |= {"W1": layer.attention.first, "W2": layer.attention.second, "psi_X": layer.attention.spatial}
     else:
         if attention == "none":
-            options["dilation"] = file.number(f"{prefix}{dilation}", 1)
+            options["dilation"] = file.number(f"{prefix}dilation", 1)
         convolution = (GridLiftingConvolution if lifting else GridGroupConvolution)(*sizes, **options).to(file.dtype)
         layer, names = convolution, {"kernel": convolution.weight}
         measure = {} if lifting else {"measure": options["measure"]}
@@ -198,7 +201,7 @@ def convolve(file, *, lifting):
 
 
 def attend_to_responses(file, *, lifting):
-    layer = build(file, "", lifting=lifting)
+    layer = build(file, "", lifting=lifting, attention="full")
     x = file.x if lifting else file.field()
     out, maps = layer.attend(x, return_maps=True)
     # The maps come from a separate evaluation, and the output without them must be the same.
@@ -207,8 +210,8 @@ def attend_to_responses(file, *, lifting):
     return {"f_tilde": layer.responses(x), "alpha_C": maps.channel, "alpha_X": maps.spatial, "out": alone}
 
 
-def attend_to_input(file, *, lifting):
-    layer = build(file, "", lifting=lifting)
+def attend_to_input(file, *, lifting, attention="input"):
+    layer = build(file, "", lifting=lifting, attention=attention)
     gated, maps = layer.gate.attend(file.x if lifting else file.field(), return_maps=True)
     found = {"f_att": gated, "alpha_C": maps.channel, "alpha_X": maps.spatial, "alpha_H": maps.spatial}
     return found | {"out": layer.convolution(gated)}
@@ -309,8 +312,8 @@ CASES = {
     "att_gconv": lambda file: attend_to_responses(file, lifting=False),
     "fatt_lifting": lambda file: attend_to_input(file, lifting=True),
     "fatt_gconv": lambda file: attend_to_input(file, lifting=False),
-    "rh_lifting": lambda file: attend_to_input(file, lifting=True),
-    "rh_gconv": lambda file: attend_to_input(file, lifting=False),
+    "rh_lifting": lambda file: attend_to_input(file, lifting=True, attention="rh"),
+    "rh_gconv": lambda file: attend_to_input(file, lifting=False, attention="rh"),
     "residual": residual,
     "res_block": residual_block,
     "dense_block": dense_block,

@@ -49,8 +49,13 @@ def check_finite_se2(arrays, meta):
         layer_norm=meta["layer_norm"],
         seeds=seeds,
         hidden=arrays["layer0.loc_b1"].shape[1],
-    ).double()
-    load(model, _finite_se2_parameters(arrays, layers))
+    )
+    for name in ("embed", "head"):
+        # In the library the networks of two linear maps have as many hidden units as channels.
+        if f"{name}_W1" in arrays:
+            first, second = (torch.nn.Linear(*arrays[f"{name}_W{k}"].shape[::-1]) for k in (1, 2))
+            setattr(model, name, torch.nn.Sequential(first, torch.nn.ReLU(), second))
+    load(model.double(), _finite_se2_parameters(arrays, layers))
     graph = model.geometry(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
     with torch.no_grad():
         fields, prediction = fields_of(model.layers, lambda: model(graph, graph, slots))
@@ -240,7 +245,8 @@ def check_model(arrays, meta):
 def check_hamiltonian(arrays, meta):
     q, p, mass, spring = (tensor(arrays[name]) for name in ("q", "p", "mass", "spring"))
     features = torch.stack([mass, spring], dim=-1)
-    dynamics = HamiltonianDynamics(network(arrays, meta, len(q)))
+    # Logarithms jump at half turns. The numbers of a file hold between the jumps.
+    dynamics = HamiltonianDynamics(network(arrays, meta, len(q)), jumps="allow")
     springs = HamiltonianDynamics(_Springs(), center=False)
     with torch.no_grad():
         energy = dynamics.hamiltonian(q, p, mass, features)

@@ -316,6 +316,15 @@ def test_arrays_of_other_types(tmp_path):
     passes(tmp_path, {**arrays, "gradients": np.array("x")})
 
 
+@pytest.mark.parametrize("name", ["att_gconv", "rh_gconv"])
+def test_layers_whose_attention_is_that_of_the_case(name, tmp_path):
+    arrays = case(name, "p4", (5, 4), 3, measure=1.0)
+    del arrays["attention"]
+    passes(tmp_path, arrays)
+    with pytest.raises(AssertionError, match="out in"):
+        passes(tmp_path, {**arrays, "out": arrays["out"] + 1e-3})
+
+
 @pytest.mark.parametrize("form", [np.bytes_, lambda text: np.array([text])], ids=["bytes", "row"])
 def test_names_in_files_of_published_networks(form, tmp_path, pytestconfig):
     path = pytestconfig.rootpath / "tests" / "goldens" / "attentive_gconv" / "trained_rotmnist_p4cnn.npz"

@@ -212,6 +212,48 @@ def test_networks_like_the_goldens(name, tmp_path):
         lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
 
 
+# --- dynamics -------------------------------------------------------------------------------------------------------
+
+
+def dynamics_case(group, samples=1):
+    """Return a potential on random states, with the field by central differences."""
+    a, meta = model_case(group, samples, readout="lieconv")
+    meta |= {"kind": "hamiltonian", "tol": 1e-7}
+    for name in ("positions", "features", "pair"):
+        del a[name]
+    rng = np.random.default_rng(5)
+    a |= {"mask": np.ones((CLOUDS, POINTS), bool), "embed_W": a["embed_W"][:, :2]}
+    a |= {name: a[name][:1] for name in ("readout_W", "readout_b")}
+    a |= {"q": rng.normal(size=(CLOUDS, POINTS, 2)), "p": rng.normal(size=(CLOUDS, POINTS, 2))}
+    a |= {"mass": 0.5 + rng.random((CLOUDS, POINTS)), "spring": rng.random((CLOUDS, POINTS))}
+
+    def potential(q):
+        own = {**a, "positions": q - q.mean(axis=1, keepdims=True)}
+        features = np.repeat(np.stack([a["mass"], a["spring"]], -1), samples, axis=1)
+        fields = blocks_of(a, meta, affine(a, "embed", features), pairs_of(own, group, samples))
+        return read_out(a, meta, fields[-1])[:, 0]
+
+    kinetic = ((a["p"] ** 2).sum(-1) / (2 * a["mass"])).sum(1)
+    force, step = np.zeros((CLOUDS, POINTS, 2)), 1e-5
+    for place in np.ndindex(POINTS, 2):
+        moved = np.zeros((POINTS, 2))
+        moved[place] = step
+        force[:, *place] = -(potential(a["q"] + moved) - potential(a["q"] - moved)) / (2 * step)
+    velocity = a["p"] / a["mass"][..., None]
+    found = {"potential": potential(a["q"]), "hamiltonian": potential(a["q"]) + kinetic}
+    found["field"] = np.stack([velocity, force], axis=1).reshape(CLOUDS, -1)
+    return {name: array for name, array in a.items() if name != "mask"} | found, meta
+
+
+@pytest.mark.parametrize("group", ["T2", "SO2", "RxSO2", "SE2grid"])
+def test_dynamics_like_the_goldens(group, tmp_path):
+    arrays, meta = dynamics_case(group, 3 if group == "SE2grid" else 1)
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+    for name in ("potential", "hamiltonian", "field"):
+        with pytest.raises(AssertionError, match=f"{name}: error"):
+            lietransformer.check(write(tmp_path / "file.npz", {**arrays, name: arrays[name] + 1e-6}, meta))
+
+
 # --- the finite SE(2) variant ---------------------------------------------------------------------------------------
 
 
@@ -253,7 +295,7 @@ def finite_layer(a, prefix, f, pair, valid, norm, mean):
     return normalized(a, f"{prefix}norm1", o) if norm else o
 
 
-def finite_case(readout, content, rotations, similarity, norm):
+def finite_case(readout, content, rotations, similarity, norm, hidden=C):
     rng = np.random.default_rng(3)
     meta = {
         "kind": "finite_se2",
@@ -288,14 +330,14 @@ def finite_case(readout, content, rotations, similarity, norm):
     if content == "constant":
         a["embed_constant"] = rng.normal(size=C)
     else:
-        linear("embed", C, 2 if content == "centroidal" else 5, "1")
-        linear("embed", C, C, "2")
+        linear("embed", hidden, 2 if content == "centroidal" else 5, "1")
+        linear("embed", C, hidden, "2")
     if readout == "set_transf":
         a["pool_seeds"] = rng.normal(size=(1, 2, C))
         linear("head", 3, C)
     else:
-        linear("head", C, C, "1")
-        linear("head", 6, C, "2")
+        linear("head", hidden, C, "1")
+        linear("head", 6, hidden, "2")
     return a, meta
 
 
@@ -341,6 +383,7 @@ def finish_finite(a, meta):
         ("set_transf", "centroidal", 3, "mean", True),
         ("only_eqv_sa", "centroidal", 5, "softmax", True),
         ("only_eqv_sa", "pairwise_distances", 2, "mean", True),
+        ("only_eqv_sa", "pairwise_distances", 3, "softmax", False, 5),
     ],
     ids=str,
 )

@@ -23,14 +23,16 @@ def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
     check_count("count", count)
     square = x if squared else x.square()
     wave = math.pi * torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
-    angle = square[..., None] * wave.square()  # squares of the angles n π x
-    # Relative errors of derivatives are near eps / angle for the quotient, and near angle³ / 15120 for the series.
-    near = angle < (15120 * torch.finfo(x.dtype).eps) ** 0.25
-    series = 1 - angle / 6 * (1 - angle / 20 * (1 - angle / 42))
-    # Both branches need finite derivatives, because an infinite one times the zero of the other branch would be NaN.
+    # Relative errors of derivatives are near eps / angle² for the quotient, and angle⁶ / 15120 for four terms of the
+    # series. Where one of them is chosen, the other needs finite derivatives: an infinite one times 0 would be NaN.
+    curve = wave.square()
+    near = square[..., None] < (15120 * torch.finfo(x.dtype).eps) ** 0.25 / curve
+    small = torch.where(near[..., 0], square, 0.0)[..., None]
+    first = math.sqrt(2) / math.pi * wave
+    second, third, fourth = first * curve / -6, first * curve**2 / 120, first * curve**3 / -5040
+    series = torch.addcmul(first, small, torch.addcmul(second, small, torch.addcmul(third, small, fourth)))
     distance = torch.where(near[..., -1], 1.0, square).sqrt()[..., None]
-    at_zero = math.sqrt(2) / math.pi * wave
-    return torch.where(near, at_zero * series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
+    return torch.where(near, series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
 
 
 def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor:

@@ -326,6 +326,16 @@ def test_sampled_frames_are_deterministic_and_the_same_in_a_batch(space, per, de
     assert largest_error(drawn[2], drawn[0]) > 1e-2
 
 
+def test_sampled_frames_of_large_clouds_do_not_repeat():
+    pos = random_points(SPACES["SE(3)"], 200)
+    for design in (None, False):
+        whole = lift_to(pos, SPACES["SE(3)"], SampledFrames(2, design=design), Nearest(2)).frames
+        assert torch.pdist(whole.flatten(1)).min() > 1e-3
+        for number in (30, 64, 65, 130):
+            first = lift_to(pos[:number], SPACES["SE(3)"], SampledFrames(2, design=design), Nearest(2)).frames
+            assert torch.equal(first, whole[:number])
+
+
 def test_sampled_frames_of_a_cloud_are_shared_and_designs_are_designs():
     space = SPACES["SE(3)"]
     pos, batch = random_clouds(space)

@@ -34,7 +34,7 @@ from lieattn.spaces import HomogeneousSpace
 if TYPE_CHECKING:
     from lieattn.geometry._principal_frames import PrincipalFrames
 
-_BLOCK = 64  # number of points whose frames are drawn with one generator
+_BLOCK = 64  # number of points whose frames are drawn at a time
 
 
 class GroupFrames(NamedTuple):
@@ -169,10 +169,10 @@ class SampledFrames:
         if sites.generator is None:
             place = torch.zeros_like(clouds.batch) if per_cloud else ranks(clouds.batch, clouds.num_clouds)
             blocks = int(place.max()) // _BLOCK + 1 if len(place) else 0
-            # Frames of a point must not depend on the number of points, so each block has its own generator.
-            generators = [torch.Generator().manual_seed(self.seed + (block << 32)) for block in range(blocks)]
-            drawn = [self._draw(sites.stabilizer, _BLOCK, generator) for generator in generators]
-            frames = torch.cat(drawn) if drawn else self._draw(sites.stabilizer, 0, torch.Generator())
+            # Frames of a point must not depend on the number of points, so whole blocks are drawn in their order.
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = [self._draw(sites.stabilizer, _BLOCK, generator) for _ in range(blocks)]
+            frames = torch.cat(drawn) if drawn else self._draw(sites.stabilizer, 0, generator)
         else:
             number = clouds.num_clouds if per_cloud else clouds.num_points
             place = clouds.batch if per_cloud else torch.arange(number, device=clouds.device)

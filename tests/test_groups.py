@@ -383,6 +383,24 @@ def test_closure_error_names_the_offending_product():
     assert (g + h) % 5 == 4  # exactly the products that are missing
 
 
+def test_a_tolerance_must_tell_elements_apart():
+    for tolerance, matrices in ((100.0, [2 * torch.eye(2), 3 * torch.eye(2)]), (1.0, cyclic(4).elements.unbind())):
+        with pytest.raises(ValueError, match="tolerance: expected less than half of the smallest difference"):
+            FiniteGroup.from_matrices(torch.stack(matrices), tolerance=tolerance)
+
+
+def test_groups_made_in_inference_mode_can_be_trained_with():
+    groups.real_irreps.cache_clear()
+    with torch.inference_mode():
+        made, irreps = cyclic(5), groups.real_irreps(cyclic(5))
+    points = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    made.act(1, points).square().sum().backward()
+    torch.testing.assert_close(points.grad, 2 * points.detach(), rtol=1e-12, atol=0)
+    tables = made.elements, made.cayley, made.inverse_index, made.relative_index
+    assert not any(table.is_inference() for table in tables)
+    assert not any(table.is_inference() for irrep in irreps for table in (irrep.matrices, irrep.basis))
+
+
 def test_closure_is_checked_to_nine_digits():
     """Single-precision matrices converted to double precision are refused; other libraries accept them."""
     rounded = cyclic(5).elements.float().double()

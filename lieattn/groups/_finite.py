@@ -63,11 +63,12 @@ class FiniteGroup(Group):
     identity_index: int
     tolerance: float
 
+    @torch.inference_mode(False)  # otherwise its tables could never be used in training
     @on_cpu
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
         check_is("name", name, str)
         check_positive(tolerance=tolerance)
-        matrices = checked_matrices(elements, name)
+        matrices = checked_matrices(elements, name, tolerance)
         cayley = cayley_table(matrices, name, tolerance)
         # A finite set of invertible matrices closed under product is a group, so exactly one row is 0..n-1.
         identity = int((cayley == torch.arange(len(cayley))).all(dim=1).nonzero()[0])
@@ -89,8 +90,8 @@ class FiniteGroup(Group):
 
         ``tolerance`` is the largest difference allowed, in any entry, between a product and its element. The default
         is 1e-9, or 1e-5 for float32 and lower precisions. TypeError or ValueError is raised if dtype or shape do not
-        fit, two elements coincide, a matrix is singular, or a product is not in the list (the message names the two
-        factors).
+        fit, two elements coincide or differ by less than twice the tolerance, a matrix is singular, or a product is not
+        in the list (the message names the two factors).
         """
         try:
             given = torch.as_tensor(np.asarray(matrices) if not isinstance(matrices, Tensor) else matrices)
@@ -373,14 +374,17 @@ def real_matrices(argument: str, stack: Tensor) -> Tensor:
     return stack.detach().to(device="cpu", dtype=torch.float64).clone()
 
 
-def checked_matrices(elements: Tensor, name: str) -> Tensor:
-    """Return a float64 copy of the matrices, or raise an error unless they are distinct and invertible."""
+def checked_matrices(elements: Tensor, name: str, tolerance: float) -> Tensor:
+    """Return a float64 copy of the matrices, or raise an error unless they are invertible and can be told apart."""
     matrices = real_matrices(f"matrices of {name!r}", elements)
     flat = matrices.flatten(1)
     distance = torch.cdist(flat, flat, p=math.inf).fill_diagonal_(math.inf)
     if distance.min() < _DISTINCT:
         i, j = divmod(int(distance.argmin()), len(flat))
         raise ValueError(f"matrices of {name!r}: elements {i} and {j} are the same")
+    if not tolerance < (least := float(distance.min()) / 2):
+        expected = f"expected less than half of the smallest difference of two elements of {name!r}, {least:.1e}"
+        raise ValueError(f"tolerance: {expected}, got {tolerance:.1e}")
     singular = torch.linalg.det(matrices).abs() < 1e-9
     if singular.any():
         raise ValueError(f"matrices of {name!r}: element {int(singular.nonzero()[0])} has no inverse")

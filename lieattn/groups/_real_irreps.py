@@ -43,6 +43,7 @@ class RealIrrep:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 @outside_of_transforms
 @on_cpu
 def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:

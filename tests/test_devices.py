@@ -11,8 +11,11 @@ import lieattn
 from lieattn import _checks
 from lieattn._saved import trained_cards
 from lieattn.certify import certify
+from lieattn.geometry import PixelSquare, lift, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import FramewiseTransformer, Preprocessed
+from lieattn.nn import AffineSelfConvolution
+from lieattn.nn.relative import RelativePositionTable
 from lieattn.testing import relative_error
 from tests.elsewhere import DEVICE, Device, Elsewhere, moved
 from tests.test_trained import item
@@ -56,6 +59,14 @@ def test_operands_on_two_devices_are_refused():
     assert torch.equal((data + 1).to("cpu"), torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match="operands on two devices"):
         data + torch.ones(3)
+
+
+def test_graphs_that_were_used_before_they_move():
+    layer = AffineSelfConvolution(cyclic(4), 3, 8, RelativePositionTable.square(3, border="zero"))
+    graph, x = lift(pixel_positions(4, 4), cyclic(4), PixelSquare(3)), torch.randn(16, 4, 3)
+    expected = layer(x, graph).detach()
+    found = moved(layer)(x.to(DEVICE), graph.to(DEVICE))
+    assert relative_error(found.here.detach(), expected) < 1e-4
 
 
 @pytest.mark.parametrize("name", NETWORKS)

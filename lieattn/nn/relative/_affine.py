@@ -106,7 +106,7 @@ class RelativePositionTable:
         return AxisTable(heads, channels, *_rows(self, group), self.tolerance)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
-        """Return the edges of a graph and their rows, computed once per graph.
+        """Return the edges of a graph and their rows, computed once per graph and device.
 
         ValueError is raised if a displacement is not in the table.
         """
@@ -114,7 +114,7 @@ class RelativePositionTable:
         # Cached on the graph itself, where torch.compile finds them.
         known: tuple[tuple[RelativePositionTable, AffineEdges], ...] = getattr(graph, _EDGES, ())
         for table, edges in known:
-            if table is self or table == self:
+            if (table is self or table == self) and edges.neighbors.device == graph.device:
                 return edges
         # Cached tensors must be usable in training, even if they are computed in inference mode.
         with torch.inference_mode(False), torch.no_grad():

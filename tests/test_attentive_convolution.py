@@ -761,6 +761,8 @@ def test_published_networks_want_transposed_images(goldens):
     assert published_accuracy(network, images.clamp(0, 1), labels, batch_size=4) == 1.0
     as_bytes = (255 * images).round().clamp(0, 255).to(torch.uint8)
     assert published_accuracy(network, as_bytes, labels) == 1.0
+    flipped = images.flip(1).numpy()[:, ::-1], labels[::-1].copy()[::-1]  # with negative strides
+    assert published_accuracy(network, *flipped) == 1.0
     with pytest.raises(ValueError, match="labels: expected one for each of 6 images"):
         published_accuracy(network, images, labels[:3])
     with pytest.raises(ValueError, match="images: expected"):

@@ -552,6 +552,14 @@ class TestTransforms:
         both = Compose([ld.RotatePoints(0.2), ld.RotatePoints(-0.2)])(data)
         torch.testing.assert_close(both.pos, data.pos, atol=1e-5, rtol=0)
 
+    def test_matrices_are_copies_of_arrays_in_any_order(self):
+        matrix, shift = np.array([[0.0, -1.0], [1.0, 0.0]])[::-1, ::-1], np.array([1.0, 2.0])[::-1]
+        data = Data(pos=torch.tensor([[3.0, 4.0]]))
+        points, fields = ld.TransformPoints(matrix), ld.TransformFields(matrix, shift)
+        matrix[:], shift[:] = 0.0, 0.0
+        assert points(data).pos.tolist() == [[4.0, -3.0]]
+        assert fields(data).pos.tolist() == [[6.0, -2.0]]
+
     def test_batch_of_clouds(self):
         (batch,) = DataLoader(small_images(), batch_size=6)
         turned = ld.RotatePoints(math.pi / 2)(batch)

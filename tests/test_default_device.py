@@ -181,6 +181,14 @@ def test_images_are_on_the_cpu():
     assert torch.equal(image_to_data(np.zeros((4, 5))).pos[0], torch.tensor([-2.0, 1.5]))
 
 
+def test_positions_of_images_are_no_inference_tensors():
+    """The first image of a size may be made in inference mode, and others used in training."""
+    grid_positions.cache_clear()
+    with torch.inference_mode():
+        image_to_data(np.zeros((4, 5)))
+    assert not image_to_data(np.zeros((4, 5))).pos.is_inference()
+
+
 DATASETS = {
     "constellation": lambda: Constellation("train", 2),
     "digits": lambda: Digits("train"),

@@ -344,6 +344,13 @@ def test_permutations_send_basis_vectors_where_they_say():
             assert torch.equal(group.act(g, unit[i]), unit[p[i]])
 
 
+def test_permutations_are_lists_arrays_or_tensors():
+    rows = [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    reversed_rows = np.array(rows[::-1])[::-1]
+    made = [FiniteGroup.from_permutations(given) for given in (rows, torch.tensor(rows), reversed_rows)]
+    assert made[0] == made[1] == made[2]
+
+
 def test_permutations_compose_from_the_right():
     rows = list(itertools.permutations(range(4)))
     group = FiniteGroup.from_permutations(torch.tensor(rows), "S4")
@@ -359,12 +366,13 @@ def test_matrices_keep_the_order_given_and_the_identity_is_found_anywhere():
     torch.testing.assert_close(group.elements, cyclic(4).elements[order], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["list", "numpy", "int64", "float32", "numpy float32"])
+@pytest.mark.parametrize("kind", ["list", "numpy", "reversed", "int64", "float32", "numpy float32"])
 def test_matrices_of_any_real_kind(kind):
     exact = cyclic(4).elements if kind in ("list", "int64") else cyclic(5).elements
     given = {
         "list": exact.tolist(),
         "numpy": exact.numpy(),
+        "reversed": exact.flip(0, 1, 2).numpy()[::-1, ::-1, ::-1],  # with negative strides
         "int64": exact.to(torch.int64),
         "float32": exact.float(),
         "numpy float32": exact.float().numpy(),

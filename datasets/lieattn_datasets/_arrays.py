@@ -19,7 +19,7 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
         found = np.asarray(values)
         if found.dtype.kind not in "biuf":
             raise TypeError(f"dtype {found.dtype}")
-        found = found.astype(np.float64, copy=False)
+        found = found.astype(np.float64, order="C", copy=False)  # torch does not support negative strides
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(
             f"{argument}: expected an array of real numbers, got {type(values).__name__}: {error}"
@@ -31,8 +31,8 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
 
 
 def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
-    """Return a square matrix of finite numbers as float64; raise ValueError, naming the argument, for other shapes."""
-    matrix = torch.from_numpy(real_array(argument, values))
+    """Return a copy of a square matrix of finite numbers as float64; raise ValueError, naming the argument, for other shapes."""
+    matrix = torch.from_numpy(real_array(argument, values)).clone()
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{argument}: expected a square matrix, got {list(matrix.shape)}")
     return matrix

@@ -66,7 +66,7 @@ class TransformFields:
             raise ValueError(f"matrix: expected an orthogonal matrix R, got R R^T - 1 of up to {error:.1e}")
         self.shift = self.matrix.new_zeros(dim)
         if shift is not None:
-            self.shift = torch.from_numpy(real_array("shift", shift))
+            self.shift = torch.from_numpy(real_array("shift", shift)).clone()
         if self.shift.shape != (dim,) or not bool(self.shift.isfinite().all()):
             raise ValueError(f"shift: expected {dim} finite numbers, got {self.shift.tolist()}")
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)

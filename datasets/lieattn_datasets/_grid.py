@@ -33,6 +33,7 @@ class ImageArray(Protocol):
 
 
 @functools.lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def grid_positions(height: int, width: int) -> Tensor:
     """Return the coordinates of the pixel centers, in raster order.
 

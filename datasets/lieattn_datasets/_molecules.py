@@ -278,8 +278,8 @@ class StandardizeTargets:
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         check_arguments(StandardizeTargets.__init__, locals())
-        self.mean = torch.atleast_1d(torch.from_numpy(real_array("mean", mean)))
-        self.std = torch.atleast_1d(torch.from_numpy(real_array("std", std)))
+        self.mean = torch.atleast_1d(torch.from_numpy(real_array("mean", mean)).clone())
+        self.std = torch.atleast_1d(torch.from_numpy(real_array("std", std)).clone())
         if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
             raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
         if not bool(self.mean.isfinite().all()) or not bool((self.std.isfinite() & (self.std > 0)).all()):

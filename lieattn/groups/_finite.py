@@ -94,7 +94,7 @@ class FiniteGroup(Group):
         in the list (the message names the two factors).
         """
         try:
-            given = torch.as_tensor(np.asarray(matrices) if not isinstance(matrices, Tensor) else matrices)
+            given = matrices if isinstance(matrices, Tensor) else torch.from_numpy(np.array(matrices, order="C"))
         except (TypeError, ValueError) as error:
             raise TypeError(f"matrices: expected numbers [order, dim, dim], got {shown(matrices)}") from error
         return cls(name, given, tolerance=_tolerance_for(given) if tolerance is None else tolerance)
@@ -109,8 +109,9 @@ class FiniteGroup(Group):
         """
         expected = f"permutations of {name!r}: expected a table of integers [order, points]"
         try:
-            table = torch.as_tensor(permutations)
-        except (TypeError, ValueError, RuntimeError) as error:
+            given = permutations
+            table = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given, order="C"))
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{expected}, got {permutations!r}") from error
         check_has_numbers("permutations", table)
         integers = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())

@@ -133,7 +133,7 @@ def published_inputs(images: Values) -> Tensor:
     Interpolated values may exceed this range by 0.1. ValueError is raised if others do, or if there are not three axes.
     """
     check_arguments(published_inputs, locals())
-    images = torch.as_tensor(images)
+    images = _tensor(images)
     check_has_numbers("images", images)
     if images.ndim != 3:
         raise ValueError(f"images: expected [images, rows, columns], got {tuple(images.shape)}")
@@ -155,7 +155,7 @@ def published_accuracy(network: AttentiveNetwork, images: Values, labels: Values
     """
     check_arguments(published_accuracy, locals())
     check_count("batch_size", batch_size)
-    images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+    images, labels = _tensor(images), _tensor(labels)
     if images.ndim != 3 or labels.shape != images.shape[:1] or len(images) == 0:
         raise ValueError(f"labels: expected one for each of {len(images)} images, got {tuple(labels.shape)}")
     correct = 0
@@ -165,8 +165,13 @@ def published_accuracy(network: AttentiveNetwork, images: Values, labels: Values
     return correct / len(images)
 
 
+def _tensor(values: Values) -> Tensor:
+    """Return an array, which may have negative strides, as a tensor."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+
+
 def _copy(own: Tensor, arrays: Mapping[str, np.ndarray[Any, Any]], name: str, order: list[int] | None = None) -> None:
-    found = torch.from_numpy(np.ascontiguousarray(_need(arrays, name)))
+    found = _tensor(_need(arrays, name))
     if found.numel() != own.numel():
         raise ValueError(f"weights: {name} has shape {tuple(found.shape)}, the network needs {tuple(own.shape)}")
     found = found.reshape(own.shape)

@@ -2,7 +2,7 @@
 
 They need no compiled extension, keep all neighbors, and return the same edges for the same points on every device and
 in every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn`` and
-``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers`` and ``cosine``.
+``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers``, ``batch_size`` and ``cosine``.
 
 ``flow`` is the order of the rows of ``edge_index``. If i is the center and j its neighbor, ``"source_to_target"`` gives
 rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all neighbors j at i.
@@ -148,15 +148,13 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
     """
     check_arguments(radius, locals())
     check_length("r", r)
-    for argument, points in (("x", x), ("y", y)):
-        check_tensor(argument, points, "a floating tensor [points, dim]")
+    _check_points("x", x, batch_x)
+    _check_points("y", y, batch_y)
     if (batch_x is None) != (batch_y is None):
         raise ValueError("batch_x, batch_y: expected both or neither")
-    if x.shape[1:] != y.shape[1:]:
-        raise ValueError(f"x, y: expected points of the same dimension, got {tuple(x.shape)} and {tuple(y.shape)}")
-    for argument, points, clouds in (("batch_x", x, batch_x), ("batch_y", y, batch_y)):
-        if clouds is not None and clouds.shape != (len(points),):
-            raise ValueError(f"{argument}: expected [points={len(points)}], got {tuple(clouds.shape)}")
+    if x.shape[1:] != y.shape[1:] or x.device != y.device:
+        got = f"{tuple(x.shape)} on {x.device} and {tuple(y.shape)} on {y.device}"
+        raise ValueError(f"x, y: expected points of the same dimension on the same device, got {got}")
     batch = None if batch_x is None or batch_y is None else torch.cat([batch_x, batch_y])
     dtype = torch.promote_types(x.dtype, y.dtype)
     found = Radius(r, include_self=False)(torch.cat([x.to(dtype), y.to(dtype)]), batch)
@@ -303,6 +301,18 @@ def _selected(value: Any, axis: int, chosen: Tensor) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([value[i] for i in chosen.tolist()])
     return value[chosen.cpu().numpy()]
+
+
+def _check_points(argument: str, points: Tensor, batch: Tensor | None) -> None:
+    """Raise an error unless a value is points ``[points, dim]``, and ``batch`` is None or their clouds ``[points]``."""
+    check_tensor(argument, points, "a floating tensor [points, dim]")
+    if points.ndim != 2:
+        raise ValueError(f"{argument}: expected [points, dim], got {tuple(points.shape)}")
+    if batch is not None:
+        check_tensor(f"batch_{argument}", batch, "an int64 tensor", torch.int64)
+        if batch.shape != points.shape[:1] or batch.device != points.device:
+            expected = f"expected [points={len(points)}] on {points.device} like {argument}"
+            raise ValueError(f"batch_{argument}: {expected}, got {tuple(batch.shape)} on {batch.device}")
 
 
 def _check_ratio(ratio: float) -> None:

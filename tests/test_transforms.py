@@ -73,7 +73,7 @@ def test_radius_between_two_sets():
         radius(x, y, 1.2, batch_x)
     with pytest.raises(ValueError, match="x, y: expected points of the same dimension"):
         radius(x, y[:, :2], 1.2)
-    with pytest.raises(ValueError, match=rf"batch_x: expected \[points={len(x)}\], got \({len(x) - 1},\)"):
+    with pytest.raises(ValueError, match=rf"batch_x: expected \[points={len(x)}\] .*, got \({len(x) - 1},\)"):
         radius(x, y, 1.2, batch_x[:-1], torch.cat([batch_x[-1:], batch_y]))  # together as long as the points
 
 
@@ -234,6 +234,9 @@ def test_points_far_away_where_clouds_are_not_periodic(periodic):
             ValueError,
             "data.cell: KNNGraph does not find periodic images",
         ),
+        (lambda pos: radius(pos[:, 0], pos[:, 0], 1.0), ValueError, r"x: expected \[points, dim\]"),
+        (lambda pos: radius(pos, pos.to("meta"), 1.0), ValueError, "x, y: expected points .* on the same device"),
+        (lambda pos: radius(pos, pos, 1.0, *[pos[:, 0]] * 2), TypeError, "batch_x: expected an int64 tensor"),
         (lambda pos: FarthestPoints(2.0), ValueError, r"ratio: expected a number in \(0, 1\]"),
         (lambda pos: RadiusGraph(1.0)(Data()), (TypeError, ValueError), "pos"),
     ],

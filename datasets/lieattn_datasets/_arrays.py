@@ -31,7 +31,7 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
 
 
 def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
-    """Return a copy of a square matrix of finite numbers as float64; raise ValueError, naming the argument, for other shapes."""
+    """Return a square matrix of finite numbers as a float64 copy; raise ValueError, naming the argument, for others."""
     matrix = torch.from_numpy(real_array(argument, values)).clone()
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{argument}: expected a square matrix, got {list(matrix.shape)}")

@@ -122,8 +122,8 @@ class DirectionConvNet(Network):
         ``FiniteFrames(T, PrincipalFrames())``, with four directions. ``PrincipalFrames(improper=True)`` is short for
         Th in place of T, with six directions; the network is then exactly equivariant to reflections too.
     in_channels, out_channels
-        Channels of the invariant features ``data.x``, or a module that computes these features, see
-        :class:`lieattn.models.CloudInputs`; numbers or vectors in the output, for each cloud or point.
+        Number of invariant features ``data.x``, or an object that computes features, see
+        :class:`lieattn.models.CloudInputs`; number of outputs, numbers or vectors, for each cloud or point.
     channels, layers
         Channels per direction; number of blocks.
     neighborhood

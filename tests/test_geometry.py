@@ -14,6 +14,7 @@ from lieattn.geometry import (
     Given,
     LiftedGraph,
     Nearest,
+    Neighbors,
     PixelSquare,
     PointClouds,
     Radius,
@@ -767,6 +768,18 @@ def test_sums_and_means_of_masks_and_integers(dtype):
     clouds = point_clouds(torch.randn(6, 3), batch=torch.tensor([0, 2, 1, 1, 2, 2]))
     assert torch.equal(clouds.sum(torch.ones(6, dtype=dtype)), clouds.counts)
     assert torch.equal(clouds.mean(torch.ones(6, dtype=dtype)), torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_many_numbers_in_half_precision_are_rounded_once(dtype):
+    clouds = point_clouds(torch.zeros(5001, 3), batch=torch.tensor([0] * 5000 + [1]))
+    edges = Neighbors.from_edge_index(torch.stack([torch.arange(5001), clouds.batch]), 5001)
+    ones = torch.ones(5001, dtype=dtype)
+    for x in (ones, ones[:, None].expand(-1, 3)):
+        wanted = torch.tensor([5000, 1]).to(dtype).view(2, *[1] * (x.ndim - 1)).expand(2, *x.shape[1:])
+        assert torch.equal(clouds.sum(x), wanted)
+        assert torch.equal(edges.sum_to_targets(x)[:2], wanted)
+        assert torch.equal(clouds.mean(100 * x), torch.full_like(wanted, 100))
 
 
 def test_graphs_of_some_points_do_not_keep_the_size_of_clouds():

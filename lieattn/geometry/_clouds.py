@@ -11,16 +11,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lieattn._checks import (
-    check_has_numbers,
-    check_is,
-    check_none,
-    check_tensor,
-)
+from lieattn._checks import check_has_numbers, check_is, check_none, check_tensor
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
 from lieattn._maxima import maxima
 from lieattn.geometry._movable import Movable, OnFirstUse
+from lieattn.geometry._sums import sums
 
 # Sums of squares of coordinates up to this size are finite in float64.
 COORDINATE_LIMIT = 1e100
@@ -282,16 +278,17 @@ class PointClouds(Movable):
         """
         if (clouds := self.by_cloud(x)) is not None:
             return clouds.sum(dim=1)
-        x = x if x.is_floating_point() or x.is_complex() else x.long()
-        return x.new_zeros(self.num_clouds, *x.shape[1:]).index_add(0, self.batch, x)
+        return sums(x, self.batch, self.num_clouds)
 
     def mean(self, x: Tensor) -> Tensor:
         """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
         clouds = self.by_cloud(x)
         if clouds is not None and (x.is_floating_point() or x.is_complex()):
             return clouds.mean(dim=1)
-        total = self.sum(x)
-        return total / self.counts.clamp(min=1).to(total.dtype).view(-1, *[1] * (x.ndim - 1))
+        half = x.is_floating_point() and x.itemsize < 4  # the sum may overflow
+        total = self.sum(x.float() if half else x)
+        mean = total / self.counts.clamp(min=1).to(total.dtype).view(-1, *[1] * (x.ndim - 1))
+        return mean.to(x.dtype) if half else mean
 
     def max(self, x: Tensor) -> Tensor:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""

@@ -12,6 +12,7 @@ from lieattn._checks import check_alike, check_tensor, counted, kind, may_look
 from lieattn.geometry._clouds import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys
+from lieattn.geometry._sums import sums
 
 # Clouds are padded to the largest one if the number of pairs grows at most by this factor. Otherwise lists are cheaper.
 _MOST_FILLED = 4
@@ -195,10 +196,7 @@ class Neighbors(Movable):
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
         """Sum messages ``[edges, *]`` at their targets, to ``[points, *]``. Sums of integers and masks are int64."""
-        if not (messages.is_floating_point() or messages.is_complex()):
-            messages = messages.long()
-        total = messages.new_zeros(self.num_points, *messages.shape[1:])
-        return total.index_add(0, self.target, messages)
+        return sums(messages, self.target, self.num_points)
 
     def is_symmetric(self) -> bool:
         """Return whether the reverse of every edge is also an edge. Shifts are ignored."""

@@ -546,6 +546,15 @@ def test_training_draws_anew_and_evaluation_does_not():
     assert int(own.sum()) == 10
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_training_draws_from_a_generator_on_a_gpu():
+    space = Euclidean(SE(2))
+    model = network(space, SampledFrames(2), lifting={"neighbor_dropout": 0.5}).train()
+    graph = model.geometry(data_of(points_of(space, 10)), generator=torch.Generator("cuda"))
+    assert torch.equal(graph.neighbors.degree, torch.full((10,), 5))
+
+
 def of_edges(graph):
     """Return coordinates of every edge."""
     coordinates, row = graph.relative.coordinates, graph.relative.row

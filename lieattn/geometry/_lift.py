@@ -387,7 +387,7 @@ def lift(
     ----------
     points, batch, ptr, mask
         Point clouds in any form that :func:`point_clouds` accepts, rasters and periodic cells included. Points belong
-        to the space; for example, positions with directions have 6 components.
+        to the space; for example, positions with directions have 6 components. The graph does not copy positions.
     frames
         ``FiniteFrames``, ``PrincipalFrames``, ``SampledFrames``, ``GivenFrames`` or ``ScaleFrames``. A finite group
         stands for ``FiniteFrames(group)``. It must be None if, and only if, the stabilizer is trivial.

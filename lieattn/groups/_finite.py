@@ -170,7 +170,10 @@ class FiniteGroup(Group):
         return bool(torch.equal(self.cayley, self.cayley.mT))
 
     def matrices(self, like: Tensor) -> Tensor:
-        """Return all matrices ``[order, dim, dim]`` on the device and in the floating dtype of ``like``."""
+        """Return all matrices ``[order, dim, dim]`` on the device and in the floating dtype of ``like``.
+
+        The result may share memory with the group, and must not be modified.
+        """
         if like.device.type == "cpu":
             return self.elements.to(like.dtype)
         return _matrices_on(self, like.device, like.dtype)

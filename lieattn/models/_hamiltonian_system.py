@@ -61,5 +61,5 @@ class System:
 
 
 def _number(batch: Tensor, ptr: Tensor | None) -> int:
-    """The number of clouds; ``ptr`` tells of empty ones at the end."""
+    """Return the number of clouds. Only ``ptr``, if given, contains empty clouds at the end."""
     return max(int(batch.max()) + 1 if len(batch) else 0, 0 if ptr is None else len(ptr) - 1)

@@ -433,8 +433,8 @@ class SeenInCoordinates(nn.Module):
 
 def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Generator | None = None) -> Tensor:
     """Return edges ``[kept]`` to a random share of each point's neighbors: at least one, the point itself first."""
-    device = neighbors.device
-    draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64, device="cpu").to(device)
+    device, drawn_on = neighbors.device, "cpu" if generator is None else generator.device
+    draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64, device=drawn_on).to(device)
     if transformed() and is_batched(draw):
         reason = "torch.func.vmap with randomness='different' would keep different neighbors in each entry"
         raise RuntimeError(f"neighbor_dropout: {reason}; use randomness='same'")

@@ -339,6 +339,13 @@ class TestConstellation:
         assert all(other[0].pos.shape != first[0].pos.shape or (other[0].pos != first[0].pos).any() for other in others)
         assert [len(ld.Constellation(split)) for split in ("train", "valid", "test")] == [10_000, 1_000, 1_000]
 
+    def test_items_can_be_modified(self):
+        data_set = ld.Constellation(size=2)
+        for value in data_set[0].to_dict().values():
+            value.fill_(-1)
+        again, fresh = data_set[0], ld.Constellation(size=2)[0]
+        assert all(torch.equal(again[name], value) for name, value in fresh.to_dict().items())
+
     def test_never_empty(self):
         counts = ld.Constellation(size=400, drop=1.0).labels
         assert counts.sum(1).tolist() == [1] * 400

@@ -140,7 +140,7 @@ class Constellation(Clouds):
         apart = torch.linalg.vector_norm(pos[:, None] - pos[None], dim=-1).sort(dim=1).values[:, 1:]
         x = torch.zeros(len(pos), self._places.shape[1] - 1)
         x[:, : len(pos) - 1] = apart
-        return Data(x=x, pos=pos, y=torch.from_numpy(self._counts[index : index + 1]))
+        return Data(x=x, pos=pos, y=torch.from_numpy(self._counts[index : index + 1].copy()))
 
     def __repr__(self) -> str:
         return f"Constellation({len(self)} constellations, motion {self.motion})"

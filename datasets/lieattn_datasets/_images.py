@@ -22,9 +22,9 @@ _MOST_CHANNELS = 4  # largest usual number of channels of an image
 class ImagePoints(Clouds):
     """Labeled images, each converted to a point set on access.
 
-    The images are kept in their original form (uint8 stays uint8), and coordinates are computed once per image size.
-    The data set works with ``torch_geometric.loader.DataLoader`` and can be pickled. Methods never change it:
-    :meth:`subset` and :meth:`with_transform` return views of the same images.
+    The images are kept in their original form (uint8 stays uint8). All images of one size share the tensor ``pos``, so
+    do not write to it. The data set works with ``torch_geometric.loader.DataLoader`` and can be pickled. Methods never
+    change it: :meth:`subset` and :meth:`with_transform` return views of the same images.
 
     Parameters
     ----------

@@ -113,6 +113,17 @@ def test_models_of_points(name):
         check(POINTS[name](BOTH), clouds(), T.elements[5])
 
 
+@pytest.mark.parametrize("inputs", [2, CloudInputs(("charge",), 2)], ids=["points", "clouds"])
+@pytest.mark.parametrize("name", ["LieTransformer", "FramewiseTransformer", "GSANet"])
+def test_numbers_of_features_can_be_numpy_integers(name, inputs):
+    own = np.int64(2) if inputs == 2 else CloudInputs(("charge",), np.int64(2))
+    batch, outputs = Batch.from_data_list(clouds()), []
+    for given in (inputs, own):
+        torch.manual_seed(0)
+        outputs.append(POINTS[name](given).double()(batch))
+    assert torch.equal(*outputs)
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_models_of_images(name):
     torch.manual_seed(0)

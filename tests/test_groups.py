@@ -195,6 +195,10 @@ def test_mirrors_reverse_their_axis_and_keep_what_is_perpendicular(name):
     torch.testing.assert_close(group.act(1, across), across, rtol=0, atol=1e-14)
 
 
+def test_axes_of_mirrors_can_be_numpy_integers():
+    assert groups.reflection(3, np.int64(1)) == groups.reflection(3, 1)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7])
 def test_rotations_about_an_axis_are_the_exponentials(n):
     axis = torch.tensor(OBLIQUE, dtype=torch.float64)

@@ -70,6 +70,12 @@ def proper(group, count=40, seed=0):
 # --- axioms ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [SO, O, SE, E, Sim, Translations, RotationDilations])
+def test_dimensions_can_be_numpy_integers(kind):
+    assert kind(np.int64(3)) == kind(3)
+    assert repr(kind(np.int64(3))) == repr(kind(3))
+
+
 @every_group
 def test_product_is_associative_with_identity_and_inverses(group):
     g, h, k = (elements(group, seed=seed) for seed in range(3))

@@ -88,7 +88,7 @@ def tiles(axes):
     ],
     ids=["C4", "C8", "D4"],
 )
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [0, np.int64(1)])
 def test_stabilized_rows_are_equal_in_the_group(digit, group, radius, angles, layer):
     network = make(group, radius)
     figure = viz.feature_fields(network, digit, angles, layer=layer)

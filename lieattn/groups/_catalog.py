@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +48,7 @@ def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
     ``axis`` is the direction: the index of a coordinate axis, or any non-zero vector of ``dim`` components.
     """
     check_count("dim", dim)
-    if isinstance(axis, int):
+    if isinstance(axis, int | np.integer):
         if not -dim <= axis < dim:
             raise ValueError(f"axis: expected -{dim} <= axis < {dim}, got {axis}")
         axis = torch.eye(dim)[axis].tolist()

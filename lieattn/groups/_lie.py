@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,8 +55,9 @@ class Rotational(LieGroup):
     letters: ClassVar[str]
 
     def __init__(self, dim: int) -> None:
-        if not isinstance(dim, int) or dim not in (2, 3):
+        if not isinstance(dim, int | np.integer) or dim not in (2, 3):
             raise ValueError(f"dim: {self.letters}(d) is available for d = 2 and d = 3, got {dim!r}")
+        dim = int(dim)
         super().__init__(f"{self.letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
 
     def inverse(self, g: Tensor) -> Tensor:

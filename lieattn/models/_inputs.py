@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -218,6 +219,8 @@ class CloudInputs:
         check_arguments(CloudInputs, vars(self))
         if not self.names or len(set(self.names)) < len(self.names):
             raise ValueError(f"names: expected different attributes of the data, at least one, got {self.names!r}")
+        if isinstance(self.points, Integral):
+            object.__setattr__(self, "points", int(self.points))
 
     @property
     def channels(self) -> int:
@@ -255,6 +258,7 @@ PointInputs = int | Species | SortedDistances | CloudInputs
 
 def read_inputs(inputs: PointInputs) -> tuple[PointInputs, int, tuple[str, ...]]:
     """Return the inputs, the number of features, and the names of attributes with numbers of the clouds."""
+    inputs = int(inputs) if isinstance(inputs, Integral) else inputs
     count = inputs if isinstance(inputs, int) else inputs.channels
     check_counts(in_channels=count)
     return inputs, count, tuple(inputs.names) if isinstance(inputs, CloudInputs) else ()

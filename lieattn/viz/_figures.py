@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,7 +189,7 @@ class Observer:
                 f"select one with batch[i]"
             )
         blocks = len(network.blocks)
-        if not isinstance(layer, int) or not -blocks - 1 <= layer <= blocks:
+        if not isinstance(layer, int | np.integer) or not -blocks - 1 <= layer <= blocks:
             raise ValueError(
                 f"layer: expected 0 (lifting) to {blocks} (the last block) or {-blocks - 1} to -1, got {layer!r}"
             )

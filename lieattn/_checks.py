@@ -157,7 +157,8 @@ def check_length(argument: str, length: float) -> None:
     """Raise TypeError or ValueError unless a value is a positive finite number."""
     if isinstance(length, bool) or not isinstance(length, Real):
         raise TypeError(f"{argument}: expected a number, got {type(length).__name__}")
-    if not (math.isfinite(length) and _LENGTHS[0] <= length <= _LENGTHS[1]):
+    # NumPy would round the limits to the precision of a number in float32, and warn of it.
+    if not (math.isfinite(length) and _LENGTHS[0] <= float(length) <= _LENGTHS[1]):
         raise ValueError(f"{argument}: expected a positive finite length (1e-100 to 1e100), got {length}")
 
 

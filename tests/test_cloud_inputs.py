@@ -148,7 +148,10 @@ def test_species_and_numbers():
     assert not torch.equal(network(batch), network(changed(batch, spin=batch.spin + 1)))
 
 
-@pytest.mark.parametrize("value", [2, 2.0, torch.tensor(2), torch.tensor([2.0]), torch.tensor([[2]])], ids=repr)
+NUMBERS = [2, 2.0, np.int64(2), np.float32(2), torch.tensor(2), torch.tensor([2.0]), torch.tensor([[2]])]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
 def test_one_cloud_may_have_a_plain_number(value):
     inputs, cloud = CloudInputs(("charge",), 2), clouds()[0]
     seen = inputs(changed(cloud, charge=value), lieattn.geometry.point_clouds(cloud))

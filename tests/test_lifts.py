@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -827,7 +828,7 @@ def test_farthest_points_move_with_the_cloud_and_do_not_repeat():
     grid = torch.cartesian_prod(*[torch.arange(5.0)] * 2)
     turn = SO(2).exp(torch.tensor([0.7]))
     for start in ("first", "outermost"):
-        kept = farthest_points(grid, fraction=0.5, start=start)
+        kept = farthest_points(grid, fraction=np.float32(0.5), start=start)
         assert kept.tolist() == farthest_points(grid @ turn.T + 3.3, fraction=0.5, start=start).tolist()
         assert len(set(kept.tolist())) == len(kept) == 12
     assert sorted(farthest_points(torch.ones(6, 3), count=6).tolist()) == list(range(6))

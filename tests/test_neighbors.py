@@ -6,6 +6,7 @@ import pickle
 import time
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -108,6 +109,13 @@ def clouds(draw):
     if draw(st.booleans()):
         batch = batch[torch.randperm(number, generator=generator)]
     return pos, batch
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_radius_can_be_a_numpy_number():
+    radius = np.float32(1.5)
+    assert Radius(radius) == Radius(1.5)
+    assert Radius(radius).length == 1.5
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -118,7 +119,7 @@ def _wanted(size: Tensor, count: int | None, fraction: float | None) -> Tensor:
     if count is not None:
         check_count("count", count)
         return size.clamp(max=count)
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction <= 1:
         raise ValueError(f"fraction: expected a number in (0, 1], got {fraction!r}")
     return torch.minimum((fraction * size.double()).round().long().clamp(min=1), size)
 

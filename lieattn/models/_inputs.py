@@ -24,6 +24,7 @@ from lieattn.reps import Vector
 
 _log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
+_NUMBERS = (int, float, np.number)
 
 
 def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +207,7 @@ class CloudInputs:
     ----------
     names
         Attributes of the data with a number for each cloud, ``[clouds]`` or ``[clouds, 1]``, of any real dtype; a
-        Python number is accepted for a single cloud. By the convention of ASE's ``info``, ``"charge"`` is the total
+        plain number is accepted for a single cloud. By the convention of ASE's ``info``, ``"charge"`` is the total
         charge in units of e, and ``"spin"`` the multiplicity 2S + 1.
     points
         Number of features ``data.x`` of each point, or an object that computes features.
@@ -240,7 +241,7 @@ class CloudInputs:
         found = []
         for name in self.names:
             value = getattr(data, name, None)
-            value = torch.tensor([value]) if isinstance(value, int | float) else value
+            value = torch.tensor([value]) if isinstance(value, _NUMBERS) else value
             if not isinstance(value, Tensor) or value.is_complex() or value.shape not in _one_each(clouds):
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
                 expected = f"a number for each cloud, [clouds={clouds}] or [{clouds}, 1]"

@@ -109,9 +109,9 @@ class FiniteGroup(Group):
         """
         expected = f"permutations of {name!r}: expected a table of integers [order, points]"
         try:
-            given = permutations
-            table = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given, order="C"))
-        except (TypeError, ValueError) as error:
+            array = isinstance(permutations, np.ndarray)  # torch does not read negative strides
+            table = torch.as_tensor(np.array(permutations, order="C") if array else permutations)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{expected}, got {permutations!r}") from error
         check_has_numbers("permutations", table)
         integers = not (table.dtype == torch.bool or table.is_floating_point() or table.is_complex())

@@ -14,9 +14,8 @@ from torch import Tensor
 from lieattn._checks import check_has_numbers, check_is, check_none, check_tensor
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
-from lieattn._maxima import maxima
+from lieattn._segments import maxima, sums
 from lieattn.geometry._movable import Movable, OnFirstUse
-from lieattn.geometry._sums import sums
 
 # Sums of squares of coordinates up to this size are finite in float64.
 COORDINATE_LIMIT = 1e100

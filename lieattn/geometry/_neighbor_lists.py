@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_alike, check_tensor, counted, kind, may_look
+from lieattn._segments import sums
 from lieattn.geometry._clouds import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys
-from lieattn.geometry._sums import sums
 
 # Clouds are padded to the largest one if the number of pairs grows at most by this factor. Otherwise lists are cheaper.
 _MOST_FILLED = 4

@@ -23,9 +23,9 @@ from lieattn._checks import (
     check_tensor,
     may_look,
 )
-from lieattn._maxima import maxima
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
+from lieattn._segments import maxima
 from lieattn._warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 

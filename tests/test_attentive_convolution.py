@@ -468,6 +468,12 @@ def test_layer_errors_name_the_argument(make, message):
         make()
 
 
+@pytest.mark.parametrize("layer", [GridInputAttention, GridPoseAttention])
+def test_gates_return_maps_if_a_flag_is_true(layer):
+    with pytest.raises(TypeError, match="return_maps: expected True or False, got"):
+        layer(cyclic(4), 2).attend(torch.zeros(1, 2, 4, 5, 5), return_maps=torch.zeros(2))
+
+
 # --- networks -------------------------------------------------------------------------------------------------
 
 Z2, P4, P4M = trivial(2), cyclic(4), dihedral(4)

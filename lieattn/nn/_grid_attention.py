@@ -16,6 +16,7 @@ from lieattn._checks import (
     check_choice,
     check_count,
     check_counts,
+    check_flag,
     check_positive,
     check_tensor,
 )
@@ -143,6 +144,7 @@ class _Attentive(GridConvolution):
         The channel map is ``[batch, out, order, in, fiber, *ones]``, the spatial map ``[batch, out, order, 1, fiber,
         *sides']``. The map of a user-defined operator is returned as ``spatial``.
         """
+        check_flag(return_maps=return_maps)
         attention = self.attention
         if not isinstance(attention, ResponseAttention):
             responses = self.responses(x)
@@ -344,6 +346,7 @@ class GridInputAttention(TiedWeights):
 
         The channel map is ``[batch, channels, (order,) 1, 1]``, the spatial map ``[batch, 1, (order,) *sides]``.
         """
+        check_flag(return_maps=return_maps)
         field = check_grid(x, self.group, self.channels, next(self.parameters()), lifting=self.lifting)
         scores = seen = None
         removed = field
@@ -402,6 +405,7 @@ class GridPoseAttention(TiedWeights):
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
         """Return the gated input and, with ``return_maps``, the map ``[batch, 1, (order,) *sides]`` as ``spatial``."""
+        check_flag(return_maps=return_maps)
         check_grid(x, self.group, self.channels, self.weight, lifting=self.lifting)
         if self.lifting:
             level = torch.einsum("c,bc...->b...", self.weight, x)[:, None]

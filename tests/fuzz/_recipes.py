@@ -506,6 +506,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train.build": {"base": nn.Module, "spec": {"class_path": "torch.nn.Identity"}, "what": "network"},
     "train.read_yaml": {"expected": "settings"},
     "train.named_outputs": {"outputs": torch.zeros(2), "name": "y"},
+    "models.Symmetry.stated_by": {"network": gsa()},
     "certify.certify": {"network": gsa(), "data": [DATA, DATA]},
     "certify.moved": {"cloud": DATA, "linear": torch.eye(2, dtype=torch.float64)},
     "viz.accuracy_by_angle": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}},

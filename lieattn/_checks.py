@@ -259,6 +259,14 @@ def check_features(
         raise ValueError(f"{argument}: expected {channels} channels in the last axis, got {tuple(x.shape)}")
 
 
+def check_field(x: Tensor, graph: Any, channels: int, fiber: int | None = None) -> Tensor:
+    """Return a field on a graph, with its fiber or one of another size; ValueError if it has another shape."""
+    expected = (graph.num_points, graph.fiber if fiber is None else fiber, channels)
+    if x.shape != expected:
+        raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
+    return x
+
+
 def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError unless arguments have the annotated types of a function or dataclass.
 

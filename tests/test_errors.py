@@ -766,7 +766,7 @@ LAYERS = [
         "score of features without a fiber",
         lambda: CombinedScore(4, 4, 2)(lifted(), zeros(6, 4)),
         ValueError,
-        ("x: ", "[points, fiber, channels]", "(6, 4)", "(6, 4)"),
+        ("x: ", "[points, fiber, channels] = (6, 4, 4)", "(6, 4)"),
     ),
     (
         "kernel of other channels",
@@ -778,7 +778,7 @@ LAYERS = [
         "values of a kernel, other channels",
         lambda: TableKernel(cyclic(4), 3, 2, POINTS).convolve(zeros(6, 4, 4), lifted()),
         ValueError,
-        ("x: ", "[points, frames, channels] = (6, 4, 3)", "(6, 4, 4)"),
+        ("x: ", "[points, fiber, channels] = (6, 4, 3)", "(6, 4, 4)"),
     ),
     (
         "edges in double precision",

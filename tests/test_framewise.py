@@ -323,7 +323,7 @@ def test_forces_on_close_points_are_precise_in_float32(name):
             moved = _at(data, pos.to(dtype).requires_grad_())
             moved.x = data.x.to(dtype)
             forces.append(torch.autograd.grad(model.to(dtype)(moved).sum(), moved.pos)[0])
-        assert relative_error(forces[0].double(), forces[1]) < 1e-4
+        assert relative_error(forces[0].double(), forces[1]) < 1e-5
 
 
 def test_training_on_forces():

@@ -14,7 +14,7 @@ from torch import Tensor
 from lieattn._checks import check_has_numbers, check_is, check_none, check_tensor
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
-from lieattn._segments import maxima, sums
+from lieattn._segments import counts, maxima, sums
 from lieattn.geometry._movable import Movable, OnFirstUse
 
 # Sums of squares of coordinates up to this size are finite in float64.
@@ -252,8 +252,7 @@ class PointClouds(Movable):
     @OnFirstUse
     def counts(self) -> Tensor:
         """Number of points of each cloud, ``[clouds]`` int64; computed on first use."""
-        # Unlike bincount, a GPU does this without waiting for the CPU.
-        return self.batch.new_zeros(self.num_clouds).index_add(0, self.batch, torch.ones_like(self.batch))
+        return counts(self.batch, self.num_clouds)
 
     def with_each(self) -> Self:
         """Return the same clouds with :attr:`each`, which is found from :attr:`batch`. On a GPU, this waits for it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_alike, check_tensor, counted, kind, may_look
-from lieattn._segments import sums
+from lieattn._segments import counts, sums
 from lieattn.geometry._clouds import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys
@@ -290,7 +290,7 @@ class _AllOfClouds(Neighbors):
     def target(self) -> Tensor:
         # ONNX has no repeat_interleave to a known size, so the targets are counted where their lists begin.
         begins = self.row_ptr[1:-1]
-        return begins.new_zeros(self.num_edges).index_add(0, begins, torch.ones_like(begins)).cumsum(0)
+        return counts(begins, self.num_edges).cumsum(0)
 
 
 def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:

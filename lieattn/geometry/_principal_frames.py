@@ -15,6 +15,7 @@ from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_count, check_flag, check_is, check_length
 from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms, transformed
+from lieattn._segments import sums
 from lieattn._warnings import warn
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
@@ -252,9 +253,8 @@ def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> li
 def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     """Return weighted means ``[rows, *]`` of numbers ``[n, *]`` that belong to one row each; 0 for empty rows."""
     weighted = numbers * weights.reshape(-1, *[1] * (numbers.ndim - 1))
-    total = weights.new_zeros(rows).index_add(0, row, weights)
-    summed = numbers.new_zeros(rows, *numbers.shape[1:]).index_add(0, row, weighted)
-    return summed / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
+    total = sums(weights, row, rows)
+    return sums(weighted, row, rows) / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
 
 
 def _centered(pos: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_number, kind
+from lieattn._segments import counts
 from lieattn.geometry import point_clouds
 from lieattn.models._wrapper import Wrapper
 
@@ -132,4 +133,4 @@ def _points_of_clouds(data: Any, clouds: int) -> Tensor:
         return torch.diff(ptr)
     if batch is None:
         return torch.full((1,), len(data.pos), device=data.pos.device)
-    return batch.new_zeros(clouds).index_add(0, batch, torch.ones_like(batch))
+    return counts(batch, clouds)

@@ -19,6 +19,7 @@ from torch_geometric.utils import softmax
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_counts
+from lieattn._segments import sums
 from lieattn._watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E
@@ -138,7 +139,7 @@ class _PointNetwork(EquivariantModule):
         square = square / self.cutoff**2
         window = smooth_window(square, squared=True)
         radial = bessel_functions(square, self.radial.basis, squared=True) * window[:, None]
-        norm = (1 + window.new_zeros(len(pos)).index_add(0, target, window)).rsqrt()
+        norm = (1 + sums(window, target, len(pos))).rsqrt()
         return _Edges(neighbors, keep, target, source, vectors, radial, window, harmonics, norm)
 
 
@@ -311,7 +312,7 @@ class _Edges:
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
         """Sum messages ``[edges, *]`` at their targets, and multiply by the norm: ``[points, *]``."""
-        total = messages.new_zeros(len(self.norm), *messages.shape[1:]).index_add(0, self.target, messages)
+        total = sums(messages, self.target, len(self.norm))
         return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
 
 
@@ -472,7 +473,7 @@ class _IrrepsAttention(nn.Module):
         if is_watched():
             show(SeenWeights(weight[:, None], edges.lists.select(edges.kept), "pooled", 1))
         message = weight[..., None] * self._by_head(self.value(x, edges))
-        total = x.new_zeros(len(edges.norm), *message.shape[1:]).index_add(0, edges.target, message)
+        total = sums(message, edges.target, len(edges.norm))
         sizes = [size // self.heads for size in self.sizes]
         return self.output(torch.cat([part.flatten(1) for part in total.split(sizes, dim=-1)], dim=-1))
 

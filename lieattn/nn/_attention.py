@@ -15,6 +15,7 @@ from lieattn._checks import (
     check_counts,
     check_dropout,
     check_features,
+    check_field,
     check_graph,
     check_is,
 )
@@ -227,14 +228,6 @@ class GroupAttention(TiedWeights):
             raise ValueError(f"encoding: {name} is for {encoding.group}, but this layer is for {group}")
         if group is not None and encoding.dim not in (None, group.dim):
             raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, but {group.name} acts on {group.dim}")
-
-
-def check_field(x: Tensor, graph: LiftedGraph, channels: int, fiber: int | None = None) -> Tensor:
-    """Return a field on a graph, with its fiber or one of another size; ValueError if it has another shape."""
-    expected = (graph.num_points, graph.fiber if fiber is None else fiber, channels)
-    if x.shape != expected:
-        raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
-    return x
 
 
 def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:

@@ -15,12 +15,13 @@ from lieattn._checks import (
     check_count,
     check_counts,
     check_features,
+    check_field,
     check_graph,
     check_is,
 )
 from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
-from lieattn.nn._attention import GroupAttention, check_field, spread_features
+from lieattn.nn._attention import GroupAttention, spread_features
 from lieattn.nn._grid import checked_measure
 from lieattn.nn.relative import (
     ConvolutionKernel,

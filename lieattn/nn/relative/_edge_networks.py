@@ -277,7 +277,7 @@ def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor
     edges = neighbors.displacements(graph.pos) / cutoff
     square = edges.square().sum(dim=1)
     window = smooth_window(square, power, squared=True) * ~neighbors.is_loop
-    norm = (1 + window.new_zeros(graph.num_points).index_add(0, neighbors.target, window)).rsqrt()
+    norm = (1 + neighbors.sum_to_targets(window)).rsqrt()
     directions = edges / (square + _NEAR**2).sqrt()[:, None]
     return directions, square, window * norm[neighbors.target]
 

@@ -15,10 +15,12 @@ from lieattn._checks import (
     check_count,
     check_counts,
     check_features,
+    check_field,
     check_graph,
     check_length,
     check_positive,
 )
+from lieattn._segments import sums
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
@@ -83,9 +85,7 @@ class ConvolutionKernel(RelativeFunction):
         """Compute Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b), from ``[points, frames, in]`` to ``[points, fiber, out]``."""
         check_features(x, next(self.parameters()))
         check_graph(graph, LiftedGraph, x)
-        expected = (graph.num_points, self.poses, self.in_channels)
-        if x.shape != expected:
-            raise ValueError(f"x: expected [points, frames, channels] = {expected}, got {tuple(x.shape)}")
+        check_field(x, graph, self.in_channels, self.poses)
         psi = cast(Tensor, measured(self(graph), graph, "none", x.dtype).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
@@ -99,7 +99,7 @@ class ConvolutionKernel(RelativeFunction):
             sources = source[order].split(counts)
             messages = torch.cat([x.flatten(1)[own] @ value for own, value in zip(sources, values, strict=True)])
             target = target[order]
-        out = messages.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages)
+        out = sums(messages, target, len(x))
         return out.unflatten(1, (graph.fiber, self.out_channels))
 
 

@@ -16,6 +16,7 @@ from lieattn._checks import (
     check_count,
     check_counts,
     check_features,
+    check_field,
     check_graph,
     check_is,
     check_tensor,
@@ -252,9 +253,7 @@ class CombinedScore(PairScore):
         if x is None:
             raise TypeError("x: expected a field, since the score depends on features, got None")
         check_graph(graph, LiftedGraph, x)
-        if x.ndim != 3 or x.shape[:2] != (graph.num_points, graph.fiber):
-            expected = (graph.num_points, graph.fiber)
-            raise ValueError(f"x: expected a field [points, fiber, channels], {expected}, got {tuple(x.shape)}")
+        check_field(x, graph, (self.receiver if self.content is None else self.content.query).in_features)
         neighbors = graph.neighbors
         coordinates, row = graph.relative.coordinates, graph.relative.row
         per_head = self.location is not None

@@ -1,7 +1,9 @@
 """The table of groups that all tests share. Add a group here, and every test covers it."""
 
 import itertools
+from collections.abc import Container, Iterable
 
+import pytest
 import torch
 
 from lieattn.groups import (
@@ -23,6 +25,12 @@ from lieattn.groups import (
     tetrahedral,
     trivial,
 )
+
+
+def some(cases: Iterable, quick: Container) -> list:
+    """Return the cases as parameters of a test, marked slow except for a few that together cover most branches."""
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
 
 # An axis and a rotation in general position, so that no matrix entry is 0, 1/2 or 1 by chance.
 OBLIQUE = (1.0, -2.0, 0.5)

@@ -83,6 +83,7 @@ def test_processes_that_fail(tiny, monkeypatch, how):
     assert [compiled_here(tiny.first), compiled_here(tiny.second), _ahead._compiling] == [1, 1, {}]
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_hang_or_keep_elsewhere(tiny, monkeypatch, tmp_path):
     start(tiny).kill()
     assert [compiled_here(tiny.second), _ahead._compiling] == [1, {}]
@@ -117,6 +118,7 @@ def test_one_core_frozen_programs_and_no_folder_start_nothing(tiny, monkeypatch)
         assert start(importlib.reload(tiny)) is None
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_waiting(tiny, monkeypatch):
     process = start(tiny)
     with monkeypatch.context() as patch:

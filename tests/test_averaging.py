@@ -219,6 +219,7 @@ def test_statistics_of_the_data_and_geometry_go_along(tmp_path):
         load_weights(framewise(1.0), weights, "the network", "network.")
 
 
+@pytest.mark.slow
 def test_option_of_fit(tmp_path, capsys):
     path = write(tmp_path / "run.yaml", config(tmp_path) | {"ema": DECAY})
     assert main(["fit", "--config", path]) == 0

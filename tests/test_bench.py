@@ -131,6 +131,7 @@ def test_gpu_day_has_a_dry_run(tmp_path):
     assert " passed" in (tmp_path / "tests.log").read_text()
 
 
+@pytest.mark.slow
 def test_gpu_day_needs_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -147,6 +148,7 @@ def test_bad_usage(capsys):
     assert "--repeats: expected an integer of at least 1, got '0'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_toy_sizes_are_those_of_processes_too(monkeypatch):
     """The memory was measured at full size, beside times of the toy size."""
     for module in (_attention, _roofline, _threads):

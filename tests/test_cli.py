@@ -143,6 +143,7 @@ def test_arguments_of_classes_in_the_arguments_of_data(tmp_path):
         _spec("data", "XYZ", ["data.transform.size=2", "data.transform=One"])
 
 
+@pytest.mark.slow
 def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     before = list(sys.path)
     assert main(["fit", "--config", "run.yaml"]) == 0, capsys.readouterr().err

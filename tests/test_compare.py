@@ -280,6 +280,7 @@ def test_same_seeds_give_the_same_table(finished, tmp_path):
     assert again == [cell for cell in without_times(reports(finished)) if (cell["seed"], cell["fraction"]) == (1, 0.5)]
 
 
+@pytest.mark.slow
 def test_other_seeds_give_another_table(finished, tmp_path):
     """Control: results depend on the seed."""
     other = compare(tmp_path, seeds=[2], fractions=[1.0])
@@ -359,6 +360,7 @@ def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
         assert float(accuracy) == pytest.approx(cell["metrics"]["accuracy"])
 
 
+@pytest.mark.slow
 def test_averages_in_the_precision_of_the_weights(tmp_path):
     options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "budget__steps": 4}
     report = compare(tmp_path, **options, trainer__precision="64-true")
@@ -387,6 +389,7 @@ def test_page_has_no_markup_of_names(finished):
 # Continued runs
 
 
+@pytest.mark.slow
 def test_interrupted_averages_continue_to_the_same_record(tmp_path, monkeypatch):
     real = budgets.Budget.on_train_batch_end
 
@@ -489,6 +492,7 @@ def test_lines_of_several_processes_stay_whole(tmp_path, monkeypatch):
     assert all(text.endswith("\n") for text in lines)
 
 
+@pytest.mark.slow
 def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
     model = {**spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2), "width": "channels"}
     options = {"models": {"interrupting": model}, "seeds": [0, 1, 2], "fractions": [1.0]}
@@ -669,6 +673,7 @@ class Absent(Distances):
         super().__init__(outputs, channels)
 
 
+@pytest.mark.slow
 def test_models_that_are_not_asked_for_are_not_built(tmp_path, monkeypatch, capsys):
     """A model whose package is missing does not prevent the others from running; its finished cells are reported."""
     models = {"distances": spec("Distances", outputs=2), "missing": spec("Absent", outputs=2)}
@@ -685,6 +690,7 @@ def test_models_that_are_not_asked_for_are_not_built(tmp_path, monkeypatch, caps
     assert [cell["model"] for cell in compare(tmp_path, arguments=asked, **options)["cells"]] == ["distances"]
 
 
+@pytest.mark.slow
 def test_cells_are_shared_by_machines(tmp_path, capsys):
     """Each machine runs its part and writes no report; a last call without `--cells` writes it."""
     changes = {"seeds": [0], "budget": {"steps": 2}}
@@ -774,6 +780,7 @@ class Talkative(Distances):
         return {"length": length if self.trained else length.detach(), "points": counts, "unit": "angstrom"}
 
 
+@pytest.mark.slow
 def test_outputs_that_are_no_targets(tmp_path, capsys):
     task = {"class_path": "lieattn.train.PointSetRegressor", "init_args": {"targets": "length"}}
     options = {"task": task, "seeds": [0], "fractions": [1.0], "equivariance": {"clouds": 1}}
@@ -1010,6 +1017,7 @@ def test_memory_is_measured_in_a_process_of_its_own():
     assert hidden < found < 20 * hidden
 
 
+@pytest.mark.slow
 def test_memory_is_measured_with_the_first_seed(tmp_path, monkeypatch):
     calls = []
 
@@ -1296,6 +1304,7 @@ def test_width_of_the_fiber_is_matched(tmp_path):
         match_models(settings(tmp_path, models=models, match={"by": "width", "to": 96}))
 
 
+@pytest.mark.slow
 def test_sizes_that_were_measured_are_kept(tmp_path, monkeypatch, capsys):
     """Sizes are kept when a comparison is continued, and measured again if settings that affect them change."""
     calls = []
@@ -1427,6 +1436,7 @@ def other_python(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_cells_run_in_other_interpreters(finished, tmp_path, other_python, capfd):
     """Cells run in another interpreter have the same widths, batches and results."""
     models = copy.deepcopy(config()["models"])

@@ -35,6 +35,7 @@ from lieattn.ops import RelativeTerms, backend, group_attention
 from lieattn.testing import randomize
 from lieattn.train import load_network, named_outputs
 from lieattn_datasets import Standardize
+from tests.cases import some
 from tests.test_certify import MODELS
 from tests.test_train import config, write
 
@@ -44,7 +45,10 @@ compiler = pytest.mark.skipif(
 )
 
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2", "directions", "attentive_cnn", "affine")
-COMPILED = {("framewise", "plain"), *((name, "auto") for name in QUICK)}
+COMPILED = {
+    ("framewise", "plain"),
+    *((name, "auto") for name in ("framewise", "distances", "directions", "attentive_cnn")),
+}
 TRACED = (
     "framewise_bonds directions_bonds "
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
@@ -52,12 +56,6 @@ TRACED = (
     "lie_conv_thinned field_vector field_several field_dipole field_tensor "
     "attentive_all_cnn attentive_resnet attentive_densenet affine_strided"
 ).split()
-
-
-def models(*quick):
-    """Parametrize by all models; those not named here are marked slow."""
-    names = [name for name in (*QUICK, *TRACED) if name not in quick]
-    return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in names)])
 
 
 def network():
@@ -247,14 +245,11 @@ def of_sizes(clouds, sizes):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "lie_principal",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in "framewise directions distances framewise_principal_vector gsa_points lie_vectors "
-            "field_several se3_transformer".split()
-        ),
-    ],
+    some(
+        "lie_principal framewise directions distances framewise_principal_vector gsa_points lie_vectors "
+        "field_several se3_transformer".split(),
+        ["lie_principal"],
+    ),
 )
 def test_networks_compile_for_batches_of_any_size(name):
     """Neighbors are searched outside of the graph. The second graph is for any size, in training and with gradients."""
@@ -274,6 +269,7 @@ def test_networks_compile_for_batches_of_any_size(name):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
 def test_option_of_fit(tmp_path, monkeypatch, capsys):
     """A compiled network is trained to the same weights, and its checkpoint is that of the network."""
@@ -353,6 +349,7 @@ def test_fit_says_that_forces_are_computed_uncompiled(tmp_path, monkeypatch, cap
         assert capsys.readouterr().err.count(told) == compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["nothing", "by position", "by name"])
 def test_a_geometry_of_none_is_searched_outside_of_the_graph(given):
     """A module around the network may pass on its own default."""
@@ -408,6 +405,7 @@ def test_ensembles_compile_without_a_graph_break(evaluation):
         ensemble(data, [geometry] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", ["batch and ptr", "batch", "ptr", "nothing"])
 def test_sums_in_units_of_the_data_compile_without_a_graph_break(told):
     """The shift of an extensive output depends on the number of points of each cloud."""
@@ -425,6 +423,7 @@ def test_sums_in_units_of_the_data_compile_without_a_graph_break(told):
         assert_same([compiled(data, geometry=geometry)], [wanted])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_relative_elements_are_used_first_by_a_compiler(evaluation):
     """The network has run with another geometry of the same data only."""
@@ -486,6 +485,7 @@ def test_pixel_convolutions_compile_without_a_graph_break():
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(images)], [wanted])
 
 
+@pytest.mark.slow
 def test_images_of_affine_networks_compile_without_a_graph_break():
     """The graph of the pixels is created in the first call, here by a network with another, equal group object."""
     images = torch.randn(2, 1, 4, 4)
@@ -547,6 +547,7 @@ def test_dynamics_of_compiled_potentials_are_not_trained():
         assert_same(HamiltonianDynamics(net).field(*state), [part.detach() for part in wanted])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 4)], ids=["one size", "three sizes"])
 @pytest.mark.parametrize("export", [False, True], ids=["compile", "export"])
 def test_geometry_of_whole_clouds_is_used_first_by_a_compiler(export, sizes):
@@ -569,7 +570,7 @@ def test_geometry_of_whole_clouds_is_used_first_by_a_compiler(export, sizes):
         assert_same([found, net(data, geometry)], 2 * [net(data)])
 
 
-@models("distances")
+@pytest.mark.parametrize("name", some((*QUICK, *TRACED), ["distances"]))
 def test_models_export_to_onnx(name, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -584,6 +585,7 @@ def test_models_export_to_onnx(name, tmp_path):
     assert_same([torch.tensor(part) for part in found], named_outputs(wanted, "y").values(), 1e-4)
 
 
+@pytest.mark.slow
 def test_whole_clouds_at_other_positions_export_to_onnx(tmp_path):
     """The geometry has not been used before, so the program also contains the lists of all pairs."""
     runtime = pytest.importorskip("onnxruntime")
@@ -713,6 +715,7 @@ def energy_force_and_stress():
     return program, (data.x, data.pos, data.cell), (found.energy[0], found.force, found.stress)
 
 
+@pytest.mark.slow
 def test_energies_forces_and_stresses_are_exported_with_positions_and_cells():
     program, inputs, wanted = energy_force_and_stress()
     assert wanted[2].abs().max() > 1e-4

@@ -39,8 +39,9 @@ from lieattn_datasets import (
     grid_positions,
     image_to_data,
 )
+from tests.cases import some
 from tests.lifted_cases import LIFTED
-from tests.test_certify import MODELS
+from tests.test_certify import MODELS, VARIANTS
 from tests.test_equivariance import LAYERS, Made, clouds_of, fits
 
 ELSEWHERE = torch.device("meta")
@@ -104,7 +105,7 @@ def test_lifts_stay_on_the_device_of_the_points():
         assert torch.equal(found, lift(pos, groups.octahedral(), neighborhood).relative.coordinates)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, MODELS.keys() - VARIANTS))
 def test_networks_compute_on_the_device_of_their_weights(name):
     network, data, wanted = evaluated(name)
     with ELSEWHERE:
@@ -128,7 +129,7 @@ def test_layers_are_constructed_on_the_default_device(name):
     assert all(value.device == ELSEWHERE for value in (*layer.parameters(), *layer.buffers()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, MODELS.keys() - VARIANTS))
 def test_networks_are_constructed_on_the_default_device(name):
     make = MODELS[name][0]
     with ELSEWHERE:
@@ -150,7 +151,7 @@ def test_tables_of_irreps():
     assert Irreps("4e").matrix(torch.eye(3)).shape == (9, 9)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, MODELS.keys() - VARIANTS))
 def test_networks_without_numbers_take_weights(name):
     """Tables of groups are no weights, so nothing else would bring their values back."""
     make = MODELS[name][0]

@@ -17,6 +17,7 @@ from lieattn.models import FramewiseTransformer, Preprocessed
 from lieattn.nn import AffineSelfConvolution
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.testing import relative_error
+from tests.cases import some
 from tests.elsewhere import DEVICE, Device, Elsewhere, moved
 from tests.test_trained import item
 from tests.test_waiting import NETWORKS, inputs_of
@@ -80,9 +81,7 @@ def test_trained_networks(name):
     check_alike(lieattn.load(name), Batch.from_data_list([item(CARDS[name])] * 2))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "rot-mnist-p4" else pytest.param(name, marks=pytest.mark.slow) for name in sorted(CARDS)]
-)
+@pytest.mark.parametrize("name", some(sorted(CARDS), ["rot-mnist-p4"]))
 def test_certificates(name):
     measured, network = CARDS[name]["certificate"], moved(lieattn.load(name))
     tolerances = {getattr(torch, dtype): value for dtype, value in measured["tolerances"].items()}

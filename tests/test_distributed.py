@@ -52,6 +52,7 @@ from lieattn.train import (
     UsageError,
 )
 from lieattn.train._last_checkpoint import _WholeFiles
+from tests.cases import some
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -198,10 +199,10 @@ def gradients(rank: int, name: str, batches: list[list[int]]) -> tuple[float, di
     return loss.item(), named
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gsa", "lie conv")]
+QUICK = ("pool", "points", "batch norm", "checkpointed")
 
 
-@pytest.mark.parametrize("name", ["pool", "points", "batch norm", "checkpointed", *SLOW])
+@pytest.mark.parametrize("name", some([*QUICK, "gsa", "lie conv"], QUICK))
 def test_gradients_of_unequal_parts_are_those_of_the_whole(name, tmp_path):
     """Two processes with 5 and 2 clouds of several sizes, with masks and batch statistics over all points."""
     whole = gradients(0, name, [list(range(7))])

@@ -42,6 +42,7 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), namespace)
 
 
+@pytest.mark.slow
 def test_the_comparison_of_a_page_runs(tmp_path, monkeypatch, capsys):
     """The configuration and the modules of the page are written to files and run."""
     monkeypatch.chdir(tmp_path)
@@ -65,6 +66,7 @@ def cells(notebook, kind):
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")  # small molecules are nearly symmetric
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_notebook_runs(notebook, tmp_path, monkeypatch):

@@ -180,6 +180,7 @@ def test_outputs_must_have_one_shape():
         Ensemble([wider, narrow])(Batch.from_data_list([Data(x=torch.randn(3, 2), pos=torch.randn(3, 3))] * 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1], ids=["without first", "without last"])
 def test_vectors_that_only_some_networks_read_turn(order, clouds):
     options = {"channels": 4, "layers": 1, "pool": "sum"}

@@ -18,6 +18,7 @@ from lieattn.cli import main
 from lieattn.models import Preprocessed, Rescaled, transfer_weights
 from lieattn.train import CheckpointError, load_task
 from lieattn_datasets import ImagePoints
+from tests.cases import some
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -243,19 +244,13 @@ SMALLER = {
 }
 # For these, the configuration is that of the experiment itself.
 OF_PAPERS = ("wind", "sensors")
-# It differs from wind in its sizes and targets alone.
-ALIKE = {"sensors"}
+# One for each kind of data: values on the sphere, molecules with energies and with forces.
+QUICK = ("wind", "qm9_homo", "rmd17_ethanol")
 # Exact for all rotations, up to float32; with finite groups, other rotations change the outputs.
 EXACT = {"qm9_homo", "constellation", "rmd17_ethanol"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in FILES),
-        *("nbody", "springs", "constellation"),
-    ],
-)
+@pytest.mark.parametrize("name", some([*FILES, "nbody", "springs", "constellation"], QUICK))
 def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys):
     folder = "papers/homogeneous" if name in OF_PAPERS else "configs"
     config = yaml.safe_load((EXAMPLES / folder / f"{name}.yaml").read_text())
@@ -292,6 +287,7 @@ def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys)
         assert 1e-4 < figures["equivariance"]
 
 
+@pytest.mark.slow
 def test_several_properties_are_trained_at_once(tmp_path, monkeypatch, capsys):
     """Energies, forces, dipoles and charges of one network, from the command line to the ASE calculator."""
     pytest.importorskip("tblite")

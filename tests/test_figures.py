@@ -15,6 +15,7 @@ from lieattn.cli import main
 from lieattn.cli._figures import FIGURES
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet
+from tests.cases import some
 
 ROOT = Path(__file__).parent.parent
 ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
@@ -43,9 +44,7 @@ SETTINGS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*", "ignore:.*does not have many workers.*")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "roll-outs")) for name in FIGURES]
-)
+@pytest.mark.parametrize("name", some(FIGURES, FIGURES.keys() - {"roll-outs"}))
 def test_figures_are_drawn(name, tmp_path, monkeypatch, capsys):
     options, files = SMALL[name]
     monkeypatch.chdir(tmp_path)
@@ -153,6 +152,7 @@ def test_scores_of_attention_turn_exactly_and_interpolated_weights_do_not():
     assert convolution[1] > 1e-2
 
 
+@pytest.mark.slow
 def test_a_figure_goes_where_it_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = SMALL["stride-parity"][0]

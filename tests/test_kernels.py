@@ -356,6 +356,7 @@ def test_lowest_scores_have_weights(pattern, dtype):
         assert_same(ours, theirs, 1e-5 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.slow
 def test_registration_with_torch():
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
     given = [*(s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))), None]

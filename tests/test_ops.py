@@ -12,6 +12,7 @@ import torch
 from lieattn.geometry import AllPairs, Given, Nearest, Neighbors, Radius, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
 from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, explain, group_attention, reference_attention
+from tests.cases import some
 
 HEADS, DIM, VALUE = 2, 3, 4
 PATTERNS = ("joint", "framewise", "query_sum", "pooled")
@@ -441,7 +442,7 @@ def test_values_without_channels_give_outputs_without_channels(pattern):
         assert out.shape == (*group_attention(query, query, x, neighbors, pattern=pattern)[0].shape[:-1], 0)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", some(PATTERNS, ("joint", "pooled")))
 def test_dropout_keeps_the_mean(pattern):
     (q, k, v), neighbors, tables, _index = problem(pattern, ("positional_key",))
     options = {"pattern": pattern, "terms": tables}

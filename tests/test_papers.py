@@ -24,6 +24,7 @@ from lieattn.compare import build_task, read_settings
 from lieattn.geometry import pixel_positions
 from lieattn.train import PointSetData, PointSetTask, UsageError, register_types
 from lieattn_datasets import Constellation, ImagePoints, NBodySimulated, ProceduralShapes, Springs
+from tests.cases import some
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 FILES = {
@@ -127,11 +128,6 @@ def task_of(found):
     return parser().instantiate(Namespace(model=found.model)).model
 
 
-def some(names, chosen):
-    """Return parameters of a test, of which the chosen ones run by default."""
-    return [pytest.param(name, marks=() if name in chosen.values() else pytest.mark.slow) for name in names]
-
-
 def made(spec):
     arguments = spec.get("init_args", {})
     transform = arguments.get("transform")
@@ -158,7 +154,7 @@ def test_file_is_a_whole_experiment(name):
     assert all((EXPERIMENTS[name].parent / part).is_file() for part in parts(content))
 
 
-@pytest.mark.parametrize("name", some(EXPERIMENTS, FIRST))
+@pytest.mark.parametrize("name", some(EXPERIMENTS, FIRST.values()))
 def test_experiment_is_built(name):
     found = settings(EXPERIMENTS[name])
     assert found.data.train is not None
@@ -199,7 +195,7 @@ class Stop(Callback):
         trainer.should_stop = trainer.global_step >= 2
 
 
-@pytest.mark.parametrize("name", some(EXPERIMENTS, QUICK))
+@pytest.mark.parametrize("name", some(EXPERIMENTS, QUICK.values()))
 def test_experiment_starts(name, tmp_path):
     found = settings(EXPERIMENTS[name])
     task = task_of(found)

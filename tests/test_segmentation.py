@@ -148,6 +148,7 @@ def trained(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_command_tests_and_predicts_points(trained, tmp_path, capsys):
     checkpoint = str(trained / "checkpoints" / "best.ckpt")
     quiet = ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]

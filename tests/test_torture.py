@@ -50,6 +50,7 @@ def test_a_writing_that_fails_leaves_the_old_file(tmp_path):
     assert [path.read_text() for path in file.parent.iterdir()] == ["new"]
 
 
+@pytest.mark.slow
 def test_a_few_kills_and_interrupts(tmp_path, monkeypatch):
     """They run from a process without threads, because threads do not survive forks."""
     report = tmp_path / "report.json"

@@ -19,6 +19,7 @@ from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._operator import dropout_mask
+from tests.cases import some
 
 triton = pytest.importorskip("triton", minversion="3.6", reason="triton is not installed: pip install lieattn[gpu]")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -169,11 +170,6 @@ def lanes(request, monkeypatch):
     if not request.param:
         monkeypatch.setattr(_launch, "_PAIRS", 0)
     return request.param
-
-
-def some(cases, briefly):
-    """Return the cases as parameters, marked slow except for a few that together cover most branches of the kernels."""
-    return [case if case in briefly else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 @interpreted

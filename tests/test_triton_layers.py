@@ -17,7 +17,8 @@ from lieattn.ops import (
     head_networks,
     reference_attention,
 )
-from tests.test_triton import Compilation, close, compiled, interpreted, on_gpu, some
+from tests.cases import some
+from tests.test_triton import Compilation, close, compiled, interpreted, on_gpu
 
 DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=on_gpu)]
 HEADS, DEPTH, WIDTH, FIBER, TYPES = 2, 3, 5, 2, 2

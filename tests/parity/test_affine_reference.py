@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cases import some
 from tests.parity import affine_self_conv
 
 ROT, MIR = np.array([[0, -1], [1, 0]]), np.array([[-1, 0], [0, 1]])
@@ -310,7 +311,7 @@ def stored(plane, a, shape, gradients):
     return arrays
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES, FILES.keys() - {"network p4m", "block p4m"}))
 def test_files_like_the_goldens(name, tmp_path):
     plane, a, shape = FILES[name]()
     arrays = stored(plane, a, shape, gradients=True)

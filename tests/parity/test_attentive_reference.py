@@ -265,7 +265,7 @@ def test_files_like_the_goldens(name, tmp_path):
             passes(tmp_path, {**arrays, output: arrays[output] + error})
 
 
-@pytest.mark.parametrize("group", ["p4", "p4m"])
+@pytest.mark.parametrize("group", ["p4", pytest.param("p4m", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["lifting", "gconv"])
 def test_gradients_that_vanish(name, group, tmp_path):
     """On constant images the gradient of a kernel is the sum of the cotangent: zero if that is balanced."""

@@ -33,6 +33,7 @@ from lieattn.groups import (
     Translations,
     cyclic,
     dihedral,
+    full_tetrahedral,
     icosahedral,
     octahedral,
     trivial,
@@ -992,6 +993,15 @@ REFUSED = {
     "pool: expected one of": lambda: network(SE3, Principal(), readout={"pool": "min"}),
     "norm: expected False": lambda: network(SE3, Principal(), readout={"order": "point_first", "norm": True}),
     "coordinates: .* has no logarithms": lambda: network(None, octahedral(), lifting={"coordinates": "log"}),
+    "coordinates: .*PrincipalFrames.* include reflections": lambda: network(
+        Euclidean(E(3)), Principal(), lifting={"coordinates": "log"}
+    ),
+    "coordinates: .*SampledFrames.* include reflections": lambda: network(
+        Euclidean(E(2)), SampledFrames(2), lifting={"coordinates": "log"}
+    ),
+    "coordinates: .*FiniteFrames.* include reflections": lambda: network(
+        Euclidean(E(3)), FiniteFrames(full_tetrahedral()), lifting={"coordinates": "log"}
+    ),
     "convention: .* has no logarithms": lambda: network(
         None, octahedral(), lifting={"coordinates": PublishedCoordinates()}
     ),

@@ -280,10 +280,9 @@ class LieNetwork(Network):
         chart = self.lifting.coordinates
         if isinstance(chart, PairCoordinates):
             count = chart.count(self.space)
-        elif chart == "log" and isinstance(self.space.stabilizer, FiniteGroup):
-            name = self.space.group.name
-            raise ValueError(f"coordinates: {name} has no logarithms; use a space such as Euclidean(SE(3))")
         else:
+            if chart == "log":
+                _check_logarithms(self.space, self.frames)
             count = num_coordinates(self.space, chart) + isinstance(self.frames, ScaleFrames)
         self.num_coordinates = self.lifting.radial + count
         if self.lifting.radial:
@@ -456,3 +455,19 @@ def _is_rigid(space: HomogeneousSpace) -> bool:
     linear = space.stabilizer
     rigid = linear is None or isinstance(linear, SO | O) or (isinstance(linear, FiniteGroup) and linear.is_orthogonal)
     return isinstance(space, Euclidean) and rigid
+
+
+def _check_logarithms(space: HomogeneousSpace, frames: AnyFrames | None) -> None:
+    """Raise ValueError if relative elements of the frames have no logarithms."""
+    linear = space.stabilizer
+    if isinstance(linear, FiniteGroup):
+        raise ValueError(f"coordinates: {space.group.name} has no logarithms; use a space such as Euclidean(SE(3))")
+    if isinstance(frames, FiniteFrames):
+        improper = not frames.group.is_proper
+    else:
+        proper = isinstance(frames, PrincipalFrames) and frames.improper is False
+        improper = isinstance(linear, O) and isinstance(frames, PrincipalFrames | SampledFrames) and not proper
+    if improper:
+        raise ValueError(
+            f"coordinates: expected 'smooth', since {frames} include reflections, which have no logarithms, got 'log'"
+        )

@@ -19,6 +19,7 @@ from lieattn.geometry import Radius
 from lieattn.groups import octahedral, tetrahedral
 from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import Heads, InvariantHead
+from lieattn.reps import Scalar, Vector
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, load_task
 
@@ -91,6 +92,26 @@ def test_outputs_by_name_keep_their_names(networks, clouds):
     torch.testing.assert_close(std.energy, 2 * wanted.std.energy)
     scaled = Ensemble([Rescaled(EnergyForces(member), {"energy": 2.0}) for member in networks]).eval().spread(clouds[0])
     assert list(scaled.mean) == ["energy"]
+
+
+@pytest.mark.parametrize("kind", ["vector", "position", Vector(3), {"y": "vector", "z": "invariant"}], ids=str)
+def test_units_of_what_turns_keep_the_symmetry(kind):
+    """A constant vector does not turn, and neither does a vector whose components have different units."""
+    network = nn.Identity()
+    network.kind = kind
+    with pytest.raises(ValueError, match=r"shift\['y'\]: expected 0 or none, since y turns with the points, got 1"):
+        Rescaled(network, {"y": 2.0}, {"y": 1.0})
+    with pytest.raises(ValueError, match=r"scale\['y'\]: expected one for all components of y, which turns, got"):
+        Rescaled(network, {"y": torch.tensor([[1.0, 1.0, 2.0]])})
+    scale = torch.tensor([[[2.0]], [[3.0]]])  # of two vectors
+    Rescaled(network, {"y": scale}, {"y": torch.zeros(3)})
+    if isinstance(kind, dict):
+        Rescaled(network, {"z": torch.tensor([1.0, 2.0])}, {"z": 1.0})
+    network.kind = Scalar() + Vector(3)
+    numbers = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    Rescaled(network, {"y": 1.0 + numbers}, {"y": numbers})
+    with pytest.raises(ValueError, match="expected 0 or none"):
+        Rescaled(network, {"y": 1.0}, {"y": 1.0})
 
 
 def test_loaded_units_are_those_of_the_network_alone():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from lieattn._checks import check_arguments, check_choice, check_number, kind
 from lieattn._segments import counts
 from lieattn.geometry import point_clouds
 from lieattn.models._wrapper import Wrapper
+from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Scalar
+
+_TURNING = ("vector", "position", "pseudovector", "pseudoscalar", "tensor", "rotation")
 
 
 class Rescaled(Wrapper):
@@ -20,7 +23,8 @@ class Rescaled(Wrapper):
     Scales and shifts are buffers, so they are moved and saved with the network. ``task.model`` of a
     :class:`lieattn.train.PointSetRegressor` is of this class, with the statistics of its training set.
 
-    **Equivariance.** That of the network, if only invariant numbers have a shift.
+    **Equivariance.** That of the network. Only invariant numbers can have a shift, and all components of a vector have
+    the same scale.
 
     Parameters
     ----------
@@ -33,6 +37,13 @@ class Rescaled(Wrapper):
     extensive
         Names of outputs ``[clouds]`` or ``[clouds, numbers]`` that are sums over the points. Their shift is multiplied
         by the number of points of the cloud.
+
+    Raises
+    ------
+    ValueError
+        If names are unknown, or if an output that changes under rotations according to ``network.kind`` has a shift or
+        components with different scales. Components of a sum of representations may differ, since some of them may be
+        invariant.
 
     Examples
     --------
@@ -61,11 +72,20 @@ class Rescaled(Wrapper):
                     check_number(f"{argument}[{name!r}]", number)
         if unknown := set(extensive) - set(scale):
             raise ValueError(f"extensive: {sorted(unknown)} are not among the outputs {sorted(scale)}")
+        kinds = _kinds(network, scale)
+        for name in self.turning(network, scale):
+            _check_turning(name, kinds[name], torch.as_tensor(scale[name]), torch.as_tensor(shift.get(name, 0.0)))
         self.network, self.names, self.extensive = network, tuple(scale), tuple(extensive)
         for name in self.names:
             # Copied, because load_state_dict writes into buffers.
             self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)).clone())
             self.register_buffer(f"scale_{name}", torch.as_tensor(scale[name]).clone())
+
+    @staticmethod
+    def turning(network: object, names: Iterable[str]) -> list[str]:
+        """Return those of the named outputs that change under rotations according to ``network.kind``."""
+        kinds = _kinds(network, names)
+        return [name for name, one in kinds.items() if any(map(_turns, one if isinstance(one, tuple) else (one,)))]
 
     @property
     def kind(self) -> Any:
@@ -119,6 +139,28 @@ class Rescaled(Wrapper):
 
     def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
         return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output
+
+
+def _kinds(network: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the kind of each named output, or None if the network does not state it."""
+    stated = getattr(network, "kind", "invariant")
+    return {name: stated.get(name) if isinstance(stated, Mapping) else stated for name in names}
+
+
+def _turns(kind: Any) -> bool:
+    return kind in _TURNING if isinstance(kind, str) else isinstance(kind, Representation) and kind != Scalar()
+
+
+def _check_turning(name: str, kind: Any, scale: Tensor, shift: Tensor) -> None:
+    """Raise ValueError if an output that changes under rotations would no longer be equivariant."""
+    for argument, numbers in (("scale", scale), ("shift", shift)):
+        by_component = numbers.ndim > 0 and numbers.shape[-1] > 1
+        if numbers.is_meta or (by_component and isinstance(kind, DirectSum | Multiple | Irreps)):
+            continue
+        if argument == "shift" and bool(numbers.any()):
+            raise ValueError(f"shift[{name!r}]: expected 0 or none, since {name} turns with the points, got {shift}")
+        if argument == "scale" and by_component and bool((numbers != numbers[..., :1]).any()):
+            raise ValueError(f"scale[{name!r}]: expected one for all components of {name}, which turns, got {scale}")
 
 
 def _points_of_clouds(data: Any, clouds: int) -> Tensor:

@@ -11,10 +11,7 @@ from torch_geometric.data import Batch, Data
 from lieattn._checks import check_arguments, kind
 from lieattn._warnings import warn
 from lieattn.models import Rescaled
-from lieattn.reps import Representation, Scalar
 from lieattn.train._data import PointSetData
-
-_TURNING = ("vector", "position", "pseudovector", "pseudoscalar", "tensor", "rotation")
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
@@ -60,18 +57,12 @@ def shifted_targets(network: nn.Module, targets: Iterable[str], shift: list[str]
 
     ValueError is raised for outputs that change under rotations according to the ``kind`` of the network.
     """
-    stated = getattr(network, "kind", "invariant")
-    kinds = {name: stated.get(name) if isinstance(stated, Mapping) else stated for name in shift or targets}
-    turning = [name for name, kind in kinds.items() if any(map(_turns, kind if isinstance(kind, tuple) else (kind,)))]
+    turning = Rescaled.turning(network, shift or targets)
     if shift is None:
         return [name for name in targets if name in ("y", "energy") and name not in turning]
     if turning and shift:
         raise ValueError(f"shift: expected invariant numbers, but {turning} of the network change under rotations")
     return shift
-
-
-def _turns(kind: Any) -> bool:
-    return kind in _TURNING if isinstance(kind, str) else isinstance(kind, Representation) and kind != Scalar()
 
 
 def check_targets(targets: Mapping[str, float]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+from lieattn.certify import certify
 from lieattn.geometry import (
     FiniteFrames,
     Given,
@@ -19,6 +20,7 @@ from lieattn.geometry import (
 from lieattn.groups import (
     O,
     cyclic,
+    cyclic_about,
     dihedral_about,
     full_octahedral,
     icosahedral,
@@ -29,7 +31,7 @@ from lieattn.groups import (
     trivial,
 )
 from lieattn.models import DirectionConvNet, DirectionOptions, FieldModel
-from lieattn.nn import VectorHead, ZonalLinear
+from lieattn.nn import Heads, RotationHead, VectorHead, ZonalLinear
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.test_framewise import cloud, moved
 
@@ -292,6 +294,28 @@ def test_an_axis_may_be_given():
 def test_directions_that_cannot_be_had(frames, axis, message):
     with pytest.raises(ValueError, match=message):
         network(frames, options=replace(SMALL, axis=axis))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    # Mirrors contain the axes of the first two; the directions of the others are on one line.
+    [full_octahedral(), PrincipalFrames(improper=True), dihedral_about(3), cyclic_about(4)],
+    ids=["Oh", "principal", "D3", "C4"],
+)
+def test_directions_that_determine_no_pose(frames):
+    with pytest.raises(ValueError, match=r"head: a field over the directions of .* does not determine rotations"):
+        FieldModel(network(frames), Heads({"pose": RotationHead(6)}))
+    with pytest.raises(ValueError, match="does not determine rotations"):
+        network(frames).with_head(RotationHead(6))
+
+
+@pytest.mark.parametrize("frames", [octahedral(), PrincipalFrames(), dihedral_about(3)], ids=["O", "principal", "D3"])
+def test_poses_that_directions_determine_turn_along(frames):
+    options = replace(SMALL, axis=(1.0, 2.0, 4.0)) if frames == dihedral_about(3) else SMALL
+    model = randomize(FieldModel(network(frames, options=options), RotationHead(6)), spread=0.4).eval()
+    clouds = [Data(x=torch.randn(n, 3), pos=torch.randn(n, 3), vel=torch.randn(n, 3)) for n in (5, 6)]
+    found = certify(model, clouds, elements=2, rotations=1, continuity=False)
+    assert found.verdict == "kept", str(found)
 
 
 def test_clouds_that_cannot_be_had():

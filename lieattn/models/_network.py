@@ -238,11 +238,15 @@ class Network(EquivariantModule, Recomputing):
 
     def with_head(self, head: nn.Module) -> Self:
         """Return this network with another head. All other weights are shared, and this object does not change."""
+        self._check_head(head)
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
         vars(other)["_has_other_head"] = True
         other.has_kinks = self.has_kinks or bool(getattr(head, "has_kinks", False))
         return other
+
+    def _check_head(self, head: nn.Module) -> None:
+        """Raise ValueError if the field does not determine the outputs of a head."""
 
     @abc.abstractmethod
     def field(self, data: Any, geometry: Any = None) -> GroupField:
@@ -400,6 +404,7 @@ class FieldModel(Network):
             outputs = "rotations" if kind == "rotation" else "several outputs"
             raise ValueError(f"start, unit: expected none for {outputs}, got start={self.start}, unit={unit}")
         # The head of the network would not be trained, so checkpoints and counts of parameters should not include it.
+        network._check_head(head)
         self.network, self.head = network.with_head(nn.Identity()), head
         named = (*network.vector_inputs, *self.start)
         self.vector_inputs = tuple(name for name in dict.fromkeys(named) if name != "pos")

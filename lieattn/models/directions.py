@@ -42,9 +42,10 @@ from lieattn.models._network import (
 from lieattn.models._pair_inputs import with_pair_features
 from lieattn.models._poses import posed, refuse_lattices
 from lieattn.models._squares import of_squares
-from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, ZonalLinear
+from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms
+from lieattn.reps import Pseudovector
 
 _APART = 0.003  # fraction of the cutoff below which neighbors fade, so that points at the same place count nothing
 
@@ -133,6 +134,7 @@ class DirectionConvNet(Network):
         components along the directions.
     kind
         ``"invariant"`` for numbers; ``"vector"`` for vectors, means over the directions of n_a w(x, a) with numbers w.
+        They are in the span of the directions: along the axis if H is C_n about this axis.
     pool
         ``"mean"``, ``"sum"`` or ``"max"`` over the points of each cloud, or ``"none"`` for outputs at the points.
     options
@@ -141,7 +143,9 @@ class DirectionConvNet(Network):
     Raises
     ------
     ValueError
-        If H does not act on three coordinates, or if it has no rotation with an axis and the options give no axis.
+        If H does not act on three coordinates, or if it has no rotation with an axis and the options give no axis. In
+        :class:`lieattn.models.FieldModel`, if the head is a :class:`lieattn.nn.RotationHead` and mirrors map all
+        directions to themselves, or the directions are on one line: the poses would not be determined.
 
     Examples
     --------
@@ -224,6 +228,17 @@ class DirectionConvNet(Network):
         """Properties that the weights depend on, including the axis, the cutoff and the window."""
         axis = ", ".join(f"{number:.6f}" for number in self.axis.tolist())
         return {**super().tied_to(), "axis": axis, "cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
+
+    def _check_head(self, head: nn.Module) -> None:
+        """Refuse rotations if two vectors of a field that is constant on the cosets of K span no plane."""
+        if any(isinstance(part, RotationHead) for part in head.modules()):
+            turns = Pseudovector().matrix(self.group.elements)
+            fixed = turns[self.places.cpu() == self.places[0].cpu()].mean(dim=0)
+            if torch.linalg.matrix_rank((turns @ fixed).movedim(0, 1).flatten(1), rtol=1e-6) < 2:
+                raise ValueError(
+                    f"head: a field over the directions of {self.group.name} does not determine rotations; use another "
+                    "group such as tetrahedral(), another DirectionOptions(axis=...), or a FramewiseTransformer"
+                )
 
     def geometry(self, data: Any) -> LiftedGraph:
         """Lift the clouds.

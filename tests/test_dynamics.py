@@ -10,21 +10,39 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, lift
-from lieattn.groups import cyclic, octahedral
+from lieattn.certify import certify
+from lieattn.geometry import AllPairs, PrincipalFrames, lift
+from lieattn.groups import (
+    Dilations,
+    E,
+    FiniteGroup,
+    RotationDilations,
+    SemidirectProduct,
+    Sim,
+    cyclic,
+    octahedral,
+)
 from lieattn.models import (
+    AttentionOptions,
     CloudInputs,
+    EnergyForces,
     FramewiseTransformer,
     HamiltonianDynamics,
+    LieTransformer,
+    Lifting,
     Species,
+    Symmetry,
     Trajectory,
     energy_drift,
 )
 from lieattn.nn import CloudPool, FiberPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import MLPEncoding
+from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn_datasets import Springs
 
+# Shears of the plane by whole numbers preserve no distances; these two are a finite group.
+SHEARED = FiniteGroup.from_matrices([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, -1.0]]])
 GOLDENS = sorted((Path(__file__).parent / "goldens" / "lietransformer").glob("hamiltonian_*.npz"))
 
 
@@ -383,3 +401,41 @@ def test_missing_torchdiffeq_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchdiffeq", None)
     with pytest.raises(ImportError, match=r"pip install lieattn\[dynamics\]"):
         SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.1]), F)
+
+
+@pytest.mark.parametrize("module", [EnergyForces, HamiltonianDynamics])
+@pytest.mark.parametrize(
+    ("symmetry", "expected"),
+    [
+        (Symmetry(Sim(3)), "SE(3)"),
+        (Symmetry(RotationDilations(2)), "SO(2)"),
+        (Symmetry(SemidirectProduct(Dilations(2))), "R^2"),
+        (Symmetry(Dilations(2)), "no group"),
+        (Symmetry(SHEARED), "R^2"),
+        (Symmetry(SHEARED, translations=False), "no group"),
+        (Symmetry(E(3)), "E(3)"),
+        (Symmetry(cyclic(4)), "R^2 x| C4"),
+        (Symmetry(None), "no group"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gradients_have_the_symmetry_without_dilations(module, symmetry, expected):
+    energy = SpringPotential()
+    energy.symmetry = symmetry
+    made = module(energy, jumps="allow")
+    assert made.symmetry.name == expected
+    assert ("dilation" in made.guarantee) == (symmetry.name != expected)
+    assert expected in made.guarantee or expected == "no group"
+
+
+def test_forces_of_similarities_are_certified():
+    """They are divided by the factor of a dilation, so promising Sim(2) for vectors would be wrong."""
+    frames, attention = PrincipalFrames(), AttentionOptions(hidden=4)
+    space = {"space": Euclidean(Sim(2)), "neighborhood": AllPairs(), "lifting": Lifting(local=0)}
+    network = LieTransformer(1, 1, frames=frames, channels=8, layers=1, heads=2, attention=attention, **space)
+    model = randomize(EnergyForces(network, jumps="allow"), spread=0.4).eval()
+    clouds = [Data(x=torch.randn(n, 1), pos=torch.randn(n, 2)) for n in (4, 5)]
+    options = {"elements": 2, "rotations": 1, "continuity": False, "dtypes": [torch.float64]}
+    found = certify(model, clouds, **options)
+    assert (found.verdict, found.group) == ("kept", "SE(2)"), str(found)
+    assert certify(model, clouds, Sim(2), **options).verdict == "failed"

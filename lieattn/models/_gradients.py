@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,18 @@ from torch import Tensor, nn
 
 from lieattn._functional import transformed
 from lieattn._recorded import uncompiled
+from lieattn.groups import (
+    SE,
+    SO,
+    Dilations,
+    FiniteGroup,
+    Group,
+    RotationDilations,
+    SemidirectProduct,
+    Translations,
+    linear_part,
+)
+from lieattn.models._network import Symmetry
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # energies [clouds], and other outputs by name
 
@@ -66,3 +79,28 @@ def usable(value: Any) -> Any:
         with torch.inference_mode(False):
             return value.clone()
     return value
+
+
+def symmetry_of_gradients(energy: Symmetry) -> Symmetry:
+    """Return the part of the symmetry of an energy under which its gradients are vectors: motions without dilations.
+
+    If positions are multiplied by r and the energy does not change, vectors are multiplied by r, and gradients divided.
+    """
+    group, average = (_without_dilations(found, energy.translations) for found in (energy.group, energy.on_average))
+    if group is energy.group and average is energy.on_average:
+        return energy
+    note = "gradients are divided by the factor of a dilation, so they are no vectors under dilations"
+    return replace(energy, group=group, on_average=average, notes=(*energy.notes, note))
+
+
+def _without_dilations(group: Group | None, translations: bool) -> Group | None:
+    """Return the subgroup that preserves distances; a group that the library does not define is returned unchanged."""
+    linear = linear_part(group)
+    moves = isinstance(group, SemidirectProduct) or (isinstance(group, FiniteGroup) and translations)
+    if group is None or (isinstance(linear, FiniteGroup) and linear.is_orthogonal):
+        return group
+    if isinstance(linear, RotationDilations):
+        return SE(group.dim) if moves else SO(group.dim)
+    if isinstance(linear, Dilations | FiniteGroup):
+        return Translations(group.dim) if moves else None
+    return group

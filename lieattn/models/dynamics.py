@@ -13,9 +13,16 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, kind
 from lieattn.geometry import point_clouds
-from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, usable
+from lieattn.models._gradients import (
+    Outputs,
+    check_derivatives,
+    energy_and_gradients,
+    symmetry_of_gradients,
+    usable,
+)
 from lieattn.models._hamiltonian_system import System
 from lieattn.models._jumps import Jumps, make_continuous
+from lieattn.models._network import Symmetry
 from lieattn.models._poses import without_lattice
 from lieattn.models._wrapper import Wrapper
 
@@ -58,7 +65,8 @@ class EnergyForces(Wrapper):
 
     **Equivariance.** If the network is invariant to a group of motions, the forces rotate with the points, F ↦ R F, and
     stresses and virials transform as tensors, σ ↦ R σ Rᵀ. If the network is invariant to translations, the forces of a
-    cloud sum to zero.
+    cloud sum to zero. If it is invariant to dilations too, these divide the forces by their factor, so the
+    :attr:`symmetry` has only the motions that preserve distances.
 
     In training mode the results are differentiable, so that losses on forces are differentiated twice; in eval mode
     they are detached. Gradients are computed even under ``torch.no_grad`` and ``torch.inference_mode``.
@@ -97,6 +105,11 @@ class EnergyForces(Wrapper):
         make_continuous("model", model, jumps)
         super().__init__(model)
         self.model, self.stress = model, stress
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """The symmetry of the energy without dilations, which multiply vectors by a factor and divide forces by it."""
+        return symmetry_of_gradients(super().symmetry)
 
     @property
     def jumps(self) -> tuple[str, ...] | None:
@@ -314,6 +327,11 @@ class HamiltonianDynamics(Wrapper):
         self.vector_inputs = tuple(dict.fromkeys(("momentum", "vel", *self.vector_inputs)))
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
         self.options = dict(options or {})
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """The symmetry of the potential, without dilations."""
+        return symmetry_of_gradients(super().symmetry)
 
     def tied_to(self) -> dict[str, str]:
         """Return whether the potential, on which the weights depend, sees positions relative to the mean."""

@@ -286,9 +286,12 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 
 def shown(value: object) -> str:
-    """Return the text of a value in messages: its ``repr`` if that is short, otherwise its type."""
+    """Return a value in messages: its ``repr`` if that is short, otherwise its type and the types of its entries."""
     text = "" if isinstance(value, Tensor) else repr(value)
-    return text if 0 < len(text) < _SHORT else kind(value)
+    if 0 < len(text) < _SHORT:
+        return text
+    entries = dict.fromkeys(map(kind, value)) if isinstance(value, list | tuple) else ()
+    return f"{kind(value)} of {', '.join(entries)}" if entries else kind(value)
 
 
 class _Kind(NamedTuple):

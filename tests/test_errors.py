@@ -837,6 +837,12 @@ LAYERS = [
         ("encoding: RotaryEncoding", "'framewise'", "not with pattern 'query_sum'"),
     ),
     (
+        "encodings of which one is no function",
+        lambda: layer(encoding=[CoordinateEncoding(2, 6), FiberEncoding(cyclic(4), 6)]),
+        TypeError,
+        ("encoding: ", "each entry is a RelativeFunction", "got list of CoordinateEncoding, FiberEncoding"),
+    ),
+    (
         "encoding of another group",
         lambda: layer(encoding=CoordinateEncoding(2, 4, cyclic(8))),
         ValueError,

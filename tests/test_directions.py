@@ -312,6 +312,8 @@ def test_directions_that_determine_no_pose(frames):
 @pytest.mark.parametrize("frames", [octahedral(), PrincipalFrames(), dihedral_about(3)], ids=["O", "principal", "D3"])
 def test_poses_that_directions_determine_turn_along(frames):
     options = replace(SMALL, axis=(1.0, 2.0, 4.0)) if frames == dihedral_about(3) else SMALL
+    with torch.device("meta"):
+        FieldModel(DirectionConvNet(frames, 3, 2, neighborhood=Radius(2.0), options=options), RotationHead(32))
     model = randomize(FieldModel(network(frames, options=options), RotationHead(6)), spread=0.4).eval()
     clouds = [Data(x=torch.randn(n, 3), pos=torch.randn(n, 3), vel=torch.randn(n, 3)) for n in (5, 6)]
     found = certify(model, clouds, elements=2, rotations=1, continuity=False)

@@ -230,15 +230,13 @@ class DirectionConvNet(Network):
         return {**super().tied_to(), "axis": axis, "cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
 
     def _check_head(self, head: nn.Module) -> None:
-        """Refuse rotations if two vectors of a field that is constant on the cosets of K span no plane."""
-        if any(isinstance(part, RotationHead) for part in head.modules()):
-            turns = Pseudovector().matrix(self.group.elements)
-            fixed = turns[self.places.cpu() == self.places[0].cpu()].mean(dim=0)
-            if torch.linalg.matrix_rank((turns @ fixed).movedim(0, 1).flatten(1), rtol=1e-6) < 2:
-                raise ValueError(
-                    f"head: a field over the directions of {self.group.name} does not determine rotations; use another "
-                    "group such as tetrahedral(), another DirectionOptions(axis=...), or a FramewiseTransformer"
-                )
+        """Refuse rotations that the field, which is constant on the cosets of K, does not determine."""
+        turning = any(isinstance(part, RotationHead) for part in head.modules())
+        if turning and not _has_planes_of_pseudovectors(self.group, self.axis):
+            raise ValueError(
+                f"head: a field over the directions of {self.group.name} does not determine rotations; use another "
+                "group such as tetrahedral(), another DirectionOptions(axis=...), or a FramewiseTransformer"
+            )
 
     def geometry(self, data: Any) -> LiftedGraph:
         """Lift the clouds.
@@ -429,3 +427,12 @@ def _orbit(group: FiniteGroup, axis: Tensor) -> tuple[Tensor, Tensor]:
         if not near:
             directions.append(image)
     return torch.tensor(places), torch.stack(directions)
+
+
+@on_cpu
+def _has_planes_of_pseudovectors(group: FiniteGroup, axis: Tensor) -> bool:
+    """Return whether the pseudovectors that K preserves, and their images under H, span at least a plane."""
+    places, _ = _orbit(group, axis)
+    turns = Pseudovector().matrix(group.elements)
+    preserved = turns[places == places[group.identity_index]].mean(dim=0)
+    return int(torch.linalg.matrix_rank((turns @ preserved).movedim(0, 1).flatten(1), rtol=1e-6)) >= 2

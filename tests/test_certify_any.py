@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
@@ -521,6 +522,25 @@ def test_functions_of_a_batch_and_forces_that_are_gradients():
     assert certificate.verdict == "failed"
     assert {row.check for row in certificate.rows if row.passed is False} == {"gradient"}
     assert row.relative == pytest.approx(0.01, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forces_are_judged_between_the_kinks_of_an_energy(seed):
+    """Steps across a kink say nothing about the slope beside it, so only the last and shortest ones count."""
+
+    def bent(data: Batch, factor: float = 1.0) -> dict[str, torch.Tensor]:
+        i, j = pairs(data.batch)
+        pos = data.pos.detach().requires_grad_()
+        steps = (pos[i] - pos[j]).norm(dim=1, keepdim=True) - torch.linspace(0.2, 4.0, 400, dtype=pos.dtype)
+        signs = torch.tensor([1.0, -1.0]).repeat(200).to(pos)
+        energy = 0.25 * global_add_pool((steps.relu() * signs).sum(dim=1).square(), data.batch[i])
+        (slope,) = torch.autograd.grad(energy.sum(), pos)
+        return {"energy": energy.detach(), "forces": -factor * slope}
+
+    for factor in (1.0, 1.01):
+        found = certify(partial(bent, factor=factor), clouds(), E(3), outputs=KINDS, seed=seed, **QUICK)
+        (row,) = [row for row in found.rows if row.check == "gradient"]
+        assert row.passed == (factor == 1), str(found)
 
 
 @pytest.mark.parametrize("sizes", [(1, 6), (6, 1)], ids=str)

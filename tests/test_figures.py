@@ -39,7 +39,10 @@ SMALL = {
 SPRINGS = ROOT / "examples/configs/springs.yaml"
 SETTINGS = {
     "trainer": {"max_steps": 1, "default_root_dir": "runs", "logger": False, "accelerator": "cpu"},
-    "data": {split: {"class_path": "lieattn_datasets.Springs", "init_args": {"size": 2}} for split in ("train", "val", "test")},
+    "data": {
+        split: {"class_path": "lieattn_datasets.Springs", "init_args": {"size": 2}}
+        for split in ("train", "val", "test")
+    },
 }
 
 

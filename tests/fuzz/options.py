@@ -132,18 +132,29 @@ def _check(case: dict[str, Any]) -> Finding | Verdict:
     try:
         network = _around(case["around"], make(out_channels=1, **seen, **_built(case["options"])), case)
     except (ValueError, TypeError) as error:
-        return Verdict.NAMED if ":" in str(error) else Finding(Verdict.UNNAMED, f"{error}: {case}")
+        return Verdict.NAMED if named(error, *_names(case)) else Finding(Verdict.UNNAMED, f"{error}: {case}")
     generator = torch.Generator().manual_seed(case["seed"])
     network = randomize(network, spread=0.3).double().eval()
     clouds = [_cloud(size, case["dim"], generator) for size in (5, 7)]
     try:
         found = certify(network, clouds, elements=1, rotations=1, continuity=False, dtypes=[torch.float64])
     except ValueError as error:
-        return Verdict.NAMED if named(error, "neighborhood", "model", "frames", "of", "data") else Verdict.UNNAMED
+        return Verdict.NAMED if named(error, *_names(case)) else Finding(Verdict.UNNAMED, f"{error}: {case}")
     if found.verdict == "failed":
         failed = "; ".join(line for line in str(found).splitlines() if line.endswith("FAILED"))
         return Finding(Verdict.SILENT, f"{failed}: {case}")
     return Verdict.CORRECT
+
+
+def _names(case: dict[str, Any]) -> set[str]:
+    """Return how messages begin: with the name of an argument of the model, of its options, or of what is around it."""
+    names = {"model", "head", "shift", "frames", "kind", "pool", "neighborhood", "cutoff"}
+    classes = [_MODELS[case["model"]][0]]
+    while classes:
+        optional = _choices(classes.pop())
+        names |= {name for name, _, _ in optional}
+        classes += [options for _, _, options in optional if options is not None]
+    return {f"{name}{end}" for name in names for end in (":", "[", ", ")}
 
 
 def _built(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Container, Iterable
+from functools import cache
 
 import pytest
 import torch
@@ -30,6 +31,31 @@ from lieattn.groups import (
 def some(cases: Iterable, quick: Container) -> list:
     """Return the cases as parameters of a test, marked slow except for a few that together cover most branches."""
     return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
+@cache
+def turns(group: FiniteGroup) -> tuple[int, ...]:
+    """Return the indices of a few elements that generate a group, and of the last element.
+
+    A layer that commutes with generators, at random points, commutes with all elements. The last element is a product
+    of several generators in most groups.
+    """
+    chosen, reached = [], {group.identity_index}
+    while len(reached) < group.order:
+        chosen.append(max(set(range(group.order)) - reached, key=lambda g: (element_order(group, g), -g)))
+        fresh = reached = reached | {chosen[-1]}
+        while fresh:
+            products = {int(group.cayley[a, b]) for a in fresh for b in chosen}
+            fresh, reached = products - reached, reached | products
+    return tuple(dict.fromkeys([*chosen, group.order - 1]))
+
+
+def element_order(group: FiniteGroup, g: int) -> int:
+    """Return the smallest positive power of an element that is the identity."""
+    power, order = g, 1
+    while power != group.identity_index:
+        power, order = int(group.cayley[power, g]), order + 1
+    return order
 
 
 # An axis and a rotation in general position, so that no matrix entry is 0, 1/2 or 1 by chance.

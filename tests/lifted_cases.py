@@ -19,7 +19,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import SE, SO, E, FiniteGroup, O, SemidirectProduct, Translations, cyclic, dihedral_about
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
-from tests.cases import SMALL_GROUPS
+from tests.cases import SMALL_GROUPS, turns
 
 POINTS = 12
 RADIUS = 1.6
@@ -80,7 +80,7 @@ def _finite(group, frames=None, neighborhood=None):
 
     def moves(pos, batch):
         generator = torch.Generator().manual_seed(1)
-        for h in range(group.order):
+        for h in turns(group):
             shift = torch.randn(group.dim, generator=generator, dtype=torch.float64).to(pos)
             moved = group.act(h, pos) + shift
             yield moved, lambda field, h=h: group.translate(h, field), lifted(moved, batch)

@@ -33,7 +33,7 @@ from lieattn.nn._paper_attention import FiberAffine
 from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativeFunction, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, equivariance_error, randomize
-from tests.cases import SMALL_GROUPS
+from tests.cases import SMALL_GROUPS, turns
 
 CHANNELS, WIDTH, HEADS = 3, 6, 2
 SMOOTH = FourierFeatures(hidden=5)
@@ -80,6 +80,7 @@ def test_layers_commute_with_the_group(kind, group, dtype):
             x,
             pos,
             input_field=kind != "lifting",
+            elements=turns(group),
         )
 
 
@@ -103,8 +104,9 @@ def test_layers_of_the_fiber_commute_with_the_group(group, dtype):
     batch = torch.arange(12) % 2
     pos, x = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), field("affine", group, 12, dtype)
     with torch.no_grad():
-        assert_equivariant(lambda x, pos: query(x), group, x, pos)
-        assert_equivariant(lambda x, pos: excite(x, lift(pos, group, Radius(1.6), batch=batch)), group, x, pos)
+        assert_equivariant(lambda x, pos: query(x), group, x, pos, elements=turns(group))
+        excited = lambda x, pos: excite(x, lift(pos, group, Radius(1.6), batch=batch))  # noqa: E731
+        assert_equivariant(excited, group, x, pos, elements=turns(group))
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -182,7 +184,12 @@ def test_tables_on_turned_grids(group, kind, dtype):
     x = field(kind, group, len(pos), dtype)
     with torch.no_grad():
         assert_equivariant(
-            lambda x, pos: layer(x, lift(pos, group, Radius(2.1))), group, x, pos, input_field=kind != "lifting"
+            lambda x, pos: layer(x, lift(pos, group, Radius(2.1))),
+            group,
+            x,
+            pos,
+            input_field=kind != "lifting",
+            elements=turns(group),
         )
 
 
@@ -204,7 +211,7 @@ def test_turned_arrays(group, kind, size, border, dtype):
     upright, across = (lift(pixel_positions(*s, dtype=dtype), group, PixelSquare(size)) for s in (sides, sides[::-1]))
     with torch.no_grad():
         out = layer(x, upright)
-        for h in range(group.order):
+        for h in turns(group):
             graph = upright if bool(group.elements[h, 0, 0]) else across
             found, wanted = layer(turned(group, h, x, *sides), graph), turned(group, h, out, *sides)
             tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * float(wanted.abs().max().clamp(min=1))
@@ -220,7 +227,8 @@ def test_voxels(group, border):
     layer = layer_of("affine", group, RelativePositionTable.square(3, dim=3, border=border), channels=4)
     x = field("affine", group, len(pos))
     with torch.no_grad():
-        assert_equivariant(lambda x, pos: layer(x, lift(pos, group, PixelSquare(3))), group, x, pos)
+        call = lambda x, pos: layer(x, lift(pos, group, PixelSquare(3)))  # noqa: E731
+        assert_equivariant(call, group, x, pos, elements=turns(group))
 
 
 def test_a_zero_border_has_an_edge_for_every_offset():
@@ -650,7 +658,7 @@ def change(model, group, rows=8, columns=12):
     dtype = next(model.parameters()).dtype
     images = torch.randn(2, 2, rows, columns, dtype=dtype)
     wanted = model(images)
-    moved = [model(act_on_grid(group, h, images)) for h in range(group.order)]
+    moved = [model(act_on_grid(group, h, images)) for h in turns(group)]
     return max(float((m - wanted).abs().max()) for m in moved) / float(wanted.abs().max().clamp(min=1))
 
 
@@ -726,7 +734,7 @@ def test_vectors_go_in_and_out(group, layer):
         still = data.clone()
         still.wind = torch.zeros_like(data.wind)
         assert (whole(still) - wanted).abs().max() > 1e-3, "vectors must be seen"
-        for h in range(group.order):
+        for h in turns(group):
             moved = data.clone()
             moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
             error = (whole(moved) - group.act(h, wanted)).abs().max()

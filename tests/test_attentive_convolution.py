@@ -43,6 +43,7 @@ from lieattn.ops import (
 )
 from lieattn.testing import randomize
 from lieattn.viz import attention_picture, attention_under_group
+from tests.cases import turns
 from tests.parity import attentive_gconv as parity
 from tests.test_group_convolution import every_lattice_group, grid_error
 
@@ -310,7 +311,7 @@ def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
 
 def check_theorem(layer, group, x):
     maps = layer.attend(x, return_maps=True)[1]
-    for h in range(0, group.order, 1 + group.order // 12):
+    for h in turns(group):
         moved = layer.attend(act_on_grid(group, h, x), return_maps=True)[1]
         for part in ("channel", "spatial"):
             before, behind = getattr(maps, part), getattr(moved, part)
@@ -564,7 +565,7 @@ def test_networks_are_invariant(name, group, kind):
         logits = network(images)
         size = max(1, float(logits.abs().max()))
         assert (logits[0] - logits[1]).abs().max() > 1e-6, "the network must see its input"
-        for h in range(1, group.order):
+        for h in turns(group):
             assert (network(act_on_grid(group, h, images)) - logits).abs().max() < 1e-10 * size
 
 
@@ -669,7 +670,7 @@ def test_vectors_go_in_and_out(name, group, kind):
         still = data.clone()
         still.wind = torch.zeros_like(data.wind)
         assert (model(still) - expected).abs().max() > 1e-6, "vectors must be seen"
-        for h in range(group.order):
+        for h in turns(group):
             moved = data.clone()
             moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
             error = (model(moved) - group.act(h, expected)).abs().max()

@@ -13,6 +13,7 @@ from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops.kernels.dense import _launch as few_channels
 from lieattn.testing import randomize
+from tests.cases import turns
 
 PATTERNS = ("joint", "framewise")
 CLOUDS = {
@@ -183,7 +184,7 @@ def test_rotary_attention_is_equivariant(group):
     batch = CLOUDS["ragged"]
     pos, x = torch.randn(10, 2, dtype=torch.float64), torch.randn(10, group.order, 4, dtype=torch.float64)
     out = layer(x, lift(pos, group, AllPairs(), batch=batch))
-    for h in range(group.order):
+    for h in turns(group):
         moved = lift(pos @ group.elements[h].T + 1.0, group, AllPairs(), batch=batch)
         turned = layer(group.translate(h, x), moved)
         expected = group.translate(h, out)

@@ -33,6 +33,7 @@ from lieattn.groups import (
 from lieattn.models import DirectionConvNet, DirectionOptions, FieldModel
 from lieattn.nn import Heads, RotationHead, VectorHead, ZonalLinear
 from lieattn.testing import TOLERANCE, randomize, relative_error
+from tests.cases import turns
 from tests.test_framewise import cloud, moved
 
 # H, and the number of directions for the axis that the network chooses.
@@ -142,7 +143,7 @@ def test_outputs_and_fields_move_along(name, dtype, kind):
     expected, field = model(data), model.field(data).x
     assert field.shape == (8, group.order, 6)
     assert expected.abs().max() > 1e-2
-    for h in range(0, group.order, max(1, group.order // 12)):
+    for h in turns(group):
         turned = group.act(h, expected) if kind == "vector" else expected
         other = moved(data, group, h)
         assert relative_error(model(other), turned) < TOLERANCE[dtype]

@@ -40,6 +40,7 @@ from lieattn.nn.relative import MLPEncoding
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn_datasets import Springs
+from tests.cases import turns
 
 # Shears of the plane by whole numbers preserve no distances; these two are a finite group.
 SHEARED = FiniteGroup.from_matrices([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, -1.0]]])
@@ -200,7 +201,7 @@ def test_trajectories_turn_with_the_initial_state(group):
     times = torch.linspace(0, 0.5, 4, dtype=torch.float64)
     with torch.no_grad():
         path = dynamics.trajectory(q, p, mass, times, features)
-        for g in range(0, group.order, 5):
+        for g in turns(group):
             moved = dynamics.trajectory(group.act(g, q) + 3.0, group.act(g, p), mass, times, features)
             torch.testing.assert_close(moved.position, group.act(g, path.position) + 3.0, atol=1e-9, rtol=0)
             torch.testing.assert_close(moved.momentum, group.act(g, path.momentum), atol=1e-9, rtol=0)

@@ -37,7 +37,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import FourierFeatures, MLPEncoding, NetworkKernel, PerHeadMLP, RotaryEncoding, TableEncoding
 from lieattn.ops import backend
 from lieattn.testing import assert_equivariant, equivariance_error, randomize, relative_error
-from tests.cases import SMALL_GROUPS
+from tests.cases import SMALL_GROUPS, turns
 from tests.conftest import BACKENDS
 from tests.lifted_cases import LIFTED
 
@@ -337,6 +337,7 @@ def test_tables_on_images(group, name, dtype):
             x,
             pos,
             input_field=name != "lifting",
+            elements=turns(group),
         )
 
 
@@ -351,7 +352,7 @@ def test_pixel_squares_are_exact_for_quarter_turns(name, group):
     x = torch.randn(len(pos), *fiber, CHANNELS, dtype=pos.dtype)
     graph = lift(pos, group, PixelSquare(3))
     out = layer(x, graph)
-    for h in range(group.order):
+    for h in turns(group):
         # The pixel that moves to each place, found from the coordinates.
         came_from = torch.cdist(pos, group.act(h, pos)).argmin(dim=1)
         turned = x[came_from] if name == "lifting" else group.translate(h, x[came_from])

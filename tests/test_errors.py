@@ -1035,6 +1035,12 @@ LAYERS = [
         ValueError,
         ("tolerance: expected one for torch.float16", "torch.float64", "torch.float32"),
     ),
+    (
+        "check of no elements",
+        lambda: assert_equivariant(lambda x, p: x, cyclic(4), zeros(6, 4, 1), POINTS, elements=[]),
+        ValueError,
+        ("elements: expected indices", "got none"),
+    ),
     ("score without coordinates", lambda: pair_score("sum", 4, 0, 2), ValueError, ("coordinates: ", "got 0")),
     ("block of no channels", lambda: PreNormBlock(layer(), 0, 4), ValueError, ("in_channels: ", "got 0")),
     (

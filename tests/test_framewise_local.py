@@ -26,7 +26,7 @@ from lieattn.models import FramewiseOptions, FramewiseTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
 from lieattn.ops import RelativeTerms
 from lieattn.testing import TOLERANCE, randomize, relative_error
-from tests.cases import GROUPS, SMALL_GROUPS
+from tests.cases import GROUPS, SMALL_GROUPS, turns
 from tests.test_framewise import CHANNELS, check_invariant, cloud, moved, network
 
 KLEIN = dihedral_about(2)
@@ -64,7 +64,7 @@ def test_vector_outputs_turn_with_neighborhoods(group):
     model, data = network(group, kind="vector", **LOCAL).double(), cloud(group, (4, 3))
     expected = model(data)
     assert expected.abs().max() > 1e-2
-    for h in range(group.order):
+    for h in turns(group):
         assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
 
 
@@ -76,7 +76,7 @@ def test_separable_networks_are_equivariant(group, kind, dtype):
     data = cloud(group, (4, 1, 3), dtype)
     expected = model(data)
     assert expected.abs().max() > 1e-2
-    for h in range(group.order):
+    for h in turns(group):
         turned = group.act(h, expected) if kind == "vector" else expected
         assert relative_error(model(moved(data, group, h)), turned) < TOLERANCE[dtype]
 

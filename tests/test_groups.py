@@ -15,7 +15,7 @@ from lieattn import groups
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, SemidirectProduct, cyclic, dihedral, dihedral_about, tetrahedral
 from lieattn.models import GSANet
-from tests.cases import GROUPS, OBLIQUE, oblique_rotation
+from tests.cases import GROUPS, OBLIQUE, element_order, oblique_rotation
 
 SHEAR = torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64)
 ALL = {**GROUPS, "C4_sheared": cyclic(4).conjugate(SHEAR, "sheared C4")}
@@ -277,7 +277,7 @@ def test_element_orders_of_the_polyhedral_groups():
     """The numbers of rotations by 1/1, 1/2, 1/3 ... of a turn distinguish T, O and I from all other groups."""
     census = {"T": {1: 1, 2: 3, 3: 8}, "O": {1: 1, 2: 9, 3: 8, 4: 6}, "I": {1: 1, 2: 15, 3: 20, 5: 24}}
     for name, wanted in census.items():
-        found = [_element_order(GROUPS[name], g) for g in range(GROUPS[name].order)]
+        found = [element_order(GROUPS[name], g) for g in range(GROUPS[name].order)]
         assert {k: found.count(k) for k in sorted(set(found))} == wanted
 
 
@@ -327,13 +327,6 @@ def test_commuting_product_puts_the_first_group_first():
     assert product == groups.pyritohedral()
     torch.testing.assert_close(product.elements[:12], tetrahedral().elements, rtol=0, atol=0)
     torch.testing.assert_close(product.elements[12:], -tetrahedral().elements, rtol=0, atol=0)
-
-
-def _element_order(group, g):
-    power, count = g, 1
-    while power != group.identity_index:
-        power, count = int(group.cayley[power, g]), count + 1
-    return count
 
 
 # --- construction ---------------------------------------------------------------------------------------------

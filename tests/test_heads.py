@@ -34,7 +34,7 @@ from lieattn.ops import backend
 from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, PositionDirection
 from lieattn.testing import randomize, relative_error
-from tests.cases import GROUPS, SMALL_GROUPS
+from tests.cases import GROUPS, SMALL_GROUPS, turns
 from tests.test_reps import rotations
 
 every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
@@ -88,7 +88,7 @@ def test_fields_on_points(group):
         randomize(head.double())
         out = head(x, group)
         assert out.shape == (5, head.rep.dim)
-        for g in range(group.order):
+        for g in turns(group):
             moved = head(group.translate(g, x), group)
             torch.testing.assert_close(moved, head.rep.act(group.elements[g], out), atol=1e-12, rtol=0)
 
@@ -110,7 +110,7 @@ def test_dipoles_and_polarizabilities(group):
     assert [tuple(out.shape) for out in expected] == [(4, group.dim)] * 2 + [(4, group.dim, group.dim)]
     assert all(not out[1].any() for out in expected)
     torch.testing.assert_close(expected[2], expected[2].mT)
-    for g in range(group.order):
+    for g in turns(group):
         R = group.elements[g]
         mu, charged, alpha = call(group.translate(g, x), pos @ R.T + 5.0)
         torch.testing.assert_close(mu, expected[0] @ R.T, atol=1e-11, rtol=0)
@@ -135,7 +135,7 @@ def test_rotations(group):
         still = call(x, pos)
         assert still.shape == (2, 3, 3)
         torch.testing.assert_close(still.det(), torch.ones(2).double(), atol=tolerance, rtol=0)
-        for g in range(group.order):
+        for g in turns(group):
             turn = group.elements[g] * group.elements[g].det()
             moved = call(group.translate(g, x), group.act(g, pos) + 1.0)
             torch.testing.assert_close(moved, turn @ still, atol=tolerance, rtol=0)
@@ -282,7 +282,7 @@ def test_forces_turn_with_the_points_and_sum_to_zero(group):
     energy, force = forces(data)
     assert float(force.abs().max()) > 1e-3
     torch.testing.assert_close(force.sum(dim=0), torch.zeros(group.dim).double(), atol=1e-12, rtol=0)
-    for g in range(group.order):
+    for g in turns(group):
         moved = data.clone()
         moved.pos, moved.vel = group.act(g, data.pos) + 2.0, group.act(g, data.vel)
         turned = forces(moved)

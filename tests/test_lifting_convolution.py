@@ -11,7 +11,7 @@ from lieattn.nn import FrameMessages, LiftingConvolution
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork
 from lieattn.ops import bessel_functions, smooth_lengths, smooth_window
 from lieattn.testing import TOLERANCE, randomize, relative_error
-from tests.cases import GROUPS
+from tests.cases import GROUPS, turns
 
 DOUBLE = torch.float64
 CUTOFF = 1.7
@@ -103,7 +103,7 @@ def test_messages_commute_with_finite_groups(group):
     pos, x, v = inputs(7, group.dim)
     field = torch.randn(7, group.order, 4, dtype=DOUBLE)
     expected = messages(conv, field, seen(pos, group), x, v)
-    for h in range(0, group.order, max(1, group.order // 12)):
+    for h in turns(group):
         graph = seen(group.act(h, pos) - 0.4, group)
         found = messages(conv, group.translate(h, field), graph, x, group.act(h, v))
         assert relative_error(found, group.translate(h, expected)) < 1e-10
@@ -124,7 +124,7 @@ def test_finite_groups_translate_the_field(group, dtype):
     conv = layer(group.dim, dtype=dtype)
     pos, x, v = inputs(7, group.dim, dtype)
     expected = conv(seen(pos, group), x, v[:, None])
-    for h in range(0, group.order, max(1, group.order // 12)):
+    for h in turns(group):
         moved = group.act(h, pos) + 0.7
         found = conv(seen(moved, group), x, group.act(h, v)[:, None])
         assert relative_error(found, group.translate(h, expected)) < TOLERANCE[dtype]

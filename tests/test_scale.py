@@ -14,6 +14,7 @@ from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
+from tests.cases import turns
 
 F64 = torch.float64
 CHANNELS, HEADS = 8, 2
@@ -156,7 +157,7 @@ def test_turning_the_cloud_permutes_the_frames(name):
     pos, x, batch = cloud(group)
     modules = network(group, 1)
     expected = evaluate(modules, group, pos, x, batch, FIBER)
-    for h in range(group.order):
+    for h in turns(group):
         moved = group.act(h, pos) + torch.tensor([0.3, -2.0])
         found = evaluate(modules, group, moved, x, batch, FIBER)
         assert relative_error(found, group.translate(h, expected)) < TOLERANCE[F64]

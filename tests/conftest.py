@@ -6,6 +6,7 @@ import logging.handlers
 import os
 from pathlib import Path
 
+import e3nn
 import pytest
 import torch
 
@@ -41,6 +42,11 @@ FIRST = (
     "test_cells_run_in_other_interpreters",
     "test_operator_through_inductor",
 )
+
+
+# e3nn would spend most of the time of many tests on the order of products of small matrices.
+if "LIEATTN_SLOW" not in os.environ:
+    e3nn.set_optimization_defaults(optimize_einsums=False)
 
 
 # The modules and the list of tests are some millions of objects, which every collection of garbage would visit.

@@ -43,6 +43,7 @@ from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivia
 from lieattn.models import AffineSelfConvNet
 from lieattn.testing import randomize
 from lieattn.viz import comparison, save
+from tests.cases import some
 
 HERE = __name__
 
@@ -406,7 +407,7 @@ def test_interrupted_averages_continue_to_the_same_record(tmp_path, monkeypatch)
     assert without_times(compare(tmp_path / "parts", **options)) == whole
 
 
-@pytest.mark.parametrize("step", [3, 4, 6, 10])
+@pytest.mark.parametrize("step", some([3, 4, 6, 10], [6]))
 def test_interrupted_cell_continues_to_the_same_record(finished, tmp_path, monkeypatch, capsys, step):
     """Step 4 is validated, step 6 ends an epoch, and step 10 ends the training."""
     real = budgets.Budget.on_train_batch_end

@@ -59,6 +59,7 @@ from lieattn.train import (
 )
 from lieattn.train._checkpoint import FORMAT, check_content, describe_group, describe_input
 from lieattn.train._data import random_state, set_random_state
+from tests.cases import some
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -501,7 +502,7 @@ def assert_continues(root: Path, crash: int, **options) -> None:
         assert torch.equal(value, parts.state_dict()[key]), key
 
 
-@pytest.mark.parametrize("step", [1, 4, 5, 6, 10, 13])
+@pytest.mark.parametrize("step", some([1, 4, 5, 6, 10, 13], [4, 10]))
 def test_continued_from_any_step(tmp_path, step):
     """Steps 5 and 10 begin epochs, so their checkpoint was saved after the validation."""
     assert_continues(tmp_path, step)
@@ -510,17 +511,17 @@ def test_continued_from_any_step(tmp_path, step):
 @pytest.mark.parametrize(
     "options",
     [
-        {"workers": 1},
+        pytest.param({"workers": 1}, marks=pytest.mark.slow),
         {"accumulate_grad_batches": 2},
-        {"max_steps": 12, "max_epochs": -1, "crash": 6},
-        {"max_steps": 12, "max_epochs": -1, "crash": 5},
-        {"limit_train_batches": 3, "crash": 4},
-        {"overfit_batches": 2, "crash": 3},
+        pytest.param({"max_steps": 12, "max_epochs": -1, "crash": 6}, marks=pytest.mark.slow),
+        pytest.param({"max_steps": 12, "max_epochs": -1, "crash": 5}, marks=pytest.mark.slow),
+        pytest.param({"limit_train_batches": 3, "crash": 4}, marks=pytest.mark.slow),
+        pytest.param({"overfit_batches": 2, "crash": 3}, marks=pytest.mark.slow),
         {"val_check_interval": 2},
-        {"precision": "64-true"},
+        pytest.param({"precision": "64-true"}, marks=pytest.mark.slow),
         {"schedule": Plateau(0, 0.5), "val_check_interval": 0.5, "crash": 4},
         *(
-            {"schedule": schedule, "crash": crash}
+            pytest.param({"schedule": schedule, "crash": crash}, marks=() if crash == 7 else pytest.mark.slow)
             for schedule in (Plateau(0, 0.5, warmup_epochs=1.2), MultiStep([1, 2], warmup_epochs=2, warmup_per="epoch"))
             for crash in (5, 7)
         ),
@@ -540,7 +541,7 @@ class CrashAtBatch(Callback):
             raise Crash
 
 
-@pytest.mark.parametrize("batch", [4, 7, 8, 13])
+@pytest.mark.parametrize("batch", some([4, 7, 8, 13], [7]))
 @pytest.mark.parametrize("scheduling", [{0: 2}, {0: 1, 1: 2, 2: 4}], ids=str)
 def test_scheduled_accumulation_continues_within_an_epoch(tmp_path, scheduling, batch):
     """Lightning sets the number of accumulated batches only at the beginning of an epoch."""
@@ -587,17 +588,17 @@ class Validations(Callback):
         ({"max_steps": 7}, {}),
         ({"max_steps": 7}, {"val_check_interval": 2}),
         ({"max_steps": 4}, {"accumulate_grad_batches": 2}),
-        ({"max_steps": 8}, {"ema": 0.8}),
-        ({"stop": 8}, {}),
-        ({"stop": 8}, {"min_epochs": 3}),
+        pytest.param({"max_steps": 8}, {"ema": 0.8}, marks=pytest.mark.slow),
+        pytest.param({"stop": 8}, {}, marks=pytest.mark.slow),
+        pytest.param({"stop": 8}, {"min_epochs": 3}, marks=pytest.mark.slow),
         ({"stop": 8}, {"ema": 0.8}),
-        ({"stop": 7}, {"val_check_interval": 2}),
-        ({"stop": 7, "behind": "validation"}, {"val_check_interval": 2}),
+        pytest.param({"stop": 7}, {"val_check_interval": 2}, marks=pytest.mark.slow),
+        pytest.param({"stop": 7, "behind": "validation"}, {"val_check_interval": 2}, marks=pytest.mark.slow),
         ({"stop": 7, "behind": "validation"}, {"val_check_interval": 2, "ema": 0.8}),
-        ({"stop": 8}, {"accumulate_grad_batches": 2}),
-        ({"stop": 6}, {"accumulate_grad_batches": 2}),
+        pytest.param({"stop": 8}, {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
+        pytest.param({"stop": 6}, {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
         ({"stop": 6, "behind": "validation"}, {"accumulate_grad_batches": 2, "val_check_interval": 1}),
-        ({"stop": 10}, {}),
+        pytest.param({"stop": 10}, {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -650,7 +651,7 @@ class Stopping(EarlyStopping):
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("ema", [None, 0.8])
+@pytest.mark.parametrize("ema", some([None, 0.8], [0.8]))
 @pytest.mark.parametrize(
     ("stop", "behind", "options"),
     [

@@ -33,6 +33,7 @@ from lieattn.groups import (
     SO,
     Dilations,
     E,
+    FiniteGroup,
     O,
     RotationDilations,
     Sim,
@@ -42,7 +43,7 @@ from lieattn.groups import (
     inversion,
     octahedral,
 )
-from lieattn.models import GSANet
+from lieattn.models import FramewiseTransformer, GSANet, LieConvNet, LieTransformer
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from lieattn.testing import TOLERANCE
 from tests.cases import oblique_rotation
@@ -450,6 +451,25 @@ def test_neighborhoods_that_the_group_does_not_preserve_are_refused():
     with pytest.raises(ValueError, match=r"is not symmetric under SE\(2\)"):
         lift_to(plane, SPACES["SE(2)"], SampledFrames(2), PixelSquare(3))
     assert lift_to(plane, SPACES["R2 translations"], None, PixelSquare(3)).fiber == 1
+
+
+SHEARED = FiniteGroup.generate(torch.tensor([[[-0.5, -1.25], [1.0, 0.5]]], dtype=torch.float64), "sheared C4")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LieTransformer(1, frames=PrincipalFrames(), neighborhood=Radius(1.0), space=Euclidean(Sim(3))),
+        lambda: LieConvNet(1, frames=SHEARED, neighborhood=Radius(1.0)),
+        lambda: LieTransformer(1, frames=PrincipalFrames(), neighborhood=PixelSquare(3), space=Euclidean(SE(2))),
+        lambda: GSANet(SHEARED, 1, 2, neighborhood=Radius(1.0)),
+        lambda: FramewiseTransformer(SHEARED, 1, 2, neighborhood=Radius(1.0)),
+    ],
+)
+def test_networks_refuse_neighborhoods_that_do_not_move_along(make):
+    """At construction, not at the first batch."""
+    with pytest.raises(ValueError, match=r"neighborhood: .*(does not preserve distances|is not symmetric under)"):
+        make()
 
 
 # --- principal frames -----------------------------------------------------------------------------------------

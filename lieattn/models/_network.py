@@ -481,12 +481,6 @@ class PointOutputs:
         return values if self.pool == "none" else getattr(clouds, self.pool)(values)
 
 
-def check_frames(space: HomogeneousSpace, frames: object) -> None:
-    """Raise ValueError unless the group of finite frames is a subgroup of the stabilizer of a space."""
-    if isinstance(frames, FiniteFrames) and space.stabilizer is not None:
-        space.stabilizer.check("frames", frames.group.elements)
-
-
 def cutoff_of(neighborhood: Neighborhood, cutoff: float | None, argument: str = "cutoff") -> float:
     """Return the distance at which neighbors have no influence: ``cutoff``, or the length of the neighborhood."""
     check_neighborhood(neighborhood)

@@ -1,4 +1,4 @@
-"""Poses of clouds: principal axes, or random poses in their place in training."""
+"""Frames of networks: their checks, and random poses in place of principal axes in training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,25 @@ import torch
 
 from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry import FiniteFrames, PointClouds, PrincipalFrames, SampledFrames, point_clouds
+from lieattn.geometry import (
+    FiniteFrames,
+    Given,
+    Neighborhood,
+    PointClouds,
+    PrincipalFrames,
+    SampledFrames,
+    lift,
+    point_clouds,
+)
+from lieattn.spaces import HomogeneousSpace
+
+
+def check_geometry(space: HomogeneousSpace, frames: object, neighborhood: Neighborhood) -> None:
+    """Raise ValueError for frames outside the stabilizer of a space, or a neighborhood that does not move along."""
+    if isinstance(frames, FiniteFrames) and space.stabilizer is not None:
+        space.stabilizer.check("frames", frames.group.elements)
+    if isinstance(frames, FiniteFrames | PrincipalFrames | SampledFrames) and not isinstance(neighborhood, Given):
+        lift(torch.empty(0, len(space.origin), device="cpu"), frames, neighborhood, space)
 
 
 def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFrames, torch.Generator | None]:

@@ -40,7 +40,7 @@ from lieattn.models._network import (
     cutoff_of,
 )
 from lieattn.models._pair_inputs import with_pair_features
-from lieattn.models._poses import posed, refuse_lattices
+from lieattn.models._poses import check_geometry, posed, refuse_lattices
 from lieattn.models._squares import of_squares
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
@@ -188,6 +188,7 @@ class DirectionConvNet(Network):
         if group.dim != 3:
             raise ValueError(f"frames: expected those of a group that acts on 3 coordinates, got {group!r}")
         self.space, self.neighborhood = natural_space(self.frames, 3), neighborhood
+        check_geometry(self.space, self.frames, neighborhood)
         self.axis = _axis(group, options.axis)
         orbit = places, directions = _orbit(group, self.axis)
         self.register_buffer("places", places, persistent=False)

@@ -35,7 +35,7 @@ from lieattn.models._network import (
     cutoff_of,
 )
 from lieattn.models._pair_inputs import with_pair_features
-from lieattn.models._poses import posed, refuse_lattices
+from lieattn.models._poses import check_geometry, posed, refuse_lattices
 from lieattn.models._squares import of_squares
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, Pooling, project_field
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
@@ -221,6 +221,7 @@ class FramewiseTransformer(Network):
                 raise ValueError(
                     f"neighborhood: expected a neighborhood such as Radius(5.0), which {found} needs, got None"
                 )
+        check_geometry(self.space, self.frames, neighborhood or AllPairs())
         self.positions = self.attention == "cloud" if options.positions is None else options.positions
         self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(self.in_channels, channels)

@@ -30,7 +30,8 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup, Translations, check_group, linear_part, trivial
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
-from lieattn.models._network import GroupField, Network, Symmetry, check_frames
+from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.models._poses import check_geometry
 from lieattn.models._squares import of_squares
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
@@ -140,7 +141,7 @@ class GSANet(Network):
         self.frames, self.neighborhood = frames, neighborhood
         self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
         self.space = natural_space(frames) if space is None else space
-        check_frames(self.space, frames)
+        check_geometry(self.space, frames, neighborhood)
         self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
         self.vector_inputs = tuple(vector_inputs)
         self.sees_order = isinstance(frames, SampledFrames) and frames.per == "point"

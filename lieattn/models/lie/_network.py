@@ -43,8 +43,8 @@ from lieattn.geometry import (
 from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
-from lieattn.models._network import Network, OutputKind, Symmetry, check_frames, cutoff_of
-from lieattn.models._poses import new_generator
+from lieattn.models._network import Network, OutputKind, Symmetry, cutoff_of
+from lieattn.models._poses import check_geometry, new_generator
 from lieattn.models._squares import of_squares
 from lieattn.nn import (
     BlockNorm,
@@ -274,7 +274,7 @@ class LieNetwork(Network):
             raise TypeError(
                 f"frames: expected frames such as PrincipalFrames(), which {self.space.name} needs, got None"
             )
-        check_frames(self.space, self.frames)
+        check_geometry(self.space, self.frames, neighborhood)
         self.neighborhood, self.lifting = neighborhood, lifting or Lifting()
         self.recomputes = self.lifting.piece is not None
         chart = self.lifting.coordinates

@@ -25,6 +25,7 @@ def check_geometry(space: HomogeneousSpace, frames: object, neighborhood: Neighb
     """Raise ValueError for frames outside the stabilizer of a space, or a neighborhood that does not move along."""
     if isinstance(frames, FiniteFrames) and space.stabilizer is not None:
         space.stabilizer.check("frames", frames.group.elements)
+    # Given neighbors and given frames need data. All others are checked as in every lift, with an empty cloud.
     if isinstance(frames, FiniteFrames | PrincipalFrames | SampledFrames) and not isinstance(neighborhood, Given):
         lift(torch.empty(0, len(space.origin), device="cpu"), frames, neighborhood, space)
 

@@ -312,7 +312,9 @@ def test_directions_that_determine_no_pose(frames):
 
 @pytest.mark.parametrize("frames", [octahedral(), PrincipalFrames(), dihedral_about(3)], ids=["O", "principal", "D3"])
 def test_poses_that_directions_determine_turn_along(frames):
-    options = replace(SMALL, axis=(1.0, 2.0, 4.0)) if frames == dihedral_about(3) else SMALL
+    # The images of this axis are spread evenly in space. If they were near one line, so would be the two vectors of the
+    # head, and the pose would amplify their rounding errors (1.3e-5 in float32 with (1, 2, 4)).
+    options = replace(SMALL, axis=(2.0, 1.0, 1.6)) if frames == dihedral_about(3) else SMALL
     with torch.device("meta"):
         FieldModel(DirectionConvNet(frames, 3, 2, neighborhood=Radius(2.0), options=options), RotationHead(32))
     model = randomize(FieldModel(network(frames, options=options), RotationHead(6)), spread=0.4).eval()

@@ -58,7 +58,8 @@ class DirectionOptions:
     ----------
     axis
         An axis ``[3]``. Its images under H are the directions over every point. By default it is the rotation axis with
-        the largest stabilizer in H, which gives four directions for T, six for O, and twelve for I.
+        the largest stabilizer in H, which gives four directions for T, six for O, and twelve for I. Vectors are most
+        precise if the directions are spread evenly in space.
     mlp_ratio, dropout
         Ratio of the hidden channels of a block to its channels; dropout probability after both branches of a block.
     cutoff, basis, hidden, window

@@ -388,6 +388,11 @@ class RotationHead(Recorded, nn.Module):
     the axis. If the directions are determined only by rounding, a UserWarning with the index of the first such cloud is
     issued, and the undetermined part of R is not equivariant. Outputs and gradients are finite.
 
+    **Rounding.** Errors of R are those of the vectors, divided by the lengths of :math:`v_1` and of the part of
+    :math:`v_2` across it. The vectors are nearly parallel for clouds that are nearly symmetric under a rotation, and
+    if the directions of their components are near one line. Of random networks and clouds in float32, about one in
+    twenty has errors above 1e-5.
+
     Parameters
     ----------
     in_channels, hidden

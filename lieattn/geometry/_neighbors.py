@@ -214,15 +214,15 @@ class Nearest(_Neighborhood):
 class PixelSquare(_Neighborhood):
     """The points in the axis-aligned square (in 3D, cube) around each point. The neighborhood is symmetric.
 
-    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, up to a relative 1e-5, where P =
-    ``size`` is odd and ``spacing`` is the distance of adjacent pixels. For the pixels of an image, this is the part of
-    the P x P window inside the image. P = 1 gives the point itself (and points at the same place). **The square is
-    preserved only by the rotations and reflections that map it to itself** (those of p4 and p4m). For others, use
-    :class:`Radius`.
+    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, where P = ``size`` is odd and
+    ``spacing`` is the distance of adjacent pixels. The tolerance is a hundredth of the spacing, so that rounding loses
+    no pixels that are small or far from the origin. For the pixels of an image, this is the part of the P x P window
+    inside the image. P = 1 gives the point itself (and points at the same place). **The square is preserved only by the
+    rotations and reflections that map it to itself** (those of p4 and p4m). For others, use :class:`Radius`.
 
-    With a ``dilation`` D, the square is D times as wide, and the same number of neighbors are D pixels apart, up to a
-    hundredth of the spacing. Powers of 2 give dyadic neighborhoods. ValueError is raised if ``size`` is even, or if
-    ``size``, ``spacing`` or ``dilation`` is not positive.
+    With a ``dilation`` D, the square is D times as wide, and the same number of neighbors are D pixels apart, with the
+    same tolerance. Powers of 2 give dyadic neighborhoods. ValueError is raised if ``size`` is even, or if ``size``,
+    ``spacing`` or ``dilation`` is not positive.
     """
 
     size: int
@@ -249,7 +249,8 @@ class PixelSquare(_Neighborhood):
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         step = float(self.spacing) * int(self.dilation)
         half = (int(self.size) - 1) / 2 * step
-        keys = pairs_within(pos, cloud, half, "chebyshev", self.include_self, method)
+        reach = half + OFF_LATTICE * float(self.spacing)
+        keys = pairs_within(pos, cloud, reach, "chebyshev", self.include_self, method)
         if self.dilation > 1:
             apart = pos[keys % len(pos)] - pos[keys // len(pos)] if len(pos) else pos
             off_lattice = (apart - (apart / step).round() * step).abs().amax(dim=1)

@@ -497,6 +497,15 @@ def test_gradients_reach_positions_and_are_finite_at_coincident_points():
     assert torch.isfinite(x.grad).all()
 
 
+@pytest.mark.parametrize("form", ["full", "separable"])
+def test_networks_do_not_round_positions_under_autocast(form):
+    graph = lift(3 * torch.randn(9, 2), cyclic(4), Radius(4.0))
+    kernel = NetworkKernel(cyclic(4), 2, 3, form=form)
+    expected = kernel.features(graph)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(kernel.features(graph), expected)
+
+
 def test_a_window_makes_the_output_continuous():
     """The output must not jump when a point leaves the neighborhood."""
     group = cyclic(4)

@@ -277,6 +277,25 @@ def test_networks_of_heads_keep_geometry_in_single_precision():
         assert net.numbers(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("options", [{"kernel": "relative_position"}, {"features": "product"}, {"features": "mixed"}])
+def test_scores_do_not_round_coordinates_under_autocast(options):
+    """In half precision, coordinates of size 30 change by 0.1 at least."""
+    layer = randomize(LieSelfAttention(4, 6, heads=2, **{"kernel": "combined", **options}))
+    graph, x = lift(torch.randn(9, 2), cyclic(2), Radius(2.0)), torch.ones(9, 2, 4)
+
+    def change():
+        coordinates = graph.relative.coordinates
+        places = (graph.relative.with_coordinates(coordinates + step) for step in (30.0, 30.03))
+        low, high = (layer.score(graph.with_relative(one), x).displacement_bias for one in places)
+        return (high - low).detach()
+
+    expected = change()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = change()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1 * float(expected.abs().max()))
+
+
 # --- the names of the authors ---------------------------------------------------------------------------------------
 
 

@@ -804,6 +804,16 @@ def test_geometry_keeps_its_precision_under_autocast():
         assert torch.equal(coordinates_of(found), coordinates_of(expected))
 
 
+@pytest.mark.parametrize("frames", [SampledFrames(3), PrincipalFrames(), cyclic(4)], ids=repr)
+def test_frames_keep_their_precision_under_autocast(frames):
+    graph, vectors = lift(torch.randn(6, 2), frames, AllPairs()), torch.randn(6, 2, 2)
+    expected = graph.frames, graph.elements, graph.seen_in_frames(vectors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = graph.frames, graph.elements, graph.seen_in_frames(vectors)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 # --- subsampling ----------------------------------------------------------------------------------------------
 
 

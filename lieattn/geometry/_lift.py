@@ -120,7 +120,8 @@ class LiftedGraph(PointClouds):
         if relative.elements is not None:
             return self.space.group.linear(relative.elements)
         matrices = cast(FiniteGroup, relative.group).matrices(self.pos)
-        return matrices if relative.pose is None else relative.pose[:, None] @ matrices
+        with without_autocast(self.device):
+            return matrices if relative.pose is None else relative.pose[:, None] @ matrices
 
     @property
     def elements(self) -> Tensor:
@@ -130,8 +131,7 @@ class LiftedGraph(PointClouds):
         section = self.space.section(self.pos)[:, None]
         if self.space.stabilizer is None:
             return section
-        frames = self.space.embed(self.frames)
-        return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
+        return self.space.group.product(section, self.space.embed(self.frames))
 
     def frame_positions(self, *, centered: bool = True) -> Tensor:
         """Return coordinates in each frame, divided by the length, ``[points, fiber, dim]``.
@@ -161,13 +161,14 @@ class LiftedGraph(PointClouds):
         if vectors.ndim != 3 or vectors.shape[::2] != (rows, dim):
             raise ValueError(f"vectors: expected [{rows}, count, {dim}], got {tuple(vectors.shape)}")
         pose, group = self.relative.pose, self.group
-        if not self.relative.tied or group is None:
-            frames = self.frames if points is None else self.frames[points]
-            return torch.einsum("paji,pkj->paki", frames, vectors)
-        if pose is not None:
-            # After rotation to the pose of the cloud, the matrices are the same for all rows.
-            vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
-        return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
+        with without_autocast(self.device):
+            if not self.relative.tied or group is None:
+                frames = self.frames if points is None else self.frames[points]
+                return torch.einsum("paji,pkj->paki", frames, vectors)
+            if pose is not None:
+                # After rotation to the pose of the cloud, the matrices are the same for all rows.
+                vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
+            return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
 
     def spread(self, x: Tensor) -> Tensor:
         """Repeat features of points on all scales, ``[points, *]`` to ``[nodes, *]``."""
@@ -449,9 +450,8 @@ def lift(
     with without_autocast(clouds.device):
         chosen = chosen_frames(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
-    found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}
-    found["cutoff"] = smooth_cutoff(neighborhood)
-    return LiftedGraph.over(clouds, space=space, neighbors=neighbors, length=float(length), **found)
+    found: Any = {"neighbors": neighbors, "group": group, "pose": pose, "elements": elements, "chart": coordinates}
+    return LiftedGraph.over(clouds, space=space, length=float(length), cutoff=smooth_cutoff(neighborhood), **found)
 
 
 def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -> HomogeneousSpace:

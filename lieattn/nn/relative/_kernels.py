@@ -224,9 +224,10 @@ class NetworkKernel(ConvolutionKernel):
         """Return the hidden units ``[rows, fiber, frames, hidden]``; without frames as input, ``frames`` is 1."""
         check_graph(graph, LiftedGraph, self.matrices, "the weights")
         v = graph.relative.positions.to(self.position.weight.dtype)
-        level = self.position(v)[:, :, None]
-        if self.frame is not None:
-            level = level + self.frame(self.matrices)
+        with without_autocast(graph.device):  # it would round positions
+            level = self.position(v)[:, :, None]
+            if self.frame is not None:
+                level = level + self.frame(self.matrices)
         units = torch.sin(level)
         if self.window:
             units = units * (1 - v.square().sum(-1)).clamp(min=0).square()[:, :, None, None]

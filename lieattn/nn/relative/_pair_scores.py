@@ -184,14 +184,15 @@ class RelativePositionScore(PairScore):
         matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
         coordinates, row = graph.relative.coordinates, graph.relative.row
         check_coordinates(coordinates, matrix.shape[-1])
-        # The products of the queries with E are computed once for every query, so E p is never stored.
-        pulled = torch.einsum("pahd,hdk->pahk", biased, matrix)
-        constant = torch.einsum("pahd,hd->pah", biased, self.position.bias.view(heads, width).to(biased.dtype))
-        if row is not None:
-            coordinates = coordinates.index_select(0, row)
-        target = graph.neighbors.target
-        bias = coordinates.to(pulled.dtype) @ pulled.index_select(0, target).mT
-        return RelativeTerms(displacement_bias=bias + constant.index_select(0, target)[:, :, None])
+        with without_autocast(graph.device):  # it would round coordinates
+            # The products of the queries with E are computed once for every query, so E p is never stored.
+            pulled = torch.einsum("pahd,hdk->pahk", biased, matrix)
+            constant = torch.einsum("pahd,hd->pah", biased, self.position.bias.view(heads, width).to(biased.dtype))
+            if row is not None:
+                coordinates = coordinates.index_select(0, row)
+            target = graph.neighbors.target
+            bias = coordinates.to(pulled.dtype) @ pulled.index_select(0, target).mT
+            return RelativeTerms(displacement_bias=bias + constant.index_select(0, target)[:, :, None])
 
 
 class CombinedScore(PairScore):
@@ -259,15 +260,16 @@ class CombinedScore(PairScore):
         per_head = self.location is not None
         location = coordinates if self.location is None else self.location.numbers(coordinates)[..., None]
         check_coordinates(location, self.combine.weights[0].shape[1] - self.feature_width)
-        parts = self._feature_parts(x)
-        location = location.to(parts[0].dtype)
+        dtype = self.combine.weights[0].dtype
+        location, receiver, sender = (part.to(dtype) for part in (location, *self._feature_parts(x)))
         size = max(1, _CHUNK // max(1, location[:1].numel() * self.heads * self.combine.biases[0].shape[1]))
         edges = torch.arange(neighbors.num_edges, device=neighbors.device)
         chunks = []
-        for some in edges.split(size) if len(edges) else (edges,):
-            given = (some, neighbors, location, row, per_head, *parts)
-            again = len(edges) > size and may_recompute()
-            chunks.append(checkpoint(self._bias, *given, use_reentrant=False) if again else self._bias(*given))
+        with without_autocast(graph.device):  # it would round coordinates
+            for some in edges.split(size) if len(edges) else (edges,):
+                given = (some, neighbors, location, row, per_head, receiver, sender)
+                again = len(edges) > size and may_recompute()
+                chunks.append(checkpoint(self._bias, *given, use_reentrant=False) if again else self._bias(*given))
         return RelativeTerms(displacement_bias=torch.cat(chunks))
 
     def _feature_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -743,6 +743,12 @@ LAYERS = [
     ("rotary of a name", lambda: RotaryEncoding("C4", 1, 4), ValueError, ("dim: ", "integer", "'C4'")),
     ("table of a name", lambda: TableEncoding("C4", POINTS, 4), TypeError, ("group: ", "FiniteGroup", "'C4'")),
     (
+        "table without tolerance",
+        lambda: TableEncoding(cyclic(4), POINTS, 6, tolerance=0.0),
+        ValueError,
+        ("tolerance: ", "positive", "0.0"),
+    ),
+    (
         "attention in double precision",
         lambda: layer()(zeros(6, 4, 4).double(), lifted()),
         ValueError,

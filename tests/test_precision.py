@@ -10,7 +10,7 @@ from lieattn.geometry import AllPairs, lift
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet, AttentiveCNN
 from lieattn.nn import GroupAttention
-from lieattn.nn.relative import RelativeFunction
+from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
 from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
 from tests.fuzz.models import MODELS
@@ -142,6 +142,27 @@ def test_layers_in_half_precision(name, dtype):
         if not name.startswith("pool"):
             with pytest.raises(ValueError, match=rf"^x: expected torch\.float32 on cpu like the weights, got {dtype}"):
                 call(name, layer, x, graph)
+
+
+STEPS = 2.31 * torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])  # bfloat16 rounds them by 6e-3
+OF_GROUP = {
+    "TableKernel": lambda: TableKernel(cyclic(8), 2, 3, STEPS),
+    "NetworkKernel": lambda: NetworkKernel(cyclic(8), 2, 3),
+    "TableEncoding": lambda: TableEncoding(cyclic(8), STEPS, 6),
+    "MLPEncoding": lambda: MLPEncoding(cyclic(8), 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("name", OF_GROUP)
+def test_tables_of_layers_keep_their_values_in_half_precision(name, dtype):
+    layer, graph = OF_GROUP[name](), lift(STEPS, cyclic(8), AllPairs())
+    narrow = copy.deepcopy(layer).to(dtype)
+    for one, other in zip(narrow.float().buffers(), layer.buffers(), strict=True):
+        assert torch.equal(one, other)
+    rounded = copy.deepcopy(layer).to(dtype)(graph).tables()
+    for term, table in layer(graph).tables().items():
+        assert relative_error(rounded[term].double(), table.double()) < TOLERANCE[dtype]
 
 
 WEIGHTED = ("C3 on scales", "C3, smooth", "SE(2), given, smooth")

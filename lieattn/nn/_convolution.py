@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_graph,
     check_is,
 )
+from lieattn._exact import ExactConstants
 from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, spread_features
@@ -132,7 +133,7 @@ class GroupConvolution(TiedWeights):
         return layer
 
 
-class _OneElement(RelativeFunction):
+class _OneElement(ExactConstants, RelativeFunction):
     """Scores that let each head attend to one relative element, and factors that remove all other elements."""
 
     rows: Tensor
@@ -141,7 +142,7 @@ class _OneElement(RelativeFunction):
         super().__init__()
         self.lifted_to = None if kernel.lifting else kernel.group
         self.dim, self.tolerance = kernel.group.dim, kernel.tolerance
-        self.register_buffer("rows", kernel.rows.clone(), persistent=False)
+        self.register_constant("rows", kernel.rows.clone())
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         check_lifted_to(graph, self.lifted_to)

@@ -20,6 +20,7 @@ from lieattn._checks import (
     check_length,
     check_positive,
 )
+from lieattn._exact import ExactConstants
 from lieattn._segments import sums
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
@@ -103,7 +104,7 @@ class ConvolutionKernel(RelativeFunction):
         return out.unflatten(1, (graph.fiber, self.out_channels))
 
 
-class TableKernel(ConvolutionKernel):
+class TableKernel(ExactConstants, ConvolutionKernel):
     """A trainable value for every displacement in the frames, for grids, where displacements repeat.
 
     **Equivariance.** That of :class:`RelativeFunction`.
@@ -138,7 +139,7 @@ class TableKernel(ConvolutionKernel):
         check_positive(init_scale=init_scale)
         super().__init__(group, in_channels, out_channels, lifting=lifting)
         check_length("tolerance", tolerance)
-        self.register_buffer("rows", seen_offsets(offsets, group, tolerance), persistent=False)
+        self.register_constant("rows", seen_offsets(offsets, group, tolerance))
         self.tolerance = tolerance
         bound = init_scale / math.sqrt(in_channels * len(offsets))
         weight = torch.empty(out_channels, in_channels, self.poses, len(self.rows)).uniform_(-bound, bound)
@@ -156,7 +157,7 @@ class TableKernel(ConvolutionKernel):
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
 
 
-class NetworkKernel(ConvolutionKernel):
+class NetworkKernel(ExactConstants, ConvolutionKernel):
     r"""A small network of the relative element, for point clouds, where displacements do not repeat.
 
     The hidden units are :math:`\phi_m = \sin(\langle w_m, u \rangle + b_m)`, where u consists of the coordinates of
@@ -217,8 +218,7 @@ class NetworkKernel(ConvolutionKernel):
         else:
             self.depth = nn.Parameter(math.sqrt(6 / hidden) * (2 * torch.rand(hidden, out_channels) - 1))
             self.mix = nn.Parameter(bound * (2 * torch.rand(self.poses, out_channels, in_channels) - 1))
-        matrices = group.elements.to(torch.get_default_dtype()).flatten(-2)
-        self.register_buffer("matrices", matrices, persistent=False)
+        self.register_constant("matrices", group.elements.flatten(-2))
 
     def features(self, graph: LiftedGraph) -> Tensor:
         """Return the hidden units ``[rows, fiber, frames, hidden]``; without frames as input, ``frames`` is 1."""
@@ -227,7 +227,7 @@ class NetworkKernel(ConvolutionKernel):
         with without_autocast(graph.device):  # it would round positions
             level = self.position(v)[:, :, None]
             if self.frame is not None:
-                level = level + self.frame(self.matrices)
+                level = level + self.frame(self.matrices.to(v.dtype))
         units = torch.sin(level)
         if self.window:
             units = units * (1 - v.square().sum(-1)).clamp(min=0).square()[:, :, None, None]

@@ -15,9 +15,10 @@ from lieattn._checks import (
     check_features,
     check_graph,
     check_is,
+    check_length,
     check_tensor,
 )
-from lieattn._exact import KeptTables
+from lieattn._exact import ExactConstants, KeptTables
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (
@@ -174,7 +175,7 @@ class CoordinateEncoding(KeyEncoding):
         return torch.cat([net(c) for net, c in zip(self.axes, coordinates, strict=True)], dim=-1)
 
 
-class TableEncoding(KeyEncoding):
+class TableEncoding(ExactConstants, KeyEncoding):
     """A learned vector for every displacement in the frames, for grids, where displacements repeat.
 
     ``channels`` are those of a head. For ``lifting``, frames are not encoded. See :class:`TableKernel` for the other
@@ -190,9 +191,10 @@ class TableEncoding(KeyEncoding):
     ) -> None:
         check_arguments(TableEncoding.__init__, locals())
         super().__init__(group.dim, channels, None if lifting else group)
+        check_length("tolerance", tolerance)
         self.group = group
         seen = torch.einsum("aij,oj->oai", group.elements, checked_offsets(offsets, group)).flatten(0, 1)
-        self.register_buffer("rows", distinct_vectors(seen, tolerance), persistent=False)
+        self.register_constant("rows", distinct_vectors(seen, tolerance))
         self.tolerance = tolerance
         self.weight = nn.Parameter(torch.randn(len(self.rows), self.position_channels))
 
@@ -200,7 +202,7 @@ class TableEncoding(KeyEncoding):
         return self.weight[rows_of_table(graph, self.rows, self.tolerance)]
 
 
-class MLPEncoding(RelativeFunction):
+class MLPEncoding(ExactConstants, RelativeFunction):
     """A network of the relative element whose outputs, one for each head, are added to the scores.
 
     **Equivariance.** That of :class:`RelativeFunction`.
@@ -237,8 +239,7 @@ class MLPEncoding(RelativeFunction):
         self.frame = nn.Linear(group.dim**2, hidden, bias=False) if between_frames else None
         self.score = nn.Linear(hidden, heads)
         self.value = None if value_channels is None else nn.Linear(hidden, 2 * heads * value_channels)
-        matrices = group.elements[group.relative_index].to(torch.get_default_dtype())
-        self.register_buffer("matrices", matrices.flatten(-2), persistent=False)
+        self.register_constant("matrices", group.elements[group.relative_index].flatten(-2))
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``displacement_bias`` and, with ``value_channels``, ``psi`` and ``beta``."""
@@ -248,7 +249,7 @@ class MLPEncoding(RelativeFunction):
         position = self.position(graph.relative.positions.to(self.position.weight.dtype))
         hidden = position[:, :, None]
         if self.frame is not None:
-            hidden = hidden + self.frame(self.matrices)
+            hidden = hidden + self.frame(self.matrices.to(hidden.dtype))
         bias = self.score(F.silu(hidden))
         if self.value is None or self.value_channels is None:
             return RelativeTerms(displacement_bias=bias, row=row)

@@ -337,6 +337,27 @@ def test_many_points_far_from_the_origin_are_no_grid(beside):
 # --- gradients ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("points", ["grid", "cloud"])
+def test_points_can_need_gradients_after_a_graph_was_used(points):
+    pos = pixel_positions(3, 4, dtype=torch.float64) if points == "grid" else torch.randn(9, 2, dtype=torch.float64)
+    smooth, weight = Radius(1.2, smooth=True), torch.randn(4, dtype=torch.float64)
+
+    def loss(graph):
+        relative, window = graph.relative, graph.relative.log_window
+        seen = relative.coordinates[:, :, :, :2].sum(dim=(2, 3)).sin() @ weight * window.exp()
+        return (seen if relative.row is None else seen[relative.row]).sum()
+
+    graph = lift(pos, cyclic(4), smooth)
+    before = loss(graph)
+    (expected,) = torch.autograd.grad(loss(lift(moved := pos.clone().requires_grad_(), cyclic(4), smooth)), moved)
+    pos.requires_grad_()
+    (found,) = torch.autograd.grad(loss(graph), pos)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss(graph), before)
+    pos.requires_grad_(False)
+    torch.testing.assert_close(loss(graph).detach(), before)
+
+
 def test_gradients_reach_every_coordinate_and_equal_finite_differences():
     group = dihedral(3)
     pos = pixel_positions(3, 4, dtype=torch.float64).requires_grad_()  # a grid, whose displacements repeat

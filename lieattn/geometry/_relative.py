@@ -122,7 +122,12 @@ class RelativeElements(Movable):
     def row(self) -> Tensor | None:
         """``[edges]`` int64, the row of each edge, or None if every edge has its own row."""
         # The number of distinct displacements depends on the data, which are unknown in a trace.
-        if not (self._rows_known or torch.compiler.is_compiling() or transformed()):
+        traced = torch.compiler.is_compiling() or transformed()
+        if self._row is not None and self.given is None and self._differentiable():
+            if traced:
+                return None
+            self._share_rows()  # the points have needed gradients only since the rows were found
+        if not (self._rows_known or traced):
             self._share_rows()
         return self._row
 
@@ -228,16 +233,17 @@ class RelativeElements(Movable):
         If a checkpointed part of a forward pass computed the property first and runs again, the property is computed
         again. Everywhere else, it is computed once and kept.
         """
+        known: Tensor | None = getattr(self, name)
+        if known is not None and not known.requires_grad and self._differentiable():
+            known = None  # it was computed before the points needed gradients
         if torch.compiler.is_compiling() or transformed():
             # Tensors of a trace or a transform are invalid outside of it.
-            known: Tensor | None = getattr(self, name)
             return self._evaluated(compute) if known is None else known
         now = region.get()
         if now.again and (name, now.function) in self._first_uses:
             # In the backward pass, torch replaces the tensors saved in the first run by those of the second one by one.
             # If the second run used the value kept by the first, it would save fewer tensors.
             return now.once((self, name), lambda: self._evaluated(compute))
-        known = getattr(self, name)
         if known is None:
             known = self._evaluated(compute)
             # A value computed without gradients (in torch.no_grad) would cut off the gradients of later uses.

@@ -491,6 +491,15 @@ def test_geometry_keeps_its_precision_under_autocast():
 
 # --- measure ----------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("group", [SO(2), SO(3), O(3), cyclic_about(4)], ids=repr)
+def test_designs_can_be_modified(group):
+    design = group.design(4, dtype=torch.float64)
+    expected = design.clone()
+    design.zero_()
+    assert torch.equal(group.design(4, dtype=torch.float64), expected)
+
+
 COUNT = 20_000
 LEAST_P = 1e-3
 

@@ -38,6 +38,7 @@ from lieattn.groups import (
     RotationDilations,
     Sim,
     Translations,
+    _finite,
     cyclic,
     dihedral,
     inversion,
@@ -802,6 +803,15 @@ def test_geometry_keeps_its_precision_under_autocast():
             found = lift_to(pos, space, frames, AllPairs())
         assert coordinates_of(found).dtype == torch.float32
         assert torch.equal(coordinates_of(found), coordinates_of(expected))
+
+
+@pytest.mark.parametrize("frames", [None, SampledFrames(4), PrincipalFrames()], ids=repr)
+@pytest.mark.parametrize("group", ["default", "E(3)"])
+def test_lifts_do_not_build_the_same_groups_again(frames, group, monkeypatch):
+    space = Euclidean(E(3)) if group == "E(3)" and frames is not None else None
+    lift(torch.randn(70, 3), frames, Radius(0.5), space)
+    monkeypatch.setattr(_finite, "cayley_table", None)
+    lift(torch.randn(70, 3), frames, Radius(0.5), space)
 
 
 @pytest.mark.parametrize("frames", [SampledFrames(3), PrincipalFrames(), cyclic(4)], ids=repr)

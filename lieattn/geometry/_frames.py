@@ -232,7 +232,13 @@ def chosen_frames(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames |
         return _checked_frames(chosen, sites) if own else chosen
     if space.stabilizer is not None:
         raise TypeError(f"frames: expected frames in {space.stabilizer.name}, which {space.name} needs, got None")
-    return GroupFrames(trivial(space.dim)) if isinstance(space.group, Translations) else None
+    return _identity_frames(space.dim) if isinstance(space.group, Translations) else None
+
+
+@lru_cache(maxsize=8)
+@outside_of_transforms
+def _identity_frames(dim: int) -> GroupFrames:
+    return GroupFrames(trivial(dim))
 
 
 def _checked_frames(chosen: object, sites: Sites) -> Tensor | GroupFrames:

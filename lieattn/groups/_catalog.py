@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lieattn._checks import check_count
 from lieattn._default_device import on_cpu
+from lieattn._functional import outside_of_transforms
 from lieattn.groups._finite import FiniteGroup, check_group, snap
 
 
@@ -180,6 +182,33 @@ def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None 
             f"first, second: {pair} do not commute; use direct_product for an action on the sum of the two spaces"
         )
     return FiniteGroup(name, left.transpose(0, 1).flatten(0, 1), tolerance=tolerance)
+
+
+ROTATIONS_3D: dict[int, Callable[[], FiniteGroup]] = {
+    1: lambda: trivial(3),
+    2: lambda: cyclic_about(2),
+    4: lambda: dihedral_about(2),
+    12: tetrahedral,
+    24: octahedral,
+    60: icosahedral,
+}
+"""Groups of rotations of space that are designs of SO(3), by their orders."""
+
+
+@lru_cache(maxsize=8)
+@outside_of_transforms
+def design_of_rotations(dim: int, count: int) -> FiniteGroup:
+    """Return the group of ``count`` rotations of R^dim. It is kept, since lifts ask for it again and again."""
+    return cyclic(count) if dim == 2 else ROTATIONS_3D[count]()
+
+
+@lru_cache(maxsize=8)
+@outside_of_transforms
+def with_reflections(rotations: FiniteGroup) -> FiniteGroup:
+    """Return a group of :func:`design_of_rotations` with as many improper elements, which is kept too."""
+    if rotations.dim == 2:
+        return dihedral(rotations.order)
+    return commuting_product(rotations, inversion(3))
 
 
 def _plane_rotations(n: int) -> Tensor:

@@ -234,7 +234,7 @@ class Group:
         if subgroup.order != count:
             raise ValueError(f"{method}: expected {counted(count, 'element')}, got {subgroup!r}")
         self.check(method, subgroup.elements)
-        return _finish(subgroup.elements, dtype, device)
+        return _finish(subgroup.elements.clone(), dtype, device)  # the caller may modify the result, but not the group
 
     def sample_design(
         self,

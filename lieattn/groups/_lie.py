@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -38,15 +37,6 @@ from lieattn.groups._skew import (
     skew,
     turning_angle,
 )
-
-_ROTATIONS_3D: dict[int, Callable[[], FiniteGroup]] = {
-    1: lambda: _catalog.trivial(3),
-    2: lambda: _catalog.cyclic_about(2),
-    4: lambda: _catalog.dihedral_about(2),
-    12: _catalog.tetrahedral,
-    24: _catalog.octahedral,
-    60: _catalog.icosahedral,
-}
 
 
 class Rotational(LieGroup):
@@ -129,11 +119,9 @@ class SO(Rotational):
         and 5 are averaged exactly. ValueError is raised for other counts.
         """
         check_count("count", count)
-        if self.dim == 2:
-            return _catalog.cyclic(count)
-        if count not in _ROTATIONS_3D:
-            raise ValueError(f"count: SO(3) has designs of {list(_ROTATIONS_3D)} elements, got {count}")
-        return _ROTATIONS_3D[count]()
+        if self.dim == 3 and count not in _catalog.ROTATIONS_3D:
+            raise ValueError(f"count: SO(3) has designs of {list(_catalog.ROTATIONS_3D)} elements, got {count}")
+        return _catalog.design_of_rotations(self.dim, int(count))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         improper = determinant(g) < 0
@@ -176,9 +164,7 @@ class O(Rotational):  # noqa: E742 - the name of the group
         check_count("count", count, least=2)
         if count % 2:
             raise ValueError(f"count: expected an even number, since half of a design is improper, got {count}")
-        if self.dim == 2:
-            return _catalog.dihedral(count // 2)
-        return _catalog.commuting_product(SO(3).finite_subgroup(count // 2), _catalog.inversion(3))
+        return _catalog.with_reflections(SO(self.dim).finite_subgroup(count // 2))
 
 
 class Dilations(LieGroup):

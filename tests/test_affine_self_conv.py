@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, Given, PixelSquare, Radius, Raster, lift, pixel_positions, point_clouds
+from lieattn.geometry import (
+    AllPairs,
+    Given,
+    PixelSquare,
+    Radius,
+    Raster,
+    SampledFrames,
+    lift,
+    pixel_positions,
+    point_clouds,
+)
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock, FieldModel
 from lieattn.nn import (
@@ -525,6 +535,26 @@ def test_encodings_of_a_users_own_are_summed_in_every_pattern_that_they_share(pa
         GroupAttention(4, 4, heads=2, encoding=parts, pattern="query_sum")
 
 
+@pytest.mark.parametrize("positions", [SMOOTH, RelativePositionTable.square(3)], ids=["waves", "table"])
+@pytest.mark.parametrize("pixels", [20, 3])
+def test_affine_maps_and_keys_are_encodings_of_images(positions, pixels):
+    """Three pixels of a square have nine edges, as many as the table has rows, but in another order."""
+    group = cyclic(4)
+    pos = pixel_positions(4, 5, dtype=torch.float64) if pixels == 20 else pixel_positions(2, 2, dtype=torch.float64)[:3]
+    graph, x = lift(pos, group, PixelSquare(3)), field("affine", group, pixels)
+    affine, keys = positions.affine_map(group, 8, heads=2), positions.axis_keys(group, 2, 4)
+    for pattern, encoding in (("pooled", affine), ("joint", affine), ("pooled", keys), ("pooled", [affine, keys])):
+        layer = GroupAttention(x.shape[-1], 8, heads=2, pattern=pattern, encoding=encoding).double()
+        if positions == SMOOTH:  # each edge has its own row
+            terms = layer.encoding(graph.at(pos.clone().requires_grad_()))
+        else:
+            steps = graph.neighbors.displacements(pos).tolist()
+            index = torch.tensor([positions.offsets.index(tuple(step)) for step in steps])
+            tables = {name: table[index] for name, table in layer.encoding(graph).tables().items()}
+            terms = RelativeTerms(**tables)
+        torch.testing.assert_close(layer(x, graph), layer(x, graph, terms), rtol=1e-12, atol=1e-12)
+
+
 def test_simple_is_affine_with_one_map():
     group, table = dihedral(4), RelativePositionTable.square(3, border="zero")
     simple, layer = layer_of("simple", group, table), layer_of("affine", group, table)
@@ -838,6 +868,18 @@ ERRORS = {
     "normalize": (lambda: asc(normalize="max"), ValueError, "normalize: expected one of"),
     "group": (lambda: asc("p4"), TypeError, "group: expected a FiniteGroup"),
     "border": (lambda: RelativePositionTable.square(3, border="wrap"), ValueError, "border: expected one of"),
+    "border of an encoding": (
+        lambda: GroupAttention(
+            3, 4, pattern="pooled", encoding=RelativePositionTable.square(3, border="zero").affine_map(P4, 4)
+        ),
+        ValueError,
+        "encoding: border 'zero' needs edges to points that do not exist; use border='mask'",
+    ),
+    "table without a group": (
+        lambda: RelativePositionTable.square(3).edges(lift(torch.randn(5, 3), SampledFrames(2), AllPairs())),
+        ValueError,
+        "graph: tables need the frames of a finite group, got a graph on R",
+    ),
     "even window": (lambda: RelativePositionTable.square(4), ValueError, "size: expected an odd number"),
     "offsets": (
         lambda: RelativePositionTable(((0.0,), (0.0, 1.0))),

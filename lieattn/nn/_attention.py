@@ -24,6 +24,7 @@ from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import RelativeFunction, SumOfTerms, graph_attention
+from lieattn.nn.relative._affine import OfEdges
 from lieattn.nn.relative._base import check_lifted_to, terms_of
 from lieattn.ops import Normalization, Pattern, RelativeTerms
 
@@ -224,6 +225,9 @@ class GroupAttention(TiedWeights):
             raise ValueError(
                 f"encoding: {name} is equivariant with patterns {encoding.patterns}, not with pattern {self.pattern!r}"
             )
+        if any(isinstance(part, OfEdges) and part.pads for part in encoding.modules()):
+            advice = "use border='mask', or a layer such as AffineSelfConvolution"
+            raise ValueError(f"encoding: border 'zero' needs edges to points that do not exist; {advice}")
         if group is not None and encoding.group not in (None, group):
             raise ValueError(f"encoding: {name} is for {encoding.group}, but this layer is for {group}")
         if group is not None and encoding.dim not in (None, group.dim):

@@ -25,7 +25,7 @@ from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.nn.relative._base import RelativeFunction, rows_of_table, seen_offsets
+from lieattn.nn.relative._base import RelativeFunction, check_lifted_to, rows_of_table, seen_offsets
 from lieattn.ops import RelativeTerms
 
 Border = Literal["mask", "zero"]
@@ -95,22 +95,21 @@ class RelativePositionTable:
     ) -> AffineMap:
         """Return a new affine map; for ``lifting`` there is one key frame, and with ``full`` psi mixes the channels."""
         check_group("group", group)
-        rows, turned = _rows(self, group)
-        distance, zero = rows.norm(dim=1).min(dim=0)
-        center = int(zero) if distance <= self.tolerance else None
-        return TableMap(group, channels, lifting, heads, turned, center, full=full)
+        return TableMap(group, channels, lifting, heads, self, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """Return a new function that computes keys from the coordinates, with ``channels`` for each head."""
         check_group("group", group)
-        return AxisTable(heads, channels, *_rows(self, group), self.tolerance)
+        return AxisTable(group, heads, channels, self)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
         """Return the edges of a graph and their rows, computed once per graph and device.
 
-        ValueError is raised if a displacement is not in the table.
+        ValueError is raised if a displacement is not in the table, or the frames are not those of a finite group.
         """
         check_is("graph", graph, LiftedGraph)
+        if graph.group is None:
+            raise ValueError(f"graph: tables need the frames of a finite group, got a graph on {graph.space.name}")
         # Cached on the graph itself, where torch.compile finds them.
         known: tuple[tuple[RelativePositionTable, AffineEdges], ...] = getattr(graph, _EDGES, ())
         for table, edges in known:
@@ -118,9 +117,8 @@ class RelativePositionTable:
                 return edges
         # Cached tensors must be usable in training, even if they are computed in inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            group = cast(FiniteGroup, graph.group)
-            rows = _rows(self, group)[0].to(graph.device)
-            row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
+            rows = _rows(self, graph.group)[0].to(graph.device)
+            row = rows_of_table(graph, rows, self.tolerance)[:, graph.group.identity_index]
             shared = graph.relative.row
             index = row if shared is None else row[shared]
             found = AffineEdges(graph.neighbors, index)
@@ -198,7 +196,26 @@ def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges
     return AffineEdges(Neighbors(row_ptr, source, target[order]), torch.cat([index, row])[order], padding=True)
 
 
-class AffineMap(RelativeFunction):
+class OfEdges(RelativeFunction):
+    """Base class of affine maps and keys, which have a row for each displacement, or for each offset of a ``table``."""
+
+    table: RelativePositionTable | None = None
+
+    @property
+    def pads(self) -> bool:
+        """Whether offsets without a point have edges, which only the layers of Affine Self Convolution add."""
+        return self.table is not None and self.table.border == "zero"
+
+    def edge_rows(self, graph: LiftedGraph) -> Tensor | None:
+        """Return the row of each edge, as :class:`AffineEdges` do; ValueError for graphs of another group."""
+        check_is("graph", graph, LiftedGraph)
+        if self.table is None:
+            return graph.relative.row
+        check_lifted_to(graph, self.group, "encoding")
+        return self.table.edges(graph).index
+
+
+class AffineMap(OfEdges):
     """Psi and beta of one affine map, with a value for each channel; for lifting there is one key frame.
 
     If psi is ``full``, it is a matrix that mixes the channels.
@@ -235,8 +252,9 @@ class AffineMap(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``psi`` and ``beta``, for values."""
+        row = self.edge_rows(graph)
         psi, beta = (table.unflatten(3 - axis, (self.heads, -1)) for axis, table in enumerate(self.tables(graph)))
-        return RelativeTerms(psi=psi, beta=beta[:, :, None])
+        return RelativeTerms(psi=psi, beta=beta[:, :, None], row=row)
 
 
 def factors(*shape: int, full: bool) -> Tensor:
@@ -246,20 +264,31 @@ def factors(*shape: int, full: bool) -> Tensor:
 
 def for_keys(terms: RelativeTerms) -> RelativeTerms:
     """Return the terms of an affine map for keys in place of values."""
-    return RelativeTerms(key_psi=terms.psi, positional_key=cast(Tensor, terms.beta)[:, :, 0])
+    return RelativeTerms(key_psi=terms.psi, positional_key=cast(Tensor, terms.beta)[:, :, 0], row=terms.row)
 
 
-class AxisKeys(RelativeFunction):
+class AxisKeys(OfEdges):
     """Keys whose channels depend on one coordinate of the displacement each; narrow heads share the coordinates.
 
     **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     patterns = ("pooled",)
+    heads: int
+
+    @abc.abstractmethod
+    def codes(self, graph: LiftedGraph) -> list[Tensor]:
+        """Return the keys for each coordinate, ``[rows, out, heads that share it, channels]``."""
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Return terms with ``positional_key``."""
+        row = self.edge_rows(graph)
+        key = torch.cat(self.codes(graph), dim=-1).flatten(-2).unflatten(-1, (self.heads, -1))
+        return RelativeTerms(positional_key=key, row=row)
 
 
 class TableMap(AffineMap):
-    """Tables; ``turned`` ``[rows, order]`` is the row of h_a⁻¹ o, and ``zero`` the row of displacement 0."""
+    """Tables; ``turned`` ``[rows, order]`` is the row of h_a⁻¹ o, and ``zero`` the row of displacement 0, if any."""
 
     turned: Tensor
 
@@ -269,15 +298,17 @@ class TableMap(AffineMap):
         channels: int,
         lifting: bool,
         heads: int,
-        turned: Tensor,
-        zero: int | None,
+        table: RelativePositionTable,
         *,
         full: bool = False,
     ) -> None:
         super().__init__(group, channels, lifting, heads, full=full)
+        self.table = table
+        rows, turned = _rows(table, group)
+        distance, zero = rows.norm(dim=1).min(dim=0)
         self.psi = nn.Parameter(factors(self.frames, len(turned), channels, full=full))
         self.beta = nn.Parameter(torch.randn(len(turned), channels))
-        self.zero = zero
+        self.zero = int(zero) if distance <= table.tolerance else None
         self.register_buffer("turned", turned.clone(), persistent=False)
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
@@ -335,24 +366,25 @@ class Waves(nn.Module):
 
 
 class AxisTable(AxisKeys):
-    """A value for each distinct coordinate along each axis of the ``rows`` ``[rows, dim]``; see :class:`TableMap`."""
+    """A value for each distinct coordinate along each axis of the rows of a table; see :class:`TableMap`."""
 
     turned: Tensor
 
-    def __init__(self, heads: int, channels: int, rows: Tensor, turned: Tensor, tolerance: float) -> None:
+    def __init__(self, group: FiniteGroup, heads: int, channels: int, table: RelativePositionTable) -> None:
         super().__init__()
+        self.group, self.table = group, table
+        rows, turned = _rows(table, group)
         self.heads, self.axes, places = heads, nn.ParameterList(), []
         sharing, widths = _axis_widths(rows.shape[1], heads, channels)
         for coordinate, width in zip(rows.unbind(1), widths, strict=True):
             ascending = coordinate.sort().values
-            values = ascending[torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending.diff() > tolerance])]
+            values = ascending[torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending.diff() > table.tolerance])]
             places.append((coordinate[:, None] - values).abs().argmin(dim=1))
             self.axes.append(nn.Parameter(torch.randn(len(values), heads // sharing, width)))
         self.register_buffer("turned", torch.stack(places)[:, turned], persistent=False)
 
-    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        parts = [axis[place] for axis, place in zip(self.axes, self.turned, strict=True)]
-        return RelativeTerms(positional_key=torch.cat(parts, dim=-1).flatten(-2).unflatten(-1, (self.heads, -1)))
+    def codes(self, graph: LiftedGraph) -> list[Tensor]:
+        return [axis[place] for axis, place in zip(self.axes, self.turned, strict=True)]
 
 
 class AxisWaves(AxisKeys):
@@ -366,14 +398,12 @@ class AxisWaves(AxisKeys):
             self.waves.append(Waves(1, hidden, init_scale))
             self.amplitudes.append(nn.Parameter(torch.randn(heads // sharing, width, hidden) / math.sqrt(hidden)))
 
-    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        check_is("graph", graph, LiftedGraph)
+    def codes(self, graph: LiftedGraph) -> list[Tensor]:
         coordinates = graph.relative.positions.split(1, dim=-1)
-        parts = [
+        return [
             torch.einsum("tam,ecm->taec", waves(coordinate), amplitude)
             for waves, amplitude, coordinate in zip(self.waves, self.amplitudes, coordinates, strict=True)
         ]
-        return RelativeTerms(positional_key=torch.cat(parts, dim=-1).flatten(-2).unflatten(-1, (self.heads, -1)))
 
 
 def _axis_widths(dim: int, heads: int, channels: int) -> tuple[int, list[int]]:

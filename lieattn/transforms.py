@@ -155,11 +155,7 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
     if x.shape[1:] != y.shape[1:] or x.device != y.device:
         got = f"{tuple(x.shape)} on {x.device} and {tuple(y.shape)} on {y.device}"
         raise ValueError(f"x, y: expected points of the same dimension on the same device, got {got}")
-    batch = None if batch_x is None or batch_y is None else torch.cat([batch_x, batch_y])
-    dtype = torch.promote_types(x.dtype, y.dtype)
-    found = Radius(r, include_self=False)(torch.cat([x.to(dtype), y.to(dtype)]), batch)
-    across = (found.target >= len(x)) & (found.source < len(x))
-    return torch.stack([found.target[across] - len(x), found.source[across]])
+    return Radius(r)._between(x, y, batch_x, batch_y)
 
 
 def fps(

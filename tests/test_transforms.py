@@ -6,7 +6,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import point_clouds
-from lieattn.geometry._search import images_within
+from lieattn.geometry._search import images_within, pairs_between
 from lieattn.transforms import (
     FarthestPoints,
     KNNGraph,
@@ -75,6 +75,24 @@ def test_radius_between_two_sets():
         radius(x, y[:, :2], 1.2)
     with pytest.raises(ValueError, match=rf"batch_x: expected \[points={len(x)}\] .*, got \({len(x) - 1},\)"):
         radius(x, y, 1.2, batch_x[:-1], torch.cat([batch_x[-1:], batch_y]))  # together as long as the points
+
+
+@pytest.mark.parametrize("method", ["tree", "cells"])
+def test_methods_of_radius_between_two_sets_agree(method):
+    (x, batch_x), (y, batch_y) = points(), points(15, seed=1)
+    edges = radius(x, y, 1.2, batch_x, batch_y)
+    found = pairs_between(x.double(), y.double(), batch_x, batch_y, 1.2, method)
+    assert torch.equal(found, edges[0] * len(x) + edges[1])
+    for one, other in ((x[:0], y), (x, y[:0])):
+        clouds = torch.zeros(len(one), dtype=torch.int64), torch.zeros(len(other), dtype=torch.int64)
+        assert pairs_between(one.double(), other.double(), *clouds, 1.2, method).shape == (0,)
+
+
+def test_radius_does_not_search_pairs_within_a_set():
+    """There are 4e10 pairs of points of x, which would need 640 GB."""
+    x, y = torch.zeros(200_000, 3), torch.tensor([[3.0, 0.0, 0.0], [0.5, 0.0, 0.0]])
+    assert torch.equal(radius(x, y, 1.0)[0], torch.ones(len(x), dtype=torch.int64))
+    assert torch.equal(radius(y, x, 1.0)[1], torch.ones(len(x), dtype=torch.int64))
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [(torch.float16, torch.float32), (torch.float32, torch.float64)])

@@ -18,7 +18,15 @@ from lieattn._checks import check_choice, check_counts, check_flag, check_is, ch
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index, check_lists
-from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
+from lieattn.geometry._search import (
+    Method,
+    Ties,
+    images_within,
+    pairs_all,
+    pairs_between,
+    pairs_nearest,
+    pairs_within,
+)
 
 OFF_LATTICE = 1e-2  # tolerance in units of the spacing, for the rounding of coordinates far from the origin
 
@@ -166,6 +174,15 @@ class Radius(_Neighborhood):
         exact = torch.promote_types(cell.dtype, pos.dtype)
         shift = (images.to(exact)[:, None] @ lattice.to(exact))[:, 0]
         return replace(neighbors, shift=shift.to(pos.dtype))
+
+    @outside_of_transforms
+    def _between(self, x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
+        """Return the pairs of points of ``y`` and of ``x``, int64 ``[2, edges]``, for :mod:`lieattn.transforms`."""
+        x, y = as_coordinates(x), as_coordinates(y)
+        clouds = torch.cat([cloud_index(x, batch_x)[0], cloud_index(y, batch_y)[0]])
+        clouds = torch.unique(clouds, return_inverse=True)[1]  # the search has tables with a row for each cloud
+        keys = pairs_between(x, y, clouds[: len(x)], clouds[len(x) :], float(self.radius))
+        return torch.stack([keys // max(len(x), 1), keys % max(len(x), 1)])
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         keys = pairs_within(pos, cloud, float(self.radius), "euclidean", self.include_self, method)

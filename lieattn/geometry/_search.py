@@ -70,6 +70,30 @@ def pairs_within(
     return sort_keys(torch.cat(keys))
 
 
+def pairs_between(
+    x: Tensor, y: Tensor, cloud_x: Tensor, cloud_y: Tensor, radius: float, method: Method | None = None
+) -> Tensor:
+    """Return all pairs of points of ``y`` and of ``x`` within the radius, as sorted keys ``y * len(x) + x``.
+
+    The tolerance is that of :func:`pairs_within`. Pairs within ``x`` or within ``y`` are not searched.
+    """
+    n, pos, cloud = len(x), torch.cat([x, y]), torch.cat([cloud_x, cloud_y])
+    radius = radius * (1 + TIE_TOLERANCE)
+    keys = [cloud[:0]]
+    if n and len(y) and _uses_tree(pos, method):
+        trees = [_tree_of(part) for part in _apart(pos, cloud, 3 * radius).split([n, len(y)])]
+        found = trees[1].sparse_distance_matrix(trees[0], radius * _MARGIN, output_type="ndarray")
+        i, j = torch.from_numpy(found["i"].astype(np.int64)), torch.from_numpy(found["j"].astype(np.int64))
+        keep = _is_within(pos, cloud, n + i, j, radius, "euclidean")
+        keys.append(i[keep] * n + j[keep])
+    elif n and len(y):
+        for points, row, j in candidates_within(pos, cloud, radius, torch.arange(n, len(pos), device=pos.device)):
+            i = points[row]
+            keep = (j < n) & _is_within(pos, cloud, i, j, radius, "euclidean")
+            keys.append((i[keep] - n) * n + j[keep])
+    return sort_keys(torch.cat(keys))
+
+
 def pairs_nearest(
     pos: Tensor, cloud: Tensor, k: int, ties: Ties, include_self: bool, method: Method | None = None
 ) -> Tensor:
@@ -195,10 +219,17 @@ def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties
 
 def _tree(pos: Tensor, cloud: Tensor, gap: float) -> "cKDTree":
     """Build one tree for all clouds, which lie ``gap`` apart along an extra coordinate."""
+    return _tree_of(_apart(pos, cloud, gap))
+
+
+def _apart(pos: Tensor, cloud: Tensor, gap: float) -> Tensor:
+    """Return points with an extra coordinate along which clouds lie ``gap`` apart, if there are several."""
+    return torch.cat([pos, cloud[:, None].to(pos.dtype) * (gap or 1.0)], dim=1) if cloud.any() else pos
+
+
+def _tree_of(pos: Tensor) -> "cKDTree":
     from scipy.spatial import cKDTree
 
-    if cloud.any():
-        pos = torch.cat([pos, cloud[:, None].to(pos.dtype) * (gap or 1.0)], dim=1)
     # Split cells in the middle, because medians give slow trees if many coordinates are equal, as on grids.
     return cKDTree(pos.numpy(), balanced_tree=False)
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -1193,6 +1194,20 @@ def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signu
         assert f"lieattn fit --config {file} --ckpt_path last" in stopped.stderr
     assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path)), "--ckpt_path", "last"]) == 0
     assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_interrupted_run_without_a_configuration_says_how_to_continue(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--trust", *TRUST, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
+    options += ["--trainer.max_epochs", str(EPOCHS + 1), "--trainer.enable_progress_bar", "false"]
+    stop = [f"--trainer.callbacks={__name__}.SignalAt", "--trainer.callbacks.step", str(EPOCHS * ITEMS // BATCH + 1)]
+    stop += ["--trainer.callbacks.signum", str(int(signal.SIGINT))]
+    begun = str(finished / "checkpoints/last.ckpt")
+    assert main(["fit", "--ckpt_path", begun, *options, *stop]) == 128 + signal.SIGINT
+    again = capsys.readouterr().err.partition("To continue: lieattn ")[2]
+    assert "--ckpt_path runs/checkpoints/last.ckpt" in again
+    assert main(shlex.split(again)) == 0
 
 
 def test_second_signal_stops_at_once(capfd):

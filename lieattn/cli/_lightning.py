@@ -85,7 +85,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 args=[name, *_written(config, Path(folder)), *arguments],
             )
     except train.TrainingInterrupted as stop:
-        again = shlex.join(["lieattn", name, *_option(arguments, "--ckpt_path", nargs="?")[1], "--ckpt_path", "last"])
+        rest = _option(arguments, "--ckpt_path", nargs="?")[1]
+        # Without a configuration, the checkpoint must be given as a file, which says what to train.
+        state = "last" if config is None and task is None else str(stop.path)
+        again = shlex.join(["lieattn", name, *rest, "--ckpt_path", state])
         _say(f"lieattn: {stop}\nTo continue: {again}")
         return _status(128 + stop.signum)
     except train.NonFiniteError as error:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,6 +286,13 @@ def test_command_starts_from_files_and_checkpoints(tmp_path, capsys, monkeypatch
     assert f"training starts from the weights of {saved}; new weights: none" in capsys.readouterr().err
     trained = load_network(last)
     assert torch.equal(trained(cloud()), source.eval()(cloud()))
+    # In the file of the training, they do not disturb other commands.
+    file = Path(configuration(tmp_path, 2))
+    content = yaml.safe_load(file.read_text())
+    content["data"]["test"] = content["data"]["train"]
+    file.write_text(yaml.safe_dump({**content, "weights": saved}))
+    assert main(["test", "--config", str(file), "--ckpt_path", "last"]) == 0
+    configuration(tmp_path, 2)
     # An interrupted run continues from its own weights, also if the source is gone.
     (tmp_path / "source.safetensors").unlink()
     assert main([*run, "--ckpt_path", "last", "--trainer.max_epochs", "2"]) == 0

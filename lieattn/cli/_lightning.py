@@ -182,6 +182,7 @@ class _PointSetCLI(LightningCLI):
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self._asks_for_weights = any(word.partition("=")[0] == "--weights" for word in args)
         for path in _option(args, "--config", "-c", action="append", default=[])[0]:
             if Path(path).is_file():  # an error then names the file
                 content = train.read_yaml(path, "a configuration")
@@ -207,7 +208,7 @@ class _PointSetCLI(LightningCLI):
         """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
         named = settings.ckpt_path
-        if settings.weights is not None and self.subcommand != "fit":
+        if self._asks_for_weights and self.subcommand != "fit":  # in a file, they are those of its training
             raise train.UsageError(f"weights: expected none for {self.subcommand}, which has those of --ckpt_path")
         if named is None and self.subcommand != "fit":
             raise train.CheckpointError(f"{self.subcommand} needs trained weights: use --ckpt_path best, last, or FILE")

@@ -92,9 +92,9 @@ class Calculator(AseCalculator):
     ------
     ValueError
         If the energies jump, if energies and forces were trained with different scales, so that the forces are not the
-        derivatives of the energies, or if an ensemble contains another one, whose mean counts as one network. When
-        energies are computed, if the model returns more than one number, or if the energy of several outputs has no
-        scale, because it was no target.
+        derivatives of the energies, or if an ensemble contains another one, whose mean counts as one network. If the
+        model states that it has more than one number as output, or returns them when energies are computed, or if the
+        energy of several outputs has no scale, because it was no target.
     ImportError
         When this module is imported, if ASE is not installed.
     """

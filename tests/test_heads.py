@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import Constant
 
 from lieattn.geometry import (
     AllPairs,
@@ -16,7 +17,16 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SE, cyclic, octahedral, tetrahedral, trivial
-from lieattn.models import EnergyForces, GSANet, LieTransformer, Species
+from lieattn.models import (
+    DirectionConvNet,
+    EnergyForces,
+    FramewiseTransformer,
+    GSANet,
+    HamiltonianDynamics,
+    LieTransformer,
+    Preprocessed,
+    Species,
+)
 from lieattn.nn import (
     CloudPool,
     DipoleHead,
@@ -24,6 +34,8 @@ from lieattn.nn import (
     FieldHead,
     GroupLinear,
     GroupSelfAttention,
+    Heads,
+    InvariantHead,
     PolarizabilityHead,
     RotationHead,
     VectorHead,
@@ -473,6 +485,10 @@ def test_net_force_is_not_zero_without_translation_invariance():
     assert relative_error(force, torch.zeros_like(force)) > 1e-2
 
 
+def framewise(outputs, **options):
+    return FramewiseTransformer(cyclic(4), 1, outputs, channels=4, layers=1, **options)
+
+
 def test_errors_of_forces():
     with pytest.raises(TypeError, match="model: expected a network"):
         EnergyForces("model")
@@ -485,6 +501,23 @@ def test_errors_of_forces():
 
     with pytest.raises(ValueError, match="model: expected one energy per cloud"):
         EnergyForces(Many())(molecule(octahedral()))
+
+    one, near = "expected one energy per cloud, .* got", Radius(1.5)
+    for network, message in (
+        (GSANet(cyclic(4), 1, 2, channels=8, heads=1, neighborhood=near), f"{one} a network with 2 outputs"),
+        (DirectionConvNet(tetrahedral(), 1, 3, channels=4, layers=1, neighborhood=near), f"{one} .* 3 outputs"),
+        (LieTransformer(1, 2, frames=cyclic(4), channels=4, layers=1, heads=1, neighborhood=near), f"{one} .* 2 out"),
+        (framewise(2), f"{one} a network with 2 outputs"),
+        (Preprocessed(framewise(2), Constant()), f"{one} a network with 2 outputs"),
+        (framewise(1, pool="none"), f"{one} a network with outputs at the points"),
+        (framewise(1, kind="vector"), f"{one} outputs that change under rotations"),
+        (framewise(1).with_head(Heads({"energy": InvariantHead(4, 2)})), f"{one} a network with 2 outputs"),
+        (framewise(1).with_head(Heads({"y": InvariantHead(4, 1)})), r"expected an output 'energy', .* got \['y'\]"),
+    ):
+        with pytest.raises(ValueError, match=f"model: {message}"):
+            EnergyForces(network)
+        with pytest.raises(ValueError, match=f"potential: {message}"):
+            HamiltonianDynamics(network)
 
     class OfAtoms(nn.Module):
         def forward(self, data):

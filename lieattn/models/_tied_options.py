@@ -28,7 +28,7 @@ def tied_options(module: Any) -> dict[str, str]:
 def tied_outputs(module: Any) -> dict[str, str]:
     """Return the kind and the pooling of the outputs of a network, and the options of its head."""
     head = getattr(module, "head", None)
-    pool = _pool(module) if (of_head := _pool(head)) is None else of_head
+    pool = pool_of(module) if (of_head := pool_of(head)) is None else of_head
     # Modules around a network have neither, so that weights for energies fit a module with or without stresses.
     texts = {} if head is None and pool is None else {"kind": _text(module.kind), "pool": _text(pool)}
     texts |= {f"head.{name}": _text(_of_heads(head, name)) for name in _OF_HEADS}
@@ -137,10 +137,10 @@ def _of_heads(head: Any, name: str) -> Any:
     return repr(found) if isinstance(found, bool) else found if isinstance(found, str) else None
 
 
-def _pool(head: Any) -> Any:
+def pool_of(head: Any) -> Any:
     """Return how outputs are pooled over points, by name for several outputs, or None if there is no choice."""
     if isinstance(head, Heads):
-        return {name: _pool(one) for name, one in head.heads.items()}
+        return {name: pool_of(one) for name, one in head.heads.items()}
     if hasattr(head, "cloud_pool"):
         return getattr(head.cloud_pool, "reduction", "none")
     return getattr(getattr(head, "outputs", None), "pool", None)

@@ -362,7 +362,7 @@ class _Head(ExactConstants, nn.Sequential):
         super().__init__(
             ZonalLinear(directions, channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, out_channels)
         )
-        self.outputs = outputs
+        self.out_channels, self.outputs = out_channels, outputs
         self.register_constant("axis", axis)
         first = [places.tolist().index(number) for number in range(len(directions))]
         self.register_buffer("first", torch.tensor(first), persistent=False)  # one element per direction

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, kind
 from lieattn.geometry import point_clouds
+from lieattn.models._energies import ONE, check_energies
+from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here
 from lieattn.models._gradients import (
     Outputs,
     check_derivatives,
@@ -78,7 +80,8 @@ class EnergyForces(Wrapper):
         ``data.pos``. It may return several outputs by name (:class:`lieattn.nn.Heads`), one of them ``"energy"``; then
         the outputs here are a mapping too, of energies, forces and all others. A neighborhood that does not specify
         whether it is smooth, such as ``Radius(3.0)``, is made smooth in the model itself, so wrap the model before
-        training. Models with windows of their own are not changed.
+        training. Models with windows of their own are not changed. ValueError is raised if the model states that it has
+        other outputs, such as two numbers or vectors.
     stress
         Whether to return an :class:`EnergyForceStress` in place of an :class:`EnergyAndForce`.
     jumps
@@ -102,6 +105,7 @@ class EnergyForces(Wrapper):
         self, model: nn.Module | Callable[[Any], Tensor], *, stress: bool = False, jumps: Jumps = "refuse"
     ) -> None:
         check_arguments(EnergyForces.__init__, locals())
+        check_energies("model", model)
         make_continuous("model", model, jumps)
         super().__init__(model)
         self.model, self.stress = model, stress
@@ -169,16 +173,6 @@ class EnergyForces(Wrapper):
 
         found, others = _derivatives(energy, given, self.stress, create_graph)
         return {**others, **found._asdict()} if others else found
-
-
-def energy_among(outputs: Any, argument: str = "model") -> Any:
-    """Return the output named energy of several outputs by name, or a single output; ValueError if there is none."""
-    if not isinstance(outputs, Mapping):
-        return outputs
-    if "energy" not in outputs or not outputs.keys().isdisjoint(("force", "stress", "virial")):
-        what = "an output 'energy', and none with the names of its derivatives, force, stress and virial"
-        raise ValueError(f"{argument}: expected {what}, got {sorted(outputs)}")
-    return outputs["energy"]
 
 
 def differentiated(
@@ -321,6 +315,7 @@ class HamiltonianDynamics(Wrapper):
     ) -> None:
         check_arguments(HamiltonianDynamics.__init__, locals())
         check_choice("method", method, (*_FIXED, *_ADAPTIVE))
+        check_energies("potential", potential)
         make_continuous("potential", potential, jumps)
         super().__init__(potential)
         self.potential = potential
@@ -477,12 +472,11 @@ def _known_clouds(data: Any) -> int | None:
 
 
 def _per_cloud(values: Any, clouds: int | None = None, argument: str = "model") -> Tensor:
-    expected = "one energy per cloud, [clouds] or [clouds, 1]"
     if not isinstance(values, Tensor):
-        raise TypeError(f"{argument}: expected {expected}, got {kind(values)}")
+        raise TypeError(f"{argument}: expected {ONE}, got {kind(values)}")
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
-        raise ValueError(f"{argument}: expected {expected}, got {tuple(values.shape)}")
+        raise ValueError(f"{argument}: expected {ONE}, got {tuple(values.shape)}")
     if clouds is not None and len(values) != clouds:
         raise ValueError(f"{argument}: expected one energy for each of {clouds} clouds, got {len(values)}")
     return values

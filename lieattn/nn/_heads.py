@@ -160,7 +160,7 @@ class InvariantHead(Recorded, nn.Module):
         activation_named("activation", activation)
         if norm and readout == "point_first":
             raise ValueError("norm: expected False, since readout 'point_first' has no normalization")
-        self.readout, self.activation = readout, activation
+        self.outputs, self.readout, self.activation = outputs, readout, activation
         self.has_kinks = pool == "max" or kinked(self.activation)
         self.fiber_pool = FiberPool("max" if pool == "max" else "mean")
         self.cloud_pool = None if pool == "none" else CloudPool(pool)

@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import itertools
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from lieattn._trust import untrusted_names
 _KEY, _FORMAT = "lieattn", 1
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
 _TRAINED = Path(__file__).parent / "trained"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+\b")  # of an object without a representation of its own
 
 
 def save(network: nn.Module, path: str | Path) -> None:
@@ -173,7 +175,11 @@ def _structure(network: nn.Module) -> tuple[Any, ...]:
     named = uncompiled_names(dict(network.named_modules()))  # compiled modules have the names of their originals
     classes = ((name, module, type(module)) for name, module in named.items())  # e3nn generates some of them
     modules = [
-        (name, f"{cls.__module__}.{cls.__qualname__}", "" if isinstance(module, lists) else module.extra_repr())
+        (
+            name,
+            f"{cls.__module__}.{cls.__qualname__}",
+            "" if isinstance(module, lists) else _ADDRESS.sub("", module.extra_repr()),
+        )
         for name, module, cls in classes
     ]
     state, metadata = _state(network)

@@ -37,6 +37,7 @@ from lieattn.models import (
     LieTransformer,
     Lifting,
     Network,
+    Preprocessed,
     Rescaled,
     SortedDistances,
     Species,
@@ -177,6 +178,26 @@ def test_arguments_that_cannot_be_saved_are_named(value, found, tmp_path):
     with pytest.raises(ValueError, match=rf"Own\.table: \['a'\]: expected plain values, tensors, .* got {found}$"):
         lieattn.save(network, tmp_path / "own")
     assert found in PointSetRegressor(network)._made()  # the reason in checkpoints, which are still written
+
+
+class Doubled:
+    """A transform without a representation of its own, so that its text contains an address."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, data: Data) -> Data:
+        return Data(x=self.factor * data.x, pos=data.pos)
+
+
+def test_transforms_without_a_representation_are_saved(tmp_path):
+    network = Preprocessed(small(), Doubled(2.0))
+    assert " at 0x" in network.extra_repr()
+    lieattn.save(network, tmp_path / "network")
+    assert lieattn.load(tmp_path / "network", trust=["tests"]).transform.factor == 2.0
+    network.transform = repr
+    with pytest.raises(ValueError, match="was changed after its construction"):
+        lieattn.save(network, tmp_path / "network")
 
 
 def test_arguments_that_are_changed_later(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
 from lieattn.models.directions import DirectionOptions
 from lieattn.models.framewise import FramewiseOptions
 from lieattn.testing import randomize
+from lieattn.train import random_clouds
+from lieattn.train._checkpoint import describe_input
 
 CHANNELS, NEAR = 3, Radius(3.0, smooth=True)
 T, PRINCIPAL = tetrahedral(), PrincipalFrames()
@@ -142,6 +145,20 @@ def test_certificates_and_files(tmp_path):
     again = lieattn.load(tmp_path / "network")
     assert torch.equal(again(data), network(data))
     assert again.edges.in_edges == network.edges.in_edges
+
+
+@pytest.mark.parametrize("sizes", [(9, 4), (2, 1)])
+def test_random_clouds_have_pairs_with_features(sizes):
+    """Checkpoints without a test set are certified on random clouds like those of the training."""
+    kind = describe_input(Batch.from_data_list([molecule(size) for size in sizes]))
+    found = random_clouds(json.loads(json.dumps(kind)), 3, 0)
+    for cloud in found:
+        pairs = cloud.edge_index.T.tolist()
+        assert len({tuple(pair) for pair in pairs}) == len(pairs) > 0
+        assert all(one != other and 0 <= min(one, other) <= max(one, other) < len(cloud.pos) for one, other in pairs)
+        assert cloud.edge_attr.shape == (len(pairs), CHANNELS)
+    assert not torch.equal(found[0].edge_attr, found[1].edge_attr)
+    assert framewise().float()(Batch.from_data_list(found)).isfinite().all()
 
 
 def test_dtypes_of_features():

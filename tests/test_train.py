@@ -372,6 +372,15 @@ def test_the_kind_of_clouds_without_points():
     assert (found["points"], found["channels"], found["dim"]) == (0, 6, 2)
 
 
+def test_the_kind_of_batches_that_are_not_made_of_clouds():
+    cloud = torch.tensor([0, 0, 1])
+    batch = Batch(x=torch.ones(3, 1), pos=torch.ones(3, 2), z=torch.ones(3), y=torch.tensor([0, 1]), batch=cloud)
+    task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
+    task.log = lambda *arguments, **options: None
+    assert task.training_step(batch, 0).isfinite()
+    assert describe_input(batch)["attributes"] == {"z": {"shape": [], "range": [1.0, 1.0]}}
+
+
 def test_replicas_share_the_items():
     whole = [index for _, index in EpochSampler(11)]
     parts = [[index for _, index in EpochSampler(11, replicas=2, rank=rank)] for rank in (0, 1)]

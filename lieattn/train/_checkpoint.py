@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lieattn.train._tasks import PointSetTask
 
 FORMAT = 2  # version of the entry "lieattn"; version 1 had no digests
-_KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated"})
+_KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated", "edge_index"})
 _MOST_NUMBERS = 256  # an attribute with more numbers than this is not kept
 
 M = TypeVar("M", bound=nn.Module)
@@ -250,19 +250,21 @@ def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefi
 def describe_input(batch: Batch) -> dict[str, Any]:
     """Describe the kind of the clouds of a batch in plain values.
 
-    Features and coordinates are described by their sizes. For every other attribute of points, the description has the
-    ``shape`` for one point, and the ``values`` of integers or the ``range`` of floating point numbers. For an attribute
-    of whole clouds, it has the ``value`` of the first cloud.
+    Features and coordinates are described by their sizes. For every other attribute of points, and for ``edge_attr``,
+    the description has the ``shape`` for one point or pair, and the ``values`` of integers or the ``range`` of floating
+    point numbers. For an attribute of whole clouds, it has the ``value`` of the first cloud, unless the batch was not
+    made of clouds. Of ``edge_index``, it has the number of pairs.
     """
-    x, pos, grid = batch.get("x"), batch.get("pos"), batch.get("grid")
-    of_points, first = set(batch.node_attrs()), batch.get_example(0)
+    x, pos, grid, pairs = (batch.get(name) for name in ("x", "pos", "grid", "edge_index"))
+    listed = {*batch.node_attrs(), *(("edge_attr",) if pairs is not None else ())}
+    first = batch.get_example(0) if hasattr(batch, "_slice_dict") else {}
     found: dict[str, Any] = {}
     for name, value in batch.to_dict().items():
         if name in _KNOWN or not isinstance(value, Tensor) or value.numel() == 0:
             continue
         value = value.detach().cpu()
-        if name not in of_points:
-            if first[name].numel() <= _MOST_NUMBERS:
+        if name not in listed:
+            if name in first and first[name].numel() <= _MOST_NUMBERS:
                 found[name] = {"value": first[name].tolist(), "integer": not value.is_floating_point()}
         elif value.is_floating_point():
             found[name] = {"shape": list(value.shape[1:]), "range": [float(value.min()), float(value.max())]}
@@ -270,6 +272,7 @@ def describe_input(batch: Batch) -> dict[str, Any]:
             found[name] = {"shape": list(value.shape[1:]), "values": values}
     return {
         "points": math.ceil((batch.num_nodes or 0) / batch.num_graphs),
+        "pairs": None if pairs is None else math.ceil(pairs.shape[1] / batch.num_graphs),
         "channels": None if x is None else math.prod(x.shape[1:]),
         "dim": None if pos is None else int(pos.shape[1]),
         "grid": None if grid is None else grid[0].tolist(),
@@ -281,7 +284,7 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
     """Draw random clouds of a kind, as described by ``describe_input``.
 
     They are images of noise, or normally distributed points about one unit apart. Attributes named in ``vectors`` are
-    normally distributed vectors. UsageError is raised if the kind is unknown.
+    normally distributed vectors, and ``edge_index`` has different pairs. UsageError is raised if the kind is unknown.
     """
     check_arguments(random_clouds, locals())
     if kind is None or kind["dim"] is None:
@@ -296,19 +299,30 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
             cloud = Data(pos=pixel_positions(*kind["grid"]), grid=torch.tensor([kind["grid"]]))
         if kind["channels"] is not None:
             cloud.x = torch.rand(len(cloud.pos), kind["channels"], generator=generator)
+        points = pairs = len(cloud.pos)
+        if kind.get("pairs") is not None:
+            cloud.edge_index = _pairs(points, kind["pairs"], generator)
+            pairs = cloud.edge_index.shape[1]
         for name, attribute in kind.get("attributes", {}).items():
-            cloud[name] = _drawn(attribute, len(cloud.pos), generator)
+            cloud[name] = _drawn(attribute, pairs if name == "edge_attr" else points, generator)
         for name in vectors:
             cloud[name] = torch.randn(cloud.pos.shape, generator=generator)
         clouds.append(cloud)
     return clouds
 
 
-def _drawn(attribute: dict[str, Any], points: int, generator: torch.Generator) -> Tensor:
+def _pairs(points: int, number: int, generator: torch.Generator) -> Tensor:
+    """Draw different pairs of points, int64 ``[2, pairs]``, without pairs of a point with itself."""
+    places = torch.randperm(points * (points - 1), generator=generator)[:number]
+    source, other = places // max(points - 1, 1), places % max(points - 1, 1)
+    return torch.stack([source, (source + 1 + other) % max(points, 1)])
+
+
+def _drawn(attribute: dict[str, Any], rows: int, generator: torch.Generator) -> Tensor:
     if "value" in attribute:
         # Booleans, such as those of pbc, stay booleans.
         return torch.tensor(attribute["value"], dtype=None if attribute["integer"] else torch.float32)
-    shape = (points, *attribute["shape"])
+    shape = (rows, *attribute["shape"])
     if "values" in attribute:
         values = torch.tensor(attribute["values"])
         return values[torch.randint(len(values), shape, generator=generator)]

@@ -16,7 +16,7 @@ from torch_geometric.loader import DataLoader
 from lieattn.cli import main
 from lieattn.reps import Scalar, Vector
 from lieattn.train import PointSetData, PointSetRegressor, UsageError
-from lieattn.train._weights import WeightedMean, target_weights
+from lieattn.train._weights import WeightedMean, target_weights, weighted_sums
 
 
 class Springs(Dataset):
@@ -342,6 +342,12 @@ def test_means_count_in_single_precision():
     mean = WeightedMean()
     mean.update(torch.tensor(257 * [1.0] + 2 * [0.0]).bfloat16(), torch.ones(259).bfloat16())
     assert float(mean.compute()) == pytest.approx(257 / 259, rel=1e-6)
+
+
+def test_losses_are_summed_in_single_precision():
+    """In float16 sums end at 65504, and infinite weights would make the loss 0 or NaN."""
+    found = weighted_sums(torch.full((70_000,), 2.0).half(), torch.ones(70_000).half())
+    assert found.tolist() == [140_000, 70_000]
 
 
 def test_targets_that_are_all_masked_are_refused():

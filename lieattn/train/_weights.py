@@ -142,8 +142,7 @@ class WeightedMean(Metric):
 
     def update(self, values: Tensor, weights: Tensor) -> None:
         """Add the entries ``[n]`` of one batch with their weights ``[n]``."""
-        wide = torch.promote_types(values.dtype, torch.float32)  # half precision counts to 256 or 2048 only
-        total, weight = weighted_sums(values.to(wide), weights.to(wide))
+        total, weight = weighted_sums(values, weights)
         self.total += total
         self.weight += weight
 
@@ -202,8 +201,13 @@ class Losses(nn.Module):
 
 
 def weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of values ``[n]`` and the sum of the weights ``[n]``, as one tensor ``[2]``."""
-    return torch.stack([(values * weights).sum() if len(values) else values.sum(), weights.sum().to(values.dtype)])
+    """Return the weighted sum of values ``[n]`` and the sum of the weights ``[n]``, as one tensor ``[2]``.
+
+    The sums are at least in float32, because half precision counts to 256 or 2048 only, and float16 to 65504.
+    """
+    wide = torch.promote_types(values.dtype, torch.float32)
+    values, weights = values.to(wide), weights.to(wide)
+    return torch.stack([(values * weights).sum() if len(values) else values.sum(), weights.sum()])
 
 
 def means_of(sums: Tensor, weights: Tensor) -> Tensor:

@@ -558,6 +558,15 @@ def test_of_sums_over_the_points_a_multiple_of_their_number_is_subtracted(target
     torch.testing.assert_close(module.evaluate(batch, "train"), loss, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("number", [3, 5])
+def test_tensors_are_sums_over_the_points_too(number):
+    """Also with as many clouds as components."""
+    clouds = [Data(pos=torch.randn(2 + index, 3), v=(2.0 + index) * torch.ones(1, 3, 3)) for index in range(number)]
+    module = PointSetRegressor(Constant(1), "v", shift=["v"], extensive=["v"])
+    module.measure(clouds)
+    torch.testing.assert_close(module.shift_v, torch.ones(3, 3))
+
+
 def test_extensive_targets_have_one_number_for_each_cloud_and_a_shift():
     with pytest.raises(ValueError, match=r"extensive: \['y'\] are not among the targets"):
         PointSetRegressor(Constant(1), "energy", extensive=["y"])

@@ -237,14 +237,15 @@ def _times(first: Tensor, second: Tensor) -> Tensor:
 
 
 def per_point(name: str, columns: Tensor, clouds: Sequence[Data]) -> tuple[Tensor, Tensor]:
-    """Fit the contribution ``[numbers]`` of a point to sums ``[clouds, numbers]`` by least squares.
+    """Fit the contribution ``[*]`` of a point to sums ``[clouds, *]`` by least squares.
 
-    Return it, and its multiples ``[clouds, numbers]`` by the number of points of each cloud. NaN are left out.
+    Return it, and its multiples ``[clouds, *]`` by the number of points of each cloud. NaN are left out.
     ValueError is raised if there is not one row for each cloud.
     """
     if len(columns) != len(clouds):
         found = f"{len(columns)} for {len(clouds)} clouds"
         raise ValueError(f"extensive: expected one {name} for each cloud, got {found}")
-    points = columns.new_tensor([cloud.num_nodes for cloud in clouds])[:, None].where(~columns.isnan(), 0.0)
+    counts = columns.new_tensor([cloud.num_nodes for cloud in clouds]).view(-1, *[1] * (columns.ndim - 1))
+    points = counts.where(~columns.isnan(), 0.0)
     slope = (points * columns.nan_to_num()).sum(dim=0) / points.square().sum(dim=0).clamp(min=1)
     return slope, points * slope

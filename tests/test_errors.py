@@ -1098,6 +1098,9 @@ def cloud(pos=POINTS, x=None):
     return Data(x=zeros(len(pos), 1) if x is None else x, pos=pos)
 
 
+_PLANAR = ("group: expected a planar group such as cyclic(4), got T",)
+
+
 def pcam_refusing():
     net = GSANet.pcam(trivial(), size=1)
     net.grid_pool.inexact = "refuse"
@@ -1189,6 +1192,10 @@ NETWORK = [
         ("neighborhood: Given", "cannot be scaled"),
     ),
     ("image too small", lambda: GSANet.rot_mnist(cyclic(4))(image(8, 8)), ValueError, ("margin: ", "[2, 2]")),
+    *(
+        (f"{preset} of space", lambda preset=preset: getattr(GSANet, preset)(tetrahedral()), ValueError, _PLANAR)
+        for preset in ("rot_mnist", "cifar10", "pcam")
+    ),
     ("even square", lambda: GSANet.rot_mnist(cyclic(4), size=4), ValueError, ("size: ", "odd", "got 4")),
     ("option unknown", lambda: network(color=1), TypeError, ("color",)),
     ("option of a preset unknown", lambda: GSANet.cifar10(cyclic(4), color=1), TypeError, ("color",)),

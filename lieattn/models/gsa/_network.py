@@ -184,7 +184,7 @@ class GSANet(Network):
         cls, group: FiniteGroup, *, size: int = 5, dropout: Dropouts = _PAPER_DROPOUT, **options: Any
     ) -> GSANet:
         """Network for 28 x 28 rotated MNIST (Appendix F.1): 44,428 parameters for C4."""
-        check_group("group", group)
+        _check_planar(group)
         preset = {"channels": 20, "blocks": Stages((2, 3), crops=(2, 0, 2, 1, 1)), "dropout": dropout}
         return cls(group, 1, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _ROT_MNIST, **options})
 
@@ -202,7 +202,7 @@ class GSANet(Network):
         The settings are those of the authors' code. The paper states 2.99 M parameters, and exchanges the dropouts of
         the input and of the poolings (0.3 and 0.2).
         """
-        check_group("group", group)
+        _check_planar(group)
         stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
         preset = {"channels": 96, "blocks": stages, "dropout": dropout}
         return cls(group, 3, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
@@ -225,8 +225,8 @@ class GSANet(Network):
         On the 96 x 96 images of the paper, the last pooling drops a row and a column, which breaks rotations; the
         preset issues a warning. On 88 x 88 images all sizes stay even, and the network is exact.
         """
+        _check_planar(group)
         stages = Stages((0, 1, 2, 1), (1, 2, 2, 2), (0, 2, 1, 1), pool_last=True, norm_between=True, inexact=inexact)
-        check_group("group", group)
         preset = {"channels": 12, "blocks": stages, "dropout": dropout}
         return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
 
@@ -422,6 +422,13 @@ class GSANet(Network):
 # For init="balanced": standard deviation of query biases and of codes of coordinates, and factors of the head.
 _SPREAD, _HEAD, _HEAD_OF_SUM = 2.0, 0.1, 1 / 4096
 _PAPER, _ROT_MNIST = GSAOptions(values=False), GSAOptions(values=False, init_scale=1.0)
+
+
+def _check_planar(group: FiniteGroup) -> None:
+    """Raise TypeError or ValueError unless a group acts on images."""
+    check_group("group", group)
+    if group.dim != 2:
+        raise ValueError(f"group: expected a planar group such as cyclic(4), got {group.name}")
 
 
 def _coarser(neighborhood: Neighborhood) -> Neighborhood:

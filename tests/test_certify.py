@@ -814,6 +814,39 @@ def test_dipole_moments_of_crystals_depend_on_the_images_and_promise_nothing_els
         assert (certificate.worst("image")["float64"] > 1e-3) == (promised is None)
 
 
+class Renamed(nn.Module):
+    """Calls the dipole by another name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.vector_inputs = model, model.vector_inputs
+
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        return {"mu": self.model(data)["dipole"]}
+
+
+def test_of_several_outputs_the_dipole_alone_depends_on_the_images():
+    network = framewise(
+        octahedral(),
+        neighborhood=Radius(2.5),
+        options=FramewiseOptions(attention="neighborhood"),
+        vector_inputs=("vel",),
+    )
+    heads = {"energy": InvariantHead(4, 1, pool="sum"), "dipole": DipoleHead(4)}
+    model = randomize(FieldModel(network, Heads(heads)))
+    quick = {"continuity": False, "elements": 1, "rotations": 0, "dtypes": [torch.float64]}
+    for wrapped in (model, EnergyForces(model), Rescaled(model, {"energy": 2.0, "dipole": 3.0})):
+        certificate = certify(wrapped, crystals(), **quick)
+        assert certificate.passed, str(certificate)
+        passed = {row.output: row.passed for row in certificate.rows if row.check == "image"}
+        assert passed.pop("dipole") is None
+        assert "energy" in passed
+        assert set(passed.values()) == {True}
+    # The output of a module that gives it another name is not known to be that of another head.
+    renamed = certify(Renamed(model), crystals(), octahedral(), outputs={"mu": "vector"}, **quick)
+    assert {row.passed for row in renamed.rows if row.check == "image"} == {None}
+
+
 def test_poses_of_symmetric_clouds_are_not_promised():
     network = FieldModel(
         FramewiseTransformer(tetrahedral(), 2, 4, channels=8, layers=1, heads=1, length=1.5), RotationHead(8)

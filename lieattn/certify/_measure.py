@@ -42,6 +42,9 @@ from lieattn.certify._rows import (
 from lieattn.certify._search import search
 from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import Symmetry
+from lieattn.nn import Heads
+
+_DERIVATIVES = ("force", "stress", "virial")  # outputs of EnergyForces besides those of the heads
 
 TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
 """Largest allowed error for each dtype, relative to max(1, largest output)."""
@@ -119,9 +122,10 @@ def certify(
     (a :class:`lieattn.models.Symmetry`, or a group; with a finite group, translations are promised too; None if nothing
     is exact), ``vector_inputs`` (names of the attributes of the data that are vectors), ``kind`` (of its outputs),
     ``sees_order`` (whether the outputs depend on the order of the points), ``sees_images`` (whether they depend on
-    which periodic image of a point is given; also read from the parts of the network), ``jumps`` (where outputs jump,
-    in words; if it is empty, continuity is promised) and ``has_kinks`` (whether first derivatives jump; true if
-    absent). Modules around a network, such as :class:`lieattn.models.EnergyForces`, adopt these attributes.
+    which periodic image of a point is given; also read from the parts of the network, and for one of several outputs
+    from its head), ``jumps`` (where outputs jump, in words; if it is empty, continuity is promised) and ``has_kinks``
+    (whether first derivatives jump; true if absent). Modules around a network, such as
+    :class:`lieattn.models.EnergyForces`, adopt these attributes.
 
     Parameters
     ----------
@@ -195,12 +199,14 @@ def certify(
     probe, limit = probes[finest], limits[finest]
     generator = torch.Generator().manual_seed(seed)
     searched: tuple[Row, ...] = ()
-    sees_order, sees_images = bool(getattr(network, "sees_order", False)), _sees_images(network)
+    sees_order, sees_images = bool(getattr(network, "sees_order", False)), False
+    seeing = _seeing_images(network, probe, clouds)
     if isinstance(group, str):
         known = outputs is not None or hasattr(network, "kind")
         stated = kinds_of_outputs(network, outputs, probe(clouds)) if known else None
         found = search(probe, clouds, input_kinds, stated, limit, generator)
         promise, outputs, searched, sees_order, sees_images = found
+        seeing = frozenset()
     else:
         promise = _promised(network, group)
     group, exact = promise.group, promise.group is not None
@@ -209,7 +215,8 @@ def certify(
     if not as_images:
         if not on_lattice if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not (permute is None and sees_order), generator))
-        moves += other_images(clouds, dim, exact and not sees_images, generator)
+        sees_images = sees_images or seeing is None
+        moves += other_images(clouds, dim, exact and not sees_images, generator, seeing or frozenset())
         outside = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     scrambled_clouds = _scrambled(clouds, input_kinds["pos"], dim, group, generator)
@@ -262,10 +269,19 @@ def _prepared(
     return network, clouds, dtypes
 
 
-def _sees_images(network: Any) -> bool:
-    """Return whether a network, or a part of it, states that it depends on the given periodic images of the points."""
-    parts = network.modules() if isinstance(network, nn.Module) else [network]
-    return any(getattr(part, "sees_images", False) for part in parts)
+def _seeing_images(network: Any, probe: Probe, clouds: list[Data]) -> frozenset[str] | None:
+    """Return the outputs that depend on the given periodic images of the points, as the network or its parts state.
+
+    None stands for all outputs. Otherwise all outputs have the names of heads or derivatives, and only some of the
+    heads state it.
+    """
+    parts = list(network.modules()) if isinstance(network, nn.Module) else [network]
+    heads = [pair for part in parts if isinstance(part, Heads) for pair in part.heads.items()]
+    of_heads = {id(part): name for name, head in heads for part in head.modules()}
+    found = {of_heads.get(id(part)) for part in parts if getattr(part, "sees_images", False)}
+    if found and (None in found or not probe(clouds).keys() <= {*of_heads.values(), *_DERIVATIVES}):
+        return None
+    return frozenset(name for name in found if name is not None)
 
 
 def _scrambled(

@@ -253,6 +253,8 @@ class Move:
     images
         Vectors of the lattice ``[points, dim]`` float64 of each cloud, by which its points are shifted before the
         motion, or None if they are not.
+    excepted
+        Names of outputs for which equivariance is not promised.
     """
 
     check: str
@@ -263,6 +265,7 @@ class Move:
     orders: tuple[Tensor, ...] | None = None
     grids: tuple[tuple[int, ...], ...] | None = None
     images: tuple[Tensor, ...] | None = None
+    excepted: frozenset[str] = frozenset()
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """Return moved clouds in float64. The attributes in ``kinds`` are transformed too."""
@@ -329,10 +332,17 @@ def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: tor
     return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), zero, orders)
 
 
-def other_images(clouds: Sequence[Data], dim: int, promised: bool, generator: torch.Generator) -> list[Move]:
+def other_images(
+    clouds: Sequence[Data],
+    dim: int,
+    promised: bool,
+    generator: torch.Generator,
+    excepted: frozenset[str] = frozenset(),
+) -> list[Move]:
     """Return a move of each point to a random periodic image, or no move without periodic clouds, or with given edges.
 
-    Given edges would have to connect other images after the move, but which ones is up to the network.
+    Given edges would have to connect other images after the move, but which ones is up to the network. Nothing is
+    promised for the outputs in ``excepted``.
     """
     if all(cloud.get("cell") is None for cloud in clouds) or any(list(point_indices(cloud)) for cloud in clouds):
         return []
@@ -347,7 +357,8 @@ def other_images(clouds: Sequence[Data], dim: int, promised: bool, generator: to
     if not any(bool(image.any()) for image in images):
         return []
     zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
-    return [Move("image", "", promised, torch.eye(dim, dtype=torch.float64), zero, images=tuple(images))]
+    still = torch.eye(dim, dtype=torch.float64)
+    return [Move("image", "", promised, still, zero, images=tuple(images), excepted=excepted)]
 
 
 def _shifted(cloud: Data, shifts: Tensor) -> Data:

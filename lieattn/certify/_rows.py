@@ -81,7 +81,8 @@ def move_rows(
             expected = move.expected(name, kinds[name], value, sizes)
             # A rotation that maps such a cloud to itself would have to keep its pose.
             pose = usual is not None and kinds[name] == "rotation"
-            promised = move.promised and not pose and (tensors or not _is_tensor(kinds[name]))
+            promised = move.promised and name not in move.excepted
+            promised = promised and not pose and (tensors or not _is_tensor(kinds[name]))
             limit = allowed[name] if promised else None
             yield _row(move.check, move.label, name, dtype, found.get(name), expected, limit)
     if len(clouds) > 1:

@@ -1250,6 +1250,22 @@ class Sampled(nn.Module):
         return self.network(data) + global_mean_pool(data.z[:, None].to(data.x), data.batch)
 
 
+class Told(nn.Module):
+    """Reads vectors and a number of the cloud, and states so."""
+
+    vector_inputs, cloud_inputs = ("vel",), ("charge",)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        speeds = global_mean_pool(data.vel.square().sum(dim=1), data.batch)
+        return data.charge * speeds
+
+
+def test_random_clouds_have_the_inputs_that_a_network_states(capsys):
+    few = ["--dtype", "float64", "--elements", "1", "--outside", "1"]
+    assert main(["certify", f"{__name__}:Told", "--group", "lieattn.groups.SE", "--group.dim", "3", *few]) == 0
+    assert "guarantee kept" in capsys.readouterr().out
+
+
 def test_booleans_of_random_clouds():
     """Directions that are periodic, which neighborhoods refuse as integers."""
     clouds = [Data(pos=torch.randn(4, 3), pbc=torch.tensor([[True, False, True]]), mask=torch.ones(4).bool())] * 2

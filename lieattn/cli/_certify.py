@@ -103,7 +103,7 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
     elif is_trained(options.checkpoint) and not options.random:
         clouds, source = item_of_card(options.checkpoint)
     else:
-        clouds = drawn_clouds(options.clouds, options.points, options.dim, options.features, options.seed)
+        clouds = drawn_clouds(network, options.clouds, options.points, options.dim, options.features, options.seed)
         source = f"{options.clouds} random clouds of {options.points} points in {options.dim} dimensions"
     return network, clouds, source, {}
 

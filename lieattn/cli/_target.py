@@ -84,11 +84,16 @@ def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Da
     return [data[index] for index in range(min(number, len(data)))]
 
 
-def drawn_clouds(number: int, points: int, dim: int, features: int | None, seed: int) -> list[Data]:
-    """Random clouds with ``pos`` [points, dim], atomic numbers ``z`` and, if asked for, features ``x``."""
-    z = {"values": list(_SPECIES), "shape": []}
-    kind = {"dim": dim, "points": points, "grid": None, "channels": features, "attributes": {"z": z}}
-    return random_clouds(kind, number, seed)
+def drawn_clouds(network: Any, number: int, points: int, dim: int, features: int | None, seed: int) -> list[Data]:
+    """Random clouds with ``pos`` [points, dim], atomic numbers ``z`` and, if asked for, features ``x``.
+
+    They also have the vectors that the network states as its inputs, and 1 for each number of a whole cloud.
+    """
+    attributes: dict[str, Any] = {"z": {"values": list(_SPECIES), "shape": []}}
+    for name in getattr(network, "cloud_inputs", ()):
+        attributes[name] = {"value": [1.0], "integer": False}
+    kind = {"dim": dim, "points": points, "grid": None, "channels": features, "attributes": attributes}
+    return random_clouds(kind, number, seed, tuple(getattr(network, "vector_inputs", ())))
 
 
 def drawn_images(number: int, shape: Sequence[int], seed: int) -> Tensor:

@@ -1352,6 +1352,13 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
             2,
             r"--tolerance: expected one of the measured \['float32'\], got float64; see --dtype",
         ),
+        (["certify", "{}", *TRUSTED, "--json", "/"], 2, "--json: cannot write '/': it is a folder"),
+        (["certify", "{}", *TRUSTED, "--group.n", "8"], 2, "--group.OPTION needs --group CLASS, which is missing"),
+        (
+            ["certify", "torch.nn:Identity", "--group", "search", "--group.n", "8"],
+            2,
+            "--group.OPTION needs --group CLASS, got search",
+        ),
         (["certify", "{}", *TRUSTED, "--data", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
         (
             ["certify", "{}", *TRUSTED, "--json", "run.yaml/c.json"],

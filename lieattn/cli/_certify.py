@@ -54,7 +54,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     group: Group | Literal["search"] | None = None
     if options.group == "search" or (options.group is None and not hasattr(network, "symmetry")):
         group = "search"
-    elif options.group is not None or any(setting.startswith("group.") for setting in options.settings):
+    elif options.group is not None:
         spec = _spec("group", options.group, options.settings)
         group = build(Group, spec, f"the group {options.group}")
     certificate = certify(
@@ -115,6 +115,9 @@ def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: 
     if unmeasured := [dtype for dtype in alone if dtype not in options.dtype]:
         raise UsageError(f"--tolerance: expected one of the measured {options.dtype}, got {unmeasured[0]}; see --dtype")
     check_data_options(options, arguments, random)
+    if options.group in (None, "search") and any(setting.startswith("group.") for setting in options.settings):
+        found = "which is missing" if options.group is None else "got search"
+        raise UsageError(f"--group.OPTION needs --group CLASS, {found}")
     if any(setting.startswith("model.") for setting in options.settings) and not is_named(options.checkpoint):
         raise UsageError(f"--model.OPTION: cannot be used here, since {options.checkpoint} is not MODULE:NAME")
     if not foreign:

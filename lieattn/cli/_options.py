@@ -59,7 +59,7 @@ def natural(text: str, least: int = 0) -> int:
 def output_file(text: str) -> Path:
     """Parse a path, and check that a file can be written there before the work begins."""
     path = Path(text)
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)  # "/" has no parents
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         fault = "it is a folder" if path.is_dir() else f"{folder} is not a writable folder"
         raise argparse.ArgumentTypeError(f"cannot write {text!r}: {fault}")

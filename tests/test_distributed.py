@@ -39,7 +39,7 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
 )
-from lieattn.nn import FieldBatchNorm, PointBatchNorm, VectorHead
+from lieattn.nn import DipoleHead, FieldBatchNorm, Heads, InvariantHead, PointBatchNorm, VectorHead
 from lieattn.testing import randomize
 from lieattn.train import (
     EpochSampler,
@@ -409,6 +409,26 @@ def test_two_processes_train_and_evaluate_like_one(tmp_path):
     # Written only by the first process.
     assert parts[0]["saved"] == one["saved"]
     assert parts[1]["saved"] == []
+
+
+def train_one_output(rank: int, folder: Path, devices: int) -> dict[str, Tensor]:
+    """Train the numbers of a network with numbers and dipoles, and return the weights."""
+    seed_everything(0, verbose=False)
+    network = FramewiseTransformer(cyclic(2), 1, 1, channels=4, layers=1, neighborhood=Radius(2.0))
+    heads = {"u": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4, 2)}
+    task = PointSetRegressor(FieldModel(network, Heads(heads)).double(), "u")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": False, "default_root_dir": folder, "precision": "64-true"}
+    strategy = "ddp" if devices > 1 else "auto"
+    trainer = Trainer(accelerator="cpu", devices=devices, strategy=strategy, max_epochs=2, **quiet)
+    trainer.fit(task, PointSetData(Clouds(12), val=Clouds(4), batch_size=4 // devices))
+    return {name: weight.detach().clone() for name, weight in task.network.named_parameters()}
+
+
+def test_outputs_that_are_no_targets_keep_their_weights(tmp_path):
+    one = train_one_output(0, tmp_path / "one", 1)
+    for part in in_processes(2, tmp_path / "two", train_one_output, tmp_path / "two", 2):
+        torch.testing.assert_close(part, one, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 9])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
@@ -12,6 +13,8 @@ from lieattn._checks import check_arguments, kind
 from lieattn._warnings import warn
 from lieattn.models import Rescaled
 from lieattn.train._data import PointSetData
+
+_DERIVATIVES = {"force", "stress", "virial"}  # outputs of EnergyForces whose weights are those of the energy
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
@@ -63,6 +66,17 @@ def shifted_targets(network: nn.Module, targets: Iterable[str], shift: list[str]
     if turning and shift:
         raise ValueError(f"shift: expected invariant numbers, but {turning} of the network change under rotations")
     return shift
+
+
+def find_unused_weights(strategy: Any, network: nn.Module, targets: Iterable[str]) -> None:
+    """Let torch look for weights without gradients, if a network with copies has outputs that are no targets.
+
+    Otherwise the processes would wait for these gradients. A choice of the user is kept.
+    """
+    stated, chosen = getattr(network, "kind", None), set(targets)
+    used = chosen | _DERIVATIVES | ({"energy"} if chosen & _DERIVATIVES else set())
+    if isinstance(strategy, DDPStrategy) and isinstance(stated, Mapping) and set(stated) - used:
+        strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
 
 
 def check_targets(targets: Mapping[str, float]) -> None:

@@ -33,6 +33,7 @@ from lieattn.train._steps import CapturedSteps
 from lieattn.train._targets import (
     check_targets,
     entries_of,
+    find_unused_weights,
     named_outputs,
     read_for,
     shifted_targets,
@@ -334,6 +335,10 @@ class PointSetRegressor(PointSetTask):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the predictions by target, in the units of the data."""
         return named_outputs(self.model(self.cast(batch)), next(iter(self.targets)))
+
+    def setup(self, stage: str) -> None:
+        """Prepare several processes for outputs of the network that are no targets."""
+        find_unused_weights(self.trainer.strategy, self.network, self.targets)
 
     def on_fit_start(self) -> None:
         """Measure shifts and scales on the training set, unless they come from a checkpoint."""

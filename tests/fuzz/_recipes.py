@@ -673,6 +673,7 @@ EXEMPT = {
     "train.PointSetClassifier.training_step": "called by Lightning",
     "train.PointSetClassifier.validation_step": "called by Lightning",
     "train.PointSetRegressor.measure": "called by Lightning",
+    "train.PointSetRegressor.setup": "called by Lightning",
     **{f"models.{name}.logits": "takes the field of its network" for name in IMAGE_MODELS},
     **{
         f"lieattn_datasets.{name}.{method}": "needs the files of a data set"

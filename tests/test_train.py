@@ -822,6 +822,24 @@ def test_masked_and_weighted_labels(unit, monkeypatch):
     assert found["weighted"] == pytest.approx(found["twice"])
 
 
+def test_accuracy_of_a_network_without_an_answer_is_nan():
+    """NaN would count as the first class, so that such a network could be the best one."""
+
+    class Silent(ToyNetwork):
+        def forward(self, data: Batch) -> torch.Tensor:
+            return super().forward(data).masked_fill(torch.arange(data.num_graphs)[:, None] == 1, torch.nan)
+
+    task, found = PointSetClassifier(Silent(cyclic(4)), 2).eval(), {}
+    task.log = lambda name, value, **options: found.update({name: value})
+    batch = Batch.from_data_list([ToyClouds()[index] for index in range(3)])
+    batch.mask = torch.tensor([True, False, True])
+    task.evaluate(batch, "val")
+    assert torch.isfinite(found["val/accuracy"].compute())
+    del batch.mask
+    task.evaluate(batch, "test")
+    assert found["test/accuracy"].compute().isnan()
+
+
 def test_shapes_of_logits_and_labels_are_checked():
     cloud = ToyClouds()[0]
     batch = Batch.from_data_list([cloud, cloud])

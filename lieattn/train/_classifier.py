@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, cast
 
@@ -31,7 +32,8 @@ class PointSetClassifier(PointSetTask):
     It logs ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. For labels of points it also logs
     ``iou``, the mean over the classes of intersection over union, where a class is left out that neither labels nor
     predictions contain. Clouds, points or labels are masked by ``data.mask`` (bool) and weighted by ``data.weight``,
-    shaped like ``data.y`` or its first axis, if the data have them; ``iou`` does not use weights other than 0.
+    shaped like ``data.y`` or its first axis, if the data have them; ``iou`` does not use weights other than 0. Loss and
+    accuracy are NaN if a counted logit is NaN.
     ValueError is raised in training if logits or labels have another shape than expected, or if a label with a weight
     above 0 is not in 0 .. classes - 1.
 
@@ -117,7 +119,9 @@ class PointSetClassifier(PointSetTask):
         smoothing = self.label_smoothing if stage == "train" else 0.0
         entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         accuracy: WeightedMean = getattr(self, f"{stage}_accuracy")
-        accuracy.update((logits.argmax(dim=1) == labels).float(), weights)
+        right = (logits.argmax(dim=1) == labels).float()
+        # Of NaN among the logits, argmax is the first.
+        accuracy.update(right.masked_fill(logits.isnan().any(dim=1), math.nan), weights)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         if self.per == "point":
             iou = cast(MulticlassJaccardIndex, self.iou[f"of_{stage}"])

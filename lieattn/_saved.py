@@ -21,6 +21,7 @@ from lieattn._files import replacing
 from lieattn._recorded import describe, make, uncompiled, uncompiled_names
 from lieattn._tied import TiedWeights
 from lieattn._trust import untrusted_names
+from lieattn._values import plain_text
 
 _KEY, _FORMAT = "lieattn", 1
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
@@ -178,7 +179,7 @@ def _structure(network: nn.Module) -> tuple[Any, ...]:
         (
             name,
             f"{cls.__module__}.{cls.__qualname__}",
-            "" if isinstance(module, lists) else _ADDRESS.sub("", module.extra_repr()),
+            "" if isinstance(module, lists) else plain_text(_ADDRESS.sub("", module.extra_repr())),
         )
         for name, module, cls in classes
     ]

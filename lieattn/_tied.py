@@ -11,6 +11,7 @@ from torch import nn
 
 from lieattn._default_device import made_on_cpu
 from lieattn._exact import KeptTables
+from lieattn._values import plain_text
 
 _UNCHECKED = ", or load dict(state_dict) to skip this check"
 
@@ -37,7 +38,7 @@ class TiedWeights(KeptTables):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
-            destination._metadata[prefix[:-1]]["geometry"] = self.tied_to()
+            destination._metadata[prefix[:-1]]["geometry"] = _plain(self.tied_to())
 
     def _load_from_state_dict(  # type: ignore[no-untyped-def]
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -45,13 +46,17 @@ class TiedWeights(KeptTables):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        saved = local_metadata.get("geometry", {})
+        saved = _plain(local_metadata.get("geometry", {}))
         self._decide(saved)
-        for name, own in self.tied_to().items():
+        for name, own in _plain(self.tied_to()).items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # The network has already reported this difference, so its layers do not repeat it.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
                 error_msgs.append(f"{prefix}{fault}; build the module with the {name} of the weights{_UNCHECKED}.")
+
+
+def _plain(tied_to: Mapping[str, str]) -> dict[str, str]:
+    return {name: plain_text(text) for name, text in tied_to.items()}
 
 
 def first_fault(error: Exception) -> str:

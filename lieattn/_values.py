@@ -1,12 +1,25 @@
-"""Equality of values that users derive classes from, with attributes of their own."""
+"""Equality of values that users derive classes from, with attributes of their own, and texts of values."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_NUMBER = re.compile(r"np\.(float\w+|u?int\w+)\(([^()]*)\)")
+_FLAG = re.compile(r"np\.(True|False)_?\b")
+
+
+def plain_text(text: str) -> str:
+    """Return the ``repr`` of a value with numbers of Python in place of those of NumPy, as files contain them."""
+
+    def plain(number: re.Match[str]) -> str:
+        return repr(getattr(np, number[1])(number[2]).item())
+
+    return _FLAG.sub(r"\1", _NUMBER.sub(plain, text))
 
 
 def equal_values(one: Any, other: Any) -> bool:

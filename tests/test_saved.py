@@ -160,6 +160,49 @@ def test_arguments_keep_their_type(value, tmp_path):
     assert isinstance(value, np.generic) or type(again) is type(value)
 
 
+def with_numbers(name, whole, real):
+    """Return a network whose options are numbers made by ``whole`` and ``real``."""
+    near = Radius(real(1.25))
+    return {
+        "framewise": lambda: FramewiseTransformer(
+            cyclic(4), Species((whole(1), whole(6))), 1, channels=4, layers=1, heads=whole(1), length=real(1.1)
+        ),
+        "gsa": lambda: GSANet(
+            *(cyclic(4), 1, 2),
+            channels=8,
+            heads=whole(2),
+            neighborhood=near,
+            blocks=Stages((whole(1), whole(1)), crops=(whole(1), whole(0))),
+            options=GSAOptions(length=real(1.3)),
+        ),
+        "lie": lambda: LieTransformer(
+            *(1, 1),
+            frames=cyclic(4),
+            channels=8,
+            layers=1,
+            heads=whole(2),
+            neighborhood=near,
+            lifting=Lifting(length=real(1.1), cutoff=real(1.2), radial=whole(2)),
+            attention=AttentionOptions(eps=real(1e-5)),
+        ),
+        "affine": lambda: AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, heads=whole(2), scale=real(0.3)),
+    }[name]()
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["framewise", "gsa", "lie", "affine"])
+def test_numbers_of_numpy_are_those_of_python(name, real, tmp_path):
+    network = with_numbers(name, np.int64, real)
+    lieattn.save(network, tmp_path / "network")
+    loaded = lieattn.load(tmp_path / "network")
+    plain = with_numbers(name, int, lambda number: float(real(number)))
+    for one, other in ((plain, network), (network, plain), (plain, loaded)):
+        one.load_state_dict(other.state_dict())
+    other = with_numbers(name, int, lambda number: 1.5 * number)
+    with pytest.raises(RuntimeError, match="the weights are for"):
+        other.load_state_dict(network.state_dict())
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [

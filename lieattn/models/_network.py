@@ -23,6 +23,7 @@ from lieattn._checks import (
 )
 from lieattn._recorded import Recorded
 from lieattn._tied import TiedWeights
+from lieattn._values import plain_text
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -182,7 +183,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         """Adopt the smoothness of the radius from the weights if this module leaves it open."""
         neighborhood = getattr(self, "neighborhood", None)
         for smooth in (False, True) if is_open(neighborhood) else ():
-            if tied_to.get("neighborhood") == repr(chosen := decided(neighborhood, smooth)):
+            if tied_to.get("neighborhood") == plain_text(repr(chosen := decided(neighborhood, smooth))):
                 self.neighborhood = chosen
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ def tied_geometry(module: nn.Module) -> dict[str, str]:
     for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
         for name, last in (("length", 1.0), ("cutoff", None)):
             given = [getattr(owner, name), absent, last] if hasattr(owner, name) else []
-            if isinstance(value := next((length for length in given if length is not None), None), int | float):
+            if isinstance(value := next((length for length in given if length is not None), None), Real):
                 found[name] = repr(float(value))
     found |= _inputs(module) if hasattr(module, "inputs") else {}
     return found | tied_options(module) | tied_outputs(module)

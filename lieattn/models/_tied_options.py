@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -58,7 +59,7 @@ def _eps(layer: Any) -> str | None:
 
 def _heads(layer: Any) -> str | None:
     found = getattr(layer, "heads", None)
-    return str(found) if isinstance(found, int) else None
+    return str(found) if isinstance(found, Integral) else None
 
 
 def _border(layer: Any) -> str | None:
@@ -87,7 +88,7 @@ def _positions(network: Any) -> str | None:
 
 def _scale(network: Any) -> str | None:
     found = getattr(network, "scale", ())  # None stands for the default, which depends on the layer
-    return "1 / channels" if found is None else f"{found:g}" if isinstance(found, int | float) else None
+    return "1 / channels" if found is None else f"{found:g}" if isinstance(found, Real) else None
 
 
 def _frame_table(network: Any) -> str | None:

@@ -1409,6 +1409,11 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["picture", "springs", "--clouds", "3"], 2, "--clouds: .* springs is drawn for the item of its card"),
         (["certify", "{}", *TRUSTED, "--output", "y=banana"], 2, "outputs..y..: expected one of .*, got 'banana'"),
         (["compare"], 2, "arguments are required: --config"),
+        (
+            ["compare", "--config", "run.yaml", "--json", "report.html"],
+            2,
+            "--json: expected a .json file, beside which the .html is written, got 'report.html'",
+        ),
         (["compare", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
         (["compare", "--config", "run.yaml", "--jobs", "-1"], 2, "--jobs: expected an integer of at least 1, got '-1'"),
         (["fit"], 2, "no model was given: use --config FILE"),

@@ -91,7 +91,7 @@ def _parser(name: str) -> ArgumentParser:
         metavar="DIR",
         help="folder for results (default runs/NAME, with the name of the last configuration)",
     )
-    add("--json", type=output_file, metavar="FILE", help="file for the report (default DIR/comparison.json)")
+    add("--json", type=_report_file, metavar="FILE", help="file for the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
     add("--models", **several, metavar="NAME", help="run the cells of these models only")
     part = "run every N-th cell, starting at the I-th, on one of N machines that share --out; no report is written"
@@ -100,6 +100,16 @@ def _parser(name: str) -> ArgumentParser:
     add("--jobs", type=positive, default=1, metavar="N", help=jobs)
     add("--plan", action="store_true", help="show the widths of the models and the missing cells, without training")
     return parser
+
+
+def _report_file(text: str) -> Path:
+    """Parse the path of the report; a page and a picture of the same name are written beside it."""
+    path = output_file(text)
+    if path.suffix in (".html", ".png"):
+        raise argparse.ArgumentTypeError(
+            f"expected a .json file, beside which the {path.suffix} is written, got {text!r}"
+        )
+    return path
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -355,3 +355,22 @@ def test_the_axis_does_not_depend_on_the_end_that_is_found(sign, monkeypatch):
     networks.append(DirectionConvNet(tetrahedral(), 3, 2, neighborhood=Radius(1.0)))
     for network in networks:
         torch.testing.assert_close(network.axis, torch.full((3,), 3**-0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("layers", [4, 12])
+def test_a_small_gain_keeps_outputs_bounded_in_dense_clouds_and_deep_networks(layers):
+    pos = torch.randn(150, 3, generator=torch.Generator().manual_seed(0))  # about 70 neighbors, some very close
+
+    def output(gain):
+        torch.manual_seed(0)
+        options = DirectionOptions(gain=gain)
+        given = {"channels": 8, "layers": layers, "neighborhood": Radius(1.7), "options": options}
+        return DirectionConvNet(tetrahedral(), 1, 1, **given)(Data(x=torch.ones(150, 1), pos=pos)).abs().item()
+
+    assert output(1.0) > 1e3  # the weights suit molecules
+    assert output(0.03) < 3
+
+
+def test_the_gain_must_be_positive():
+    with pytest.raises(ValueError, match="gain: expected a positive"):
+        DirectionOptions(gain=0.0)

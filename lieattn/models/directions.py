@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_counts, check_tensor
+from lieattn._checks import check_arguments, check_counts, check_positive, check_tensor
 from lieattn._default_device import on_cpu
 from lieattn._exact import ExactConstants
 from lieattn.geometry import (
@@ -74,6 +74,10 @@ class DirectionOptions:
         Number of features ``data.edge_attr`` ``[pairs, edge_channels]`` of the pairs (source, target) in
         ``data.edge_index``, such as one-hot types of bonds. Neighbors that are not among these pairs have zeros, and
         pairs that are not neighbors, or are beyond the cutoff, have no influence.
+    gain
+        Positive factor of the initial kernels of the blocks. 1 suits molecules, with about ten neighbors and up to six
+        blocks. With more neighbors or blocks, or points much closer together than the cutoff, as in sampled clouds, the
+        field would grow from block to block, to outputs of 10^6 and more: use 0.03.
     """
 
     axis: Sequence[float] | None = None
@@ -86,10 +90,12 @@ class DirectionOptions:
     angles: int = 8
     random_poses: bool = True
     edge_channels: int = 0
+    gain: float = 1.0
 
     def __post_init__(self) -> None:
         check_arguments(DirectionOptions, vars(self))
         check_counts(mlp_ratio=self.mlp_ratio)
+        check_positive(gain=self.gain)
         check_counts(0, angles=self.angles, edge_channels=self.edge_channels)
 
 
@@ -110,8 +116,9 @@ class DirectionConvNet(Network):
     share, of its Bessel functions, and of the products of these and the cosine. The fiber is H/K: it has a third of the
     elements of T, a fourth of those of O, or a fifth of those of I.
 
-    There is no normalization, since it hides small differences between distances, on which forces depend. The weight of
-    a neighbor vanishes as its distance approaches 0 (within 0.003 of the cutoff), so points at the same place do not
+    There is no normalization, since it hides small differences between distances, on which forces depend. In dense
+    clouds and in deep networks, set ``DirectionOptions(gain=...)``, so that the initial field does not grow. The weight
+    of a neighbor vanishes as its distance approaches 0 (within 0.003 of the cutoff), so points at the same place do not
     interact. Nor does a point interact with itself, so :meth:`geometry` leaves out such edges if it can.
 
     **Equivariance.** As for :class:`FramewiseTransformer`: exact for R^3 ⋊ H, and for all rigid motions if the pose is
@@ -333,7 +340,7 @@ class _Block(nn.Module):
     def __init__(self, directions: Tensor, channels: int, units: int, options: DirectionOptions) -> None:
         super().__init__()
         self.messages = FrameMessages(units, channels)
-        keep_variance(self.messages.kernel, math.sqrt(2))
+        keep_variance(self.messages.kernel, math.sqrt(2) * options.gain)
         self.linear1 = ZonalLinear(directions, channels, options.mlp_ratio * channels)
         self.linear2 = ZonalLinear(directions, options.mlp_ratio * channels, channels)
         self.dropout = nn.Dropout(options.dropout)

@@ -316,6 +316,7 @@ _SIMPLE: dict[Any, _Kind] = {
 _WORDS = {  # replacements of class names in messages: plainer words, or an example
     "Callable": "a function",
     "FiniteGroup": "a FiniteGroup such as lieattn.groups.cyclic(4)",
+    "Group": "a group such as lieattn.groups.SE(3)",
     "Frames": "frames such as PrincipalFrames()",
     "HomogeneousSpace": "a HomogeneousSpace such as Euclidean(SE(3))",
     "Module": "a network (torch.nn.Module)",

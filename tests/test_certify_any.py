@@ -947,3 +947,42 @@ def test_the_error_is_logged_while_a_network_is_trained(tmp_path):
     assert found[Absolute] > 1e-3
     with pytest.raises(ValueError, match="clouds: expected an integer of at least 1"):
         EquivarianceMonitor(clouds=0)
+
+
+class EnergyAndForces(nn.Module):
+    """Energies and forces of a sum over pairs; it does not state how its outputs transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, pos, batch):
+        same = (batch[:, None] == batch) & ~torch.eye(len(batch), dtype=torch.bool)
+        square = (pos[:, None] - pos).square().sum(-1, keepdim=True)
+        pairs = self.linear((-square).exp()).tanh() * same[..., None]
+        forces = (pairs * (pos[:, None] - pos)).sum(1)
+        return {"energy": global_add_pool(pairs.sum(1), batch), "push": forces, "place": pos + forces}
+
+
+def test_outputs_of_an_undeclared_kind_are_named():
+    clouds = [Data(pos=torch.randn(n, 3)) for n in (4, 5)]
+    found = certify(EnergyAndForces(), clouds, SE(3), continuity=False)
+    assert found.verdict == "failed"
+    shifted, turned = found.diagnoses
+    assert (shifted.cause, turned.cause) == ("kind of the output",) * 2
+    assert shifted.evidence == "'place' moves as a position; if this is meant, declare outputs={'place': 'position'}"
+    assert turned.evidence == "'push' moves as a vector; if this is meant, declare outputs={'push': 'vector'}"
+    declared = {"push": "vector", "place": "position"}
+    assert certify(EnergyAndForces(), clouds, SE(3), outputs=declared, continuity=False).verdict == "kept"
+
+
+def test_a_network_with_arguments_of_other_names_is_refused():
+    with pytest.raises(ValueError, match=r"network: expected one argument, a batch, .* got a function of \(h, x\)"):
+        certify(lambda h, x: h, Data(pos=torch.randn(3, 3)), SE(3))
+
+
+def test_a_search_refuses_outputs_of_a_wrong_size():
+    with pytest.raises(
+        ValueError, match=r"network: expected an output \[clouds, \*\] .* 1 cloud and 3 points, got \(\)"
+    ):
+        certify(lambda pos: pos.sum(), Data(pos=torch.randn(3, 3)), "search")

@@ -25,7 +25,7 @@ from lieattn.certify._moves import (
     raster_motion,
     sizes_of,
 )
-from lieattn.certify._probe import Probe
+from lieattn.certify._probe import Probe, possible_kinds
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
 from lieattn.groups import SO, FiniteGroup, Group, O, linear_part
 from lieattn.models import Symmetry
@@ -100,7 +100,8 @@ def diagnose(
         change.tolerance, change.as_images = tolerance, probe.as_images
         change.irreps = irreps_of(probe.network, change.linear)
         changed = [clouds[0]] if change.alone else move.apply(clouds, kinds)
-        error = _error(probe(changed), move, reference, outputs, sizes, alone=change.alone)
+        moved = probe(changed)
+        error = _error(moved, move, reference, outputs, sizes, alone=change.alone)
         if error <= tolerance:
             continue
         if move.check == "turn" and known is not None and (what := _outside(move.linear, known[1])) is not None:
@@ -109,15 +110,27 @@ def diagnose(
                 text = f"{known[0]} {known[1].name}, which does not contain it"
                 yield Diagnosis(f"{check}, a {what}", None, None, (), NOT_PROMISED, text)
             continue
-        calls, others = record(probe, clouds), record(probe, changed)
-        found = _first_break(calls, others, change)
-        if check == "order of points":
-            found = replace(found, edges=_first_edges(calls, others, change))
         turned |= move.check == "turn"
-        cause, text = _cause(check, found, error, change, probe)
-        if check == "rest of the batch" and cause == "other clouds" and _pads(calls, others, found, change):
-            cause, text = _PADDING
-        yield _diagnosis(check, found, cause, text)
+        declared = {} if change.alone else _other_kinds(moved, move, reference, outputs, sizes, tolerance)
+        if declared:
+            outputs = {**outputs, **declared}  # explain the other changes as if they had been declared
+            yield _diagnosis(check, _Break(), "kind of the output", _declaration(declared))
+        else:
+            yield _explained(check, probe, clouds, changed, change, error)
+
+
+def _explained(
+    check: str, probe: Probe, clouds: list[Data], changed: list[Data], change: Change, error: float
+) -> Diagnosis:
+    """Return the first layer that breaks a symmetry, and the likely cause."""
+    calls, others = record(probe, clouds), record(probe, changed)
+    found = _first_break(calls, others, change)
+    if check == "order of points":
+        found = replace(found, edges=_first_edges(calls, others, change))
+    cause, text = _cause(check, found, error, change, probe)
+    if check == "rest of the batch" and cause == "other clouds" and _pads(calls, others, found, change):
+        cause, text = _PADDING
+    return _diagnosis(check, found, cause, text)
 
 
 def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
@@ -234,6 +247,35 @@ def _error(
         size = max(1.0, float(value.abs().max()))
         worst = max(worst, float((found[name] - expected).abs().nan_to_num(torch.inf).max()) / size)
     return worst
+
+
+def _other_kinds(
+    found: Mapping[str, Tensor],
+    move: Move,
+    reference: Mapping[str, Tensor],
+    outputs: Mapping[str, Kind],
+    sizes: Tensor,
+    tolerance: float,
+) -> dict[str, Kind]:
+    """Return the kinds, by name, for which all outputs that are wrong would be right; empty if there are none."""
+    kinds: dict[str, Kind] = {}
+    for name, value in reference.items():
+
+        def error(kind: Kind, name: str = name, value: Tensor = value) -> float:
+            return _error(found, move, {name: value}, {name: kind}, sizes, alone=False)
+
+        if error(outputs[name]) > tolerance:
+            others = [kind for kind in possible_kinds(value, len(move.linear)) if error(kind) <= tolerance]
+            if not others:
+                return {}
+            kinds[name] = others[0]
+    return kinds
+
+
+def _declaration(kinds: Mapping[str, Kind]) -> str:
+    named = dict(kinds) if "" not in kinds else kinds[""]
+    words = " and ".join(f"{f'{name!r}' if name else 'the output'} moves as a {kind}" for name, kind in kinds.items())
+    return f"{words}; if this is meant, declare outputs={named!r}"
 
 
 def _first_break(first: Sequence[Call], second: Sequence[Call], change: Change) -> _Break:

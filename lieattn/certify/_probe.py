@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from lieattn._checks import counted
 from lieattn._default_device import as_for_caller, on_cpu
 from lieattn.certify._moves import Kind, images_of_clouds
 
@@ -194,4 +195,29 @@ def _named_after_attributes(network: Callable[..., Any]) -> dict[str, bool] | No
     except (TypeError, ValueError):
         return None
     named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if "pos" not in named and sum(named.values()) > 1:
+        expected = "expected one argument, a batch, or arguments with the names of attributes of the data, such as pos"
+        raise ValueError(f"network: {expected}, got a function of ({', '.join(named)}); put a module around it")
     return named if "pos" in named else None
+
+
+def possible_kinds(values: Tensor, dim: int) -> list[Kind]:
+    """Return the kinds that outputs of this shape may have, starting with the most common."""
+    kinds: list[Kind] = ["invariant"]
+    if values.ndim > 1 and values.shape[-1] == dim:
+        kinds += ["vector", "position", *(["pseudovector"] if dim == 3 else [])]
+    if values.ndim > 2 and values.shape[-2:] == (dim, dim):
+        kinds += ["tensor"]
+    return [*kinds, "pseudoscalar"]
+
+
+def checked_outputs(outputs: Mapping[str, Tensor], sizes: Tensor) -> Mapping[str, Tensor]:
+    """Return outputs by name, or raise ValueError unless each has a row for each cloud or for each point."""
+    clouds, points = len(sizes), int(sizes.sum())
+    for name, value in outputs.items():
+        if value.ndim == 0 or len(value) not in (clouds, points) or value.numel() == 0:
+            what = f"output {name!r}" if name else "an output"
+            of = f"{counted(clouds, 'cloud')} and {counted(points, 'point')}"
+            got = tuple(value.shape)
+            raise ValueError(f"network: expected {what} [clouds, *] or [points, *] with {of}, got {got}")
+    return outputs

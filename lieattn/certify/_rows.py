@@ -25,7 +25,7 @@ from lieattn.certify._moves import (
     point_indices,
     sizes_of,
 )
-from lieattn.certify._probe import Probe
+from lieattn.certify._probe import Probe, checked_outputs
 from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
@@ -57,13 +57,7 @@ def move_rows(
     that are tensors or rotations are promised to be equivariant.
     """
     sizes = sizes_of(clouds)
-    reference = probe(clouds)
-    for name, value in reference.items():
-        if value.ndim == 0 or len(value) not in (len(sizes), int(sizes.sum())) or value.numel() == 0:
-            raise ValueError(
-                f"network: expected {_output(name)} [clouds, *] or [points, *] with {len(sizes)} clouds and "
-                f"{int(sizes.sum())} points, got {tuple(value.shape)}"
-            )
+    reference = checked_outputs(probe(clouds), sizes)
     kinds, dtype = kinds_of_outputs(probe.network, outputs, reference), probe.precision
     largest = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
     allowed = {name: tolerance * max(1.0, size) for name, size in largest.items()}

@@ -24,7 +24,7 @@ from lieattn.certify._moves import (
     raster_motion,
     sizes_of,
 )
-from lieattn.certify._probe import Probe
+from lieattn.certify._probe import Probe, checked_outputs, possible_kinds
 from lieattn.groups import (
     SE,
     SO,
@@ -97,8 +97,10 @@ def search(
         raise ValueError(
             f"group: expected a group, since a search needs 2 or 3 dimensions, got clouds with {clouds[0].pos.shape[1]}"
         )
-    reference = probe(clouds)
-    possible = {name: _kinds(value, dim) if outputs is None else [outputs[name]] for name, value in reference.items()}
+    reference = checked_outputs(probe(clouds), sizes_of(clouds))
+    possible = {
+        name: possible_kinds(value, dim) if outputs is None else [outputs[name]] for name, value in reference.items()
+    }
     candidates = _candidates(dim, clouds, probe.as_images, generator)
     errors: _Errors = {}
     for candidate in candidates:
@@ -210,16 +212,6 @@ def _of_space() -> list[FiniteGroup]:
 
 
 _FINITE = {2: _of_the_plane, 3: _of_space}
-
-
-def _kinds(values: Tensor, dim: int) -> list[Kind]:
-    """Return the kinds that outputs of this shape may have, starting with the most common."""
-    kinds: list[Kind] = ["invariant"]
-    if values.ndim > 1 and values.shape[-1] == dim:
-        kinds += ["vector", "position", *(["pseudovector"] if dim == 3 else [])]
-    if values.ndim > 2 and values.shape[-2:] == (dim, dim):
-        kinds += ["tensor"]
-    return [*kinds, "pseudoscalar"]
 
 
 def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:

@@ -129,7 +129,7 @@ def test_points_are_their_own_neighbors_as_asked_for():
         ([[0], [7]], r"edge_index: expected edges within clouds, got one from point 0 to point 7"),
         ([[0], [13]], r"edge_index: expected points from 0 to 12, got edge 0 from 0 to 13"),
         ([[-1], [0]], "edge_index: expected points from 0 to 12, got edge 0 from -1 to 0"),
-        ([[0, 0], [1, 1]], "edge_index: expected every edge once, got the edge from 0 to 1 again"),
+        ([[0, 0], [1, 1]], "edge_index: expected every edge once, got the edge from 0 to 1 again; .*coalesce"),
         ([[0]], r"edge_index: expected shape \[2, edges\]"),
     ],
 )
@@ -173,3 +173,34 @@ def test_geometry_of_other_clouds_is_named(inputs):
     small, large = (Data(x=torch.ones(n, 2), z=torch.ones(n, dtype=torch.int64), pos=torch.randn(n, 3)) for n in (2, 3))
     with pytest.raises(ValueError, match="geometry: expected that of these 2 points, got one of 3 points"):
         network(small, network.geometry(large))
+
+
+def test_padded_positions_in_data_are_refused_with_advice():
+    """The mask of the data would be ignored."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    pos = torch.randn(2, 3, 3)
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    with pytest.raises(
+        ValueError, match=r"data.pos: expected \[points, dim\], got \(2, 3, 3\); of padded clouds use Data"
+    ):
+        network(Data(pos=pos, mask=mask))
+    advised = Data(pos=pos[mask], batch=mask.nonzero()[:, 0])
+    assert torch.equal(network(advised), network(Data(pos=pos[mask], ptr=torch.tensor([0, 3, 4]))))
+    assert torch.equal(point_clouds(pos, mask=mask).batch, advised.batch)
+
+
+def test_cells_that_a_batch_concatenates_are_named():
+    data = Batch.from_data_list([Data(pos=torch.randn(2, 3), cell=torch.eye(3)) for _ in range(2)])
+    with pytest.raises(
+        ValueError, match=r"cell: expected .* got \[6, 3\]; each Data of a batch has a cell \[1, 3, 3\]"
+    ):
+        point_clouds(data)
+    data = Batch.from_data_list([Data(pos=torch.randn(2, 3), cell=torch.eye(3)[None], pbc=torch.ones(3) > 0)] * 2)
+    with pytest.raises(ValueError, match=r"pbc: expected .* got \[6\]; each Data of a batch has a pbc \[1, 3\]"):
+        point_clouds(data)
+
+
+def test_vector_inputs_must_be_floating():
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
+    with pytest.raises(TypeError, match=r"data.vel: expected floating vectors \(3, 3\) as in pos, got torch.int64"):
+        network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 3), vel=torch.ones(3, 3, dtype=torch.int64)))

@@ -344,11 +344,8 @@ def point_clouds(
     edge_index = None if isinstance(points, Tensor) else getattr(points, "edge_index", None)
     if not isinstance(points, Tensor):
         given = {"batch": batch, "ptr": ptr, "grid": grid, "cell": cell, "pbc": pbc}
-        if (pos := getattr(points, "pos", None)) is None:
-            raise _no_positions(points)
         read = [getattr(points, name, None) if value is None else value for name, value in given.items()]
-        points, (batch, ptr, grid, cell, pbc) = pos, read
-        check_is("pos", points, Tensor)
+        points, (batch, ptr, grid, cell, pbc) = _positions(points, mask), read
     if points.ndim == 3:
         if mask is None:
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
@@ -371,11 +368,18 @@ def point_clouds(
     return clouds.with_each()
 
 
-def _no_positions(points: Any) -> TypeError:
-    got = f"got {type(points).__name__}"
-    if not hasattr(points, "to_dict"):
-        return TypeError(f"points: expected a tensor, or a torch_geometric Data or Batch with pos, {got}")
-    return TypeError(f"data.pos: expected [points, dim], {got} with {', '.join(points.to_dict()) or 'nothing'}")
+def _positions(data: Any, mask: Tensor | None) -> Any:
+    """Return the positions of data; TypeError if there are none, ValueError if they are padded without a mask."""
+    if (pos := getattr(data, "pos", None)) is None:
+        got = f"got {type(data).__name__}"
+        if not hasattr(data, "to_dict"):
+            raise TypeError(f"points: expected a tensor, or a torch_geometric Data or Batch with pos, {got}")
+        raise TypeError(f"data.pos: expected [points, dim], {got} with {', '.join(data.to_dict()) or 'nothing'}")
+    check_is("pos", pos, Tensor)
+    if pos.ndim == 3 and mask is None:  # a mask of the data would be ignored, and padding count as points
+        advice = "of padded clouds use Data(pos=pos[mask], x=x[mask], batch=mask.nonzero()[:, 0])"
+        raise ValueError(f"data.pos: expected [points, dim], got {tuple(pos.shape)}; {advice}")
+    return pos
 
 
 def lattices(
@@ -395,7 +399,8 @@ def lattices(
         if given.device != points.device:
             raise ValueError(f"{name}: expected on {points.device} as the points, got on {given.device}")
         if given.shape not in (own, (num_clouds, *own)):
-            raise ValueError(f"{name}: expected {list(own)} or {[num_clouds, *own]}, got {list(given.shape)}")
+            got = f"got {list(given.shape)}; each Data of a batch has a {name} {[1, *own]}"
+            raise ValueError(f"{name}: expected {list(own)} or {[num_clouds, *own]}, {got}")
     cell, pbc = cell.expand(num_clouds, dim, dim), pbc.expand(num_clouds, dim)
     if not pbc.any():
         return None, None

@@ -227,7 +227,9 @@ class Neighbors(Movable):
         repeated = keys.diff() == 0
         if repeated.any():
             target, source = divmod(int(keys[first_true(repeated)]), num_points)
-            raise ValueError(f"edge_index: expected every edge once, got the edge from {source} to {target} again")
+            advice = "torch_geometric.utils.coalesce removes repetitions"
+            got = f"got the edge from {source} to {target} again"
+            raise ValueError(f"edge_index: expected every edge once, {got}; {advice}")
         return cls.from_keys(keys, num_points)
 
     @classmethod

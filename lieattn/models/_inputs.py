@@ -320,7 +320,10 @@ def _say_constant() -> None:
 
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
-    """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape."""
+    """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape.
+
+    TypeError is raised if one is not floating.
+    """
     dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
     found, expected = [], (_num_points(clouds), dim)
     for name in names:
@@ -328,6 +331,8 @@ def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
         if not isinstance(value, Tensor) or value.shape != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
+        if not value.is_floating_point():
+            raise TypeError(f"data.{name}: expected floating vectors {expected} as in pos, got {value.dtype}")
         check_size(f"data.{name}", value)
         found.append(value)
     return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, dim)

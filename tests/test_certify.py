@@ -1112,7 +1112,11 @@ class Misnamed(nn.Module):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"group": "E(3)"}, TypeError, "group: expected a Group or one of .'search',. or None, got 'E\\(3\\)'"),
+        (
+            {"group": "E(3)"},
+            TypeError,
+            "group: expected a group such as lieattn.groups.SE.3. or one of .'search',. or None, got 'E\\(3\\)'",
+        ),
         ({"outputs": "arrow"}, ValueError, "outputs: expected one of .*'vector'.* got 'arrow'"),
         ({"outputs": {"forces": "vector"}}, ValueError, "'forces' is not among the outputs of the network, .*'spin'"),
         ({"outputs": {"spin": 3}}, TypeError, r"outputs\['spin'\]: expected one of"),

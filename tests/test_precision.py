@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, lift
-from lieattn.groups import cyclic
-from lieattn.models import AffineSelfConvNet, AttentiveCNN
+from lieattn.groups import cyclic, tetrahedral
+from lieattn.models import AffineSelfConvNet, AttentiveCNN, EnergyForces, FramewiseTransformer, Rescaled
 from lieattn.nn import GroupAttention
 from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
 from lieattn.ops import RelativeTerms
@@ -203,3 +203,18 @@ def test_encodings_that_return_no_terms_are_named(parts, returned, found):
     graph, encoding = lift(torch.randn(6, 2), cyclic(4), AllPairs()), parts(Bias(lambda graph: returned))
     with pytest.raises(TypeError, match=f"encoding: Bias: expected a RelativeTerms, got {found}"):
         GroupAttention(8, 8, heads=2, encoding=encoding)(torch.randn(6, 4, 8), graph)
+
+
+@pytest.mark.parametrize("half", [F16, BF16], ids=str)
+def test_shifts_of_outputs_are_not_rounded_under_autocast(half):
+    """In bfloat16, -40,000 is -39,936, and float16 has no numbers beyond 65,504."""
+    torch.manual_seed(0)
+    inner = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    data = Data(x=torch.ones(4, 1), pos=torch.randn(4, 3))
+    model = Rescaled(EnergyForces(inner), {"energy": 1.0, "force": 1.0}, {"energy": -40_000.0}, ["energy"])
+    exact = model(data)
+    with torch.autocast("cpu", half):
+        found, single = model(data), Rescaled(inner, {"y": 1.0}, {"y": -40_000.0})(data)
+    assert (found.energy.dtype, found.force.dtype, single.dtype) == (F32, F32, F32)
+    assert (found.energy - exact.energy).abs() < 0.1
+    assert (single + 40_000.0).abs() < 10

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lieattn._autocast import in_autocast
 from lieattn._checks import check_arguments, check_choice, check_number, kind
 from lieattn._segments import counts
 from lieattn.geometry import point_clouds
@@ -110,8 +111,9 @@ class Rescaled(Wrapper):
     def forward(self, data: Any, geometry: Any = None, **options: Any) -> Any:
         """Return the outputs of ``network(data, geometry, **options)`` in the units of the data.
 
-        The geometry is left out if there is none. ValueError is raised if an output is missing, or an extensive output
-        does not have one entry per cloud.
+        Under autocast they are at least float32, since a shift can be much larger than the outputs of the network. The
+        geometry is left out if there is none. ValueError is raised if an output is missing, or an extensive output does
+        not have one entry per cloud.
         """
         found = self.network(data, *(() if geometry is None else (geometry,)), **options)
         if isinstance(found, Tensor):
@@ -138,6 +140,8 @@ class Rescaled(Wrapper):
         return shift * counts.view(-1, *[1] * (output.ndim - 1))
 
     def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
+        if in_autocast(output.device):  # half precision would round energies that are far from 0
+            output = output.to(torch.promote_types(output.dtype, torch.float32))
         return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output
 
 

@@ -296,6 +296,21 @@ def test_attention_of_a_window_is_at_its_points(border):
     assert (float(found.sum()) < 0.99) == (border == "zero")
 
 
+def test_attention_to_periodic_images_is_that_to_their_points():
+    options = models.FramewiseOptions(attention="neighborhood")
+    network = models.FramewiseTransformer(
+        tetrahedral(), 1, 1, channels=8, layers=2, heads=2, neighborhood=Radius(1.5), options=options
+    )
+    cell, pbc = torch.eye(3, dtype=torch.float64)[None], torch.ones(1, 3, dtype=torch.bool)
+    data = cloud(points=3, features=1, cell=cell, pbc=pbc)
+    microscope = viz.Microscope(randomize(network).double(), data)
+    for layer in (0, 1):
+        found = torch.stack([microscope.attention(point, frame=7, layer=layer) for point in range(3)])
+        assert (found[..., 7] > 0).all()
+        torch.testing.assert_close(found.sum(dim=(1, 2)), torch.ones(3, dtype=torch.float64))
+    assert float(microscope.rollout(1).sum()) == pytest.approx(1)
+
+
 def test_fields_are_pulled_back_by_the_action():
     """(u⁻¹ f)(x, h) = f(u x, u h): the fiber is permuted by the table of the group."""
     network, data = randomize(gsa(cyclic(8))).double(), image(5)

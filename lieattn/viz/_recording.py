@@ -238,6 +238,11 @@ class Recorder:
         places = _places(point_clouds(self._data)) if graph is None else self._lifted(graph)
         levels = 1 if graph is None else graph.levels
         name, lifting = self._short(self.names[module]), bool(getattr(module, "lifting", False))
+        images = None if graph is None else graph.neighbors.images
+        if images is not None and seen.neighbors.num_points == images.neighbors.num_points:
+            # Rotary phases differ between the periodic images of a point, which are keys of their own.
+            points = images.point[seen.neighbors.source]
+            seen = seen._replace(neighbors=replace(seen.neighbors, source=points))
         self._seen[module] = _attention(name, places, seen, levels, lifting=lifting)
 
     def _lifted(self, graph: LiftedGraph) -> Places:

@@ -14,6 +14,9 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
+from lieattn.groups import tetrahedral
+from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
+from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import PointSetData, PointSetRegressor, UsageError
 from lieattn.train._weights import WeightedMean, target_weights, weighted_sums
@@ -632,3 +635,24 @@ def test_outputs_that_do_not_depend_on_trained_weights(monkeypatch):
     monkeypatch.setattr(task, "log", lambda *_, **__: None)  # there is no trainer
     with pytest.raises(UsageError, match="network: expected outputs that depend on weights with requires_grad"):
         task.training_step(batch(), 0)
+
+
+def test_positions_keep_their_unit_and_move_with_the_points():
+    """A scale would multiply the known positions, and so the shift of translated clouds."""
+    generator = torch.Generator().manual_seed(0)
+    pos = 3 * torch.randn(8, 5, 3, generator=generator)
+    clouds = [Data(x=torch.ones(5, 1), pos=one, y=one + 0.1) for one in pos]
+    inner = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, heads=1)
+    network = FieldModel(inner, VectorHead(4), start={"pos": 1.0})
+    task = PointSetRegressor(network)
+    task.measure(clouds)
+    assert float(task.scale_y) == 1
+    model = task.model.eval()
+    moved = Data(x=clouds[0].x, pos=clouds[0].pos + 10)
+    torch.testing.assert_close(model(moved), model(clouds[0]) + 10, atol=1e-4, rtol=0)
+    scaled = PointSetRegressor(network, scale_of={"y": "y"})
+    scaled.measure(clouds)
+    with pytest.raises(ValueError, match=r"scale\['y'\]: expected 1, since y moves with the points, got 3"):
+        scaled.evaluate(Batch.from_data_list(clouds), "train")
+    with pytest.raises(ValueError, match=r"scale\['y'\]: expected 1"):
+        Rescaled(network, {"y": 2.0})

@@ -25,7 +25,7 @@ class Rescaled(Wrapper):
     :class:`lieattn.train.PointSetRegressor` is of this class, with the statistics of its training set.
 
     **Equivariance.** That of the network. Only invariant numbers can have a shift, and all components of a vector have
-    the same scale.
+    the same scale. Positions have the scale 1, because others would change how they move with the points.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ class Rescaled(Wrapper):
     ------
     ValueError
         If names are unknown, or if an output that changes under rotations according to ``network.kind`` has a shift or
-        components with different scales. Components of a sum of representations may differ, since some of them may be
-        invariant.
+        components with different scales, or positions have another scale than 1. Components of a sum of
+        representations may differ, since some of them may be invariant.
 
     Examples
     --------
@@ -165,6 +165,9 @@ def _check_turning(name: str, kind: Any, scale: Tensor, shift: Tensor) -> None:
             raise ValueError(f"shift[{name!r}]: expected 0 or none, since {name} turns with the points, got {shift}")
         if argument == "scale" and by_component and bool((numbers != numbers[..., :1]).any()):
             raise ValueError(f"scale[{name!r}]: expected one for all components of {name}, which turns, got {scale}")
+    placed = "position" in kind if isinstance(kind, tuple) else kind == "position"
+    if placed and not scale.is_meta and bool((scale != 1).any()):
+        raise ValueError(f"scale[{name!r}]: expected 1, since {name} moves with the points, got {scale}")
 
 
 def _points_of_clouds(data: Any, clouds: int) -> Tensor:

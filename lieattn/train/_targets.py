@@ -79,6 +79,16 @@ def find_unused_weights(strategy: Any, network: nn.Module, targets: Iterable[str
         strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
 
 
+def sources_of_scales(network: nn.Module, targets: Iterable[str], scale_of: Mapping[str, str] | None) -> dict[str, str]:
+    """Return ``scale_of``, with ``"none"`` by default for targets that are positions according to the ``kind``."""
+    stated = getattr(network, "kind", None)
+    kinds = {name: stated.get(name) if isinstance(stated, Mapping) else stated for name in targets}
+    placed = [
+        name for name, one in kinds.items() if one == "position" or (isinstance(one, tuple) and "position" in one)
+    ]
+    return {**dict.fromkeys(placed, "none"), **(scale_of or {})}
+
+
 def check_targets(targets: Mapping[str, float]) -> None:
     """Raise ValueError unless ``targets`` maps names of attributes to their weights in the loss."""
     if not targets or any(not weight >= 0 for weight in targets.values()):

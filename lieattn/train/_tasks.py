@@ -37,6 +37,7 @@ from lieattn.train._targets import (
     named_outputs,
     read_for,
     shifted_targets,
+    sources_of_scales,
     training_set,
     warn_of_units,
 )
@@ -272,8 +273,9 @@ class PointSetRegressor(PointSetTask):
         outputs that the ``kind`` of the network states to be vectors, tensors, ...
     scale_of
         Mapping from a target to another one whose scale it uses, such as ``{"energy": "force"}``, which is needed if
-        the force is a gradient of the energy; ``{"y": "none"}`` leaves y unscaled. ValueError is raised when they are
-        measured if the other target has scales for components that the target does not have.
+        the force is a gradient of the energy; ``{"y": "none"}`` leaves y unscaled, which is the default for positions
+        (``FieldModel(start={"pos": 1.0})``). ValueError is raised when they are measured if the other target has scales
+        for components that the target does not have.
     optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     extensive
@@ -304,7 +306,7 @@ class PointSetRegressor(PointSetTask):
                 raise ValueError(f"shift, scale_of: expected none for rotations, got {shift or scale_of}")
             shift, scale_of = [], dict.fromkeys(self.targets, "none")
         shift = shifted_targets(network, self.targets, shift)
-        scale_of = scale_of or {}
+        scale_of = sources_of_scales(network, self.targets, scale_of)
         for argument, names in (("shift", shift), ("scale_of", scale_of), ("extensive", extensive)):
             if unknown := set(names) - set(self.targets):
                 raise ValueError(f"{argument}: {sorted(unknown)} are not among the targets {sorted(self.targets)}")

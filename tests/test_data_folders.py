@@ -1,6 +1,7 @@
 """Folders of the user's images and meshes, and places given in degrees."""
 
 import struct
+import warnings
 import zipfile
 import zlib
 from itertools import pairwise
@@ -98,6 +99,15 @@ class TestImageFolder:
         Image.fromarray(np.rot90(gray).copy()).save(tmp_path / "a" / "4.png", exif=exif)
         for data in ld.ImageFolder(tmp_path, "all"):
             assert (ld.data_to_image(data)[:, :, 0] * 255).round().tolist() == gray.tolist()
+
+    def test_transparent_palettes_cause_no_warnings(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        pixels = np.full((4, 4, 4), [200, 100, 50, 128], dtype=np.uint8)
+        Image.fromarray(pixels).quantize(4).save(tmp_path / "a" / "0.png")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = ld.ImageFolder(tmp_path, "all", color=True)
+        np.testing.assert_allclose(found[0].x[0].numpy() * 255, [200, 100, 50], atol=2)
 
     def test_damaged_files_are_named(self, tmp_path):
         write_images(tmp_path, count=3)

@@ -145,6 +145,7 @@ class TestMolecules:
             ({"offsets": [0, 2, 1, 2]}, "rise from 0"),
             ({"y": [[1.0, 2.0]]}, r"y: expected \[1, 1\]"),
             ({"y": [[np.inf]]}, "y: expected finite"),
+            ({"y": [[np.nan]]}, "y: expected finite .* belong to of_molecule, with masks"),
             ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\]: expected 2 rows"),
             ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, r"of_molecule\['dipole'\]: expected finite"),
             ({"of_molecule": {"dipole": [1.85, 0.2]}}, r"of_molecule\['dipole'\]: expected 1 rows, got \[2\]"),
@@ -759,6 +760,8 @@ class TestGFN2Molecules:
             ld.GFN2Molecules(conformers=0)
         with pytest.raises(ValueError, match="split: expected one of"):
             ld.GFN2Molecules("dev")
+        with pytest.raises(ValueError, match="smiles: expected at least one molecule for split='valid', got 2"):
+            ld.GFN2Molecules("valid", smiles=["C", "CC"])
 
     def test_list_of_molecules(self):
         from rdkit import Chem

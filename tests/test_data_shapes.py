@@ -555,3 +555,8 @@ def test_labels_of_points():
     assert [data.y.tolist() for data in shapes] == labels.tolist()
     with pytest.raises(ValueError, match=r"\[shapes\] or \[shapes, points\], got \[2, 5, 3\] and \[2, 4\]"):
         ld.ShapePoints(pos, None, labels[:, :4], ["seat", "back", "leg"])
+
+
+def test_meshes_with_nan_are_named_as_such():
+    with pytest.raises(ValueError, match="vertices: expected finite numbers, got NaN"):
+        ld.sample_surface([[0, 0, np.nan], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]], 4, np.random.RandomState(0))

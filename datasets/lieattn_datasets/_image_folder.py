@@ -143,6 +143,7 @@ def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[np.
             upright: Any = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I"):  # 16 bits, which convert() would clip
         upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
+    upright.info.pop("transparency", None)  # Pillow would warn about transparent palettes
     upright = upright.convert("RGB" if color else "L")
     if sides is not None:
         upright = upright.resize(sides[::-1], Image.Resampling.BILINEAR)

@@ -82,9 +82,9 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
         If shapes are wrong, a number is not finite, a face has a vertex that does not exist, or the total area is zero
         or not finite.
     """
-    points, corners = real_array("vertices", vertices, finite=False), class_array("faces", faces)
-    if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
-        raise ValueError(f"vertices: expected finite numbers [vertices, 3], got {list(points.shape)}")
+    points, corners = real_array("vertices", vertices), class_array("faces", faces)
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise ValueError(f"vertices: expected [vertices, 3], got {list(points.shape)}")
     if corners.ndim != 2 or corners.shape[1] != 3 or not len(corners):
         raise ValueError(f"faces: expected [faces, 3] with at least one face, got {list(corners.shape)}")
     if corners.min() < 0 or corners.max() >= len(points):

@@ -75,7 +75,7 @@ class Molecules(Clouds):
         self._z, self._pos, self._offsets = check_atoms(z, pos, offsets)
         count = len(self._offsets) - 1
         super().__init__(count, transform)
-        self._y = real_array("y", y)
+        self._y = real_array("y", y, finite=False)
         self.target_names, self.target_units = tuple(target_names), tuple(target_units)
         expected = (count, len(self.target_names))
         if self._y.shape != expected or len(self.target_units) != expected[1]:
@@ -83,6 +83,9 @@ class Molecules(Clouds):
                 f"y: expected {list(expected)}, and one of target_units for each of target_names, got "
                 f"{list(self._y.shape)} and {len(self.target_units)} units"
             )
+        if not np.isfinite(self._y).all():
+            advice = "targets that some molecules lack belong to of_molecule, with masks such as gap_mask"
+            raise ValueError(f"y: expected finite numbers, got NaN or infinity; {advice}")
         _check_names(of_molecule or {}, of_atom or {})
         self._of_molecule = _tables("of_molecule", of_molecule, count)
         self._of_atom = _tables("of_atom", of_atom, len(self._z))
@@ -118,7 +121,8 @@ class Molecules(Clouds):
         frames
             ``ase.Atoms`` objects, for example ``ase.io.read(path, ":")``.
         energy_unit
-            Unit of energies, forces and stresses: ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``.
+            Unit of energies, forces and stresses of the items, which are converted from eV: ``"eV"``, ``"meV"``,
+            ``"Ha"`` or ``"kcal/mol"``. Keep ``"eV"`` for frames in other units, whose numbers then stay as they are.
         references
             Whether a sum over the atoms is subtracted from each energy, since items are float32, which has 7 digits.
             The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the result, in

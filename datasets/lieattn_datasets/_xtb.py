@@ -85,7 +85,8 @@ class GFN2Molecules(Molecules):
     ImportError
         If rdkit or tblite is not installed.
     ValueError
-        If a SMILES cannot be parsed, embedded or computed (the message names it), or an argument is out of range.
+        If a SMILES cannot be parsed, embedded or computed (the message names it), there are too few for the split, or
+        an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "force", "dipole")
@@ -113,6 +114,10 @@ class GFN2Molecules(Molecules):
             raise ValueError(
                 "conformers, noise: expected an integer of at least 1 and a number of at least 0, got "
                 f"{conformers} and {noise}"
+            )
+        if split != "all" and not _shares(len(smiles))[split].size:
+            raise ValueError(
+                f"smiles: expected at least one molecule for split={split!r}, got {len(smiles)} for all splits"
             )
         jobs = [(text, number) for text in smiles for number in range(conformers)]
         made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
@@ -245,7 +250,11 @@ def _labeled(
 
 def _split(number: NDArray[np.int64], size: int) -> dict[str, NDArray[np.int64]]:
     """Return the indices of the items of each split. Molecules are never divided between splits."""
-    order = frozen_stream(2024).permutation(size)
+    parts = {split: np.flatnonzero(np.isin(number, part)) for split, part in _shares(size).items()}
+    return parts | {"all": np.arange(len(number))}
+
+
+def _shares(size: int) -> dict[str, NDArray[np.int64]]:
+    """Return the indices of the molecules of each split."""
     ends = np.rint(np.cumsum(_SHARES) * size).astype(np.int64)
-    parts = zip(SPLITS, np.split(order, ends), strict=True)
-    return {split: np.flatnonzero(np.isin(number, part)) for split, part in parts} | {"all": np.arange(len(number))}
+    return dict(zip(SPLITS, np.split(frozen_stream(2024).permutation(size), ends), strict=True))

@@ -38,7 +38,8 @@ class ExtendedXYZ(Molecules):
     split_seed
         Seed of the permutation. Use the same for all splits.
     energy_unit
-        Unit of energies, forces and stresses: ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``.
+        Unit of energies, forces and stresses of the items, which are converted from eV: ``"eV"``, ``"meV"``, ``"Ha"``
+        or ``"kcal/mol"``. Keep ``"eV"`` for a file in other units, whose numbers are then left as they are.
     references
         Whether a sum over the atoms is subtracted from the energy. It has one number per element, fitted to the frames
         of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy

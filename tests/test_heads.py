@@ -519,6 +519,16 @@ def test_errors_of_forces():
         with pytest.raises(ValueError, match=f"potential: {message}"):
             HamiltonianDynamics(network)
 
+    class OwnHead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 8)  # a sum follows
+
+        def forward(self, data):
+            return self.head(data.pos).square().sum()[None]
+
+    EnergyForces(OwnHead())(Data(pos=torch.randn(3, 2)))
+
     class OfAtoms(nn.Module):
         def forward(self, data):
             return data.pos.square().sum(dim=1)

@@ -41,10 +41,8 @@ from lieattn.certify._rows import (
 )
 from lieattn.certify._search import search
 from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
-from lieattn.models import Symmetry
+from lieattn.models import EnergyForceStress, Symmetry
 from lieattn.nn import Heads
-
-_DERIVATIVES = ("force", "stress", "virial")  # outputs of EnergyForces besides those of the heads
 
 TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
 """Largest allowed error for each dtype, relative to max(1, largest output)."""
@@ -279,7 +277,7 @@ def _seeing_images(network: Any, probe: Probe, clouds: list[Data]) -> frozenset[
     heads = [pair for part in parts if isinstance(part, Heads) for pair in part.heads.items()]
     of_heads = {id(part): name for name, head in heads for part in head.modules()}
     found = {of_heads.get(id(part)) for part in parts if getattr(part, "sees_images", False)}
-    if found and (None in found or not probe(clouds).keys() <= {*of_heads.values(), *_DERIVATIVES}):
+    if found and (None in found or not probe(clouds).keys() <= {*of_heads.values(), *EnergyForceStress._fields}):
         return None
     return frozenset(name for name in found if name is not None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lieattn.models._network import EquivariantModule
 from lieattn.models._rescaled import Rescaled
 from lieattn.models._tied_options import pool_of
 from lieattn.models._wrapper import Wrapper
@@ -30,6 +31,8 @@ def check_energies(argument: str, model: Any) -> None:
         raise ValueError(f"{argument}: expected {ONE}, got outputs that change under rotations")
     while isinstance(model, Wrapper):
         (model, *_) = model._wrapped
+    if not isinstance(model, EquivariantModule):  # what follows the head of another network is not known
+        return
     head = getattr(model, "head", None)
     head = head.heads["energy"] if isinstance(head, Heads) else head
     found = (getattr(head, name, None) for name in ("outputs", "out_channels", "out_features"))

@@ -11,10 +11,8 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments, kind
 from lieattn._warnings import warn
-from lieattn.models import Rescaled
+from lieattn.models import EnergyForceStress, Rescaled
 from lieattn.train._data import PointSetData
-
-_DERIVATIVES = {"force", "stress", "virial"}  # outputs of EnergyForces whose weights are those of the energy
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
@@ -73,8 +71,9 @@ def find_unused_weights(strategy: Any, network: nn.Module, targets: Iterable[str
 
     Otherwise the processes would wait for these gradients. A choice of the user is kept.
     """
-    stated, chosen = getattr(network, "kind", None), set(targets)
-    used = chosen | _DERIVATIVES | ({"energy"} if chosen & _DERIVATIVES else set())
+    stated, used = getattr(network, "kind", None), set(targets)
+    if not used.isdisjoint(EnergyForceStress._fields):  # all of these have the weights of the energy
+        used.update(EnergyForceStress._fields)
     if isinstance(strategy, DDPStrategy) and isinstance(stated, Mapping) and set(stated) - used:
         strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
 

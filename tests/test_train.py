@@ -10,6 +10,7 @@ import pickle
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -1224,10 +1225,30 @@ def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signu
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch):
+    """Without a configuration, the continuation has the settings of the run, such as its clipping and its length."""
+    monkeypatch.chdir(tmp_path)
+    stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signal.SIGINT)}}
+    file = write(tmp_path / "run.yaml", config(Path("here"), callbacks=[stop]))
+    assert main(["fit", "--config", file]) == 128 + signal.SIGINT
+    checkpoint = tmp_path / "here/checkpoints/last.ckpt"
+    assert main(["fit", "--ckpt_path", "here/checkpoints/last.ckpt", "--trust", *TRUST]) == 0
+    assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
+
+    # A copy continues in the default folder, and never in one that it names.
+    copied = shutil.copy(checkpoint, tmp_path / "copy.ckpt")
+    more = ["--trainer.max_epochs", str(EPOCHS + 1)]
+    before = checkpoint.read_bytes()
+    assert main(["fit", "--ckpt_path", str(copied), "--trust", *TRUST, *more]) == 0
+    assert checkpoint.read_bytes() == before
+    assert (tmp_path / "runs/checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_interrupted_run_without_a_configuration_says_how_to_continue(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--trust", *TRUST, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
-    options += ["--trainer.max_epochs", str(EPOCHS + 1), "--trainer.enable_progress_bar", "false"]
+    options += ["--trainer.max_epochs", str(EPOCHS + 1), "--trainer.default_root_dir", "runs"]
     stop = [f"--trainer.callbacks={__name__}.SignalAt", "--trainer.callbacks.step", str(EPOCHS * ITEMS // BATCH + 1)]
     stop += ["--trainer.callbacks.signum", str(int(signal.SIGINT))]
     begun = str(finished / "checkpoints/last.ckpt")

@@ -39,7 +39,7 @@ run
   --cuda_graphs true               replay training steps on a GPU, for clouds that all have one geometry, such as images
   --seed_everything N              seed of weights, order and transforms (0)
   --trust PACKAGE ...              packages whose classes a checkpoint may use, besides this library and torch
-  -c FILE, --config FILE           settings; without it, `test` and the others use those of the checkpoint
+  -c FILE, --config FILE           settings; without it, those of the checkpoint (of the run itself only for `fit`)
   --print_config                   print all settings with their defaults as YAML, and exit
 
 the arguments of a class, and all options of training (hundreds of lines):

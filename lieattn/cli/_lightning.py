@@ -41,6 +41,8 @@ _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": Fa
 _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 _SECTIONS = ("data", "trainer", "last")
+_OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
+_CALLBACKS = "lightning.pytorch.callbacks"
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 # Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
 # its continuation, evaluation without the callbacks of the training, no validation set, and a loss that is already
@@ -68,7 +70,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     arguments, others = _one_checkpoint(name, arguments)
     try:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
-            config, task = _of_checkpoint(arguments, trust)
+            config, task = _of_checkpoint(name, arguments, trust)
             _PointSetCLI(
                 name,
                 config is not None,
@@ -220,6 +222,11 @@ class _PointSetCLI(LightningCLI):
         if self._checked:  # a second check, because files named in the configuration have been read by now
             source = f"the command line, or a file that {settings.ckpt_path} refers to,"
             train.check_trusted(self._resolved, source, settings.trust)
+        if self.subcommand == "fit":
+            run = {key: value for key, value in dumped.items() if key not in _OF_ONE_CALL}
+            if self._checked:
+                train.check_trusted(run, source, (*settings.trust, _CALLBACKS))
+            self._resolved["run"] = run
         self._path = str(settings.ckpt_path)
         paths = [self._file(settings, name) for name in self._others]
         if len({Path(path).resolve() for path in (self._path, *paths)}) <= len(paths):
@@ -378,10 +385,11 @@ def _folder(settings: Any) -> Path:
 
 
 def _of_checkpoint(
-    arguments: Sequence[str], trust: Sequence[str]
+    name: str, arguments: Sequence[str], trust: Sequence[str]
 ) -> tuple[Any, Callable[[], train.PointSetTask] | None]:
     """The configuration of the checkpoint if none is given, or a function that builds the task that it describes.
 
+    The settings of the run are part of it for ``fit`` only, since others may run on another machine.
     CheckpointError is raised if the checkpoint has neither, or names classes or functions that are not trusted.
     """
     if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
@@ -389,9 +397,10 @@ def _of_checkpoint(
     path, _ = _option(arguments, "--ckpt_path", nargs="?")
     if path in ("last", "best", None):
         return None, None
-    if config := train.read_checkpoint(path)["lieattn"].get("config"):
+    if found := train.read_checkpoint(path)["lieattn"].get("config"):
+        config = {key: value for key, value in found.items() if key != "run"}
         train.check_trusted(config, path, trust)
-        return config, None
+        return (config | _run_of(found.get("run"), path, trust) if name == "fit" else config), None
     if any(word.startswith("--model") for word in arguments):
         return None, None
 
@@ -400,6 +409,19 @@ def _of_checkpoint(
 
     task.__qualname__ = f"task_{id(task)}"  # jsonargparse makes one class for each name
     return None, task
+
+
+def _run_of(run: Any, path: str, trust: Sequence[str]) -> dict[str, Any]:
+    """The settings of the run of a checkpoint. Its folder is among them only if the checkpoint is still there."""
+    if not isinstance(run, dict) or not isinstance(run.get("trainer"), dict):
+        return {}  # a checkpoint without these settings
+    train.check_trusted(run, path, (*trust, _CALLBACKS))
+    trainer, last, folder = dict(run["trainer"]), dict(run.get("last") or {}), Path(path).resolve().parent
+    if Path(trainer.get("default_root_dir") or "", "checkpoints").resolve() != folder:
+        trainer.pop("default_root_dir", None)
+    if Path(last.get("dirpath") or "").resolve() != folder:
+        last.pop("dirpath", None)
+    return {**run, "trainer": trainer, "last": last}
 
 
 def _one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1392,6 +1392,7 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
             r"--tolerance: expected one of the measured \['float32'\], got float64; see --dtype",
         ),
         (["certify", "{}", *TRUSTED, "--json", "/"], 2, "--json: cannot write '/': it is a folder"),
+        (["certify", "{}", *TRUSTED, "--json", "a", "--html", "./a"], 2, "--json, --html: expected different files"),
         (["certify", "{}", *TRUSTED, "--group.n", "8"], 2, "--group.OPTION needs --group CLASS, which is missing"),
         (
             ["certify", "torch.nn:Identity", "--group", "search", "--group.n", "8"],

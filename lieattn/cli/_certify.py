@@ -115,6 +115,8 @@ def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: 
     if unmeasured := [dtype for dtype in alone if dtype not in options.dtype]:
         raise UsageError(f"--tolerance: expected one of the measured {options.dtype}, got {unmeasured[0]}; see --dtype")
     check_data_options(options, arguments, random)
+    if options.json is not None and options.html is not None and options.json.resolve() == options.html.resolve():
+        raise UsageError(f"--json, --html: expected different files, got {options.json} for both")
     if options.group in (None, "search") and any(setting.startswith("group.") for setting in options.settings):
         found = "which is missing" if options.group is None else "got search"
         raise UsageError(f"--group.OPTION needs --group CLASS, {found}")

@@ -476,6 +476,26 @@ def test_threads_of_a_fork_are_not_waited_for(monkeypatch):
     _threads.adapt_waiting()
 
 
+_FORK = """
+import os, signal, torch
+torch.set_num_threads(2)
+from lieattn.geometry import AllPairs
+from lieattn.ops import group_attention
+torch.randn(400, 400).exp().sum()  # starts the threads, before any kernel is called
+if os.fork() == 0:
+    signal.alarm(60)
+    x = torch.randn(40, 1, 2, 4)
+    group_attention(x, x, x, AllPairs()(torch.randn(40, 3)))
+    os._exit(0)
+raise SystemExit(os.wait()[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_kernels_that_are_first_called_in_a_fork_do_not_wait_for_threads_of_the_parent():
+    assert subprocess.run([sys.executable, "-c", _FORK], timeout=100, check=False).returncode == 0
+
+
 @pytest.mark.skipif(not _threads._ADAPTS, reason="libgomp only")
 def test_threads_spin_again_when_the_machine_is_no_longer_busy(monkeypatch):
     clock, lost = iter((0, 1, 1.05, 1.2, 3, 4.3)), iter((0.5, 1.0, 1.0, 1.04, 1.05))

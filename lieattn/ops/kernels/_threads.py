@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lieattn._memory import keep_freed_memory
+from lieattn.ops.kernels._calls import IMPORTED_BY
 
 _ADAPTS = os.path.exists("/proc/self/schedstat")  # Linux, where torch comes with libgomp
 _REGION = ctypes.CFUNCTYPE(None)
@@ -98,10 +99,9 @@ def threads_report() -> str:
     )
 
 
-@cache
 def _first_process() -> int:
     """Return the id of the process that owns the threads. In a fork, it is the id of the parent."""
-    return os.getpid()
+    return IMPORTED_BY
 
 
 class _Waiting:

@@ -72,6 +72,17 @@ def test_the_output_has_the_widest_dtype():
                 assert group_attention(query, key, value.to(dtype), neighbors)[0].dtype == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype):
+    generator = torch.Generator().manual_seed(0)
+    signals = [(3 * torch.randn(20, 1, 2, 16, generator=generator)).to(dtype) for _ in range(3)]
+    neighbors = AllPairs()(torch.randn(20, 3, generator=generator))
+    with backend("dense"):
+        out, _ = group_attention(*signals, neighbors)
+        exact, _ = group_attention(*(signal.float() for signal in signals), neighbors)
+    torch.testing.assert_close(out.float(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
 @pytest.mark.parametrize("clouds", ["equal", "ragged, mixed up"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_differentiable_twice(pattern, clouds):

@@ -143,11 +143,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _plain_maths(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    # Torch's kernels compute sums and weights of signals in half precision in float32, too.
+    narrow, wide = value.dtype, torch.promote_types(value.dtype, torch.float32)
+    query, key, value = query.to(wide), key.to(wide), value.to(wide)
     score = query @ key.mT
     if mask is not None:
         # A finite number, so that derivatives of clouds without points are finite.
         score += score.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(score.dtype).min / 2)
-    return score.softmax(-1) @ value
+    return (score.softmax(-1) @ value).to(narrow)
 
 
 def _attend_with_bias(problem: Problem, padding: Padding) -> Tensor:

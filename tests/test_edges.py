@@ -260,3 +260,9 @@ def test_maps_of_different_widths_are_evaluated_in_plain_maths(launched):
     for mine, last in itertools.zip_longest(found, maps):
         assert relative_error(mine, torch.einsum("efk,ck->efc", units, last)) < 1e-12
     assert launched == []
+
+
+def test_maps_without_channels_return_none():
+    operands = network_operands(DOUBLE, 70, 2, 2, 8, 3, 1)[:6]
+    (found,) = edge_kernels(*operands[:4], tuple(operands[4:]), [torch.zeros(0, 8, dtype=DOUBLE)])
+    assert found.shape == (70, 2, 0)

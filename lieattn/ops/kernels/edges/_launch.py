@@ -57,7 +57,7 @@ def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor
     """
     with Workspace() as memory:
         job = _Units(operands, maps, memory)
-        out = new_empty(job.dtype, max(1, len(maps)), *job.shape[:2], job.channels or job.hidden)
+        out = new_empty(job.dtype, max(1, len(maps)), *job.shape[:2], job.channels if maps else job.hidden)
         last = memory.zeros(job.dtype, job.hidden, -(-len(maps) * job.channels // len(job.lanes)) * len(job.lanes))
         if maps:
             last[:, : len(maps) * job.channels] = torch.cat(list(maps)).T

@@ -240,6 +240,14 @@ def test_networks_of_heads_can_be_differentiated_twice(name):
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
+def test_gradients_of_networks_of_heads_in_half_precision_are_sums_in_single(monkeypatch):
+    monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 1})  # 64 rows, whose sum 64 is added 600 times
+    weights = [torch.ones(1, 1, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    biases = [torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    head_networks(torch.ones(64 * 600, 1, dtype=torch.bfloat16), weights, biases, "none").sum().backward()
+    assert all(float(parameter.grad) == 64 * 600 for parameter in (*weights, *biases))
+
+
 def test_networks_of_heads_without_rows():
     net = PerHeadMLP(2, 3)
     x = torch.zeros(0, 1, 1, 3, requires_grad=True)

@@ -161,7 +161,8 @@ def _plain_backward(
     value, pull = _SLOPES[name]
     layers = _layers(parameters)
     heads, _, hidden = parameters[0].shape
-    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    narrow, wide = rows.dtype, torch.promote_types(rows.dtype, torch.float32)
+    totals = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]  # sums over many blocks
     to_rows = []
     for begin, block in _blocks(rows, heads * hidden):
         inputs, sums = [block.expand(heads, *block.shape)], []
@@ -173,15 +174,19 @@ def _plain_backward(
         change = grad.narrow(1, begin, len(block)).reshape(heads, -1, len(block)).mT
         for number in reversed(range(len(layers))):
             change = pull(change.contiguous(), sums[number])
-            totals[2 * number] = torch.baddbmm(totals[2 * number], inputs[number].mT, change)
+            if narrow == wide:
+                totals[2 * number] = torch.baddbmm(totals[2 * number], inputs[number].mT, change)
+            else:
+                totals[2 * number] = totals[2 * number] + (inputs[number].mT @ change).to(wide)
             totals[2 * number + 1] = totals[2 * number + 1] + change.sum(dim=1)
             if number or wanted:
                 change = change @ layers[number][0].mT
         if wanted:
             to_rows.append(change.sum(dim=0))
+    found = [total.to(narrow) for total in totals]
     if not wanted:
-        return [None, *totals]
-    return [torch.cat(to_rows) if to_rows else torch.zeros_like(rows), *totals]
+        return [None, *found]
+    return [torch.cat(to_rows) if to_rows else torch.zeros_like(rows), *found]
 
 
 def _layers(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

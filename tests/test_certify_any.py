@@ -22,6 +22,7 @@ from lieattn.geometry import PrincipalFrames, pixel_positions
 from lieattn.groups import SE, SO, E, cyclic, dihedral, reflection, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
+from lieattn.transforms import periodic_radius_graph
 
 QUICK = {"continuity": False, "rotations": 0, "elements": 2, "dtypes": [torch.float64]}
 
@@ -658,6 +659,79 @@ def test_calculators_of_ase():
     assert certificate.verdict == "kept", str(certificate)
     assert {row.dtype for row in certificate.rows} == {"float64"}
     assert [row.passed for row in certificate.rows if row.check == "gradient"] == [True]
+    assert "continuity" in {row.check for row in certify(lj.LennardJones(rc=20.0), spread[:1], E(3), elements=1).rows}
+
+
+def test_calculators_have_stresses_only_of_clouds_that_are_periodic_along_three_vectors():
+    pytest.importorskip("ase")
+    from lieattn.ase import Calculator
+
+    calculator = Calculator(Springs().double(), jumps="allow")
+    cell = 4.0 * torch.eye(3)[None]
+    for pbc, stresses in (((True, True, True), True), ((True, True, False), False)):
+        cloud = Data(pos=4 * torch.rand(3, 3), z=torch.ones(3).long(), cell=cell, pbc=torch.tensor([pbc]))
+        certificate = certify(calculator, cloud, SE(3), continuity=False, elements=1, rotations=0)
+        assert certificate.verdict == "kept", str(certificate)
+        assert ("stress" in {row.output for row in certificate.rows}) == stresses
+
+
+class Springs(nn.Module):
+    """An energy of pairs of points, and of their periodic images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, data: Data) -> torch.Tensor:
+        batch = torch.zeros(len(data.pos)).long() if data.get("batch") is None else data.batch
+        cell = 100 * torch.eye(3).to(data.pos) if data.get("cell") is None else data.cell
+        (source, target), shift = periodic_radius_graph(data.pos, 2.5, cell, data.get("pbc"), batch)
+        distance = (data.pos[source] + shift - data.pos[target]).norm(dim=1, keepdim=True)
+        return global_add_pool(self.weight * (2.5 - distance).clamp(min=0) ** 3, batch[target], int(batch[-1]) + 1)
+
+
+# --- code of other people -------------------------------------------------------------------------------------
+
+
+def in_place(data):
+    data.pos -= global_mean_pool(data.pos, data.batch)[data.batch]
+    return global_mean_pool(data.pos.square().sum(dim=1, keepdim=True), data.batch)
+
+
+def by_numpy(data):
+    arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+    return global_mean_pool(torch.from_numpy((arrow.numpy() ** 2).sum(axis=1, keepdims=True)), data.batch)
+
+
+def with_an_assertion(data):
+    assert int(torch.bincount(data.batch).min()) >= 3, "expected three points"
+    arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+    return global_mean_pool(arrow.square().sum(dim=1, keepdim=True), data.batch)
+
+
+def of_few_clouds(data):
+    arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+    if data.num_graphs > 10:
+        raise RuntimeError("expected a small batch")
+    return global_mean_pool(arrow.square().sum(dim=1, keepdim=True), data.batch)
+
+
+@pytest.mark.parametrize("network", [in_place, by_numpy, with_an_assertion, of_few_clouds])
+def test_networks_may_change_their_input_have_no_derivatives_and_refuse_clouds(network):
+    certificate = certify(network, clouds(sizes=(4, 5)), E(3), elements=2, rotations=1)
+    assert certificate.verdict == "kept", str(certificate)
+    checks = {row.check for row in certificate.rows}
+    assert ("continuity" in checks) == (network is not of_few_clouds)
+    assert ("first derivative" in checks) == (network in (in_place, with_an_assertion))
+
+
+def test_derivatives_are_measured_in_inference_mode():
+    with torch.inference_mode():
+        forces = certify(EnergyForces(Springs(), jumps="allow"), clouds(), SE(3), continuity=False, elements=1)
+        energies = certify(with_an_assertion, clouds(), SE(3), elements=1)
+    assert forces.verdict == energies.verdict == "kept"
+    assert "gradient" in {row.check for row in forces.rows}
+    assert "first derivative" in {row.check for row in energies.rows}
 
 
 # --- a search -------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def _without_tf32() -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
+@torch.inference_mode(False)  # otherwise derivatives are impossible
 @_without_tf32()
 @on_cpu
 def certify(

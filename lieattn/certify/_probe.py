@@ -15,6 +15,9 @@ from lieattn._checks import counted
 from lieattn._default_device import as_for_caller, on_cpu
 from lieattn.certify._moves import Kind, images_of_clouds
 
+REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
+"""Errors with which networks refuse clouds that their users never pass, such as clouds without edges."""
+
 
 class Probe:
     """A network in one precision, which is called with clouds and returns outputs by name, in float64 on the CPU.
@@ -59,9 +62,10 @@ class Probe:
         positions, are left out.
         """
         given = self._given(clouds)
-        given.pos.requires_grad_(True)
+        pos = given.pos.requires_grad_(True)
         found = {}
         with torch.enable_grad():
+            given.pos = pos.clone()  # the network may change its input in place, which is impossible for a leaf
             for name, value in self._named(given).items():
                 if not value.is_floating_point():
                     continue
@@ -69,7 +73,7 @@ class Probe:
                 total = (value.reshape(len(value), -1) @ weights).sum()
                 slope = None
                 if total.requires_grad:
-                    (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True, allow_unused=True)
+                    (slope,) = torch.autograd.grad(total, pos, retain_graph=True, allow_unused=True)
                 if slope is not None:
                     slope = slope.double().cpu().unflatten(0, (len(clouds), -1))[..., : velocity.shape[1]]
                     found[name] = (slope * velocity).sum(dim=(1, 2))
@@ -146,14 +150,15 @@ def _real(value: Tensor) -> Tensor:
 class FromCalculator:
     """An ASE calculator as a function of a batch.
 
-    It returns energies ``[clouds]``, forces ``[points, 3]`` and, for clouds with cells, stresses ``[clouds, 3, 3]``.
-    Atoms have the positions ``data.pos``, the elements ``data.z`` (hydrogen if absent), and ``cell`` and ``pbc``.
+    It returns energies ``[clouds]``, forces ``[points, 3]`` and, for clouds that are periodic along three vectors,
+    stresses ``[clouds, 3, 3]``. Atoms have the positions ``data.pos``, the elements ``data.z`` (hydrogen if absent),
+    and ``cell`` and ``pbc``.
     """
 
     def __init__(self, calculator: Any, clouds: Sequence[Data]) -> None:
         self.calculator = calculator
         given = set(calculator.implemented_properties)
-        if any(cloud.get("cell") is None for cloud in clouds):
+        if not all(map(_has_volume, clouds)):
             given.discard("stress")
         kinds: dict[str, Kind] = {"energy": "invariant", "forces": "vector", "stress": "tensor"}
         self.kind = {name: kind for name, kind in kinds.items() if name in given}
@@ -169,7 +174,9 @@ class FromCalculator:
         found: dict[str, list[Tensor]] = {name: [] for name in self.kind}
         for cloud in data.to_data_list():
             z = cloud.get("z")
-            atoms = Atoms(numbers=[1] * len(cloud.pos) if z is None else z.tolist(), positions=cloud.pos.numpy())
+            atoms = Atoms(
+                numbers=[1] * len(cloud.pos) if z is None else z.tolist(), positions=cloud.pos.detach().numpy()
+            )
             if cloud.get("cell") is not None:
                 atoms.cell = cloud.cell.view(3, 3).numpy()
                 atoms.pbc = True if cloud.get("pbc") is None else cloud.pbc.view(3).numpy()
@@ -180,6 +187,12 @@ class FromCalculator:
             if "stress" in found:
                 found["stress"].append(torch.tensor(atoms.get_stress(voigt=False), dtype=torch.float64)[None])
         return {name: torch.cat(values) for name, values in found.items()}
+
+
+def _has_volume(cloud: Data) -> bool:
+    """Return whether a cloud is periodic along three vectors, so that its stress is defined."""
+    cell, pbc = cloud.get("cell"), cloud.get("pbc")
+    return cell is not None and (pbc is None or bool(pbc.all()))
 
 
 def is_calculator(network: object) -> bool:

@@ -25,7 +25,7 @@ from lieattn.certify._moves import (
     point_indices,
     sizes_of,
 )
-from lieattn.certify._probe import Probe, checked_outputs
+from lieattn.certify._probe import REFUSALS, Probe, checked_outputs
 from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
@@ -65,7 +65,7 @@ def move_rows(
         changed = move.apply(clouds, inputs)
         try:
             found = probe(changed)
-        except ValueError:
+        except REFUSALS:
             if move.promised:
                 raise
             for name in reference:
@@ -106,9 +106,7 @@ def degenerate_rows(
         shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
         shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
         for dtype, probe in probes.items():
-            # A network may refuse clouds of a kind that its user never passes.
-            refused = contextlib.suppress(ValueError, IndexError, RuntimeError)
-            with refused, warnings.catch_warnings():
+            with contextlib.suppress(*REFUSALS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 moving = not promise.moving_axes
                 for row in move_rows(probe, [cloud], shaped, inputs, outputs, limits[dtype], True, sizes, moving):
@@ -128,7 +126,7 @@ def continuity_rows(
             ("first derivative", jumps == () and not kinks, lambda c, p=path: probe.derivatives(c, p.velocity)),
         )
         for check, promised, outputs in measured:
-            with warnings.catch_warnings(), contextlib.suppress(ValueError):
+            with warnings.catch_warnings(), contextlib.suppress(*REFUSALS):
                 warnings.simplefilter("ignore")
                 for name, found in largest_jumps(path, outputs).items():
                     allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
@@ -149,7 +147,7 @@ def spreads_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the network may warn about these clouds
         for given in others:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(*REFUSALS):
                 changed.append(probe(given))
     spreads = {}
     for name, value in reference.items():

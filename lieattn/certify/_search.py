@@ -24,7 +24,7 @@ from lieattn.certify._moves import (
     raster_motion,
     sizes_of,
 )
-from lieattn.certify._probe import Probe, checked_outputs, possible_kinds
+from lieattn.certify._probe import REFUSALS, Probe, checked_outputs, possible_kinds
 from lieattn.groups import (
     SE,
     SO,
@@ -145,7 +145,7 @@ def _errors(
     errors = {(candidate.label, name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
     for move in candidate.moves:
         found: Mapping[str, Tensor] = {}
-        with contextlib.suppress(ValueError, IndexError, RuntimeError):
+        with contextlib.suppress(*REFUSALS):
             found = probe(move.apply(clouds, inputs))
         for (label, name, number), before in errors.items():
             error = _error(found.get(name), move, name, possible[name][number], reference[name], sizes)

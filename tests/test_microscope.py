@@ -450,6 +450,13 @@ def test_bonds():
     assert len(bonds_of(Data(pos=torch.zeros(3, 3)))) == 0
 
 
+@pytest.mark.parametrize("z", [torch.tensor([0.5, 1, 2]), torch.tensor([200, 1, 2]), torch.tensor([-1, 1, 2])])
+def test_other_numbers_than_nuclear_charges_are_no_atoms(z, tmp_path):
+    microscope = viz.Microscope(framewise(), cloud(points=3, z=z), turns=2)
+    assert microscope.save(tmp_path / "page.html").exists()
+    assert microscope.save(tmp_path / "picture.png").exists()
+
+
 def test_animations_have_a_picture_for_each_query_or_turn(flat, tmp_path):
     path = flat.save(tmp_path / "made/field.gif", "field", layer=0, frame=0)
     with Image.open(path) as picture:

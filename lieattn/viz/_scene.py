@@ -135,31 +135,42 @@ class Board(draw.Canvas):
 def bonds_of(data: Data) -> Tensor:
     """Return the bonds ``[bonds, 2]`` int64 of a molecule: its edges, if these are few, or pairs of near atoms.
 
-    Two atoms are near if their distance is at most 1.25 times the sum of their covalent radii. This needs ``data.z``
-    and ase; otherwise there are no bonds.
+    Two atoms are near if their distance is at most 1.25 times the sum of their covalent radii. This needs nuclear
+    charges ``data.z`` and ase; otherwise there are no bonds.
     """
-    none = torch.zeros(0, 2, dtype=torch.int64)
-    edges, z, pos = data.get("edge_index"), data.get("z"), data.pos.detach().cpu().double()
+    edges, z, pos = data.get("edge_index"), _charges(data), data.pos.detach().cpu().double()
     if isinstance(edges, Tensor) and edges.shape[1] <= 2 * _MANY * len(pos):
         pairs = edges.cpu().T
         return torch.unique(pairs[pairs[:, 0] != pairs[:, 1]].sort(dim=1).values, dim=0)
-    if not isinstance(z, Tensor) or z.shape != pos.shape[:1] or importlib.util.find_spec("ase") is None:
-        return none
+    if z is None:
+        return torch.zeros(0, 2, dtype=torch.int64)
     from ase.data import covalent_radii
 
-    radius = torch.as_tensor(covalent_radii)[z.cpu().long()]
+    radius = torch.as_tensor(covalent_radii)[z]
     near = torch.cdist(pos, pos) <= _LONGER * (radius[:, None] + radius)
     return near.triu(1).nonzero()
 
 
 def symbols_of(data: Data) -> list[str]:
-    """Return the chemical symbols of atoms, or an empty list if ase is not installed."""
-    z = data.get("z")
-    if not isinstance(z, Tensor) or z.ndim != 1 or importlib.util.find_spec("ase") is None:
+    """Return the chemical symbols of atoms, or an empty list without nuclear charges or ase."""
+    z = _charges(data)
+    if z is None:
         return []
     from ase.data import chemical_symbols
 
     return [chemical_symbols[number] for number in z.tolist()]
+
+
+def _charges(data: Data) -> Tensor | None:
+    """Return ``data.z`` ``[points]`` int64, or None without ase, or if it is something else than nuclear charges."""
+    z = data.get("z")
+    if not isinstance(z, Tensor) or z.shape != data.pos.shape[:1] or importlib.util.find_spec("ase") is None:
+        return None
+    from ase.data import chemical_symbols
+
+    if z.is_complex() or not bool(((z >= 0) & (z < len(chemical_symbols)) & (z == z.long())).all()):
+        return None
+    return z.cpu().long()
 
 
 def camera_of(pos: Tensor) -> Tensor:

@@ -690,6 +690,23 @@ class Springs(nn.Module):
         return global_add_pool(self.weight * (2.5 - distance).clamp(min=0) ** 3, batch[target], int(batch[-1]) + 1)
 
 
+def of_place(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return distances(pos, batch) * (1 + torch.arange(int(batch[-1]) + 1)[:, None])  # the first cloud is unchanged
+
+
+def test_clouds_after_the_first_may_depend_on_their_batch():
+    certificate = certify(of_place, clouds(), E(3), **QUICK)
+    assert [found.check for found in certificate.diagnoses] == ["rest of the batch"]
+
+
+def test_forces_that_are_not_numbers_are_no_gradient():
+    def network(pos: torch.Tensor, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"energy": distances(pos, batch), "forces": torch.nan * pos}
+
+    certificate = certify(network, clouds(), E(3), outputs={"forces": "vector"}, **QUICK)
+    assert [row.passed for row in certificate.rows if row.check == "gradient"] == [False]
+
+
 # --- code of other people -------------------------------------------------------------------------------------
 
 

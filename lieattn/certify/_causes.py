@@ -92,16 +92,16 @@ def diagnose(
         text = f"two calls with the same clouds differ by {repeated:.1e}, even in eval mode"
         yield _diagnosis("same clouds", found, "randomness", text)
         return
-    turned = False  # whether a diagnosis for some element of the group was made, which is enough
+    done: set[str] = set()  # one diagnosis for an element of the group is enough, and one for a cloud alone
     outside_reported: set[str] = set()
     for check, move, change in _changes(probe, clouds, promise, failed, sizes, generator):
-        if turned and move.check == "turn":
+        if move.check in done:
             continue
         change.tolerance, change.as_images = tolerance, probe.as_images
         change.irreps = irreps_of(probe.network, change.linear)
-        changed = [clouds[0]] if change.alone else move.apply(clouds, kinds)
+        changed = move.apply(clouds, kinds) if change.alone is None else [clouds[change.alone]]
         moved = probe(changed)
-        error = _error(moved, move, reference, outputs, sizes, alone=change.alone)
+        error = _error(moved, move, reference, outputs, sizes, change.alone)
         if error <= tolerance:
             continue
         if move.check == "turn" and known is not None and (what := _outside(move.linear, known[1])) is not None:
@@ -110,8 +110,8 @@ def diagnose(
                 text = f"{known[0]} {known[1].name}, which does not contain it"
                 yield Diagnosis(f"{check}, a {what}", None, None, (), NOT_PROMISED, text)
             continue
-        turned |= move.check == "turn"
-        declared = {} if change.alone else _other_kinds(moved, move, reference, outputs, sizes, tolerance)
+        done |= {move.check} & {"turn", "alone"}
+        declared = {} if change.alone is not None else _other_kinds(moved, move, reference, outputs, sizes, tolerance)
         if declared:
             outputs = {**outputs, **declared}  # explain the other changes as if they had been declared
             yield _diagnosis(check, _Break(), "kind of the output", _declaration(declared))
@@ -191,11 +191,9 @@ def _changes(
         for move in other_images(clouds, dim, True, generator):
             yield "periodic images", move, _change(move, sizes)
     if "alone" in failed:
-        yield (
-            "rest of the batch",
-            Move("alone", "", True, identity, zero),
-            Change(sizes, identity, zero, 0.0, alone=True),
-        )
+        for number in range(len(clouds)):
+            move = Move("alone", "", True, identity, zero)
+            yield "rest of the batch", move, Change(sizes, identity, zero, 0.0, alone=number)
 
 
 def _changes_by_elements(
@@ -234,14 +232,14 @@ def _error(
     reference: Mapping[str, Tensor],
     outputs: Mapping[str, Kind],
     sizes: Tensor,
-    *,
-    alone: bool,
+    alone: int | None,
 ) -> float:
     """Return the largest error of all outputs, relative to the largest value of each (or 1)."""
     worst = 0.0
     for name, value in reference.items():
-        if alone:
-            expected = value[: len(found[name])]
+        if alone is not None:
+            per_cloud = len(value) == len(sizes)
+            expected = value[alone : alone + 1] if per_cloud else value.split(sizes.tolist())[alone]
         else:
             expected = move.expected(name, outputs[name], value, sizes)
         size = max(1.0, float(value.abs().max()))
@@ -262,7 +260,7 @@ def _other_kinds(
     for name, value in reference.items():
 
         def error(kind: Kind, name: str = name, value: Tensor = value) -> float:
-            return _error(found, move, {name: value}, {name: kind}, sizes, alone=False)
+            return _error(found, move, {name: value}, {name: kind}, sizes, None)
 
         if error(outputs[name]) > tolerance:
             others = [kind for kind in possible_kinds(value, len(move.linear)) if error(kind) <= tolerance]
@@ -405,7 +403,7 @@ def _pads(first: Sequence[Call], second: Sequence[Call], found: _Break, change: 
 
 
 def _is_padded(first: Tensor, second: Tensor, change: Change) -> bool:
-    largest, size = int(change.sizes.max()), int(change.sizes[0])
+    largest, size = int(change.sizes.max()), int(change.sizes[change.alone or 0])
     return first.ndim >= 2 and first.shape[1:2] == (largest,) and second.shape[1:2] == (size,) and largest > size
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -54,16 +55,22 @@ def conservation(
             along = (outputs_here[pair.forces] * directions[0]).sum()
             unit = torch.finfo(torch.float64).eps * float(outputs_here[pair.energy].abs().max())
             rounding = _ROUNDINGS * unit / (_FIRST_STEP * extent)
-            worst, size = max(worst, float((slope + along).abs())), max(size, float(slope.abs()), float(along.abs()))
+            worst = _worse(worst, float((slope + along).abs()))
+            size = max(size, float(slope.abs()), float(along.abs()))
         else:
             first, second = (_derivative(probe, cloud, one, pair.forces, extent) for one in directions)
             mixed = (first * directions[1]).sum(), (second * directions[0]).sum()
-            worst = max(worst, float((mixed[0] - mixed[1]).abs()))
+            worst = _worse(worst, float((mixed[0] - mixed[1]).abs()))
             size = max(size, *(float(value.abs()) for value in mixed))
     allowed = _TOLERANCE * size + rounding if pair.energy is not None and judged else None
     check = "curl" if pair.energy is None else "gradient"
     passed = None if allowed is None else worst <= allowed
     yield Row(check, f"{_DIRECTIONS} directions", pair.forces, "float64", worst, worst / (size or 1.0), allowed, passed)
+
+
+def _worse(first: float, second: float) -> float:
+    """Return the larger error, or NaN if one is NaN."""
+    return max(first, second, key=lambda error: (math.isnan(error), error))
 
 
 def _pair(given: Mapping[str, Tensor], outputs: Mapping[str, Kind], cloud: Data) -> _Pair | None:

@@ -54,7 +54,7 @@ class Change:
     as_images
         Whether the network takes images instead of points.
     alone
-        Whether the changed clouds are the first cloud alone.
+        Index of the cloud that is alone after the change, or None if all clouds remain.
     irreps
         Actions of ``linear`` on features of e3nn irreps, by their dimension, see :func:`irreps_of`.
     """
@@ -67,7 +67,7 @@ class Change:
     group: FiniteGroup | None = None
     element: int = 0
     as_images: bool = False
-    alone: bool = False
+    alone: int | None = None
     irreps: dict[int, list[Callable[[Tensor], Tensor]]] = field(default_factory=dict)
 
     @property
@@ -182,8 +182,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pairs to compare: the first tensor with its rows or pixels in the new order, and the second tensor."""
-    if change.alone:
-        yield from _of_first_cloud(first, second, change)
+    if change.alone is not None:
+        yield from _of_one_cloud(first, second, change, change.alone)
         return
     order = change.order
     dim = len(change.linear)
@@ -205,13 +205,13 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
         yield before, after  # values of edges, whose order may differ
 
 
-def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
-    points, size = int(change.sizes.sum()), int(change.sizes[0])
+def _of_one_cloud(first: Tensor, second: Tensor, change: Change, cloud: int) -> Iterator[tuple[Tensor, Tensor]]:
+    points, size, start = int(change.sizes.sum()), int(change.sizes[cloud]), int(change.sizes[:cloud].sum())
     if first.ndim == second.ndim and (len(first), len(second)) == (len(change.sizes), 1):
         # There is one row for each cloud, which may be padded to the size of the largest cloud.
-        yield first[:1][tuple(slice(length) for length in second.shape)], second
+        yield first[cloud : cloud + 1][tuple(slice(length) for length in second.shape)], second
     elif (len(first), len(second)) == (points, size):
-        yield first[:size], second
+        yield first[start : start + size], second
     elif first.shape[1:] == second.shape[1:] and len(second) <= len(first) <= _MOST_ROWS:
         apart = torch.cdist(
             second.reshape(len(second), -1), first.reshape(len(first), -1), compute_mode="donot_use_mm_for_euclid_dist"

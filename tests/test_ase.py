@@ -9,6 +9,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 import lieattn
+from lieattn.certify import certify
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.groups import Translations, tetrahedral
 from lieattn.models import (
@@ -404,3 +405,9 @@ def test_calculations_without_atoms_take_the_last_ones():
     atoms.calc.results = {}
     atoms.calc.calculate()
     assert atoms.calc.results["energy"] == wanted
+
+
+def test_calculators_that_read_numbers_of_whole_structures_are_certified():
+    cloud = Data(pos=torch.randn(3, 3), z=torch.ones(3).long(), charge=torch.tensor([1]))
+    network = calculator.Calculator(ions("charge"), jumps="allow")
+    assert certify(network, cloud, tetrahedral(), continuity=False, rotations=0).verdict == "kept"

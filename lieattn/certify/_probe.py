@@ -152,7 +152,8 @@ class FromCalculator:
 
     It returns energies ``[clouds]``, forces ``[points, 3]`` and, for clouds that are periodic along three vectors,
     stresses ``[clouds, 3, 3]``. Atoms have the positions ``data.pos``, the elements ``data.z`` (hydrogen if absent),
-    and ``cell`` and ``pbc``.
+    and ``cell`` and ``pbc``. Their ``info`` has the other attributes that are one number for each cloud, such as a
+    charge.
     """
 
     def __init__(self, calculator: Any, clouds: Sequence[Data]) -> None:
@@ -173,10 +174,9 @@ class FromCalculator:
 
         found: dict[str, list[Tensor]] = {name: [] for name in self.kind}
         for cloud in data.to_data_list():
-            z = cloud.get("z")
-            atoms = Atoms(
-                numbers=[1] * len(cloud.pos) if z is None else z.tolist(), positions=cloud.pos.detach().numpy()
-            )
+            z, pos = cloud.get("z"), cloud.pos.detach().numpy()
+            info = {name: value.item() for name, value in cloud if isinstance(value, Tensor) and value.shape == (1,)}
+            atoms = Atoms(numbers=[1] * len(pos) if z is None else z.tolist(), positions=pos, info=info)
             if cloud.get("cell") is not None:
                 atoms.cell = cloud.cell.view(3, 3).numpy()
                 atoms.pbc = True if cloud.get("pbc") is None else cloud.pbc.view(3).numpy()

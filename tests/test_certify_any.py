@@ -329,6 +329,11 @@ def test_positions_of_points_move_with_their_images():
     assert judged(certify(further, in_boxes(), E(3), outputs="position", **QUICK), "image") == {True}
 
 
+def test_positions_in_crystals_of_one_atom_are_at_its_image():
+    atoms = [Data(pos=torch.rand(1, 3), cell=2 * torch.eye(3)[None]) for _ in range(2)]
+    assert certify(lambda pos: 1.0 * pos, atoms, E(3), outputs="position", **QUICK).verdict == "kept"
+
+
 def test_half_precision_is_seen_where_it_is_computed():
     certificate = certify(spoiled(Half), clouds(), E(3), **QUICK)
     (told,) = {(one.module, one.cause) for one in certificate.diagnoses}

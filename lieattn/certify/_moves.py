@@ -284,7 +284,7 @@ class Move:
         """Return the expected outputs ``[clouds, *]`` or ``[points, *]`` float64 after the move."""
         per_cloud = len(values) == len(sizes)
         shift = self.shifts if per_cloud else self.shifts.repeat_interleave(sizes, dim=0)
-        if self.images is not None and not per_cloud:
+        if self.images is not None and len(values) == int(sizes.sum()):  # also for clouds of one point
             shift = shift + torch.cat(self.images) @ self.linear.mT
         changed = transform(f"outputs {name}".rstrip(), kind, values, self.linear, shift)
         if per_cloud or self.orders is None:

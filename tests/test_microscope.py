@@ -543,6 +543,27 @@ console.log(JSON.stringify([found, ranges]));
 """
 
 
+class OfPoints(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(2, 2))])
+
+    def forward(self, data):
+        return self.layers[0](data.x)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_shows_large_clouds(tmp_path):
+    """JavaScript accepts about 120,000 arguments of a function."""
+    large = cloud(dim=2, points=130_000).apply(torch.Tensor.float)
+    page = viz.Microscope(OfPoints(), large, turns=2).save(tmp_path / "page.html")
+    code = tmp_path / "run.js"
+    code.write_text(f"{PROBE}\n{(Path(viz.__file__).parent / 'microscope.js').read_text()}")
+    given = json.dumps(content(page)[1])
+    run = subprocess.run(["node", str(code)], input=given, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_script_shows_what_python_computes(flat, tmp_path):
     _, page = content(flat.save(tmp_path / "page.html"))

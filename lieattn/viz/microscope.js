@@ -21,6 +21,8 @@ function array(owner, name) {
 
 const layers = () => ({ attention: page.attention, rollout: page.rollout, field: page.fields })[state.view];
 const layer = () => layers()[state.layer];
+// Spreading a list of 120,000 numbers into the arguments of Math.max overflows the stack.
+const ends = (list) => list.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
 const mean = (list) => list.reduce((a, b) => a + b, 0) / Math.max(list.length, 1);
 const chosen = (index, count) => (index === null ? [...Array(count).keys()] : [index]);
 const points = () => page.places[layer().places].pos.length;
@@ -84,13 +86,13 @@ function ringed(places) {
 function unit(pos) {
   const mean = pos[0].map((_, k) => pos.reduce((sum, p) => sum + p[k], 0) / pos.length);
   const centered = pos.map((p) => p.map((x, k) => x - mean[k]));
-  const farthest = Math.max(1e-30, ...centered.map((p) => Math.hypot(...p)));
+  const farthest = Math.max(1e-30, ends(centered.map((p) => Math.hypot(...p)))[1]);
   return centered.map((p) => p.map((x) => x / farthest));
 }
 
 // The given cloud, transformed like the fields, with a ring around the query.
 function input() {
-  const { places, values } = page.input, range = [Math.min(...values), Math.max(...values)], field = state.view === "field";
+  const { places, values } = page.input, range = ends(values), field = state.view === "field";
   const turn = field ? page.turns[state.turn].matrix : undefined;
   return [{ places, values, turn, query: field ? undefined : ringed(places) }, { range, colors: "gray_r" }];
 }
@@ -119,7 +121,7 @@ function draw(canvas, panel, { range, colors }) {
   context.clearRect(0, 0, side, side);
   const { pos, square, spacing } = page.places[panel.places], middle = page.sphere ? [0, 0, 0] : pos[0].map((_, k) => mean(pos.map((p) => p[k])));
   const apart = pos.map((p) => Math.hypot(...p.map((x, k) => x - middle[k])));
-  const scale = (0.46 * side) / (Math.max(...apart) + (page.sphere ? 0.05 : spacing) || 1);
+  const scale = (0.46 * side) / (ends(apart)[1] + (page.sphere ? 0.05 : spacing) || 1);
   const place = (p) => { const [x, y, z] = seen(turned(panel.turn, p.map((q, k) => q - middle[k]))); return [side / 2 + scale * x, side / 2 - scale * y, z]; };
   const at = pos.map(place), radius = Math.max(side / 130, Math.min(page.camera ? side / 36 : 1e9, (page.camera ? 0.34 : 0.48) * spacing * scale));
   const angle = panel.turn && !page.camera ? -Math.atan2(panel.turn[1][0], panel.turn[0][0]) : 0;

@@ -158,7 +158,7 @@ class TestSampling:
     @pytest.mark.parametrize(
         ("vertices", "faces", "points", "message"),
         [
-            (np.zeros((3, 2)), [[0, 1, 2]], 1, "vertices: expected finite"),
+            (np.zeros((3, 2)), [[0, 1, 2]], 1, r"vertices: expected \[vertices, 3\], got \[3, 2\]"),
             (np.eye(3), [[0, 1]], 1, r"faces: expected \[faces, 3\]"),
             (np.eye(3), np.zeros((0, 3), int), 1, "at least one face"),
             (np.eye(3), [[0, 1, 3]], 1, "indices of vertices in 0 .. 2, got 0 .. 3"),

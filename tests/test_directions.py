@@ -361,14 +361,13 @@ def test_the_axis_does_not_depend_on_the_end_that_is_found(sign, monkeypatch):
 def test_a_small_gain_keeps_outputs_bounded_in_dense_clouds_and_deep_networks(layers):
     pos = torch.randn(150, 3, generator=torch.Generator().manual_seed(0))  # about 70 neighbors, some very close
 
-    def output(gain):
-        torch.manual_seed(0)
-        options = DirectionOptions(gain=gain)
-        given = {"channels": 8, "layers": layers, "neighborhood": Radius(1.7), "options": options}
-        return DirectionConvNet(tetrahedral(), 1, 1, **given)(Data(x=torch.ones(150, 1), pos=pos)).abs().item()
+    def size(gain):
+        options = {"channels": 8, "layers": layers, "neighborhood": Radius(1.7), "options": DirectionOptions(gain=gain)}
+        networks = [DirectionConvNet(tetrahedral(), 1, 1, **options) for _ in range(3)]
+        return torch.stack([one(Data(x=torch.ones(150, 1), pos=pos)).detach().abs() for one in networks]).median()
 
-    assert output(1.0) > 1e3  # the weights suit molecules
-    assert output(0.03) < 3
+    assert size(1.0) > 1e3  # the weights suit molecules
+    assert size(0.01) < 10
 
 
 def test_the_gain_must_be_positive():

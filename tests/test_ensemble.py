@@ -104,6 +104,10 @@ def test_units_of_what_turns_keep_the_symmetry(kind):
     with pytest.raises(ValueError, match=r"scale\['y'\]: expected one for all components of y, which turns, got"):
         Rescaled(network, {"y": torch.tensor([[1.0, 1.0, 2.0]])})
     scale = torch.tensor([[[2.0]], [[3.0]]])  # of two vectors
+    if kind == "position":
+        with pytest.raises(ValueError, match=r"scale\['y'\]: expected 1, since y moves with the points, got"):
+            Rescaled(network, {"y": scale})
+        scale = torch.ones(2, 1, 1)
     Rescaled(network, {"y": scale}, {"y": torch.zeros(3)})
     if isinstance(kind, dict):
         Rescaled(network, {"z": torch.tensor([1.0, 2.0])}, {"z": 1.0})

@@ -1143,7 +1143,8 @@ def test_fit_writes_logs_and_checkpoints_of_plain_values(finished):
     entry = checkpoint["lieattn"]
     assert entry["group"] == {"name": "C4", "order": 4, "dim": 2}
     labels = {"y": {"integer": True, "value": [0]}}
-    assert entry["input"] == {"points": 5, "channels": 1, "dim": 2, "grid": None, "attributes": labels}
+    sizes = {"points": 5, "pairs": None, "channels": 1, "dim": 2, "grid": None}
+    assert entry["input"] == {**sizes, "attributes": labels}
     assert entry["config"]["model"]["init_args"]["network"]["init_args"]["dropout"] == 0.3
     assert (finished / "checkpoints/best.ckpt").is_file()
     assert list(finished.glob("tensorboard/version_0/events*"))

@@ -77,7 +77,7 @@ class DirectionOptions:
     gain
         Positive factor of the initial kernels of the blocks. 1 suits molecules, with about ten neighbors and up to six
         blocks. With more neighbors or blocks, or points much closer together than the cutoff, as in sampled clouds, the
-        field would grow from block to block, to outputs of 10^6 and more: use 0.03.
+        field would grow from block to block, to outputs of 10^6 and more: use 0.01.
     """
 
     axis: Sequence[float] | None = None

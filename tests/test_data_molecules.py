@@ -791,6 +791,7 @@ def crystals(count=6, seed=0):
             "energy": rng.normal() - 100 * size,
             "forces": rng.normal(size=(size, 3)),
             "stress": rng.normal(size=6),
+            "dipole": rng.normal(size=3),
         }
         frame.calc = single.SinglePointCalculator(frame, **known)
         frame.info["virial"] = -60 * frame.get_stress(voigt=False)  # the volume is 60 angstrom^3
@@ -817,11 +818,12 @@ class TestFrames:
                 "force": 1000 * frame.get_forces(),
                 "stress": [1000 * frame.get_stress(voigt=False)],
                 "virial": [-60_000 * frame.get_stress(voigt=False)],
+                "dipole": [frame.get_dipole_moment()],  # in e angstrom, for each unit of energies
                 "cell": [frame.cell.array],
                 "pbc": [frame.pbc],
             }.items():
                 np.testing.assert_allclose(data[mine], theirs, rtol=1e-6, err_msg=mine)
-        assert molecules.vectors == ("pos", "force", "cell")
+        assert molecules.vectors == ("pos", "force", "dipole", "cell")
 
     def test_neighbors_are_those_of_ase(self):
         """The neighbors are read from a batch, as periodic models do."""
@@ -846,6 +848,15 @@ class TestFrames:
         for name in ("stress", "virial"):
             expected = matrix @ data[name].double() @ matrix.T
             torch.testing.assert_close(turned[name].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(turned.dipole.double(), data.dipole.double() @ matrix.T, rtol=1e-4, atol=1e-5)
+
+    def test_dipoles_of_generated_molecules_in_the_unit_of_frames(self):
+        """A debye is 0.2081943 e angstrom, as in ase."""
+        pytest.importorskip("tblite")
+        debye = pytest.importorskip("ase.units").Debye
+        options = {"split": "all", "smiles": ["O"], "conformers": 1}
+        found = ld.GFN2Molecules(dipole_unit="e angstrom", **options)[0].dipole
+        torch.testing.assert_close(found, debye * ld.GFN2Molecules(**options)[0].dipole, rtol=1e-6, atol=0)
 
     def test_energies_less_those_of_the_atoms(self):
         frames = crystals(12)
@@ -886,6 +897,7 @@ class TestFrames:
                 "energy of frames: expected finite",
             ),
             (lambda frames: frames[0].calc.results.update(forces=np.ones((2, 2))), ValueError, r"forces .* \[2, 3\]"),
+            (lambda frames: frames[0].calc.results.update(dipole=1.8), ValueError, r"dipole .* \[3\], got \[\]"),
             (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames: expected at most 1e"),
             (lambda frames: frames[0].numbers.fill(0), ValueError, "z: expected nuclear charges in 1 .. 118"),
         ],
@@ -899,20 +911,22 @@ class TestFrames:
             ld.Molecules.from_ase(frames)
 
     def test_frames_with_some_properties(self, tmp_path):
-        """Forces, stresses and virials of some frames only have masks, and the others do not enter the training."""
+        """Properties of some frames only have masks, and the others do not enter the training."""
         write = pytest.importorskip("ase.io").write
         frames = crystals(3)
         frames[0].calc.results.pop("stress")
         frames[0].info.pop("virial")
         frames[1].calc.results["forces"] = np.full((3, 3), np.nan)
+        frames[2].calc.results.pop("dipole")
         write(tmp_path / "frames.xyz", frames, format="extxyz")
         for molecules in (ld.Molecules.from_ase(frames), ld.ExtendedXYZ(tmp_path / "frames.xyz", "all")):
             batch = Batch.from_data_list(list(molecules))
             assert batch.stress_mask.tolist() == batch.virial_mask.tolist() == [False, True, True]
             assert batch.force_mask.tolist() == [True] * 2 + [False] * 3 + [True] * 4
-            for name, mask in (("stress", "stress_mask"), ("virial", "virial_mask"), ("force", "force_mask")):
-                assert batch[name][batch[mask]].isfinite().all()
-                assert batch[name][~batch[mask]].isnan().all()
+            assert batch.dipole_mask.tolist() == [True, True, False]
+            for name in ("stress", "virial", "force", "dipole"):
+                assert batch[name][batch[f"{name}_mask"]].isfinite().all()
+                assert batch[name][~batch[f"{name}_mask"]].isnan().all()
             np.testing.assert_allclose(batch.stress[2], frames[2].get_stress(voigt=False), rtol=1e-6, atol=1e-6)
 
     def test_other_names(self, tmp_path):
@@ -920,12 +934,16 @@ class TestFrames:
         frames = [ase.Atoms("HF", [[0, 0, 0], [0, 0, d]]) for d in (0.9, 1.0)]
         for frame in frames:
             frame.info |= {"REF_energy": -1.0 - frame.positions[1, 2], "total_charge": 1}
+            frame.info["REF_dipole"] = 0.4 * frame.positions[1]
             frame.arrays["REF_forces"] = frame.positions
         pytest.importorskip("ase.io").write(tmp_path / "frames.xyz", frames, format="extxyz")
-        with pytest.warns(UserWarning, match="frames: expected 'energy', got only REF_energy; pass keys={'energy': "):
-            with pytest.warns(UserWarning, match="frames: expected 'forces', got only REF_forces"):
-                ld.Molecules.from_ase(frames)
-        keys = {"energy": "REF_energy", "forces": "REF_forces", "charge": "total_charge"}
+        with (
+            pytest.warns(UserWarning, match="frames: expected 'energy', got only REF_energy; pass keys={'energy': "),
+            pytest.warns(UserWarning, match="frames: expected 'forces', got only REF_forces"),
+            pytest.warns(UserWarning, match="frames: expected 'dipole', got only REF_dipole"),
+        ):
+            ld.Molecules.from_ase(frames)
+        keys = {"energy": "REF_energy", "forces": "REF_forces", "dipole": "REF_dipole", "charge": "total_charge"}
         for molecules in (
             ld.Molecules.from_ase(frames, keys=keys, references=False),
             ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", keys=keys, references=False),
@@ -933,6 +951,7 @@ class TestFrames:
             assert [data.energy.item() for data in molecules] == pytest.approx([-1.9, -2.0])
             assert [data.charge.item() for data in molecules] == [1, 1]
             torch.testing.assert_close(molecules[1].force, molecules[1].pos)
+            torch.testing.assert_close(molecules[1].dipole, 0.4 * molecules[1].pos[1:])
 
     @pytest.mark.parametrize(
         ("keys", "message"),

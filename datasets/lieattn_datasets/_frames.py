@@ -13,7 +13,7 @@ from lieattn_datasets._files import LARGEST
 from lieattn_datasets._units import Units
 
 # attributes of items by the names of ase; names in other files, such as REF_energy, contain them
-_ATTRIBUTES = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "virial"}
+_ATTRIBUTES = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "virial", "dipole": "dipole"}
 _STATES = ("charge", "spin")
 
 
@@ -44,6 +44,8 @@ def describe_frames(
     for name in ("stress", "virial"):
         full = [None if value is None else _full(value)[None] for value in known[name]]
         found["of_molecule"] |= _with_gaps(name, full, [(1, 3, 3)] * len(frames), factor)
+    dipoles = [None if value is None else _shaped(value, "dipole", (3,))[None] for value in known["dipole"]]
+    found["of_molecule"] |= _with_gaps("dipole", dipoles, [(1, 3)] * len(frames), 1.0)
     for name in _STATES:
         if given := _complete(known[name], name):
             found["of_molecule"][name] = _within(given, name, (len(frames),))

@@ -101,20 +101,21 @@ class Molecules(Clouds):
     ) -> "Molecules":
         """Create a data set of molecules or periodic structures from frames of the package ase.
 
-        Energies (eV), forces (eV/angstrom), stresses (eV/angstrom^3) and virials (eV, minus stress times volume) are
-        stored results of the frames' calculators, or entries of ``info`` and ``arrays`` with the names ``energy``,
-        ``forces``, ``stress`` and ``virial``. Nothing is computed. The total charge (e) and the spin multiplicity
-        2S + 1 are the entries ``charge`` and ``spin`` of ``info``.
+        Energies (eV), forces (eV/angstrom), stresses (eV/angstrom^3), virials (eV, minus stress times volume) and
+        dipole moments (e angstrom) are stored results of the frames' calculators, or entries of ``info`` and ``arrays``
+        with the names ``energy``, ``forces``, ``stress``, ``virial`` and ``dipole``. Nothing is computed. The total
+        charge (e) and the spin multiplicity 2S + 1 are the entries ``charge`` and ``spin`` of ``info``.
 
         An item has ``z``, ``pos`` (angstrom) and, if they are known, ``y`` ``[1, 1]`` (the energy, also as ``energy``
         ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and angstrom^3),
-        ``virial`` ``[1, 3, 3]`` (the energy unit), ``charge`` and ``spin`` ``[1]`` float32. If any frame is periodic,
-        all items have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]`` (the
-        periodic directions), which models with periodic neighbors accept.
+        ``virial`` ``[1, 3, 3]`` (the energy unit), ``dipole`` ``[1, 3]`` (always e angstrom, the default unit of
+        :class:`lieattn.ase.Calculator`), ``charge`` and ``spin`` ``[1]`` float32. If any frame is periodic, all items
+        have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]`` (the periodic
+        directions), which models with periodic neighbors accept.
 
-        Energy, charge and spin must be known for all frames or for none. If only some frames have forces, a stress or a
-        virial, all items have a mask of the known rows, such as ``stress_mask`` bool ``[1]`` and ``force_mask`` bool
-        ``[atoms]``, which :class:`lieattn.train.PointSetRegressor` uses; the other rows are NaN.
+        Energy, charge and spin must be known for all frames or for none. If only some frames have forces, a stress, a
+        virial or a dipole moment, all items have a mask of the known rows, such as ``stress_mask`` bool ``[1]`` and
+        ``force_mask`` bool ``[atoms]``, which :class:`lieattn.train.PointSetRegressor` uses; the other rows are NaN.
 
         Parameters
         ----------
@@ -136,7 +137,7 @@ class Molecules(Clouds):
         Warns
         -----
         UserWarning
-            If no energy, force, stress or virial is read, but the frames have entries with similar names.
+            If no energy, force, stress, virial or dipole is read, but the frames have entries with similar names.
 
         Raises
         ------
@@ -162,7 +163,7 @@ class Molecules(Clouds):
 
     def _of_frames(self, atom_energies: dict[int, float]) -> Self:
         """Set the attributes that rotate with the atoms of frames, and the energies that were subtracted."""
-        self.vectors, self.tensors = ("pos", "force", "cell"), ("stress", "virial")
+        self.vectors, self.tensors = ("pos", "force", "dipole", "cell"), ("stress", "virial")
         self.atom_energies: dict[int, float] = atom_energies
         return self
 

@@ -63,7 +63,7 @@ class QM9(Molecules):
     energy_unit
         Unit of all energies: ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``.
     dipole_unit
-        Unit of mu: ``"D"`` or ``"e bohr"``.
+        Unit of mu: ``"D"``, ``"e angstrom"`` or ``"e bohr"``.
     length_unit
         ``"bohr"`` or ``"angstrom"``. The unit of alpha is its cube, that of r2 its square.
     references

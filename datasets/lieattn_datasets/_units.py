@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 ENERGIES = ("eV", "meV", "Ha", "kcal/mol")
-DIPOLES = ("D", "e bohr")
+DIPOLES = ("D", "e angstrom", "e bohr")
 LENGTHS = ("bohr", "angstrom")
 
 _FACTORS = {
@@ -12,6 +12,7 @@ _FACTORS = {
     "Ha": ("energy", 27.211386245988),
     "kcal/mol": ("energy", 4184.0 / 96485.33212331),
     "D": ("dipole", 1.0),
+    "e angstrom": ("dipole", 2.5417464739 / 0.529177210903),
     "e bohr": ("dipole", 2.5417464739),
     "angstrom": ("length", 1.0),
     "bohr": ("length", 0.529177210903),

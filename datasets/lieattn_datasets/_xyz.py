@@ -21,9 +21,9 @@ _SHOWN = 200  # characters of a problem in a message
 
 
 class ExtendedXYZ(Molecules):
-    """Frames of an extended XYZ file, with energies, forces, stress, virial and periodic cell if the file has them.
+    """Frames of an extended XYZ file, with energies, forces, stress, virial, dipole and cell if the file has them.
 
-    The file is read with the package ase, in its units angstrom and eV. Items are as in :meth:`Molecules.from_ase`.
+    The file is read with the package ase, in its units angstrom, eV and e. Items are as in :meth:`Molecules.from_ase`.
 
     Parameters
     ----------

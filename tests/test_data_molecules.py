@@ -746,8 +746,14 @@ class TestGFN2Molecules:
         with pytest.raises(ValueError, match=message):
             ld.GFN2Molecules(smiles=("C", smiles), conformers=1)
 
+    def test_all_bad_smiles_are_named_before_the_others_are_computed(self, monkeypatch):
+        monkeypatch.setattr(_xtb, "label_gfn2", lambda z, pos: pytest.fail("computed"))
+        several = r"smiles: 2 of 4 cannot be used: SMILES 'C1CC' is not a molecule; SMILES '\[CH3\]' has a charge"
+        with pytest.raises(ValueError, match=several):
+            ld.GFN2Molecules(smiles=("C", "C1CC", "N", "[CH3]"), conformers=2, seed=9)
+
     def test_failed_labels_name_the_molecule(self, monkeypatch):
-        monkeypatch.setattr(_xtb, "embed_molecule", lambda smiles, seed: (np.array([1, 1]), np.zeros((2, 3))))
+        monkeypatch.setattr(_xtb, "_displaced", lambda *_: (np.array([1, 1]), np.zeros((2, 3))))
         with pytest.raises(
             ValueError, match="SMILES 'CCCC', conformer 0: GFN2-xTB failed for these z and pos: Too close"
         ):

@@ -12,7 +12,7 @@ from lieattn_datasets._arrays import check_number
 from lieattn_datasets._atom_energies import fit_atoms
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._files import check_choice
+from lieattn_datasets._files import check_choice, listed
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._smiles import SMALL_MOLECULES
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
@@ -85,8 +85,8 @@ class GFN2Molecules(Molecules):
     ImportError
         If rdkit or tblite is not installed.
     ValueError
-        If a SMILES cannot be parsed, embedded or computed (the message names it), there are too few for the split, or
-        an argument is out of range.
+        If SMILES cannot be parsed or embedded (the message lists them, and nothing is computed), one cannot be
+        computed, there are too few for the split, or an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "force", "dipole")
@@ -120,6 +120,7 @@ class GFN2Molecules(Molecules):
                 f"smiles: expected at least one molecule for split={split!r}, got {len(smiles)} for all splits"
             )
         jobs = [(text, number) for text in smiles for number in range(conformers)]
+        _check_molecules(jobs, seed, noise)
         made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
         z = np.concatenate([item[0] for item in made])
         offsets = np.cumsum([0, *(len(item[0]) for item in made)])
@@ -234,14 +235,33 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
     )
 
 
+def _check_molecules(jobs: Sequence[tuple[str, int]], seed: int, noise: float) -> None:
+    """Generate all conformers; raise ValueError that lists the SMILES of which this is not possible."""
+    problems = dict[str, str]()
+    for smiles, number in progress(jobs, "conformers", len(jobs)):
+        try:
+            _displaced(smiles, number, seed, noise)
+        except ValueError as error:
+            problems.setdefault(smiles, str(error))
+    if problems:
+        count = len({smiles for smiles, _ in jobs})
+        raise ValueError(f"smiles: {len(problems)} of {count} cannot be used: {listed(list(problems.values()), '; ')}")
+
+
+@functools.lru_cache(maxsize=20_000)
+def _displaced(smiles: str, number: int, seed: int, noise: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Generate one conformer, whose atoms are displaced."""
+    stream = frozen_stream(seed, number)
+    z, pos = embed_molecule(smiles, int(stream.randint(2**31 - 1)))
+    return z, pos - pos.mean(axis=0) + noise * stream.standard_normal(pos.shape)
+
+
 @functools.lru_cache(maxsize=20_000)
 def _labeled(
     smiles: str, number: int, seed: int, noise: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], GFN2Labels]:
     """Generate and label one conformer. The splits of a data set share the cached results."""
-    stream = frozen_stream(seed, number)
-    z, pos = embed_molecule(smiles, int(stream.randint(2**31 - 1)))
-    pos = pos - pos.mean(axis=0) + noise * stream.standard_normal(pos.shape)
+    z, pos = _displaced(smiles, number, seed, noise)
     try:
         return z, pos, label_gfn2(z, pos)
     except ValueError as error:

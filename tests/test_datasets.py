@@ -359,6 +359,9 @@ class TestCifar:
             (b"cnumpy\nndarray.__new__\n.", "ndarray.__new__"),
             (b"cnumpy\ndtype\n(S'O8'\ntR.", "values of type 'O8'"),
             (b"c_codecs\nencode\n(S'x'\nS'zlib'\ntR.", "the encoding zlib"),
+            # the same string, or key, again and again: one megabyte could fill any memory
+            (b"(c_codecs\nencode\nq\x00(V" + b"x" * 999 + b"\ntq\x01" + 9 * b"h\x00h\x01R" + b"l.", "copies"),
+            (b"}(B\xe7\x03\0\0" + b"x" * 999 + b"q\x00N" + 9 * b"h\x00N" + b"u.", "copies of its strings"),
         ],
     )
     def test_malicious_pickle_is_refused(self, tmp_path, monkeypatch, content, asked):

@@ -35,7 +35,7 @@ class _Array:
         """Set the shape and the bytes from NumPy's state of an array."""
         _, shape, kind, by_columns, raw = state
         content = raw.encode("latin1") if isinstance(raw, str) else raw
-        if not isinstance(kind, _Dtype) or not isinstance(content, bytes):
+        if not isinstance(kind, _Dtype) or not isinstance(content, bytes | bytearray):
             raise ForbiddenError("an array with values other than bytes")
         if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) != len(content):
             raise ValueError(f"{len(content)} bytes for an array of another size")
@@ -70,7 +70,7 @@ def _from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> _Array:
     if order not in ("C", "F"):
         raise ForbiddenError(f"an array in the order {_shown(order)}")
     array = _Array()
-    array.build((None, shape, kind, order == "F", bytes(raw) if isinstance(raw, bytearray) else raw))
+    array.build((None, shape, kind, order == "F", raw))
     return array
 
 
@@ -97,11 +97,12 @@ def read_pickle(content: bytes) -> Any:
     Raises
     ------
     ForbiddenError
-        If the pickle contains objects other than byte arrays of NumPy and Python's containers, numbers and strings.
+        If the pickle contains objects other than byte arrays of NumPy and Python's containers, numbers and strings, or
+        if it copies its strings more often than a pickle that contains each of them once.
     Exception
         Of any class, if the pickle is damaged.
     """
-    machine = _Machine()
+    machine = _Machine(len(content))
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name == "STOP":
             break
@@ -119,8 +120,9 @@ def _filled(value: Any) -> Any:
 class _Machine:
     """The stack of a pickle, the positions of its marks, and its memo. It has a method for each kind of instruction."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self.stack: list[Any] = []
+        self._left = size  # bytes of strings that may still be copied
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
@@ -146,16 +148,27 @@ class _Machine:
         called, arguments = self.pop(2)
         if not isinstance(called, _Name) or called not in _KNOWN:
             raise TypeError(f"{_shown(called)} is not callable")
-        self.push(_KNOWN[called](*arguments))
+        result = _KNOWN[called](*arguments)
+        self._count_copies(result, bytes)
+        self.push(result)
 
     def build(self, _: Any) -> None:
         (state,) = self.pop(1)
+        self._count_copies(state[-1], str)
         self.top(_Array, _Dtype).build(state)
+
+    def _count_copies(self, value: Any, kind: type[str] | type[bytes]) -> None:
+        """Raise ForbiddenError if values of this kind, each of which is a copy, are larger than the file together."""
+        self._left -= len(value) if isinstance(value, kind) else 0
+        if self._left < 0:
+            raise ForbiddenError("copies of its strings that are larger than the file")
 
     def extend(self, items: list[Any]) -> None:
         self.top(list).extend(items)
 
     def update(self, items: list[Any]) -> None:
+        for key in items[::2]:
+            self._count_copies(key, bytes)
         keys = [key.decode("latin1") if isinstance(key, bytes) else key for key in items[::2]]
         if not all(isinstance(key, str) for key in keys):  # the hash of nested tuples could take forever
             raise ForbiddenError("keys that are not strings")

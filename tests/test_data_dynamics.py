@@ -198,8 +198,16 @@ class TestNBody:
         with pytest.raises(ValueError, match=r"pos, vel: expected \[2, 2, 5, 3\]"):
             ld.ChargedParticles(charge, pos[:, None], vel[:, None], [0, 1], start=0, end=1)
         path = np.stack([pos, pos * np.nan], axis=1)
-        with pytest.raises(ValueError, match="finite"):
+        with pytest.raises(ValueError, match="pos: expected finite"):
             ld.ChargedParticles(charge, path, path, [0, 1], start=0, end=1)
+        path = np.stack([pos, pos], axis=1)
+        with pytest.raises(ValueError, match="charge: expected finite"):
+            ld.ChargedParticles(np.full_like(charge, np.nan, dtype=float), path, path, [0, 1], start=0, end=1)
+        with pytest.raises(ValueError, match="times: expected finite"):
+            ld.ChargedParticles(charge, path, path, [0, np.inf], start=0, end=1)
+        for bad, times in ((charge[0], [0, 1]), (charge, [[0, 1]])):
+            with pytest.raises(ValueError, match=r"charge, times: expected \[systems, particles\] and \[times\], got"):
+                ld.ChargedParticles(bad, path, path, times, start=0, end=1)
 
 
 class TestSprings:

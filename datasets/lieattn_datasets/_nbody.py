@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import plain_array, real_array
 from lieattn_datasets._charges import SOFTENING, charge_energy, check_drift, simulate_charges
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
@@ -70,15 +71,18 @@ class ChargedParticles(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ChargedParticles.__init__, locals())
-        self._charge, self._pos, self._vel = (np.asarray(array) for array in (charge, pos, vel))
-        self._times = np.asarray(times, dtype=np.float64)
+        self._charge, self._pos, self._vel = (
+            plain_array(name, array) for name, array in (("charge", charge), ("pos", pos), ("vel", vel))
+        )
+        self._times = real_array("times", times)
+        if self._charge.ndim != 2 or self._times.ndim != 1:
+            found = f"{list(self._charge.shape)} and {list(self._times.shape)}"
+            raise ValueError(f"charge, times: expected [systems, particles] and [times], got {found}")
         systems, particles = self._charge.shape
         expected = (systems, len(self._times), particles, 3)
         if self._pos.shape != expected or self._vel.shape != expected:
             found = f"{list(self._pos.shape)} and {list(self._vel.shape)}"
             raise ValueError(f"pos, vel: expected {list(expected)}, got {found}")
-        if not (np.isfinite(self._pos).all() and np.isfinite(self._vel).all()):
-            raise ValueError("pos, vel: expected finite numbers, got NaN or infinity")
         if not 0 <= start < end < len(self._times):
             raise ValueError(
                 f"start, end: expected increasing snapshots in 0 .. {len(self._times) - 1}, got {start} and {end}"

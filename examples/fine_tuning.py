@@ -38,6 +38,9 @@ def trained(root: str, molecules: int, steps: int, seed: int, start: str | None,
     seed_everything(seed, verbose=False)
     features = MoleculeFeatures((1, 6, 7, 8), powers=2)
     read = partial(QM9GFN2, root, targets="homo", energy_unit="meV", transform=features)
+    train = read("train")
+    if molecules > len(train):
+        raise ValueError(f"--molecules: expected at most the {len(train)} of the training set, got {molecules}")
     network = DirectionConvNet(PrincipalFrames(), 8, 1, channels=32, neighborhood=Radius(3.2))
     if start is not None:
         transfer_weights(network, lieattn.load(start))
@@ -45,7 +48,7 @@ def trained(root: str, molecules: int, steps: int, seed: int, start: str | None,
         network, optimizer=partial(Muon, lr=rate, weight_decay=0.03), schedule=WarmupCosine(warmup_epochs=1)
     )
     data = PointSetData(
-        Subset(read("train"), range(molecules)), test=read("test"), batch_size=BATCH, eval_batch_size=100, seed=seed
+        Subset(train, range(molecules)), test=read("test"), batch_size=BATCH, eval_batch_size=100, seed=seed
     )
     trainer = Trainer(
         max_epochs=math.ceil(steps / math.ceil(molecules / BATCH)),

@@ -104,6 +104,27 @@ def test_scripts_report_wrong_settings_in_one_line_before_they_train(name, argum
     assert "\n" not in found
 
 
+def test_the_search_of_learning_rates_names_wrong_models_and_ends_with_its_comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    configs = [str(EXAMPLES / "configs" / f"compare_{name}.yaml") for name in ("base", "shapes")]
+    few = ["--models", "distances", "--rates", "0.002", "--budget.steps", "5", "--budget.seconds", "null"]
+    found = run_script("peers/search", monkeypatch, "--config", *configs, "--models", "distances", "PaiN")
+    assert re.fullmatch(r"search: --models: expected some of framewise exact frames, .*, got 'PaiN'", found)
+    commands = []
+    monkeypatch.setattr("lieattn.cli.main", lambda command: commands.append(command) or 3)
+    assert run_script("peers/search", monkeypatch, "--config", *configs, *few) == 3
+    searched = yaml.safe_load(Path(commands[0][2]).read_text())
+    assert (searched["budget"]["steps"], searched["budget"]["seconds"]) == (None, 8.0)
+    assert list(searched["models"]) == ["distances 0.002"]
+
+
+def test_fine_tuning_on_more_molecules_than_there_are(monkeypatch):
+    example = load("fine_tuning")
+    monkeypatch.setattr(example, "QM9GFN2", lambda *_, **options: [None] * 3)
+    with pytest.raises(ValueError, match="--molecules: expected at most the 3 of the training set, got 4"):
+        example.trained("", 4, 2, 0, None, 1e-6)
+
+
 def test_fine_tuning_starts_from_the_trained_network(monkeypatch):
     example = load("fine_tuning")
     cloud = Data(z=torch.tensor([8, 1, 1]), pos=torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.1]]))

@@ -35,7 +35,7 @@ def searched(settings: Settings, rates: list[float], seconds: float) -> dict[str
             arguments = {**optimizer.get("init_args", {}), "lr": rate}
             changed = {"optimizer": {"class_path": optimizer["class_path"], "init_args": arguments}, "width": None}
             models[f"{name} {rate:g}"] = {**dataclasses.asdict(model), **changed, "adjust": {}}
-    budget = {**content["budget"], "seconds": seconds}
+    budget = {**content["budget"], "steps": None, "seconds": seconds}
     few = {"budget": budget, "seeds": settings.seeds[:1], "memory": False, "equivariance": {"clouds": 1, "elements": 1}}
     limit = {**content["data"]["limit"], "test": 8}
     data = {**content["data"], "limit": limit, "rotate_test": False}
@@ -57,13 +57,17 @@ def run() -> None:
     words = iter(change.removeprefix("--") for change in changes)
     changes = [word if "=" in word else f"{word}={next(words, '')}" for word in words]  # --NAME=VALUE or --NAME VALUE
     settings = read_settings(options.config, options.root, changes)
+    if unknown := [key for key in options.models or () if key not in settings.models]:
+        raise UsageError(f"--models: expected some of {', '.join(settings.models)}, got {unknown[0]!r}")
     chosen = {key: model for key, model in settings.models.items() if key in (options.models or settings.models)}
     folder = Path("runs") / f"rates_{name}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "search.yaml"
     content = searched(dataclasses.replace(settings, models=chosen), options.rates, options.seconds)
     file.write_text(yaml.safe_dump(content, sort_keys=False))
-    main(["compare", "--config", str(file), "--out", str(folder), "--json", str(folder / "comparison.json")])
+    command = ["compare", "--config", str(file), "--out", str(folder), "--json", str(folder / "comparison.json")]
+    if status := main(command):
+        sys.exit(status)
     cells = json.loads((folder / "comparison.json").read_text())["cells"]
     for cell in cells:
         print(f"{cell['model']}: {cell.get('validation')} in {cell.get('steps')} steps")

@@ -187,6 +187,7 @@ DATA = {
     "wind": ("WindOnSphere",),
     "sensors": ("WindOnSphere",),
 }
+UNITS = {"qm9_homo": "meV", "rmd17_ethanol": "kcal/mol"}  # in the names of the results
 
 
 def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
@@ -202,6 +203,8 @@ def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
         raise UsageError(f"--clouds: expected 0, for all, or at least 2, got {clouds}")
     if (found := type(data).__name__) not in DATA[name]:
         raise UsageError(f"--task: {name} measures on {' or '.join(DATA[name])}, got {checkpoint} with {found}")
+    if (unit := UNITS.get(name)) and data.target_units != (unit,):
+        raise UsageError(f"--task: {name} measures in {unit}, got {checkpoint} in {', '.join(data.target_units)}")
     items = [data[index] for index in range(min(clouds, len(data)) if clouds else len(data))]
     parameters = sum(weight.numel() for weight in module.network.parameters())
     print(f"{name}: {parameters:,} parameters, {len(items):,} test clouds")

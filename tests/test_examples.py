@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 import lieattn
 from lieattn.cli import main
 from lieattn.models import Preprocessed, Rescaled, transfer_weights
-from lieattn.train import CheckpointError, load_task
+from lieattn.train import CheckpointError, UsageError, load_task
 from lieattn_datasets import ImagePoints
 from tests.cases import some
 
@@ -116,6 +116,17 @@ def test_the_search_of_learning_rates_names_wrong_models_and_ends_with_its_compa
     searched = yaml.safe_load(Path(commands[0][2]).read_text())
     assert (searched["budget"]["steps"], searched["budget"]["seconds"]) == (None, 8.0)
     assert list(searched["models"]) == ["distances 0.002"]
+
+
+@pytest.mark.parametrize(
+    ("task", "source", "unit"), [("qm9_homo", "QM9Subset", "meV"), ("rmd17_ethanol", "RMD17", "kcal/mol")]
+)
+def test_errors_in_other_units_than_their_names_say_are_refused(monkeypatch, task, source, unit):
+    example = load("evaluate")
+    monkeypatch.setattr(example, "load_task", lambda path: None)
+    monkeypatch.setattr(example, "load_data", lambda path: type(source, (), {"target_units": ("eV",)})())
+    with pytest.raises(UsageError, match=f"--task: {task} measures in {unit}, got FILE in eV"):
+        example.main("FILE", task)
 
 
 def test_fine_tuning_on_more_molecules_than_there_are(monkeypatch):

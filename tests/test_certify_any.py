@@ -115,6 +115,14 @@ class Capped(Good):
         return torch.stack([source, target])[:, rank < 3]
 
 
+class Paired(Good):
+    """Keeps pairs of neighbors by the sum of their indices, so that points have different numbers of neighbors."""
+
+    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        edges = pairs(batch)
+        return edges[:, edges.sum(dim=0) % 3 == 0]
+
+
 class Numbered(Good):
     """Outputs of a point depend on its index."""
 
@@ -223,6 +231,7 @@ BROKEN = {
     "absolute": (Absolute, E(3), "translation", "place", "absolute positions"),
     "components": (Components, E(3), "random 0", "place", "components of vectors"),
     "capped": (Capped, E(3), "order of points", "first", "capped neighbors"),
+    "paired": (Paired, E(3), "order of points", "first", "neighbors chosen by order"),
     "numbered": (Numbered, E(3), "order of points", "", "order of points"),
     "statistics": (Statistics, E(3), "rest of the batch", "norm", "batch statistics"),
     "filled up": (FilledUp, E(3), "rest of the batch", "mean", "padding"),

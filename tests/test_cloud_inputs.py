@@ -8,7 +8,7 @@ from torch_geometric.data import Batch, Data
 
 import lieattn
 import lieattn_datasets as ld
-from lieattn.geometry import PixelSquare, Radius, pixel_positions
+from lieattn.geometry import PixelSquare, Radius, ScaleFrames, pixel_positions
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
@@ -37,6 +37,9 @@ BALL, SMALL = {"neighborhood": Radius(2.0, smooth=True)}, {"channels": 4, "layer
 T, C4 = tetrahedral(), cyclic(4)
 POINTS = {
     "GSANet": lambda inputs: GSANet(T, inputs, 2, channels=8, blocks=(1,), heads=2, **BALL),
+    "GSANet on scales": lambda inputs: GSANet(
+        ScaleFrames(T, levels=2), inputs, 2, channels=8, blocks=(1,), heads=2, **BALL
+    ),
     "LieTransformer": lambda inputs: LieTransformer(inputs, 2, frames=T, heads=2, **BALL, **SMALL),
     "LieConvNet": lambda inputs: LieConvNet(inputs, 2, frames=T, **BALL, **SMALL),
     "FramewiseTransformer": lambda inputs: FramewiseTransformer(T, inputs, 2, **BALL, **SMALL),
@@ -144,6 +147,8 @@ def test_species_and_numbers():
     found = inputs(batch, lieattn.geometry.point_clouds(batch))
     assert torch.equal(found[:, -1], torch.tensor([2.0] * 4 + [3.0] * 6, dtype=found.dtype))
     assert torch.equal(found[:, :-1], Species((1, 8))(batch, lieattn.geometry.point_clouds(batch)).double())
+    expected = {1: [1, 1 / 8, 1 / 64, 0, 0, 0], 8: [0, 0, 0, 1, 1, 1]}
+    assert found[:, :-1].tolist() == [expected[z] for z in batch.z.tolist()]
     network = randomize(LieTransformer(inputs, 1, frames=T, heads=2, **BALL, **SMALL))
     assert not torch.equal(network(batch), network(changed(batch, spin=batch.spin + 1)))
 

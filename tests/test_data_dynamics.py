@@ -400,10 +400,12 @@ class TestMotions:
     def test_tensors_and_shift(self):
         tensor = torch.randn(1, 3, 3, dtype=torch.float64)
         data = Data(pos=torch.randn(4, 3), polarizability=tensor, dipole=torch.randn(1, 3), z=torch.arange(4))
+        data.rotation = torch.from_numpy(_fields.rotation_matrix([3.0, 1, 2, -1]))[None]
         matrix = _fields.rotation_matrix([1.0, -2, 0.5, 3])
         moved = ld.TransformFields(matrix, shift=[1, 2, 3])(data)
         rotation = torch.from_numpy(matrix)
         torch.testing.assert_close(moved.polarizability, rotation @ tensor @ rotation.T)
+        torch.testing.assert_close(moved.rotation, rotation @ data.rotation)
         torch.testing.assert_close(moved.dipole, data.dipole @ rotation.T.float())
         torch.testing.assert_close(moved.pos, data.pos @ rotation.T.float() + torch.tensor([1.0, 2, 3]))
         assert "shift=[1.0, 2.0, 3.0]" in repr(ld.TransformFields(np.eye(3), [1, 2, 3]))

@@ -490,7 +490,7 @@ def test_missing_files_and_unknown_splits(tmp_path, kind, name):
 
 
 class TestTransforms:
-    @pytest.mark.parametrize("quarters", [-1, 0, 1, 2, 3, 4, 7])
+    @pytest.mark.parametrize("quarters", [-1, 0, 1, 2, 3, 4, 7, 100_001])  # the last one is rounded
     @pytest.mark.parametrize("size", [4, 5])
     def test_quarter_turns_are_exact_and_counter_clockwise(self, quarters, size):
         image = RANDOM.random((size, size, 2)).astype(np.float32)

@@ -463,6 +463,8 @@ def test_generate_takes_a_tolerance():
     assert FiniteGroup.generate(rounded, tolerance=1e-5) == FiniteGroup.generate(rounded.float())
     with pytest.raises(ValueError, match="tolerance: expected a positive"):
         FiniteGroup.generate(rounded, tolerance=0)
+    # The fifth power is no new element although it differs from the identity by more than rounding.
+    assert FiniteGroup.generate(cyclic(5).elements[1:2].round(decimals=4), tolerance=1e-2).order == 5
 
 
 @pytest.mark.parametrize("name", ["C8", "D3", "T", "S3"])

@@ -87,6 +87,17 @@ def test_kernels_count_as_plain_maths(pattern, terms, normalize):
     assert found["numba"][1] == found["plain"][1] > 2 * edges * FIBER * HEADS * DIM
 
 
+@pytest.mark.parametrize("keys", [0, 1, FIBER])
+def test_pooled_attention_by_hand(keys):
+    """A score and a value for every edge and output frame, and factors of ``keys`` frames, if any."""
+    near, operands = neighbors(), signals()
+    psi = torch.randn(near.num_edges, FIBER, keys, HEADS, DIM) if keys else None
+    options = {"pattern": "pooled", "terms": RelativeTerms(psi=psi, key_psi=psi), "scale": 1.0}
+    with backend("numba"):
+        found = count_operations(lambda: group_attention(*operands, near, **options))
+    assert found == near.num_edges * FIBER * HEADS * 2 * DIM * (1 + keys)
+
+
 def test_dropout_changes_nothing():
     near, operands = neighbors(), signals()
     with backend("numba"):

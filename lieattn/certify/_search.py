@@ -216,8 +216,6 @@ _FINITE = {2: _of_the_plane, 3: _of_space}
 
 def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:
     """Return the largest error relative to the largest output (or 1): infinity for NaN and for refused clouds."""
-    if kind == "pseudoscalar" and float(torch.linalg.det(move.linear)) > 0:
-        kind = "invariant"
     if found is None or found.shape != reference.shape:
         return math.inf
     if abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6:  # outputs of all kinds should not change with scale

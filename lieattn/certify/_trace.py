@@ -251,7 +251,6 @@ def _columns(first: Tensor, second: Tensor, change: Change) -> bool:
     if len(first) in (len(change.sizes), int(change.sizes.sum())):
         per_cloud = len(first) == len(change.sizes)
         shift = change.shifts if per_cloud else change.shifts.repeat_interleave(change.sizes, dim=0)
-        shift = shift if change.order is None or per_cloud else shift[change.order]
         shift = shift.view(len(first), *[1] * (first.ndim - 2), dim)
     column = 0
     while column < columns:

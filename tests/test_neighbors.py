@@ -615,3 +615,10 @@ def test_masks_and_small_integers_of_edges_are_counted(dtype):
 def test_cutoffs_of_a_users_own_are_checked(cutoff, error):
     with pytest.raises(error, match=r"neighborhood\.cutoff: expected a"):
         smooth_cutoff(Returned(ALL, cutoff=cutoff))
+
+
+def test_a_directed_cycle_is_not_symmetric():
+    """Each point has one edge to it and one from it, but no edge has its reverse."""
+    cycle = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    assert not Neighbors.from_edge_index(cycle, 3).is_symmetric()
+    assert Neighbors.from_edge_index(torch.cat([cycle, cycle.flip(0)], dim=1), 3).is_symmetric()

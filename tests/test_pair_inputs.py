@@ -10,9 +10,10 @@ from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn.certify import certify
-from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius
+from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius, lift
 from lieattn.groups import SO, cyclic, icosahedral, octahedral, tetrahedral
 from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
+from lieattn.models._pair_inputs import with_pair_features
 from lieattn.models.directions import DirectionOptions
 from lieattn.models.framewise import FramewiseOptions
 from lieattn.testing import randomize
@@ -67,6 +68,15 @@ def relabeled(data, order):
     other = torch.randperm(data.edge_index.shape[1], generator=torch.Generator().manual_seed(5))
     index, attr = place[data.edge_index][:, other], data.edge_attr[other]
     return Data(x=data.x[order], pos=data.pos[order], edge_index=index, edge_attr=attr)
+
+
+def test_features_belong_to_edges_from_the_first_to_the_second_point():
+    data = molecule(6)
+    graph = lift(data.pos, T, NEAR)
+    found = with_pair_features(None, data, CHANNELS, graph)
+    given = dict(zip(map(tuple, data.edge_index.T.tolist()), data.edge_attr.tolist(), strict=True))
+    edges = map(tuple, graph.neighbors.edge_index.T.tolist())
+    assert found.tolist() == [given.get(edge, [0.0] * CHANNELS) for edge in edges]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -797,6 +797,11 @@ def centers(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return global_mean_pool(pos, batch)
 
 
+def along_an_axis(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    arrow = pos - global_mean_pool(pos, batch)[batch]
+    return global_mean_pool((arrow @ arrow.new_tensor([[0.3], [0.5], [0.7]])).exp(), batch)
+
+
 def first_of_all(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return pos[torch.searchsorted(batch, torch.arange(int(batch.max()) + 1)), :1].exp()
 
@@ -810,6 +815,7 @@ SEARCHED = {
     "scales": (angles, 3, "E(3)", {"scales"}, set()),
     "chiral": (triple, 3, "E(3)", {"permutations"}, {"scales"}),
     "centers": (centers, 3, "E(3)", {"translations"}, set()),
+    "shifts": (along_an_axis, 3, "R^3", {"translations"}, {"C2", "SO(3)"}),
     "nothing": (first_of_all, 3, None, set(), {"translations", "C2", "SO(3)"}),
 }
 

@@ -142,6 +142,15 @@ def test_which_lists_are_whole():
     assert AllPairs()(torch.randn(len(uneven), 2), uneven).whole_clouds is None, "filling up would cost too much"
 
 
+@pytest.mark.parametrize("clouds", CLOUDS)
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean", "none"])
+def test_every_normalization_with_a_bias_equals_plain(normalize, clouds):
+    signals, neighbors = problem(CLOUDS[clouds])
+    terms = RelativeTerms(displacement_bias=torch.randn(neighbors.num_edges, 3, 3, 2, dtype=torch.float64))
+    options = {"normalize": normalize, "terms": terms}
+    assert_same(*(results(signals, neighbors, name, **options) for name in ("dense", "plain")))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n)), lambda n: n.to("cpu")])
 @pytest.mark.parametrize("clouds", ["equal", "ragged"])
 def test_copies_stay_whole(copied, clouds):

@@ -469,7 +469,7 @@ def test_errors_of_other_threads_are_raised():
 
 def test_threads_of_a_fork_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(_threads, "_first_process", lambda: os.getpid() + 1)
+    monkeypatch.setattr(_threads, "IMPORTED_BY", os.getpid() + 1)
     seen = set()
     _threads.run(lambda number: seen.add((number, get_ident())), [(0,), (1,)])
     assert seen == {(0, get_ident()), (1, get_ident())}

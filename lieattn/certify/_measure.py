@@ -198,24 +198,22 @@ def certify(
     probe, limit = probes[finest], limits[finest]
     generator = torch.Generator().manual_seed(seed)
     searched: tuple[Row, ...] = ()
-    sees_order, sees_images = bool(getattr(network, "sees_order", False)), False
-    seeing = _seeing_images(network, probe, clouds)
+    sees_order = bool(getattr(network, "sees_order", False))
     if isinstance(group, str):
         known = outputs is not None or hasattr(network, "kind")
         stated = kinds_of_outputs(network, outputs, probe(clouds)) if known else None
         found = search(probe, clouds, input_kinds, stated, limit, generator)
         promise, outputs, searched, sees_order, sees_images = found
-        seeing = frozenset()
+        seeing = None if sees_images else frozenset[str]()
     else:
-        promise = _promised(network, group)
+        promise, seeing = _promised(network, group), _seeing_images(network, probe, clouds)
     group, exact = promise.group, promise.group is not None
     dim = _dimension(group, clouds, input_kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
     if not as_images:
         if not on_lattice if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not (permute is None and sees_order), generator))
-        sees_images = sees_images or seeing is None
-        moves += other_images(clouds, dim, exact and not sees_images, generator, seeing or frozenset())
+        moves += other_images(clouds, dim, exact and seeing is not None, generator, seeing or frozenset())
         outside = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     scrambled_clouds = _scrambled(clouds, input_kinds["pos"], dim, group, generator)

@@ -312,8 +312,9 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
 
 
 def _pairs(points: int, number: int, generator: torch.Generator) -> Tensor:
-    """Draw different pairs of points, int64 ``[2, pairs]``, without pairs of a point with itself."""
-    places = torch.randperm(points * (points - 1), generator=generator)[:number]
+    """Draw up to this number of different pairs of points, int64 ``[2, pairs]``, none of a point with itself."""
+    possible = points * (points - 1)  # not a permutation of all of them, which are 10^8 for 10^4 points
+    places = torch.randint(max(possible, 1), (min(number, possible),), generator=generator).unique()
     source, other = places // max(points - 1, 1), places % max(points - 1, 1)
     return torch.stack([source, (source + 1 + other) % max(points, 1)])
 

@@ -23,7 +23,8 @@ from lieattn.geometry import Neighbors
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels import _ahead
 
-# Modules of kernels are imported at their first call, which may be in a fork. This one is imported with the package.
+# Id of the process that owns the threads of the kernels, and of the parent in a fork. Other modules of kernels are
+# imported at their first call, which may be in a fork; this one is imported with the package.
 IMPORTED_BY = os.getpid()
 NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _LINE = 64  # bytes of a cache line

@@ -73,7 +73,7 @@ def _parallel() -> Any:
 
 def _several_threads() -> bool:
     """Return whether several threads can be used. They do not survive a fork, and OpenMP would wait for them."""
-    return torch.get_num_threads() > 1 and _parallel() is not None and _first_process() == os.getpid()
+    return torch.get_num_threads() > 1 and _parallel() is not None and IMPORTED_BY == os.getpid()
 
 
 @cache
@@ -97,11 +97,6 @@ def threads_report() -> str:
         f"{threads}, those of torch; between operators they spin while the machine is idle and sleep while it is busy "
         "(set GOMP_SPINCOUNT=0 before torch is imported and they always sleep)"
     )
-
-
-def _first_process() -> int:
-    """Return the id of the process that owns the threads. In a fork, it is the id of the parent."""
-    return IMPORTED_BY
 
 
 class _Waiting:

@@ -166,12 +166,12 @@ def evaluate(
 def table(results: dict[str, dict[str, float]]) -> str:
     """Return an aligned table with one line for each network."""
     head = (
-        f"{'group':6}{'parameters':>11}{'upright':>9}{'group angles':>14}{'45 degrees':>12}{'random':>8}"
+        f"{'group':6}{'parameters':>11}{'upright':>9}{'group angles':>14}{'multiples of 45°':>18}{'random':>8}"
         f"{'equivariance error':>20}{'s/epoch':>9}"
     )
     lines = [
         f"{name:6}{r['parameters']:>11,.0f}{r['accuracy_upright']:>9.1%}{r['accuracy_group_angles']:>14.1%}"
-        f"{r['accuracy_45_degrees']:>12.1%}{r['accuracy_random_angles']:>8.1%}{r['equivariance_error']:>20.1e}"
+        f"{r['accuracy_45_degrees']:>18.1%}{r['accuracy_random_angles']:>8.1%}{r['equivariance_error']:>20.1e}"
         f"{r['seconds_per_epoch']:>9.2f}"
         for name, r in results.items()
     ]

@@ -18,7 +18,7 @@ from lieattn.groups import tetrahedral
 from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
-from lieattn.train import PointSetData, PointSetRegressor, UsageError
+from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, UsageError
 from lieattn.train._weights import WeightedMean, target_weights, weighted_sums
 
 
@@ -635,6 +635,28 @@ def test_outputs_that_do_not_depend_on_trained_weights(monkeypatch):
     monkeypatch.setattr(task, "log", lambda *_, **__: None)  # there is no trainer
     with pytest.raises(UsageError, match="network: expected outputs that depend on weights with requires_grad"):
         task.training_step(batch(), 0)
+
+
+@pytest.mark.parametrize("task", ["l1", "mse", "classifier"])
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_untrained_outputs_that_are_very_large_are_told_once(task, size, monkeypatch, recwarn):
+    class Sized(Bond):
+        def forward(self, data):
+            return size * super().forward(data)
+
+    data = batch()
+    if task == "classifier":
+        data.y = torch.arange(len(data.y)) % 2
+        module = PointSetClassifier(Sized(), 2)
+    else:
+        module = PointSetRegressor(Sized(), "y", loss=task)
+        module.measure(Springs())
+    monkeypatch.setattr(module, "log", lambda *_, **__: None)  # there is no trainer
+    for _ in range(2):
+        module.training_step(data, 0)
+    told = [str(warning.message) for warning in recwarn]
+    assert len(told) == (size > 1)
+    assert all("network: its untrained outputs are so large that the first loss is" in text for text in told)
 
 
 def test_positions_keep_their_unit_and_move_with_the_points():

@@ -84,6 +84,10 @@ class PointSetClassifier(PointSetTask):
         stages = ("train", "val", "test") if per == "point" else ()
         self.iou = nn.ModuleDict({f"of_{stage}": MulticlassJaccardIndex(classes) for stage in stages})
 
+    @property
+    def _large_loss(self) -> float:
+        return 100.0  # logits of the order of 1 have the logarithm of the number of classes
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits ``[clouds | points, classes]``, or ``[..., labels, classes]`` for more than one label."""
         logits: Tensor = self.outputs_of(self.cast(batch))

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -57,6 +58,7 @@ from lieattn.train._weights import (
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
+_LARGE = 100  # standard deviations of the targets
 _STAGES = ("train", "val", "test")
 
 
@@ -107,6 +109,11 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         self._watched: float | None = None
 
     @property
+    def _large_loss(self) -> float:
+        """The loss of a first step above which its outputs are much larger than is usual."""
+        return math.inf
+
+    @property
     def model(self) -> nn.Module:
         """The network with its outputs in the units of the data; pass this one to :func:`lieattn.save`."""
         return self.network
@@ -123,7 +130,8 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one batch, a scalar; UsageError if it depends on no weight that is trained."""
-        if self._input is None:
+        begins = self._input is None
+        if begins:
             self._input = describe_input(batch)
         loss = self.evaluate(batch, "train")
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -133,6 +141,12 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
                 f"the training loss is {float(loss.detach())} at step {self.global_step} (epoch "
                 f"{self.current_epoch}); the last checkpoint is from before. Lower the learning rate, or clip "
                 f"gradients with trainer.gradient_clip_val"
+            )
+        if begins and float(loss.detach()) > self._large_loss:
+            rank_zero_warn(
+                f"network: its untrained outputs are so large that the first loss is {float(loss.detach()):.3g}, where "
+                f"about 1 is usual, and training reduces them slowly. Scale the inputs to the order of 1, take fewer "
+                f"neighbors, or lower the initial weights (DirectionConvNet: DirectionOptions(gain=0.1))"
             )
         return loss
 
@@ -328,6 +342,12 @@ class PointSetRegressor(PointSetTask):
         """The network with its outputs in the units of the data; it shares the weights."""
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
         return Rescaled(self.network, scale, shift, self.extensive)
+
+    @property
+    def _large_loss(self) -> float:
+        if "none" in self.scale_of.values():
+            return math.inf
+        return sum(self.targets.values()) * (_LARGE if self.loss == "l1" else _LARGE**2)
 
     @property
     def monitor(self) -> tuple[str, str]:  # type: ignore[override]

@@ -129,6 +129,9 @@ def test_bases_of_symmetric_tensors_are_orthonormal(d):
         torch.testing.assert_close(basis, basis.mT)
         gram = torch.einsum("aij,bij->ab", basis, basis)
         torch.testing.assert_close(gram, torch.eye(rep.dim, dtype=torch.float64), atol=1e-14, rtol=0)
+        features = torch.randn(4, rep.dim, dtype=torch.float64, requires_grad=True)
+        rep.from_tensor(rep.to_tensor(features)).square().sum().backward()
+        torch.testing.assert_close(features.grad, 2 * features.detach())
     assert SymmetricTensor(d).dim == d * (d + 1) // 2 == TracelessSymmetric(d).dim + 1
 
 
@@ -151,6 +154,13 @@ def test_wigner_matrices_turn_harmonics_as_e3nn_has_them(degree):
     turned = torch.einsum("rij,pj->rpi", R, points)
     found = torch.einsum("rmn,pn->rpm", wigner_d(degree, R), e3nn_harmonics(degree, points))
     torch.testing.assert_close(found, e3nn_harmonics(degree, turned), atol=1e-12, rtol=0)
+
+
+def test_the_highest_degree():
+    first, second = rotations(2)
+    found = wigner_d(11, first @ second)
+    assert found.shape == (23, 23)
+    torch.testing.assert_close(found, wigner_d(11, first) @ wigner_d(11, second), atol=1e-11, rtol=0)
 
 
 def test_wigner_matrices_agree_with_e3nn():
@@ -270,6 +280,7 @@ def test_representations_are_values():
     total = Vector(3) + Scalar() + Vector(3)
     assert total == DirectSum((Vector(3), Scalar(), Vector(3)))
     assert (total.dim, total.space_dim, Scalar().space_dim) == (7, 3, None)
+    assert (Scalar() + Vector(3)).space_dim == (2 * (Scalar() + Vector(3))).space_dim == 3
     assert str(total) == "Vector(3) + Scalar + Vector(3)"
     with pytest.raises(AttributeError):
         Vector(3).d = 2
@@ -293,10 +304,18 @@ def test_tables_of_irreps_made_in_inference_mode_are_ordinary_tensors():
     assert not any(table.is_inference() for table in rep._isometries)
 
 
+def test_tables_of_irreps_made_within_transforms_are_ordinary_tensors():
+    R, features = rotations(1)[0], torch.ones(7, dtype=torch.float64)
+    _irreps._clebsch_gordan.cache_clear()
+    slope = torch.func.grad(lambda x: Irreps("3o").act(R, x).sum())(features)
+    torch.testing.assert_close(slope, Irreps("3o").matrix(R).sum(dim=0))
+
+
 def test_dtypes():
     R = rotations(2).float()
     rep = Irreps("2e")
     assert rep.matrix(R).dtype == torch.float32
+    assert wigner_d(2, R).dtype == torch.float32
     assert rep.act(R, torch.ones(2, 5, dtype=torch.float64)).dtype == torch.float64
     assert rep.act(R.double(), torch.ones(2, 5, dtype=torch.bfloat16)).dtype == torch.float32
     exact = rep.matrix(R.double())
@@ -319,12 +338,24 @@ def test_oblique_rotation_is_within_tolerance():
     Irreps("3o").matrix(oblique_rotation().float())
 
 
+def test_one_wrong_matrix_among_many():
+    R = rotations(200)
+    Pseudovector().matrix(R)
+    R[150] *= 1 + 1e-6
+    with pytest.raises(ValueError, match="rotation: expected orthogonal matrices"):
+        Pseudovector().matrix(R)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rotations_in_half_precision_are_within_tolerance(dtype):
     exact = SO(3).sample(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for rep in (Irreps("3o"), Pseudovector()):
         error = (rep.matrix(exact.to(dtype)).double() - rep.matrix(exact)).abs().max()
         assert error < 20 * torch.finfo(dtype).eps
+    step, eye = torch.finfo(dtype).eps, torch.eye(3, dtype=dtype)
+    Pseudovector().matrix((1 + 3 * step) * eye)  # Rᵀ R differs from the identity by six steps, eight are allowed
+    with pytest.raises(ValueError, match="rotation: expected orthogonal matrices"):
+        Pseudovector().matrix((1 + 5 * step) * eye)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +382,8 @@ def test_rotations_in_half_precision_are_within_tolerance(dtype):
         (lambda: Vector(3).act(torch.eye(3), torch.ones(4)), ValueError, r"features: expected \[\*, 3\]"),
         (lambda: wigner_d(12, torch.eye(3)), ValueError, "degree: expected at most 11"),
         (lambda: wigner_d(2, -torch.eye(3)), ValueError, "rotation: expected proper rotations"),
+        (lambda: wigner_d(2, torch.stack([torch.eye(3), -torch.eye(3)])), ValueError, "rotation: expected proper"),
+        (lambda: wigner_d(2, 2 * torch.eye(3)), ValueError, "rotation: expected orthogonal matrices"),
         (lambda: wigner_d(2, torch.eye(2)), ValueError, r"rotation: expected floating \[\*, 3, 3\]"),
         (lambda: to_irreps(Vector(2)), ValueError, r"rep: expected a representation of O\(3\) .* got Vector\(2\)"),
         (lambda: SymmetricTensor(3).to_tensor(torch.ones(5)), ValueError, r"features: expected \[\*, 6\]"),

@@ -49,6 +49,12 @@ def test_updates_do_not_depend_on_the_size_of_gradients(scale):
     torch.testing.assert_close(orthogonalized(scale * matrices), orthogonalized(matrices), rtol=1e-4, atol=1e-5)
 
 
+def test_matrices_of_a_stack_have_their_own_sizes():
+    matrices = torch.rand(3, 9, 12) - 0.5
+    scales = torch.tensor([1e-3, 1.0, 1e20])[:, None, None]
+    torch.testing.assert_close(orthogonalized(scales * matrices), orthogonalized(matrices), rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_of_zero_change_nothing():
     assert torch.equal(orthogonalized(torch.zeros(2, 9, 12)), torch.zeros(2, 9, 12))
 
@@ -64,6 +70,48 @@ def test_matrices_are_trained_as_by_the_optimizer_of_torch():
     (theirs,) = weights(lambda p: torch.optim.Muon(p, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     (start,) = weights(lambda p: Muon(p, lr=0.0))
     assert (mine - theirs).abs().max() < 0.05 * (mine - start).abs().max()
+
+
+def test_steps_are_those_of_the_definition():
+    """With more matrices than rows and columns."""
+    weight, average = nn.Parameter(torch.randn(40, 8, 12, dtype=torch.float64)), torch.zeros(40, 8, 12)
+    optimizer, expected = Muon([weight], lr=0.1, weight_decay=0.3, momentum=0.8), weight.detach().clone()
+    for _ in range(3):
+        weight.grad = torch.randn_like(weight)
+        average = 0.8 * average + 0.2 * weight.grad
+        expected = 0.97 * expected - 0.2 * 0.1 * 12**0.5 * orthogonalized(0.2 * weight.grad + 0.8 * average)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_defaults_are_those_of_the_documentation():
+    options = {"lr": 0.01, "weight_decay": 0.01, "momentum": 0.95, "betas": (0.9, 0.999), "eps": 1e-8, "smallest": 8}
+    assert Muon([nn.Parameter(torch.ones(8, 8))]).defaults == options
+
+
+def test_closures_compute_gradients():
+    weight = nn.Parameter(torch.randn(8, 8))
+    optimizer, before = Muon([weight]), weight.detach().clone()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure).detach()) == pytest.approx(float(before.square().sum()))
+    assert not torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 0.1])
+def test_small_gradients_of_what_is_no_matrix(eps):
+    mine, theirs = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizers = Muon([mine], eps=eps), torch.optim.AdamW([theirs], lr=0.01, eps=eps)
+    for step in range(3):
+        mine.grad, theirs.grad = ((step + 1) * torch.tensor([1e-6, 1e-2, 1.0]) for _ in range(2))
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_what_is_no_matrix_is_trained_as_by_adamw():

@@ -162,6 +162,63 @@ def test_units_come_from_the_model():
     np.testing.assert_allclose(stretched.get_forces(), theirs.get_forces() / ase.units.Bohr, rtol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("meV", 1e-3), ("kcal/mol", 0.0433641), ("kJ/mol", 0.0103643), ("Ha", 27.2114)]
+)
+def test_units_of_energies(unit, factor):
+    net, atoms = network(), water()
+    wanted = with_calculator(water(), net).get_potential_energy() * factor
+    atoms.calc = calculator.Calculator(net, energy_unit=unit)
+    assert atoms.get_potential_energy() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(("unit", "size"), [("nm", 10.0), ("Bohr", 0.529177)])
+def test_units_of_lengths(unit, size):
+    net, theirs, ours = network(), water(cell=True), water(cell=True)
+    theirs.calc, ours.calc = calculator.Calculator(net), calculator.Calculator(net, length_unit=unit)
+    ours.set_cell(theirs.cell.array * size, scale_atoms=True)
+    assert ours.get_potential_energy() == pytest.approx(theirs.get_potential_energy(), rel=1e-5)
+    np.testing.assert_allclose(ours.get_forces() * size, theirs.get_forces(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ours.get_stress() * size**3, theirs.get_stress(), rtol=1e-4, atol=1e-6)
+
+
+def test_cells_that_are_periodic_along_some_vectors():
+    net, atoms = network(), water(cell=True)
+    atoms.pbc = True, True, False
+    atoms.calc = calculator.Calculator(net)
+    given = inputs(atoms)
+    given.cell, given.pbc = torch.tensor(atoms.cell.array)[None], torch.tensor([[True, True, False]])
+    assert atoms.get_potential_energy() == pytest.approx(float(net(given).detach()), rel=1e-12)
+    with pytest.raises(ase.calculators.calculator.PropertyNotImplementedError, match="three cell vectors"):
+        atoms.get_stress()
+
+
+class Noisy(LennardJones):
+    """Another energy in training than in evaluation."""
+
+    def forward(self, data):
+        return super().forward(data) + self.training
+
+
+def test_models_are_copied_and_evaluated():
+    model = Rescaled(Noisy().train(), {"y": 2.0}, {"y": 1.0}).double()
+    atoms = with_calculator(argon(), model)
+    wanted = 2 * with_calculator(argon(), LennardJones()).get_potential_energy() + 1
+    assert atoms.get_potential_energy() == pytest.approx(wanted, rel=1e-12)
+    assert not any(weight.requires_grad for weight in atoms.calc.model.parameters())
+    assert model.network.training
+    assert model.network.sigma.requires_grad
+    model.scale_y.fill_(7.0)
+    atoms.calc.results = {}
+    assert atoms.get_potential_energy() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_shifts_and_scales_apply_from_the_inside():
+    theirs = with_calculator(water(), network()).get_potential_energy()
+    ours = with_calculator(water(), Rescaled(Rescaled(network(), {"y": 2.0}, {"y": 3.0}), {"y": 5.0}, {"y": 7.0}))
+    assert ours.get_potential_energy() == pytest.approx(5 * (2 * theirs + 3) + 7, rel=1e-12)
+
+
 def test_a_shift_of_each_atom_counts_for_all_of_them():
     theirs = with_calculator(water(), network()).get_potential_energy()
     ours = with_calculator(water(), Rescaled(network(), {"y": 0.5}, {"y": -2.0}, extensive=["y"]))
@@ -257,7 +314,10 @@ def test_dipoles_and_charges(whole):
     atoms.positions[0] += 0.1
     assert not np.allclose(atoms.get_dipole_moment(), before)
     atoms.calc = calculator.Calculator(whole(net), dipole_unit="D")
-    np.testing.assert_allclose(atoms.get_dipole_moment(), net(inputs(atoms))["dipole"][0].detach() * ase.units.Debye)
+    dipole = net(inputs(atoms))["dipole"][0].detach()
+    np.testing.assert_allclose(atoms.get_dipole_moment(), dipole * ase.units.Debye)
+    atoms.calc = calculator.Calculator(whole(net), dipole_unit="e Bohr")
+    np.testing.assert_allclose(atoms.get_dipole_moment(), dipole * ase.units.Bohr)
 
 
 def test_dipoles_and_charges_in_the_units_of_the_data():
@@ -282,17 +342,26 @@ def test_dipoles_of_an_ensemble_are_means():
     np.testing.assert_allclose(atoms.get_stress(), with_calculator(water(True), Ensemble(nets)).get_stress())
 
 
+def test_charges_of_atoms_are_not_that_of_the_structure():
+    net, atom = several(charge=InvariantHead(8, 1)), ase.Atoms("O")
+    atom.calc = calculator.Calculator(net)
+    charges = net(inputs(atom))["charges"][:, 0].detach()
+    assert not np.allclose(charges, net(inputs(atom))["charge"][0].detach())
+    np.testing.assert_allclose(atom.get_charges(), charges, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("make", "found"),
     [
         (network, "only an energy"),
+        (lambda: Ensemble([several(), network()]), r"'charges': \[3, 1\].*only an energy"),
         (lambda: Rescaled(several(), {"energy": 1.0}), "only an energy"),  # trained on energies alone
         (
             lambda: several(dipole=InvariantHead(8, 1), charges=InvariantHead(8, 1)),
             r"'dipole': \[1, 1\], 'charges': \[1, 1\]",
         ),
     ],
-    ids=["one output", "energies", "other shapes"],
+    ids=["one output", "ensemble", "energies", "other shapes"],
 )
 def test_dipoles_and_charges_that_there_are_not(make, found):
     atoms = with_calculator(water(), make())
@@ -313,9 +382,10 @@ def test_an_array_is_no_number_of_a_structure():
     atoms = with_calculator(water(), ions("charge"))
     atoms.info["charge"] = 1
     charged = atoms.get_potential_energy()
-    atoms.info["charge"] = np.array([1.0, 2.0])
-    with pytest.raises(ValueError, match=r"atoms.info\['charge'\]: expected a number"):
-        atoms.get_potential_energy()
+    for wrong in (np.array([1.0, 2.0]), True):
+        atoms.info["charge"] = wrong
+        with pytest.raises(ValueError, match=r"atoms.info\['charge'\]: expected a number"):
+            atoms.calc.calculate(atoms)
     atoms.info["charge"] = 1
     assert atoms.get_potential_energy() == charged
 
@@ -377,6 +447,9 @@ def test_what_is_refused():
     )
     with pytest.raises(ValueError, match=r"scale_of=\{'energy': 'force'\}"):
         calculator.Calculator(Rescaled(EnergyForces(network()), {"energy": 1.0, "force": 2.0}))
+    stressed = EnergyForces(network(), stress=True)
+    with pytest.raises(ValueError, match=r"scale_of=\{'stress': 'force'\}"):
+        calculator.Calculator(Rescaled(stressed, {"energy": 1.0, "force": 1.0, "stress": 2.0}))
     with pytest.raises(ValueError, match="expected one with energies as outputs, got outputs"):
         calculator.Calculator(Rescaled(EnergyForces(network()), {"force": 2.0}))
     with pytest.raises(ValueError, match="model: expected one energy per cloud, got scales and shifts of 2 outputs"):

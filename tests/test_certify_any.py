@@ -349,6 +349,19 @@ def test_half_precision_is_seen_where_it_is_computed():
     assert told == ("layer", "half precision"), str(certificate)
 
 
+def test_rounding_of_positions_far_from_the_origin_is_seen_where_it_matters():
+    far = clouds()
+    for cloud in far:
+        cloud.pos = cloud.pos.double() + 1e4
+    options = {"continuity": False, "rotations": 0, "elements": 2}
+    (one,) = certify(randomize(Good()), far, E(3), **options).diagnoses
+    assert one.cause == "rounding of positions far from the origin"
+    assert "in float32" in one.check
+    assert "center the data" in one.evidence
+    broken = certify(spoiled(Components), far, E(3), **options)
+    assert one.cause not in {told.cause for told in broken.diagnoses}
+
+
 class Symmetric(nn.Conv2d):
     """A convolution whose kernel is invariant to quarter turns."""
 

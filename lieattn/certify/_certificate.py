@@ -56,7 +56,8 @@ class Diagnosis:
 
     ``check`` is the change for which the outputs are wrong: ``"translation"``, the name of an element of the group
     (without translation), ``"order of points"``, ``"periodic images"``, ``"rest of the batch"`` or ``"same clouds"``.
-    If outputs are not finite, it is ``"any clouds"``.
+    If outputs are not finite, it is ``"any clouds"``. If positions are rounded too coarsely, it names the row and the
+    dtype.
 
     ``module`` is the name of the first module in the order of evaluation whose inputs all follow a known law, and whose
     outputs do not. Known laws are: invariants, vectors, positions, permuted fibers or pixels, and irreps of e3nn. If

@@ -15,6 +15,7 @@ from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn._default_device import on_cpu
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
+from lieattn.certify._far import MOVED, far_away
 from lieattn.certify._forces import conservation
 from lieattn.certify._moves import (
     Kind,
@@ -228,7 +229,9 @@ def certify(
     output_kinds = kinds_of_outputs(network, outputs, probe(clouds))
     if not as_images:
         rows += conservation(probe, clouds, output_kinds, exact, generator)
-    failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision}
+    far = {} if as_images else far_away(probes, clouds, moves, input_kinds, outputs, limits, promise, sizes, rows)
+    explained = MOVED if finest in far else frozenset[str]()
+    failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision} - explained
     to_explain = promise
     if searched:
         # Diagnose everything that is missing to the largest group. Pixels in raster order have no other order.
@@ -249,7 +252,7 @@ def certify(
         rows=(*searched, *rows),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * max(1.0, sizes[name])),
         device=str(probe.device),
-        diagnoses=tuple(diagnoses) if failed else (),
+        diagnoses=(*far.values(), *(diagnoses if failed else ())),
     )
 
 

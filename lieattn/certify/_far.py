@@ -1,0 +1,84 @@
+"""Diagnoses of clouds that are so far from the origin that their positions are rounded too coarsely."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch_geometric.data import Data
+
+from lieattn.certify._certificate import Diagnosis, Row
+from lieattn.certify._moves import Kind, Move
+from lieattn.certify._probe import Probe
+from lieattn.certify._rows import degenerate_rows, move_rows
+from lieattn.groups import FiniteGroup
+from lieattn.models import Symmetry
+
+MOVED = frozenset({"element", "degenerate"})
+"""Checks in which positions are rounded after a motion."""
+_CAUSE = "rounding of positions far from the origin"
+_EXTENTS = 10.0  # smallest distance from the origin, in extents of the cloud
+
+
+def far_away(
+    probes: Mapping[torch.dtype, Probe],
+    clouds: list[Data],
+    moves: Sequence[Move],
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    limits: Mapping[torch.dtype, float],
+    promise: Symmetry,
+    sizes: Mapping[str, float],
+    rows: Sequence[Row],
+) -> dict[torch.dtype, Diagnosis]:
+    """Return a diagnosis for each dtype in which moved clouds fail, if the same clouds pass around the origin.
+
+    ``rows`` are those of the clouds, and ``sizes`` the largest outputs. There is none unless all translations are
+    promised, because outputs would not be those of the same clouds.
+    """
+    group = promise.group
+    if group is None or not promise.translations or not (group.is_affine or isinstance(group, FiniteGroup)):
+        return {}
+    extents = max(_distance_in_extents(cloud, group.dim) for cloud in clouds)
+    if extents < _EXTENTS:
+        return {}
+    centered = [_centered(cloud, group.dim) for cloud in clouds]
+    diagnoses = {}
+    again = [move for move in moves if move.check in MOVED]
+    for dtype, probe in probes.items():
+        failed = [row for row in rows if row.passed is False and row.check in MOVED and row.dtype == probe.precision]
+        if not failed:
+            continue
+        found = list(move_rows(probe, centered, again, inputs, outputs, limits[dtype], True))
+        found += degenerate_rows(
+            {dtype: probe}, centered[-1], inputs, outputs, limits, promise, sizes, torch.Generator()
+        )
+        if all(row.passed is not False for row in found):
+            worst = max(failed, key=lambda row: (row.check == "element", row.max_error))
+            step = extents * torch.finfo(dtype).eps
+            text = (
+                f"positions are up to {extents:.0e} times the extent of their cloud away from the origin, so "
+                f"{probe.precision} rounds them to {step:.0e} of the extent, and around the origin the same clouds "
+                f"pass; center the data, as in data.pos - data.pos.mean(dim=0)"
+            )
+            check = f"{worst.check} {worst.label} in {probe.precision}"
+            diagnoses[dtype] = Diagnosis(check, None, None, (), _CAUSE, text)
+    return diagnoses
+
+
+def _distance_in_extents(cloud: Data, dim: int) -> float:
+    """Return how far the center of a cloud is from the origin, in units of the largest distance from the center."""
+    pos = cloud.pos.detach().cpu().double()[:, :dim]
+    center = pos.mean(dim=0)
+    extent = float((pos - center).norm(dim=1).max())
+    return float(center.norm()) / extent if extent else 0.0
+
+
+def _centered(cloud: Data, dim: int) -> Data:
+    """Return a cloud in float64 with its center at the origin."""
+    other = copy.copy(cloud)
+    other.pos = cloud.pos.detach().cpu().double()
+    shift = torch.nn.functional.pad(other.pos[:, :dim].mean(dim=0), (0, other.pos.shape[1] - dim))
+    other.pos = other.pos - shift
+    return other

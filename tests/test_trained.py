@@ -168,3 +168,11 @@ def test_a_transform_gives_data():
 def test_the_command_certifies_a_network_by_its_name(capsys):
     assert main(["certify", "digits-c8", "--dtype", "float64"]) == 0
     assert "measured on: the item of its card" in capsys.readouterr().out
+
+
+def test_the_command_has_the_tolerances_of_the_card(capsys):
+    """Rounding of its forces exceeds the default of float32, so its card allows 5e-05."""
+    quick = ["certify", "aspirin-forces", "--dtype", "float32", "--elements", "4", "--outside", "1"]
+    assert main(quick) == 0
+    assert main([*quick, "--tolerance", "1e-9"]) == 1
+    assert "guarantee NOT kept" in capsys.readouterr().out

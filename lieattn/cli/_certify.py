@@ -66,7 +66,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         elements=options.elements,
         rotations=options.outside,
         dtypes=[_DTYPES[dtype] for dtype in options.dtype],
-        tolerances={_DTYPES[dtype]: value for names, value in options.tolerance for dtype in names},
+        tolerances=_tolerances(options),
         seed=options.seed,
     )
     sys.stdout.write(_text(certificate, source, weights))
@@ -75,6 +75,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if options.html is not None:
         replace_text(options.html, certificate.to_html())
     return 0 if certificate.passed else 1
+
+
+def _tolerances(options: argparse.Namespace) -> dict[torch.dtype, float]:
+    """The given tolerances, and otherwise those on the card of a trained network."""
+    card = trained_cards()[options.checkpoint]["certificate"]["tolerances"] if is_trained(options.checkpoint) else {}
+    given = {dtype: value for names, value in options.tolerance for dtype in names}
+    return {_DTYPES[dtype]: value for dtype, value in {**card, **given}.items()}
 
 
 def _trained(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tensor]]:
@@ -213,7 +220,8 @@ def _parser(name: str) -> ArgumentParser:
     stated = "kinds of outputs that the network does not state; without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
-    largest = f"largest error allowed, relative to max(1, largest output), for one dtype or all (default {_DEFAULTS})"
+    allowed = f"for one dtype or all (default {_DEFAULTS}, or those on the card of a trained network)"
+    largest = f"largest error allowed, relative to max(1, largest output), {allowed}"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
     add("--json", type=output_file, metavar="FILE", help="write the certificate as JSON")
     add("--html", type=output_file, metavar="FILE", help="write the certificate as a page for the browser")

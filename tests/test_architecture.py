@@ -196,6 +196,30 @@ def test_public_names_exist_and_are_documented(module, name):
         assert all(documented.values()), f"without docstring: {[n for n, doc in documented.items() if not doc]}"
 
 
+@cache
+def listed_names(path):
+    """Return the public names that a file lists."""
+    found = [node.value for node in ast.parse(path.read_text()).body if assigned_name(node) == "__all__"]
+    return {name for value in found for name in ast.literal_eval(value)}
+
+
+def assigned_name(node):
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    return getattr(target, "id", None)
+
+
+def test_public_constants_and_names_of_types_are_documented():
+    """Their pages of the API show the string that follows the assignment."""
+    undocumented = []
+    for path in (path for path in FILES + DATASET_FILES if "cli" not in path.parts):
+        public, body = listed_names(path.parent / "__init__.py"), ast.parse(path.read_text()).body
+        for node, following in zip(body, [*body[1:], None], strict=True):
+            text = following.value if isinstance(following, ast.Expr) else None
+            if assigned_name(node) in public and not isinstance(text, ast.Constant):
+                undocumented.append(f"{path.name}: {assigned_name(node)}")
+    assert not undocumented
+
+
 def is_documentable(member):
     return inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
 

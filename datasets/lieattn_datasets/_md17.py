@@ -37,6 +37,7 @@ MD17_MOLECULES = (
     "toluene",
     "uracil",
 )
+"""Names of the ten molecules of revised MD17."""
 
 _HALVES = ("train", "test")
 _INDICES = "index_{}_{:02d}.csv"  # name of the file for a half and a split

@@ -144,7 +144,8 @@ def sample_surface(
 def normalize_cloud(pos: ArrayLike) -> NDArray[np.float64]:
     """Shift the mean of a cloud to the origin, and scale the cloud so that its farthest point has distance 1.
 
-    If all points coincide, they are only shifted to the origin.
+    ``pos`` and the result, in float64, are ``[points, dim]``. If all points coincide, they are only shifted to the
+    origin. ValueError is raised if there are no points, or a number is not finite.
     """
     points = real_array("pos", pos)
     if points.ndim != 2 or not len(points):

@@ -183,7 +183,7 @@ class NBodySimulated(ChargedParticles):
     Any number of systems and particles is possible. The physics is that of :class:`NBody`: charges are +1 or -1 at
     random, positions are standard normal, velocities have random directions and speed 0.5, and the center of mass rests
     at the origin. The velocity Verlet method has step 0.001, and its conservation of energy is checked. The simulation
-    of 1,000 systems of five particles takes a few seconds.
+    of 1,000 systems of five particles takes about 0.6 s.
 
     Parameters
     ----------

@@ -125,6 +125,7 @@ SHAPE_CLASSES = (
     "bracket",
     "arch",
 )
+"""Names of the kinds of solids, in the order of their labels."""
 
 
 class ProceduralShapes(ShapePoints):

@@ -83,3 +83,4 @@ SMALL_MOLECULES = (
     "FC(F)C=O",
     "N#CCF",
 )
+"""SMILES of 81 molecules of C, N, O, F and hydrogen, with at most seven heavy atoms."""

@@ -35,6 +35,7 @@ BENCHMARKS = {
     "processes": "a training step in one, two and four processes, with the same total number of clouds",
     "roofline": "operations and bytes per second, compared with the limits of the machine",
 }
+"""The benchmarks by name, and what each of them measures."""
 
 
 @dataclass(frozen=True)

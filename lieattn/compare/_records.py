@@ -171,7 +171,7 @@ def tables(content: dict[str, Any]) -> str:
 
 
 def page(content: dict[str, Any], picture: bytes | None = None) -> str:
-    """Return the same tables as a self-contained HTML page, with the ``picture`` (PNG) if one is given."""
+    """Return the tables of :func:`tables` as a self-contained HTML page, with the ``picture`` (PNG) if one is given."""
     budget, environment = content["budget"], content["environment"]
     facts = {
         "Models": ", ".join(dict.fromkeys(row["model"] for row in content["summary"])),

@@ -33,6 +33,7 @@ from lieattn.nn import (
 from lieattn.ops import AttentionMaps
 
 AttentionKind = Literal["none", "full", "channel", "spatial", "input", "pose"]
+"""Attention of the convolutions of a network, see :class:`AttentiveCNN`."""
 
 _ATTENTIVE = (GridAttentiveConvolution, GridAttentiveLifting, GridInputAttention, GridPoseAttention)
 _LAST_SIDE = 4  # side of the last kernel of the p4-CNN
@@ -130,9 +131,8 @@ class AttentiveNetwork(ImageNetwork):
 class AttentiveCNN(AttentiveNetwork):
     """The p4-CNN of rotated MNIST with attention, for images: a lifting layer and six convolutions without border.
 
-    Layers 1 to 6 have kernels of side 3, batch normalization and relu, with 2 x 2 max pooling after the second. A
-    layer with kernels of side 4 maps to the classes, and the logits are the maximum over the frames. The sides of the
-    fields are 28, 26, 24-12, 10, 8, 6, 4, 1.
+    Layers 1 to 6 have kernels of side 3, batch normalization and relu, with 2 x 2 max pooling after the second. Kernels
+    of side 4 map to the classes, and logits are maxima over frames. Fields have the sides 28, 26, 24-12, 10, 8, 6, 4, 1.
 
     **Equivariance.** The logits are exactly invariant under H acting on the image about its center.
 

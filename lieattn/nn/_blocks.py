@@ -30,6 +30,7 @@ from lieattn.ops import Activation, RelativeTerms
 from lieattn.ops import activation as activation_named
 
 BlockNorm = Literal["layer_pre", "layer_post", "batch_pre", "batch_post", "none"]
+"""Normalization in a block and its place, see :class:`LieBlock`."""
 
 
 class PreNormBlock(nn.Module):

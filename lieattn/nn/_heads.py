@@ -119,6 +119,7 @@ def _inverse(matrices: Tensor, rep: Representation) -> Tensor:
 
 
 Pooling = Literal["mean", "max", "sum", "none"]
+"""Pooling of outputs over the points of each cloud; ``"none"`` for outputs at the points."""
 
 
 class InvariantHead(Recorded, nn.Module):

@@ -31,6 +31,7 @@ from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
 Inexact = Literal["refuse", "warn", "allow"]
+"""Treatment of images on which a pooling or stride breaks the symmetry, see :class:`GridPool`."""
 
 _MEANS: tuple[Callable[..., Tensor], ...] = (F.avg_pool2d, F.avg_pool3d)
 

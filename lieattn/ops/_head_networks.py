@@ -17,6 +17,7 @@ from lieattn.ops._gradients import need_plain_maths
 from lieattn.ops.kernels._calls import expect_gradients
 
 Activation = Literal["silu", "relu", "gelu", "elu", "leaky_relu", "softplus", "tanh", "none"]
+"""Name of an activation, see :func:`activation` and :func:`head_networks`."""
 
 # Number of hidden units of one layer that plain maths computes at a time. They should fit into the cache of a core.
 _BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}

@@ -13,7 +13,10 @@ from lieattn._checks import check_choice, check_dropout, check_is, check_tensor,
 from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
+"""Fiber pattern: the frames of keys and outputs that belong to a query, see :func:`group_attention`."""
 Normalization = Literal["softmax", "mean", "exp-mean", "none"]
+"""Normalization of scores over the keys of a query, see :func:`group_attention`."""
+
 _PATTERNS, _NORMALIZATIONS = get_args(Pattern), get_args(Normalization)
 # The terms with their names in the kernels, and the terms that have a row for each type of displacement.
 _TABLES = {

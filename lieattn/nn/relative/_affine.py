@@ -162,6 +162,7 @@ class FourierFeatures:
 
 
 AffinePositions = RelativePositionTable | FourierFeatures
+"""Form of psi and beta of an Affine Self Convolution, for grids or for point clouds."""
 
 _EDGES = "_affine_edges"  # attribute of graphs with a cache of tables and their edges
 

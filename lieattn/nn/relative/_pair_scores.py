@@ -83,8 +83,11 @@ class PerHeadMLP(RelativeFunction):
 
 
 Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
+"""Score before normalization, see :class:`lieattn.nn.LieSelfAttention`."""
 FeaturePart = Literal["product", "linear", "mixed"]
+"""Features that enter a :class:`CombinedScore`."""
 LocationPart = Literal["network", "coordinates"]
+"""Form in which the relative element enters a :class:`CombinedScore`."""
 
 # Largest number of hidden units that a combined score computes at a time.
 _CHUNK = 1 << 22

@@ -138,7 +138,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     path.open("rb").close()  # an error of the system then names the file
     try:
-        with safe_open(path, "pt") as file:
+        with torch.device("cpu"), safe_open(path, "pt") as file:  # safetensors 0.5 follows torch's default device
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, ValueError, RuntimeError, RecursionError) as error:

@@ -912,7 +912,7 @@ def test_edited_content_is_named(finished, tmp_path, part):
             case "lieattn":
                 content[part]["config"]["data"]["batch_size"] += 1
             case _:
-                content[part] = "2.6.0"
+                content[part] = "2.5.0"  # older than all versions that are supported
 
     path = rewrite(finished / "checkpoints/last.ckpt", tmp_path / "edited.ckpt", change)
     with pytest.raises(CheckpointError, match=rf"edited\.ckpt is damaged: not as they were saved are '{part}'$"):

@@ -151,7 +151,7 @@ class TestFetch:
         assert os.listdir(tmp_path) == ["data"]
 
     def test_stuck_connections(self, server, tmp_path, monkeypatch):
-        monkeypatch.setattr("pooch.downloaders.DEFAULT_TIMEOUT", 0.5)
+        monkeypatch.setattr("lieattn_datasets._download._SECONDS", 0.5)
         try:
             fetch(release(server.address("data", "stuck")), tmp_path, "data")
         finally:

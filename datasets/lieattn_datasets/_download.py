@@ -19,6 +19,7 @@ from lieattn_datasets._files import Release, remove_abandoned, write_atomically
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
 _CHUNK = 1 << 16  # bytes
+_SECONDS = 30.0  # without an answer until a connection counts as interrupted; pooch 1.8.0 would wait forever
 _ATTEMPTS = 2  # at each address, if the connection is interrupted
 _ADVICE = {
     "free some space there": (errno.ENOSPC, errno.EDQUOT),
@@ -153,7 +154,7 @@ def _receive(source: Source, address: str, path: str, _: object) -> None:
 
     options = {"unit": "B", "unit_scale": True, "delay": 2.0, "leave": False, "disable": None}
     with _Limited(path, source.most) as file, tqdm(desc=source.name, total=source.most, **options) as bar:
-        pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK)(address, file, None)
+        pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_SECONDS)(address, file, None)
 
 
 class _Limited(io.BufferedWriter):

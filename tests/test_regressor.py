@@ -19,7 +19,7 @@ from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, UsageError
-from lieattn.train._weights import WeightedMean, target_weights, weighted_sums
+from lieattn.train._weights import WeightedMean, WeightedMeans, target_weights, weighted_sums
 
 
 class Springs(Dataset):
@@ -345,6 +345,15 @@ def test_means_count_in_single_precision():
     mean = WeightedMean()
     mean.update(torch.tensor(257 * [1.0] + 2 * [0.0]).bfloat16(), torch.ones(259).bfloat16())
     assert float(mean.compute()) == pytest.approx(257 / 259, rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", [WeightedMean(), WeightedMeans([1.0])], ids=["error", "loss"])
+def test_metrics_of_cast_tasks_count_every_batch(metric):
+    """Trainer(precision="bf16-true") casts the task. In bfloat16, 256 + 1 is 256."""
+    metric = torch.nn.ModuleList([metric]).to(torch.bfloat16)[0]
+    for number in range(600):
+        metric.update(torch.tensor([float(number % 2)]), torch.ones(1))
+    assert float(metric.compute()) == 0.5
 
 
 def test_losses_are_summed_in_single_precision():

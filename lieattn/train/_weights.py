@@ -126,7 +126,19 @@ def degrees(difference: Tensor) -> Tensor:
     return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
 
-class WeightedMean(Metric):
+class _WideSums(Metric):
+    """A metric whose sums stay in float32 when its task is cast, since bfloat16 counts to 256 only."""
+
+    def _add_sums(self, first: str, second: str, shape: tuple[int, ...]) -> None:
+        for name in (first, second):
+            # The default dtype is that of the weights where Lightning makes a module.
+            self.add_state(name, torch.zeros(shape, dtype=torch.float32), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        return super()._apply(lambda value: fn(value).to(value.dtype), exclude_state)
+
+
+class WeightedMean(_WideSums):
     """Weighted mean of entries over all batches and processes; NaN if an entry is NaN, or if there are no entries.
 
     MeanMetric of torchmetrics ignores NaN, so that a network with NaN as outputs could have a small error.
@@ -137,8 +149,7 @@ class WeightedMean(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("total", "weight"):
-            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+        self._add_sums("total", "weight", ())
 
     def update(self, values: Tensor, weights: Tensor) -> None:
         """Add the entries ``[n]`` of one batch with their weights ``[n]``."""
@@ -151,7 +162,7 @@ class WeightedMean(Metric):
         return self.total / self.weight
 
 
-class WeightedMeans(Metric):
+class WeightedMeans(_WideSums):
     """Sum over targets of factor times mean, where the means are over the entries of all batches and processes."""
 
     sums: Tensor
@@ -160,8 +171,7 @@ class WeightedMeans(Metric):
     def __init__(self, factors: list[float]) -> None:
         super().__init__()
         self.factors = factors
-        for name in ("sums", "weights"):
-            self.add_state(name, torch.zeros(len(factors)), dist_reduce_fx="sum")
+        self._add_sums("sums", "weights", (len(factors),))
 
     def update(self, sums: Tensor, weights: Tensor) -> None:
         """Add the sums of weighted entries and the sums of weights of one batch, both ``[targets]``."""

@@ -292,6 +292,33 @@ def test_elements_are_mapped_over(group):
     close(torch.func.vmap(group.product)(h, g), group.product(h, g))
     close(torch.func.vmap(group.inverse)(g), group.inverse(g))
     assert torch.equal(torch.func.vmap(lambda one: (group.check("g", one), one)[1])(h), h)
+    close(torch.func.vmap(group.distance)(h, g), group.distance(h, g))
+
+
+@pytest.mark.parametrize("group", [Dilations(2), RotationDilations(3), Sim(2)], ids=str)
+def test_logarithms_of_scales_are_mapped_over(group):
+    a = normal(5, group.algebra_dim)
+    close(torch.func.vmap(group.exp)(a), group.exp(a))
+
+
+def test_inverses_in_finite_groups_are_mapped_over():
+    group = SemidirectProduct(cyclic_about(5))
+    g, h = group.sample(2, 6, generator=generator(), dtype=torch.float64)
+    close(torch.func.vmap(group.relative)(g, h), group.relative(g, h))
+
+
+@every_group
+def test_second_derivatives_of_distances(group):
+    """Transforms of torch.func agree with plain derivatives, at rotations too, where torch.linalg.det has NaN."""
+
+    def distance(a):
+        return group.distance(group.identity(a), group.exp(a))
+
+    a = 0.3 * normal(group.algebra_dim)
+    wanted = torch.autograd.functional.hessian(distance, a)
+    for first in (torch.func.jacrev, torch.func.jacfwd):
+        for second in (torch.func.jacrev, torch.func.jacfwd):
+            close(second(first(distance))(a), wanted, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize("group", REFLECTING.values(), ids=REFLECTING)

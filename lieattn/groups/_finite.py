@@ -23,7 +23,7 @@ from lieattn._checks import (
     shown,
 )
 from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
+from lieattn._functional import is_mapped, outside_of_transforms
 from lieattn._lengths import lengths
 from lieattn.groups._group import Group, far, tolerance
 
@@ -200,7 +200,8 @@ class FiniteGroup(Group):
 
         ValueError is raised if an entry of a matrix differs by more than ``tolerance`` from the nearest element. The
         message gives the first matrix that does and its distance. The default is the tolerance of the group, but at
-        least 1e-6 in float64, 1e-4 in float32, and eight rounding steps in half precision.
+        least 1e-6 in float64, 1e-4 in float32, and eight rounding steps in half precision. Within ``torch.func.vmap``,
+        distances are not checked.
         """
         check_last("matrices", matrices, (self.dim, self.dim), self.name)
         check_has_numbers("matrices", matrices)
@@ -208,7 +209,7 @@ class FiniteGroup(Group):
         check_positive(tolerance=tolerance)
         distance, found = self._nearest(matrices)
         missed = ~(distance <= tolerance)
-        if missed.any():
+        if not is_mapped(missed) and missed.any():
             first = int(missed.flatten().nonzero()[0])
             away = f"{float(distance.flatten()[first]):.1e} away (tolerance {tolerance:.0e})"
             what = f"number {first} is not an element of {self.name}"

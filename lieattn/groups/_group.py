@@ -350,6 +350,14 @@ def determinant(matrices: Tensor) -> Tensor:
     return torch.linalg.det(_wide(matrices))
 
 
+def volume(matrices: Tensor) -> Tensor:
+    """Return the absolute values of determinants of invertible matrices ``[*]``, in float32 for half precision.
+
+    The second derivatives of ``torch.linalg.det`` in ``torch.func`` are wrong, or NaN at rotations.
+    """
+    return torch.linalg.lu_factor(_wide(matrices))[0].diagonal(dim1=-2, dim2=-1).prod(-1).abs()
+
+
 def inverted(matrices: Tensor) -> Tensor:
     """Return the inverses of matrices, also in half precision, which torch does not support."""
     return torch.linalg.inv(_wide(matrices)).to(matrices.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_is, check_last, check_none
+from lieattn._functional import is_mapped
 from lieattn._lengths import lengths
 from lieattn._returned import checked_faults, returned
 from lieattn.groups import _catalog
@@ -27,6 +28,7 @@ from lieattn.groups._group import (
     homogeneous,
     matvec,
     tolerance,
+    volume,
 )
 from lieattn.groups._skew import (
     expm1_ratio,
@@ -288,8 +290,11 @@ class RotationDilations(LieGroup):
 
 
 def _checked_scale(a: Tensor) -> Tensor:
-    """Return ``a`` = log r, or raise ValueError if r or 1 / r overflows its dtype. Compiled code is not checked."""
-    if not torch.compiler.is_compiling():
+    """Return ``a`` = log r, or raise ValueError if r or 1 / r overflows its dtype.
+
+    Values are not checked in compiled code, nor if ``torch.func.vmap`` maps over them.
+    """
+    if not (torch.compiler.is_compiling() or is_mapped(a)):
         largest = math.log(torch.finfo(a.dtype).max)
         sizes = a.detach().abs()
         if not (sizes <= largest).all():  # true for NaN
@@ -442,7 +447,7 @@ class SemidirectProduct(LieGroup):
         """
         relative = self.relative(g, h)
         turned = returned(self.stabilizer, "distance", self.linear(g), self.linear(h))
-        scale = (determinant(self.linear(relative)).abs() ** (-0.5 / self.dim)).to(relative.dtype)
+        scale = (volume(self.linear(relative)) ** (-0.5 / self.dim)).to(relative.dtype)
         return alpha * turned + (1 - alpha) * scale * lengths(self.translation(relative))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

@@ -742,6 +742,17 @@ def test_frames_of_ones_own_that_return_something_else_are_refused(returned, fou
         lift(pos, lambda sites: returned, Radius(1.5), SPACES["SE(3)"])
 
 
+def test_poses_of_ones_own_that_differ_within_a_cloud_are_refused():
+    """Relative elements would be those of equal poses, without a message."""
+    pos = random_points(SPACES["SE(3)"], 6)
+    poses = SO(3).sample(2, generator=generator(1), dtype=F64)
+    batch = torch.tensor([0, 0, 1, 1, 0, 1])
+    lift(pos, lambda sites: GroupFrames(octahedral(), poses[batch]), AllPairs(), SPACES["SE(3)"], batch=batch)
+    frames = GroupFrames(octahedral(), poses[torch.tensor([0, 1, 0, 0, 0, 0])])
+    with pytest.raises(ValueError, match=r"frames: frames\[1\] has another pose than a point of the same cloud"):
+        lift(pos, lambda sites: frames, AllPairs(), SPACES["SE(3)"], batch=torch.tensor([1, 0, 0, 1, 1, 0]))
+
+
 def test_frames_of_ones_own_may_be_those_of_a_group():
     space = SPACES["SE(3)"]
     pos = random_points(space, 6)

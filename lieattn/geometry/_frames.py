@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_count,
     check_is,
     check_neighborhood,
+    check_none,
     check_tensor,
     counted,
     kind,
@@ -259,6 +260,11 @@ def _checked_frames(chosen: object, sites: Sites) -> Tensor | GroupFrames:
         if chosen.pose.ndim != 3 or len(chosen.pose) != points:
             found = tuple(chosen.pose.shape)
             raise ValueError(f"frames: expected a pose [points, k, k] with {counted(points, 'point')}, got {found}")
+        pose, clouds = chosen.pose.detach(), sites.clouds
+        spread = (pose + clouds.max(-pose)[clouds.batch]).flatten(1).amax(1)
+        differs = spread > 100 * torch.finfo(pose.dtype).eps
+        advice = "return frames [points, fiber, k, k] if points of a cloud have different ones"
+        check_none("frames", differs, f"has another pose than a point of the same cloud; {advice}")
     return chosen
 
 

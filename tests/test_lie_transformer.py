@@ -20,6 +20,7 @@ from lieattn.geometry import (
     SampledFrames,
     ScaleFrames,
     lift,
+    point_clouds,
 )
 from lieattn.geometry import PrincipalFrames as Principal
 from lieattn.groups import (
@@ -972,6 +973,15 @@ def test_constellations_enter_by_their_distances():
     assert torch.isfinite(pos.grad).all()
     with pytest.raises(ValueError, match="clouds of at most 17 points, got 18"):
         model(Data(pos=torch.randn(18, 2)))
+
+
+def test_distances_of_many_small_clouds_need_little_memory():
+    """Distances of all pairs of points in the batch would take terabytes."""
+    batch = torch.arange(500_000).repeat_interleave(2)
+    clouds = point_clouds(torch.tensor([[0.0], [2.0]]).repeat(500_000, 1), batch=batch)
+    found = SortedDistances(2)(Data(), clouds)
+    assert found[:4].tolist() == [[2, 0]] * 4
+    assert found.shape == (len(batch), 2)
 
 
 def test_springs_enter_by_mass_and_stiffness():

@@ -65,10 +65,12 @@ def farthest_points(
     if most:
         current = _starts(clouds, pos, start, generator)
         nearest = torch.full((len(pos),), torch.inf, dtype=pos.dtype, device=pos.device)
+        columns = pos.T.contiguous().unbind(0)  # sums over a short last axis would be slow
         for step in range(most):
             chosen[:, step] = current
-            centers = pos[current.clamp(min=0)][clouds.batch]
-            nearest = torch.minimum(nearest, (pos - centers).square().sum(-1))
+            centers = pos[current.clamp(min=0)].unbind(1)
+            squares = [(x - y.index_select(0, clouds.batch)).square() for x, y in zip(columns, centers, strict=True)]
+            nearest = torch.minimum(nearest, sum(squares[1:], start=squares[0]))
             nearest[current[current >= 0]] = _CHOSEN  # no point is chosen twice if points coincide
             current = _first_farthest(nearest, clouds)
     place = torch.arange(most, device=clouds.device)
@@ -167,7 +169,7 @@ def _first_farthest(squared: Tensor, clouds: PointClouds) -> Tensor:
     """Return the first point with the largest squared distance in each cloud ``[clouds]``, or -1 for empty clouds."""
     largest = squared.new_full((clouds.num_clouds,), -torch.inf).scatter_reduce(0, clouds.batch, squared, "amax")
     limit = torch.where(largest > 0, largest * (1 - TIE_TOLERANCE) ** 2, largest)
-    tied = (squared >= limit[clouds.batch]).nonzero()[:, 0]
+    tied = (squared >= limit.index_select(0, clouds.batch)).nonzero()[:, 0]
     first = torch.full((clouds.num_clouds,), len(squared), dtype=torch.int64, device=squared.device)
     first.scatter_reduce_(0, clouds.batch[tied], tied, "amin")
     return torch.where(first < len(squared), first, -1)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_counts, check_is, check_size, kind, may_look
-from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.geometry import LiftedGraph, PointClouds, padding
 from lieattn.nn import lift_field
 from lieattn.ops import smooth_lengths
 from lieattn.reps import Vector
@@ -183,13 +183,15 @@ class SortedDistances:
         check_is("clouds", clouds, PointClouds)
         if clouds.cell is not None:
             raise ValueError("data.cell: SortedDistances do not see periodic images; use other inputs of the points")
-        batch = clouds.batch
-        same = batch[:, None] == batch
-        most = int(same.sum(dim=1).max()) if len(batch) else 0
+        most = int(clouds.counts.max()) if clouds.num_points else 0
         if most > self.channels + 1:
             raise ValueError(f"data: expected clouds of at most {self.channels + 1} points, got {most}")
-        distance = torch.where(same, smooth_lengths(clouds.pos[:, None] - clouds.pos), 0.0)
-        ordered = distance.sort(dim=1, descending=True).values
+        layout = padding(clouds.batch, clouds.num_clouds)
+        places = layout.pad(clouds.pos)
+        distance = smooth_lengths(places[:, :, None] - places[:, None])
+        if layout.mask is not None:
+            distance = torch.where(layout.mask[:, None], distance, 0.0)
+        ordered = layout.unpad(distance.sort(dim=2, descending=True).values)
         return F.pad(ordered, (0, self.channels - ordered.shape[1]))
 
 

@@ -23,6 +23,7 @@ from lieattn.geometry import (
     Radius,
     SampledFrames,
     Sites,
+    _principal_frames,
     farthest_by_distance,
     farthest_points,
     lift,
@@ -705,6 +706,21 @@ def test_gradients_of_completed_axes_are_correct():
 
     assert PrincipalFrames().degenerate(Sites(point_clouds(shape), AllPairs()(shape), SPACES["SE(3)"])).all()
     assert torch.autograd.gradcheck(call, (shape.requires_grad_(),), fast_mode=True)
+
+
+def test_axes_of_isolated_points_need_memory_for_each_point_only(monkeypatch):
+    """The axes of each point are found among all points of the cloud, of which only the chosen ones are kept."""
+    pos = torch.randn(200, 3, dtype=F64, generator=generator(1), requires_grad=True)
+
+    def call():
+        return quietly(lift_to, pos, SPACES["SE(3)"], PrincipalFrames(of="neighborhood"), Radius(1e-3)).elements
+
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        expected = call()
+    assert max(x.numel() for x in saved) < 100 * len(pos)
+    monkeypatch.setattr(_principal_frames, "_AT_ONCE", 3 * len(pos))
+    assert torch.equal(call(), expected)
 
 
 def test_principal_frames_of_a_space_of_ones_own():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from lieattn._segments import sums
 from lieattn._warnings import warn
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
+from lieattn.geometry._search import TIE_TOLERANCE
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, check_group, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
@@ -205,13 +206,13 @@ def _above(noise: Tensor, moments: Tensor) -> Tensor:
 def _grouped(vectors: Tensor, row: Tensor, noise: Tensor) -> Candidates:
     """Return candidates for axes from vectors, each of which belongs to one row."""
 
-    def candidates(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def of(rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         place = torch.full((len(noise),), -1, dtype=torch.int64, device=rows.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
         kept = (place[row] >= 0).nonzero()[:, 0]
-        return vectors[kept], place[row[kept]], noise[rows]
+        yield kept, place[row[kept]], noise[rows]
 
-    return candidates
+    return Candidates(of, lambda number, rows: vectors[number])
 
 
 def _of_clouds(
@@ -225,17 +226,19 @@ def _of_clouds(
     """Return candidates for axes of points: all vectors of their clouds, minus the ``center`` ``[points, dim]``."""
     order, first, size = members(cloud, clouds.num_clouds)
 
-    def candidates(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def of(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         own = clouds.batch[points]
-        place, position = ranges(first[own], size[own])
-        seen = vectors[order[position]]
-        if center is not None:
-            seen = seen - center[points[place]]
-        if basis is not None:
-            seen = (basis.mT[points[place]] @ seen[..., None])[..., 0]
-        return seen, place, noise[own]
+        for some in own.split(max(1, _AT_ONCE // max(1, int(size[own].max())))):
+            place, position = ranges(first[some], size[some])
+            yield order[position], place, noise[some]
 
-    return candidates
+    def seen(number: Tensor, points: Tensor) -> Tensor:
+        found = vectors[number]
+        if center is not None:
+            found = found - center[points]
+        return found if basis is None else (basis.mT[points] @ found[..., None])[..., 0]
+
+    return Candidates(of, seen)
 
 
 def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> list[Candidates]:
@@ -328,16 +331,24 @@ def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
         warn(f"{frames}: {what}", DegenerateFramesWarning)
 
 
-# Points are equally far if their distances differ by less, relative to the largest.
-_TIE = 1e-5
 # Distances below this multiple of the rounding error of coordinates count as zero.
 _NOISE = 16
 # Points of a neighborhood closer to the axes found, relative to the farthest point, do not determine another axis.
 _ON_AXIS = 1e-3
 
-# A function of row numbers ``[rows]`` that returns candidates for axes of these rows: vectors ``[candidates, k]`` in
-# the order of points, the place of the row of each vector in the argument, and the rounding error of each row.
-Candidates = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+_AT_ONCE = 2**18  # number of candidates that are compared at a time
+
+
+class Candidates(NamedTuple):
+    """Candidates for axes of rows, such as the points of their clouds.
+
+    ``of`` yields, for parts of its argument, row numbers ``[rows]``: the numbers of candidates in the order of points,
+    the place of the row of each candidate in the part, and the rounding error of each row. ``seen`` returns the vectors
+    ``[n, k]`` of candidates with numbers ``[n]`` as seen from rows ``[n]``.
+    """
+
+    of: Callable[[Tensor], Iterator[tuple[Tensor, Tensor, Tensor]]]
+    seen: Callable[[Tensor, Tensor], Tensor]
 
 
 def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
@@ -385,7 +396,7 @@ def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Seq
             if len(open_rows) == 0:
                 break
             least = 0.0 if level == len(candidates) - 1 else _ON_AXIS
-            directions, known = _farthest(*candidate(rows[open_rows]), found[open_rows], least)
+            directions, known = _farthest(candidate, rows[open_rows], found[open_rows], least)
             column = column.index_put((open_rows[known],), directions[known])
             open_rows = open_rows[~known]
         columns.append(column.index_put((open_rows,), _any_across(found[open_rows])))
@@ -405,23 +416,36 @@ def _first_order(moments: Tensor, values: Tensor, axes: Tensor) -> Tensor:
     return axes + axes @ torch.where(distinct, change / torch.where(distinct, difference, 1.0), 0.0)
 
 
-def _farthest(vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least: float) -> tuple[Tensor, Tensor]:
+def _farthest(candidates: Candidates, rows: Tensor, found: Tensor, least: float) -> tuple[Tensor, Tensor]:
     """Return unit vectors ``[rows, k]`` to the farthest candidates, perpendicular to the axes found, and their mask."""
-    rows, k = found.shape[:2]
-    across = _across(vectors, found[row])
-    length = torch.linalg.vector_norm(across.detach(), dim=-1)
-    extent = _largest(torch.linalg.vector_norm(vectors.detach(), dim=-1), row, rows)
+    numbers, masks, start = [], [], 0
+    with torch.no_grad():  # only the chosen candidates need derivatives
+        for number, place, noise in candidates.of(rows):
+            part, start = slice(start, start + len(noise)), start + len(noise)
+            vectors = candidates.seen(number, rows[part][place])
+            first, known = _first_farthest(vectors, place, noise, found[part], least)
+            numbers.append(number[first[known]])
+            masks.append(known)
+    known = torch.cat(masks)
+    chosen = found.new_zeros(found.shape[:2])
+    chosen = chosen.index_put((known.nonzero()[:, 0],), candidates.seen(torch.cat(numbers), rows[known]))
+    # The second pass removes the components along the axes that rounding has left.
+    chosen = _across(_across(chosen, found), found)
+    norm = torch.linalg.vector_norm(torch.where(known[:, None], chosen, 1.0), dim=-1, keepdim=True)
+    return chosen / norm, known
+
+
+def _first_farthest(vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Return the place of the first of the farthest vectors of each row, and the mask of rows with a clear axis."""
+    rows = len(found)
+    length = torch.linalg.vector_norm(_across(vectors, found[row]), dim=-1)
+    extent = _largest(torch.linalg.vector_norm(vectors, dim=-1), row, rows)
     farthest = _largest(length, row, rows)
-    tied = length >= (farthest - _TIE * farthest - _NOISE * noise)[row]
+    tied = length >= (farthest - TIE_TOLERANCE * farthest - _NOISE * noise)[row]
     place = torch.arange(len(row), device=row.device)
     first = torch.full((rows,), len(row), dtype=torch.int64, device=row.device)
     first.scatter_reduce_(0, row[tied], place[tied], "amin")
-    known = farthest > torch.maximum(least * extent, _NOISE * noise)
-    chosen = vectors.new_zeros(rows, k).index_put((known.nonzero()[:, 0],), across[first[known]])
-    # A second pass removes the components along the axes that rounding has left.
-    chosen = _across(chosen, found)
-    norm = torch.linalg.vector_norm(torch.where(known[:, None], chosen, 1.0), dim=-1, keepdim=True)
-    return chosen / norm, known
+    return first, farthest > torch.maximum(least * extent, _NOISE * noise)
 
 
 def _any_across(found: Tensor) -> Tensor:
@@ -430,7 +454,7 @@ def _any_across(found: Tensor) -> Tensor:
     unit = torch.eye(k, dtype=found.dtype, device=found.device).expand(len(found), k, k)
     across = _across(unit, found[:, None])
     length = torch.linalg.vector_norm(across.detach(), dim=-1)
-    tied = length >= (1 - _TIE) * length.amax(-1, keepdim=True)
+    tied = length >= (1 - TIE_TOLERANCE) * length.amax(-1, keepdim=True)
     first = tied.long().argmax(-1)
     chosen = across[torch.arange(len(found), device=found.device), first]
     return chosen / torch.linalg.vector_norm(chosen, dim=-1, keepdim=True)

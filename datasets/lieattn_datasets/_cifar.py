@@ -15,6 +15,7 @@ from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._pickles import ForbiddenError, read_pickle
 from lieattn_datasets._splits import hold_out
+from lieattn_datasets._streams import SPLITS
 
 _COUNTS = {"train": 50_000, "test": 10_000}
 _SHOWN = 200  # characters of a problem in a message
@@ -70,7 +71,7 @@ class _CifarImages(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(_CifarImages.__init__, locals())
-        check_choice("split", split, ("train", "valid", "test"))
+        check_choice("split", split, SPLITS)
         half = "test" if split == "test" else "train"
         if download:
             fetch(self._release, root, *self._batches[half])

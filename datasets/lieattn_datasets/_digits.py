@@ -9,6 +9,7 @@ from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import check_choice
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import stratified
+from lieattn_datasets._streams import SPLITS
 
 _SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
@@ -58,4 +59,4 @@ class Digits(ImagePoints):
         super().__init__(images, labels, num_classes=10, peak=16, transform=transform)
         if split != "all":
             parts = stratified(labels, (0.6, 0.2))
-            self._indices = parts[("train", "valid", "test").index(split)]
+            self._indices = parts[SPLITS.index(split)]

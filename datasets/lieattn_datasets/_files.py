@@ -68,7 +68,7 @@ class Release:
         candidates = (folder / name for folder in folders for name in names)
         return next((path for path in candidates if path.is_file()), None)
 
-    def locate(self, root: str | Path, *names: str) -> Path:
+    def locate(self, root: str | Path, *names: str, verify: bool = False) -> Path:
         """Return the path of the first of the files that exists under the root.
 
         Raises
@@ -76,9 +76,13 @@ class Release:
         FileNotFoundError
             If none exists. The message lists the names that were searched for and the files that exist, and says what
             to do.
+        ValueError
+            With ``verify``, if the file has another digest than that of its name.
         """
         path = self.find(root, *names)
         if path is not None:
+            if verify:
+                self.check_file(path)
             return path
         folder = Path(root)
         if folder.is_dir():

@@ -17,6 +17,7 @@ from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import hold_out
+from lieattn_datasets._streams import SPLITS
 
 _UNSIGNED_BYTE = 0x08
 _COUNTS = {"train": 60_000, "test": 10_000}
@@ -76,7 +77,7 @@ class _IdxImages(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(_IdxImages.__init__, locals())
-        check_choice("split", split, ("train", "valid", "test"))
+        check_choice("split", split, SPLITS)
         half = "test" if split == "test" else "train"
         path, label_path, images, labels = self._load(root, half, download, verify)
         if labels.shape != images.shape[:1] or not np.isin(labels, np.arange(10)).all():

@@ -16,12 +16,12 @@ from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._molecules import HEAVIEST, Molecules
 from lieattn_datasets._splits import hold_out
+from lieattn_datasets._streams import SPLITS
 from lieattn_datasets._units import Units
 
 _Frames = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # charges, positions, energies, forces
 
 _FRAMES = 1000  # in each half, training and test, of an official split
-_SPLITS = ("train", "valid", "test")
 _STORED = "kcal/mol"
 _CITATION = "rMD17: Christensen, von Lilienfeld, Machine Learning: Science and Technology 1, 045018 (2020)."
 
@@ -174,7 +174,7 @@ class RMD17(_Trajectory):
     ) -> None:
         check_arguments(RMD17.__init__, locals())
         check_choice("molecule", molecule, MD17_MOLECULES)
-        check_choice("split", split, _SPLITS)
+        check_choice("split", split, SPLITS)
         if number not in range(1, 6):
             raise ValueError(f"number: expected 1, 2, 3, 4 or 5, got {number}")
         frames, halves = read_official(root, molecule, number, download, verify)
@@ -228,10 +228,8 @@ class RMD17Subset(_Trajectory):
     ) -> None:
         check_arguments(RMD17Subset.__init__, locals())
         check_choice("molecule", molecule, MD17_MOLECULES)
-        check_choice("split", split, _SPLITS)
-        path = _SUBSET.locate(root, *_SUBSET.digests)
-        if verify:
-            _SUBSET.check_file(path)
+        check_choice("split", split, SPLITS)
+        path = _SUBSET.locate(root, *_SUBSET.digests, verify=verify)
         frames = _read_frames(_SUBSET, path, tuple(f"{molecule}_{key}" for key in "zREF"))
         size = len(frames[1])
         half = size // 2

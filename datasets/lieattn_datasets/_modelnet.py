@@ -18,9 +18,9 @@ from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, files_below, is_hidden, listed
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
-from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
+from lieattn_datasets._shapes import Rotate, ShapePoints, Task
 from lieattn_datasets._splits import hold_out, seeded
-from lieattn_datasets._streams import SPLITS, frozen_stream, progress
+from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress
 
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
 _RELEASES = {

@@ -1,7 +1,6 @@
 """Charged particles: prediction of later positions from current positions and velocities."""
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ from lieattn_datasets._charges import SOFTENING, charge_energy, check_drift, sim
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release, check_choice
-from lieattn_datasets._streams import SPLITS, frozen_stream
-
-Split = Literal["train", "valid", "test"]
+from lieattn_datasets._streams import SPLITS, Split, frozen_stream
 
 _SPEED = 0.5
 _LONGEST = 1e6  # longest simulated time, with a thousand steps per unit of time
@@ -152,9 +149,7 @@ class NBody(ChargedParticles):
     ) -> None:
         check_arguments(NBody.__init__, locals())
         check_choice("split", split, SPLITS)
-        path = _RELEASE.locate(root, *_RELEASE.digests)
-        if verify:
-            _RELEASE.check_file(path)
+        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
         part = f"split_{split}"
         snapshots = "number [systems, times, particles, 3]"
         expected = {
@@ -256,9 +251,7 @@ class NBodyTrajectories(Clouds):
 
     def __init__(self, root: str | Path, *, verify: bool = True, transform: Transform | None = None) -> None:
         check_arguments(NBodyTrajectories.__init__, locals())
-        path = _RELEASE.locate(root, *_RELEASE.digests)
-        if verify:
-            _RELEASE.check_file(path)
+        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
         paths = "number [paths, times, particles, 3]"
         expected = {
             "charge": "number [systems, particles]",

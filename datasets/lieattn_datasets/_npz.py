@@ -10,6 +10,7 @@ from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import hold_out, stratified
+from lieattn_datasets._streams import SPLITS
 
 _ROTATED = Release(
     dataset="Rotated MNIST, re-created",
@@ -115,7 +116,7 @@ class FashionMNIST900(ImagePoints):
         super().__init__(images, labels, num_classes=10, transform=transform)
         if split != "all":
             parts = stratified(labels, (60 / 90, 10 / 90))
-            self._indices = parts[("train", "valid", "test").index(split)]
+            self._indices = parts[SPLITS.index(split)]
 
 
 class CIFAR10Subset(ImagePoints):
@@ -153,7 +154,7 @@ class CIFAR10Subset(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(CIFAR10Subset.__init__, locals())
-        check_choice("split", split, ("train", "valid", "test"))
+        check_choice("split", split, SPLITS)
         half = "test" if split == "test" else "train"
         count = {"train": 2_000, "test": 1_000}[half] if verify else None
         images, labels = _read(_CIFAR, root, f"x_{half}", f"y_{half}", "32, 32, 3", count)
@@ -171,9 +172,7 @@ def _read(
     count: int | None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read and check images and labels of ten classes, including the digest if a count is given."""
-    path = release.locate(root, *release.digests)
-    if count is not None:
-        release.check_file(path)
+    path = release.locate(root, *release.digests, verify=count is not None)
     expected = {images_key: f"uint8 [images, {shape}]", labels_key: "integer [images]"}
     images, labels = release.read_npz(path, expected)
     if not len(images):

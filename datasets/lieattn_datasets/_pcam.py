@@ -17,6 +17,7 @@ from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
+from lieattn_datasets._streams import SPLITS
 
 _COUNTS = {"train": 262_144, "valid": 32_768, "test": 32_768}
 _SHAPE = (96, 96, 3)
@@ -87,7 +88,7 @@ class PatchCamelyon(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(PatchCamelyon.__init__, locals())
-        check_choice("split", split, ("train", "valid", "test"))
+        check_choice("split", split, SPLITS)
         names = [f"camelyonpatch_level_2_split_{split}_{part}.h5" for part in "xy"]
         if download:
             fetch(_RELEASE, root, *names)

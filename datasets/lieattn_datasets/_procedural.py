@@ -15,8 +15,8 @@ from lieattn_datasets._fields import rotation_matrix
 from lieattn_datasets._files import check_choice
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
 from lieattn_datasets._nbody import split_size
-from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
-from lieattn_datasets._streams import SPLITS, frozen_stream, progress
+from lieattn_datasets._shapes import Rotate, ShapePoints, Task
+from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress
 
 _SIZES = (1_600, 320, 480)
 _SCENES = (800, 160, 240)

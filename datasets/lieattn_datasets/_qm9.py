@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,11 @@ from lieattn_datasets._files import Release, check_choice, read_text
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._qm9_files import CITATION, QM9_FILES, load_qm9
 from lieattn_datasets._qm9_targets import SPECIES, TARGETS, quantities, select, select_names
+from lieattn_datasets._streams import SPLITS
 from lieattn_datasets._units import Units
 
 Split = Literal["train", "valid", "test", "all"]
 
-_SPLITS = ("train", "valid", "test", "all")
 _MOLECULES = 130_831
 _TRAIN = 100_000
 _SCALARS = ("energy", "homo", "gap")  # scalar labels of GFN2-xTB
@@ -103,7 +103,7 @@ class QM9(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(QM9.__init__, locals())
-        check_choice("split", split, _SPLITS)
+        check_choice("split", split, get_args(Split))
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
         path, arrays = load_qm9(root, download)
@@ -156,7 +156,7 @@ class QM9Subset(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(QM9Subset.__init__, locals())
-        check_choice("split", split, _SPLITS)
+        check_choice("split", split, get_args(Split))
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
         targeted = {"targets": "number [molecules, 19]", "target_names": "text [19]"}
@@ -232,13 +232,11 @@ class QM9GFN2(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(QM9GFN2.__init__, locals())
-        check_choice("split", split, _SPLITS)
+        check_choice("split", split, get_args(Split))
         names = select_names(targets, _SCALARS)
         units = Units(energy_unit, dipole_unit, length_unit)
         _, z, pos, offsets, number, parts, _ = _load_subset(root, verify, {})
-        path = _SUBSET.locate(root, _GFN2_FILE)
-        if verify:
-            _SUBSET.check_file(path)
+        path = _SUBSET.locate(root, _GFN2_FILE, verify=verify)
         expected = {
             "gdb_index": "integer [molecules]",
             "dipole": "number [molecules, 3]",
@@ -290,20 +288,18 @@ def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
     test = size // 10
     order = np.random.RandomState(0).permutation(size).astype(np.int64)
     parts = np.split(order, [train, size - test])
-    return {**dict(zip(("train", "valid", "test"), parts, strict=True)), "all": np.arange(size)}
+    return {**dict(zip(SPLITS, parts, strict=True)), "all": np.arange(size)}
 
 
 def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tuple[Any, ...]:
     """Read the subset; return path, z, pos, offsets, official numbers, indices of each split, and further arrays."""
-    path = _SUBSET.locate(root, _SUBSET_FILE)
-    if verify:
-        _SUBSET.check_file(path)
+    path = _SUBSET.locate(root, _SUBSET_FILE, verify=verify)
     expected = {
         "z": "integer [atoms]",
         "pos": "number [atoms, 3]",
         "offsets": "integer [ends]",
         "gdb_index": "integer [molecules]",
-        **{f"split_{part}": f"integer [{part}]" for part in _SPLITS[:3]},
+        **{f"split_{part}": f"integer [{part}]" for part in SPLITS},
     }
     arrays = _SUBSET.read_npz(path, expected | targeted)
     z, pos, offsets, number, *chosen = arrays[: len(expected)]
@@ -316,5 +312,5 @@ def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tu
         raise _SUBSET.damaged(path, f"does not have each of its {size} molecules in exactly one split")
     if not np.isin(z, SPECIES).all():
         raise _SUBSET.damaged(path, f"holds atoms other than {SPECIES}")
-    parts = dict(zip(_SPLITS, (part.astype(np.int64) for part in chosen), strict=False))
+    parts = dict(zip(SPLITS, (part.astype(np.int64) for part in chosen), strict=True))
     return path, z, pos, offsets, number, {**parts, "all": np.arange(size)}, arrays[len(expected) :]

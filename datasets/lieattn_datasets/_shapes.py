@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,14 +18,10 @@ from lieattn_datasets._fields import rotation_matrix
 from lieattn_datasets._files import Release, check_choice, read_text
 from lieattn_datasets._meshes import normalize_cloud
 from lieattn_datasets._splits import hold_out
-from lieattn_datasets._streams import SPLITS, frozen_stream
+from lieattn_datasets._streams import SPLITS, Split, frozen_stream
 
-Split = Literal["train", "valid", "test"]
 Rotate = Literal["none", "z", "SO3"]
 Task = Literal["classification", "normals"]
-
-_ROTATIONS = ("none", "z", "SO3")
-_TASKS = ("classification", "normals")
 
 _TINY = Release(
     dataset="ModelNet10, 600 shapes",
@@ -95,8 +91,8 @@ class ShapePoints(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ShapePoints.__init__, locals())
-        check_choice("task", task, _TASKS)
-        check_choice("rotate", rotate, _ROTATIONS)
+        check_choice("task", task, get_args(Task))
+        check_choice("rotate", rotate, get_args(Rotate))
         frozen_stream(seed)
         self._pos = real_array("pos", pos).astype(np.float32)
         self._normal = None if normal is None else real_array("normal", normal).astype(np.float32)
@@ -201,9 +197,7 @@ class ModelNet10Tiny(ShapePoints):
     ) -> None:
         check_arguments(ModelNet10Tiny.__init__, locals())
         check_choice("split", split, SPLITS)
-        path = _TINY.locate(root, *_TINY.digests)
-        if verify:
-            _TINY.check_file(path)
+        path = _TINY.locate(root, *_TINY.digests, verify=verify)
         half = "test" if split == "test" else "train"
         part = f"split_{half}"
         expected = {
@@ -280,9 +274,7 @@ class AdrenalMNIST3D(ShapePoints):
             raise ValueError(f"points: expected an integer of at least 1, got {points}")
         if voxels and rotate != "none":
             raise ValueError(f"rotate: expected 'none' for voxels, whose lattice stays upright, got {rotate!r}")
-        path = _ADRENAL.locate(root, *_ADRENAL.digests)
-        if verify:
-            _ADRENAL.check_file(path)
+        path = _ADRENAL.locate(root, *_ADRENAL.digests, verify=verify)
         key = "val" if split == "valid" else split
         expected = {
             f"voxels_packed_{key}": "uint8 [masks, bytes]",

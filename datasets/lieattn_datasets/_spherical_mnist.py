@@ -85,9 +85,7 @@ class SphericalMNIST(Clouds):
     ) -> None:
         check_arguments(SphericalMNIST.__init__, locals())
         check_choice("split", split, SPLITS)
-        path = _RELEASE.locate(root, *_RELEASE.digests)
-        if verify:
-            _RELEASE.check_file(path)
+        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
         half = "test" if split == "test" else "train"
         kind = "r" if rotated else "nr"
         expected = {

@@ -8,8 +8,8 @@ from torch_geometric.data import Data
 from lieattn_datasets._arrays import real_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._nbody import Split, split_size
-from lieattn_datasets._streams import SPLITS, frozen_stream
+from lieattn_datasets._nbody import split_size
+from lieattn_datasets._streams import SPLITS, Split, frozen_stream
 
 _POINTS, _DURATION = 500, 5.0
 _MASS, _STIFFNESS = (0.1, 3.1), (0.0, 5.0)

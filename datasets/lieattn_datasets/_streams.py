@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from lieattn_datasets._checks import check_arguments
 
 Item = TypeVar("Item")
 
-SPLITS = ("train", "valid", "test")
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[str, ...] = get_args(Split)
 
 
 def frozen_stream(*keys: int) -> np.random.RandomState:

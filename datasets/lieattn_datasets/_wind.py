@@ -122,9 +122,7 @@ class WindOnSphere(Clouds):
                 raise ValueError(f"{name}: expected an integer of at least 1, got {count}")
         if task == "fill" and points == 1:
             raise ValueError("points: expected at least 2 for 'fill', a sensor and a point to be filled, got 1")
-        path = _RELEASE.locate(root, *_RELEASE.digests)
-        if verify:
-            _RELEASE.check_file(path)
+        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
         field = "number [12, lat, lon]"
         expected = {"u": field, "v": field, "lat": "number [lat]", "lon": "number [lon]"}
         u, v, latitude, longitude = _RELEASE.read_npz(path, expected)

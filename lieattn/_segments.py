@@ -1,4 +1,4 @@
-"""Numbers, sums and maxima of groups of rows, in sufficient precision and with correct gradients."""
+"""Numbers, sums, means and maxima of groups of rows, in sufficient precision and with correct gradients."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ def sums(x: Tensor, index: Tensor, count: int) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32) if kept else torch.int64)
     total = wide.new_zeros(count, *x.shape[1:]).index_add(0, index, wide)
     return total.to(x.dtype) if kept else total
+
+
+def means(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """Return the means of the rows of x ``[rows, *]`` with equal ``index`` ``[rows]`` int64, as ``[count, *]``.
+
+    ``rows`` ``[count]`` are the :func:`counts`. An index without rows gives zero.
+    """
+    half = x.is_floating_point() and x.itemsize < 4  # the sum may overflow
+    total = sums(x.float() if half else x, index, len(rows))
+    mean = total / rows.clamp(min=1).to(total.dtype).view(-1, *[1] * (x.ndim - 1))
+    return mean.to(x.dtype) if half else mean
 
 
 def maxima(x: Tensor, index: Tensor, count: int) -> Tensor:

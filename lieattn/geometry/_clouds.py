@@ -14,7 +14,7 @@ from torch import Tensor
 from lieattn._checks import check_has_numbers, check_is, check_none, check_tensor
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
-from lieattn._segments import counts, maxima, sums
+from lieattn._segments import counts, maxima, means, sums
 from lieattn.geometry._movable import Movable, OnFirstUse
 
 # Sums of squares of coordinates up to this size are finite in float64.
@@ -283,10 +283,7 @@ class PointClouds(Movable):
         clouds = self.by_cloud(x)
         if clouds is not None and (x.is_floating_point() or x.is_complex()):
             return clouds.mean(dim=1)
-        half = x.is_floating_point() and x.itemsize < 4  # the sum may overflow
-        total = self.sum(x.float() if half else x)
-        mean = total / self.counts.clamp(min=1).to(total.dtype).view(-1, *[1] * (x.ndim - 1))
-        return mean.to(x.dtype) if half else mean
+        return means(x, self.batch, self.counts)
 
     def max(self, x: Tensor) -> Tensor:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""

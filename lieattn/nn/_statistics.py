@@ -25,7 +25,7 @@ from lieattn._checks import (
 )
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
-from lieattn._segments import maxima
+from lieattn._segments import counts, maxima, means, sums
 from lieattn._warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
@@ -199,9 +199,9 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
     cell = torch.where(cell >= 0, cell, num_cells)
     if reduction == "max":
         return maxima(x, cell, num_cells + 1)[:num_cells]
-    from torch_geometric.utils import scatter
-
-    return scatter(x, cell, dim=0, dim_size=num_cells + 1, reduce=reduction)[:num_cells]
+    if reduction == "sum":
+        return sums(x, cell, num_cells + 1)[:num_cells]
+    return means(x, cell, counts(cell, num_cells + 1))[:num_cells]
 
 
 class _Affine(nn.Module):
@@ -248,10 +248,10 @@ class CloudNorm(_Affine):
         if (clouds := graph.by_cloud(per_point)) is not None:
             normal = F.layer_norm(clouds, clouds.shape[1:], eps=self.eps)
             return normal.view_as(x).to(x.dtype) * self.weight + self.bias
-        counts = graph.counts.clamp(min=1) * per_point.shape[1]
+        entries = graph.counts.clamp(min=1) * per_point.shape[1]
 
         def mean(values: Tensor) -> Tensor:
-            return (graph.sum(values.sum(dim=1)) / counts).index_select(0, graph.batch)[:, None]
+            return (graph.sum(values.sum(dim=1)) / entries).index_select(0, graph.batch)[:, None]
 
         centered = per_point - mean(per_point)
         normal = centered * torch.rsqrt(mean(centered.square()) + self.eps)
@@ -326,10 +326,10 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor, float]:
     if processes() == 1:
         mean = rows.mean(dim=0)
         return mean, (rows - mean).square().mean(dim=0), float(len(rows))
-    sums = summed(torch.cat([rows.sum(dim=0), rows.new_tensor([float(len(rows))])]))
-    count = sums[-1].detach().clamp(min=1)
-    mean = sums[:-1] / count
-    return mean, summed((rows - mean).square().sum(dim=0)) / count, float(sums[-1].detach())
+    totals = summed(torch.cat([rows.sum(dim=0), rows.new_tensor([float(len(rows))])]))
+    count = totals[-1].detach().clamp(min=1)
+    mean = totals[:-1] / count
+    return mean, summed((rows - mean).square().sum(dim=0)) / count, float(totals[-1].detach())
 
 
 def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:

@@ -132,7 +132,7 @@ class AttentiveCNN(AttentiveNetwork):
     """The p4-CNN of rotated MNIST with attention, for images: a lifting layer and six convolutions without border.
 
     Layers 1 to 6 have kernels of side 3, batch normalization and relu, with 2 x 2 max pooling after the second. Kernels
-    of side 4 map to the classes, and logits are maxima over frames. Fields have the sides 28, 26, 24-12, 10, 8, 6, 4, 1.
+    of side 4 map to the classes, and logits are maxima over frames. Fields have sides 28, 26, 24-12, 10, 8, 6, 4, 1.
 
     **Equivariance.** The logits are exactly invariant under H acting on the image about its center.
 

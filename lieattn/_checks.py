@@ -182,12 +182,14 @@ def any_negative(numbers: int | Tensor) -> bool:
     return numbers < 0
 
 
-def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
+def check_size(argument: str, numbers: Tensor, unit: float = 1.0, *, always: bool = False) -> None:
     """Raise ValueError if numbers, or numbers / unit, are so large that sums of their products overflow float32.
 
-    The limit is the same for all dtypes, because kernels compute scores in float32.
+    The limit is the same for all dtypes, because kernels compute scores in float32. Numbers are read where a check may
+    look at them, or ``always`` on all devices, for geometry, which reads them anyway.
     """
-    if torch.compiler.is_compiling() or numbers.numel() == 0 or is_mapped(numbers):
+    unread = torch.compiler.is_compiling() or is_mapped(numbers) if always else not may_look(numbers)
+    if unread or numbers.numel() == 0:
         return
     check_has_numbers(argument, numbers)
     largest = float(numbers.detach().abs().max()) * max(1.0, 1 / unit)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lieattn.geometry import Radius, lift
-from lieattn.groups import cyclic, cyclic_about, icosahedral, octahedral, tetrahedral
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
+from lieattn.groups import Sim, cyclic, cyclic_about, icosahedral, octahedral, tetrahedral
 from lieattn.nn import (
     FiberToIrreps,
     GroupLinear,
@@ -20,6 +20,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import MLPEncoding
 from lieattn.ops import backend
 from lieattn.reps import Irreps, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
+from lieattn.spaces import Euclidean
 from lieattn.testing import TOLERANCE, equivariance_error, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS, turns
 from tests.test_reps import PLANAR, SPATIAL, rotations
@@ -177,6 +178,20 @@ def test_frames_that_scale():
     torch.testing.assert_close(project_field(lifted, frames, rep), values)
     with pytest.raises(ValueError, match="frames: expected orthogonal matrices"):
         lift_field(values[:, :3], frames, Pseudovector())
+
+
+@pytest.mark.parametrize("way", ["compiled", "mapped"])
+def test_frames_that_scale_where_their_values_cannot_be_read(way):
+    """Such code cannot see that frames are not orthogonal, and must not use their transposes as inverses."""
+    graph = lift(torch.randn(6, 3), PrincipalFrames(), AllPairs(), Euclidean(Sim(3)))
+    v = torch.randn(6, 3)
+    expected = lift_field(v, graph, Vector(3))
+    if way == "compiled":
+        found = torch.compile(lambda v: lift_field(v, graph, Vector(3)), backend="eager")(v)
+    else:
+        each = torch.func.vmap(lambda frames, v: lift_field(v[None], frames, Vector(3))[0])
+        found = each(graph.frames, v)
+    torch.testing.assert_close(found, expected)
 
 
 def test_projection_is_the_mean_over_the_frames():

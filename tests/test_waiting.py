@@ -14,12 +14,14 @@ from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     AttentiveCNN,
+    DirectionConvNet,
     FramewiseTransformer,
     GSANet,
     LieConvNet,
     LieTransformer,
     Species,
 )
+from lieattn.models.irreps import DistanceTransformer
 from lieattn.ops import backend
 
 NEAR = Radius(2.0)
@@ -33,6 +35,15 @@ NETWORKS = {
         PrincipalFrames(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, kind="vector", pool="none"
     ),
     "framewise": lambda: FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR),
+    "LieTransformer with vectors": lambda: LieTransformer(
+        2, 1, frames=PrincipalFrames(), channels=4, layers=1, heads=2, neighborhood=NEAR, vector_inputs=("vel",)
+    ),
+    "directions with vectors": lambda: DirectionConvNet(
+        tetrahedral(), 2, 1, channels=4, layers=1, neighborhood=NEAR, vector_inputs=("vel",)
+    ),
+    "distances with vectors": lambda: DistanceTransformer(
+        2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, vector_inputs=("vel",), kind="vector"
+    ),
     "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), attention="full", channels=2),
     "AffineSelfConvNet": lambda: AffineSelfConvNet(cyclic(4), 1, channels=4, blocks=1),
 }
@@ -72,7 +83,7 @@ def inputs_of(network, device="cpu", dtype=torch.float32):
         pos = pixel_positions(4, 4).to(dtype)
         clouds = [Data(x=draw(16, 1), pos=pos, grid=torch.tensor([[4, 4]])) for _ in range(2)]
     else:
-        clouds = [Data(x=draw(n, 2), z=torch.full((n,), 6), pos=draw(n, 3)) for n in (5, 4)]
+        clouds = [Data(x=draw(n, 2), z=torch.full((n,), 6), pos=draw(n, 3), vel=draw(n, 3)) for n in (5, 4)]
     batch = Batch.from_data_list(clouds).to(device)
     return batch, network.geometry(batch)
 

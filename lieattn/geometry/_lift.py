@@ -435,7 +435,7 @@ def lift(
     if length is None:
         length = 1.0 if neighborhood.length is None else neighborhood.length
     check_length("length", length)
-    check_size("pos", clouds.pos, float(length))
+    check_size("pos", clouds.pos, float(length), always=True)
     if isinstance(frames, ScaleFrames):
         if coordinates != "smooth":
             raise ValueError(f"coordinates: expected 'smooth' with ScaleFrames, got {coordinates!r}")

@@ -54,6 +54,8 @@ class FiniteGroup(Group):
         Index of the identity.
     tolerance
         Largest difference between a product and the element that it is identified with.
+    is_orthogonal
+        Whether every element preserves distances up to the tolerance, as neighborhoods that are balls require.
     """
 
     elements: Tensor
@@ -62,6 +64,7 @@ class FiniteGroup(Group):
     relative_index: Tensor
     identity_index: int
     tolerance: float
+    is_orthogonal: bool
 
     @torch.inference_mode(False)  # otherwise its tables could never be used in training
     @on_cpu
@@ -76,6 +79,9 @@ class FiniteGroup(Group):
         super().__init__(name, dim=matrices.shape[-1], size=matrices.shape[-1], algebra_dim=0)
         vars(self).update(elements=matrices, cayley=cayley, identity_index=identity, tolerance=tolerance)
         vars(self).update(inverse_index=inverse, relative_index=cayley[inverse])
+        gram = matrices.mT @ matrices
+        # An attribute, since compiled code cannot read matrices.
+        vars(self)["is_orthogonal"] = bool((gram - torch.eye(self.dim, dtype=gram.dtype)).abs().max() < tolerance)
 
     @classmethod
     @on_cpu
@@ -156,12 +162,6 @@ class FiniteGroup(Group):
     def order(self) -> int:
         """Number of elements."""
         return self.elements.shape[0]
-
-    @property
-    def is_orthogonal(self) -> bool:
-        """Whether every element preserves distances up to the tolerance, as neighborhoods that are balls require."""
-        gram = self.elements.mT @ self.elements
-        return bool((gram - torch.eye(self.dim, dtype=gram.dtype)).abs().max() < self.tolerance)
 
     @property
     def is_proper(self) -> bool:

@@ -248,8 +248,7 @@ class CloudInputs:
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
                 expected = f"a number for each cloud, [clouds={clouds}] or [{clouds}, 1]"
                 raise ValueError(f"data.{name}: expected {expected}, got {got}")
-            if may_look(value):
-                check_size(f"data.{name}", value)
+            check_size(f"data.{name}", value)
             found.append(value.reshape(clouds))
         dtype = functools.reduce(torch.promote_types, (value.dtype for value in found), torch.float32)
         return torch.stack([value.to(dtype) for value in found], dim=1)
@@ -310,8 +309,7 @@ def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
     if x.shape != (points, channels) or not x.is_floating_point():
         got = f"{x.dtype} {tuple(x.shape)}"
         raise ValueError(f"data.x: expected floating features [points={points}, {channels}], got {got}")
-    if may_look(x):
-        check_size("data.x", x)
+    check_size("data.x", x)
     return x
 
 

@@ -19,7 +19,6 @@ from lieattn._checks import (
     check_length,
     check_neighborhood,
     check_size,
-    may_look,
 )
 from lieattn._recorded import Recorded
 from lieattn._tied import TiedWeights
@@ -325,8 +324,7 @@ class ImageNetwork(Network):
             raise ValueError(f"data: expected {expected}, got {got}")
         images = images.to(next(self.parameters()).dtype)
         check_features(images, next(self.parameters()), argument="data")
-        if may_look(images):
-            check_size("data", images)
+        check_size("data", images)
         return images
 
     def embedded_vectors(self, data: Any) -> Tensor | None:

@@ -21,7 +21,7 @@ from lieattn._checks import (
 from lieattn._recorded import Recorded
 from lieattn._warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds
-from lieattn.groups import FiniteGroup
+from lieattn.groups import SO, FiniteGroup, O, Translations, linear_part
 from lieattn.nn._statistics import CloudPool, FiberPool
 from lieattn.ops import activation as activation_named
 from lieattn.ops import kinked
@@ -63,7 +63,7 @@ def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Te
         Representation ρ, for example ``Vector(3)`` or ``Scalar() + 2 * Vector(3)``.
     """
     matrices = _frame_matrices(values, frames, rep, lifted=False)
-    return rep.act(_inverse(matrices, rep), values[:, None])
+    return rep.act(_inverse(matrices, frames, rep), values[:, None])
 
 
 def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
@@ -109,8 +109,11 @@ def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, 
     return matrices
 
 
-def _inverse(matrices: Tensor, rep: Representation) -> Tensor:
-    if rep.orthogonal_only or is_orthogonal(matrices):
+def _inverse(matrices: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
+    """Return the inverses of the matrices of frames; values are read only if their group does not tell enough."""
+    group = linear_part(frames.space.group) if isinstance(frames, LiftedGraph) else frames
+    orthogonal = group.is_orthogonal if isinstance(group, FiniteGroup) else isinstance(group, SO | O | Translations)
+    if rep.orthogonal_only or orthogonal or is_orthogonal(matrices):
         return matrices.mT
     try:
         return torch.linalg.inv(matrices.to(torch.float64))

@@ -450,6 +450,14 @@ def test_bonds():
     assert len(bonds_of(Data(pos=torch.zeros(3, 3)))) == 0
 
 
+def test_bonds_of_large_molecules():
+    """The distances of all pairs of atoms would take hundreds of gigabytes."""
+    pytest.importorskip("ase")
+    chain = Data(pos=1.4 * torch.arange(200_000)[:, None] * torch.tensor([1.0, 0.0, 0.0]), z=torch.full((200_000,), 6))
+    bonds = bonds_of(chain)
+    assert torch.equal(bonds, torch.stack([torch.arange(199_999), torch.arange(1, 200_000)], dim=1))
+
+
 @pytest.mark.parametrize("z", [torch.tensor([0.5, 1, 2]), torch.tensor([200, 1, 2]), torch.tensor([-1, 1, 2])])
 def test_other_numbers_than_nuclear_charges_are_no_atoms(z, tmp_path):
     microscope = viz.Microscope(framewise(), cloud(points=3, z=z), turns=2)

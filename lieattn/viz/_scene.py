@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn.geometry import PointClouds
+from lieattn.geometry import PointClouds, Radius
 from lieattn.groups import SO
 from lieattn.viz import _draw as draw
 
@@ -142,13 +142,14 @@ def bonds_of(data: Data) -> Tensor:
     if isinstance(edges, Tensor) and edges.shape[1] <= 2 * _MANY * len(pos):
         pairs = edges.cpu().T
         return torch.unique(pairs[pairs[:, 0] != pairs[:, 1]].sort(dim=1).values, dim=0)
-    if z is None:
+    if z is None or len(z) == 0:
         return torch.zeros(0, 2, dtype=torch.int64)
     from ase.data import covalent_radii
 
     radius = torch.as_tensor(covalent_radii)[z]
-    near = torch.cdist(pos, pos) <= _LONGER * (radius[:, None] + radius)
-    return near.triu(1).nonzero()
+    found = Radius(2 * _LONGER * float(radius.max()))(pos)
+    near = found.displacements(pos).norm(dim=1) <= _LONGER * (radius[found.source] + radius[found.target])
+    return torch.stack([found.target, found.source], dim=1)[near & (found.target < found.source)]
 
 
 def symbols_of(data: Data) -> list[str]:

@@ -1,4 +1,4 @@
-"""Equality of values that users derive classes from, with attributes of their own, and texts of values."""
+"""Equality of values that users derive classes from, their texts, and entries of attributes of points."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return bool(one == other)
+
+
+def entries(value: Any, axis: int, index: Tensor) -> Any:
+    """Return entries of an attribute of points: a tensor, with the axis of points, or a list, tuple or array."""
+    if isinstance(value, Tensor):
+        return value.index_select(axis, index.to(value.device))
+    if isinstance(value, list | tuple):
+        return type(value)([value[i] for i in index.tolist()])
+    return value[index.cpu().numpy()]

@@ -12,14 +12,16 @@ rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
 from lieattn._checks import check_arguments, check_count, check_length, check_tensor
+from lieattn._values import entries
 from lieattn.geometry import (
     Nearest,
     Neighbors,
@@ -272,8 +274,11 @@ class FarthestPoints(BaseTransform):
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
         # Three lattice vectors of three points are no attribute of points.
         names = [name for name in data.node_attrs() if name not in ("cell", "pbc")]
+        if isinstance(data, Batch):
+            names = [name for name in names if not _is_list_of_clouds(data, name)]
+            _select_in_clouds(data, chosen)
         for name in names:
-            data[name] = _selected(data[name], data.__cat_dim__(name, data[name]), chosen)
+            data[name] = entries(data[name], data.__cat_dim__(name, data[name]), chosen)
         if data.get("ptr") is not None:
             counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
             data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])
@@ -290,13 +295,27 @@ class FarthestPoints(BaseTransform):
         return f"{type(self).__name__}(ratio={self.ratio})"
 
 
-def _selected(value: Any, axis: int, chosen: Tensor) -> Any:
-    """Return the chosen entries of an attribute of points: a tensor, list, tuple or array, as in PyTorch Geometric."""
-    if isinstance(value, Tensor):
-        return value.index_select(axis, chosen)
-    if isinstance(value, list | tuple):
-        return type(value)([value[i] for i in chosen.tolist()])
-    return value[chosen.cpu().numpy()]
+def _is_list_of_clouds(batch: Batch, name: str) -> bool:
+    """Return whether an attribute of a batch is a list with the attributes of the clouds that the batch was made of."""
+    return name in getattr(batch, "_slice_dict", ()) and isinstance(batch[name], list)
+
+
+def _select_in_clouds(batch: Batch, chosen: Tensor) -> None:
+    """Select the points in lists, tuples and arrays with an entry for each point, of which batches have one per cloud.
+
+    ``chosen`` are the points of the batch, cloud by cloud.
+    """
+    names = [name for name in batch.keys() if _is_list_of_clouds(batch, name)]
+    if not names:
+        return
+    sizes = torch.bincount(batch.batch, minlength=batch.num_graphs)
+    cloud, starts = batch.batch[chosen], sizes.cumsum(0) - sizes
+    parts = (chosen - starts[cloud]).split(torch.bincount(cloud, minlength=batch.num_graphs).tolist())
+    for name in names:
+        batch[name] = [
+            entries(value, 0, part) if isinstance(value, list | tuple | np.ndarray) and len(value) == size else value
+            for value, part, size in zip(batch[name], parts, sizes.tolist(), strict=True)
+        ]
 
 
 def _check_points(argument: str, points: Tensor, batch: Tensor | None) -> None:

@@ -7,6 +7,7 @@ import warnings
 from functools import partial
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -271,6 +272,14 @@ def test_the_first_layer_that_breaks_is_named_with_its_cause(name):
     assert (told[check].module, told[check].cause) == (module, cause), str(certificate)
     assert cause in str(certificate)
     assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+@pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_names_of_points_are_reordered(container):
+    named = clouds()
+    for cloud in named:
+        cloud.names = container([str(number) for number in range(len(cloud.pos))])
+    assert certify(randomize(Good()), named, E(3), **QUICK).verdict == "kept"
 
 
 def test_a_good_network_is_not_accused():

@@ -130,6 +130,21 @@ def test_farthest_points_keep_names_of_points(container):
     assert list(kept.names) == ["d", "a"]
 
 
+@pytest.mark.parametrize("sizes", [(4,), (1, 1), (2, 2), (4, 1, 6)], ids=str)
+@pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_farthest_points_keep_names_of_points_in_batches(container, sizes):
+    """A batch has one list for each cloud."""
+    pos, _ = points(11)
+    clouds = [Data(pos=pos[:n], names=container([f"{n} {i}" for i in range(n)]), smiles="C" * n) for n in sizes]
+    batch = Batch.from_data_list(clouds)
+    for found, one in zip(FarthestPoints(0.5)(batch).to_data_list(), clouds, strict=True):
+        expected = FarthestPoints(0.5)(one)
+        assert type(found.names) is type(one.names)
+        assert list(found.names) == list(expected.names)
+        assert found.smiles == one.smiles
+    assert [list(names) for names in batch.names] == [list(one.names) for one in clouds]
+
+
 def test_transforms_set_edges_of_batches():
     pos, _ = points(12)
     batch = Batch.from_data_list([Data(pos=pos[:7]), Data(pos=pos[7:])])

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, check_tensor
+from lieattn._values import entries
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import (
     SO,
@@ -493,4 +494,4 @@ def _attributes_of_points(cloud: Data) -> list[str]:
 def _reorder(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
     for name in names:
         value = cloud[name]
-        cloud[name] = value.index_select(cloud.__cat_dim__(name, value), order.to(value.device))
+        cloud[name] = entries(value, cloud.__cat_dim__(name, value), order)

@@ -88,6 +88,11 @@ class Rescaled(Wrapper):
         kinds = _kinds(network, names)
         return [name for name, one in kinds.items() if any(map(_turns, one if isinstance(one, tuple) else (one,)))]
 
+    @staticmethod
+    def placed(network: object, names: Iterable[str]) -> list[str]:
+        """Return those of the named outputs that are positions, or contain some, according to ``network.kind``."""
+        return [name for name, one in _kinds(network, names).items() if _is_placed(one)]
+
     @property
     def kind(self) -> Any:
         """Kind of the outputs of the network; without those that are left out, if they have names."""
@@ -155,6 +160,10 @@ def _turns(kind: Any) -> bool:
     return kind in _TURNING if isinstance(kind, str) else isinstance(kind, Representation) and kind != Scalar()
 
 
+def _is_placed(kind: Any) -> bool:
+    return "position" in kind if isinstance(kind, tuple) else kind == "position"
+
+
 def _check_turning(name: str, kind: Any, scale: Tensor, shift: Tensor) -> None:
     """Raise ValueError if an output that changes under rotations would no longer be equivariant."""
     for argument, numbers in (("scale", scale), ("shift", shift)):
@@ -165,8 +174,7 @@ def _check_turning(name: str, kind: Any, scale: Tensor, shift: Tensor) -> None:
             raise ValueError(f"shift[{name!r}]: expected 0 or none, since {name} turns with the points, got {shift}")
         if argument == "scale" and by_component and bool((numbers != numbers[..., :1]).any()):
             raise ValueError(f"scale[{name!r}]: expected one for all components of {name}, which turns, got {scale}")
-    placed = "position" in kind if isinstance(kind, tuple) else kind == "position"
-    if placed and not scale.is_meta and bool((scale != 1).any()):
+    if _is_placed(kind) and not scale.is_meta and bool((scale != 1).any()):
         raise ValueError(f"scale[{name!r}]: expected 1, since {name} moves with the points, got {scale}")
 
 

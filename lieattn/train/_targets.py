@@ -80,12 +80,7 @@ def find_unused_weights(strategy: Any, network: nn.Module, targets: Iterable[str
 
 def sources_of_scales(network: nn.Module, targets: Iterable[str], scale_of: Mapping[str, str] | None) -> dict[str, str]:
     """Return ``scale_of``, with ``"none"`` by default for targets that are positions according to the ``kind``."""
-    stated = getattr(network, "kind", None)
-    kinds = {name: stated.get(name) if isinstance(stated, Mapping) else stated for name in targets}
-    placed = [
-        name for name, one in kinds.items() if one == "position" or (isinstance(one, tuple) and "position" in one)
-    ]
-    return {**dict.fromkeys(placed, "none"), **(scale_of or {})}
+    return {**dict.fromkeys(Rescaled.placed(network, targets), "none"), **(scale_of or {})}
 
 
 def check_targets(targets: Mapping[str, float]) -> None:

@@ -51,6 +51,7 @@ from lieattn.train import (
     TrainingInterrupted,
     UsageError,
 )
+from lieattn.train._data import random_state, set_random_state, set_random_states
 from lieattn.train._last_checkpoint import _WholeFiles
 from tests.cases import some
 
@@ -602,3 +603,19 @@ def test_the_benchmark_of_processes_runs(tmp_path, capsys):
     assert [record["processes"] for record in records] == [1, 2, 4]
     assert all(record["step_ms"] > 0 and record["work_ms"] > 0 for record in records)
     assert "1.00x" in capsys.readouterr().out
+
+
+def test_processes_have_seeds_of_their_own_on_every_device(monkeypatch):
+    """Without it, dropout on CUDA is the same in all processes, because its generators all have the seed of the run."""
+    found = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", found.append)
+    before = random_state()
+    try:
+        for rank in range(3):
+            torch.manual_seed(5)
+            found.clear()
+            set_random_states(None, rank)
+            assert len(found) == (rank > 0)
+            assert torch.initial_seed() == (found[0] if rank else 5)
+    finally:
+        set_random_state(before)

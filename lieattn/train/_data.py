@@ -90,6 +90,7 @@ def set_random_states(states: list[dict[str, Any]] | None, rank: int) -> None:
     elif rank:
         words = np.random.SeedSequence([torch.initial_seed(), rank]).generate_state(1, np.uint64)
         seed_generators(int(words[0]))
+        torch.cuda.manual_seed_all(int(words[0]))  # waits until CUDA is used, if it is
 
 
 def seed_generators(seed: int) -> None:

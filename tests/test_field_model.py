@@ -152,6 +152,13 @@ def test_what_a_network_promises_is_passed_on():
     assert model.kind == "position"
     assert FieldModel(framewise(), PolarizabilityHead(8)).kind == "tensor"
     assert model.vector_inputs == ("vel", "wind", "force")
+    invariant = FieldModel(framewise(), InvariantHead(8, 1), start={"charge": 2.0})
+    assert invariant.vector_inputs == ("vel", "wind")
+    for head, factor in ((VectorHead(8), 0.5), (InvariantHead(8, 1), 1.0)):
+        with pytest.raises(
+            ValueError, match=r"start: expected the factor 1 for pos, and none .*, got \S+ for (vector|invariant)"
+        ):
+            FieldModel(framewise(), head, start={"pos": factor, "vel": 1.0})
 
 
 def test_bad_arguments():

@@ -359,7 +359,7 @@ class FieldModel(Network):
         Any network with a field, whose weights are shared, and a head such as :class:`lieattn.nn.VectorHead`, which
         replaces its own. :class:`lieattn.nn.Heads` is for several outputs.
     start
-        Names of the attributes :math:`v_k`, and their factors :math:`c_k`.
+        Names of the attributes :math:`v_k`, and their factors :math:`c_k`. That of ``pos`` is 1 (or ValueError).
     units
         Names of attributes and the numbers by which they are divided before the network sees them; a ``cell`` is
         divided like ``pos``. The :math:`v_k` themselves are not divided.
@@ -402,10 +402,10 @@ class FieldModel(Network):
         if (self.start or unit != 1) and (kind == "rotation" or isinstance(kind, Mapping)):
             outputs = "rotations" if kind == "rotation" else "several outputs"
             raise ValueError(f"start, unit: expected none for {outputs}, got start={self.start}, unit={unit}")
-        # The head of the network would not be trained, so checkpoints and counts of parameters should not include it.
-        network._check_head(head)
+        _check_start(self.start, kind, network.symmetry)
+        network._check_head(head)  # that of the network would not be trained, so checkpoints should not include it
         self.network, self.head = network.with_head(nn.Identity()), head
-        named = (*network.vector_inputs, *self.start)
+        named = (*network.vector_inputs, *(() if kind == "invariant" else self.start))
         self.vector_inputs = tuple(name for name in dict.fromkeys(named) if name != "pos")
         self.cloud_inputs, self.sees_order = network.cloud_inputs, network.sees_order
         self.has_kinks = network.has_kinks or bool(getattr(head, "has_kinks", False))
@@ -459,6 +459,13 @@ class FieldModel(Network):
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {shape}")
             output = output + factor * known
         return output
+
+
+def _check_start(start: Mapping[str, float], kind: Any, symmetry: Symmetry) -> None:
+    """Raise ValueError if positions in ``start`` would give outputs that move in no known way."""
+    if "pos" in start and (kind == "invariant" or (symmetry.group and symmetry.translations and start["pos"] != 1)):
+        got = f"got {start['pos']} for {kind} outputs, which would move in no known way"
+        raise ValueError(f"start: expected the factor 1 for pos, and none for invariant outputs, {got}")
 
 
 @dataclass(frozen=True)

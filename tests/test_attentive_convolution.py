@@ -1,5 +1,6 @@
 """Attentive group convolution: layers, fast evaluation, attention maps, networks, published weights, pictures."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -431,6 +432,14 @@ def test_pose_attention_is_a_circulant_of_the_poses():
     matrix = expand_kernel(gate.weight.T[:, None], cyclic(4).relative_index)[:, 0]
     level = 0.4 * torch.einsum("hgc,bcgxy->bhxy", matrix, x)
     torch.testing.assert_close(gate(x), (1 - torch.sigmoid(level))[:, None] * x, rtol=1e-10, atol=1e-10)
+
+
+def test_attention_to_poses_close_to_one_keeps_its_digits():
+    gate = GridPoseAttention(cyclic(4), 1)
+    torch.nn.init.constant_(gate.weight, 1.0)
+    x = torch.full((1, 1, 4, 2, 2), 5.0)  # levels of 20, whose sigmoid is 1 in float32
+    exact = copy.deepcopy(gate).double()(x.double())
+    torch.testing.assert_close(gate(x).double(), exact, rtol=1e-5, atol=0)
 
 
 def test_gates_of_planes_use_the_measure_and_all_channels():

@@ -411,8 +411,9 @@ class GridPoseAttention(TiedWeights):
             level = torch.einsum("c,bc...->b...", self.weight, x)[:, None]
         else:
             level = torch.einsum("chg,bcg...->bh...", self.weight[:, self.relative], x)[:, None]
-        seen = torch.sigmoid(self.measure * level)
-        return x - seen * x, AttentionMaps(None, seen) if return_maps else None
+        level = self.measure * level
+        # 1 - sigmoid(level), without cancellation where the attention is close to 1.
+        return torch.sigmoid(-level) * x, AttentionMaps(None, torch.sigmoid(level)) if return_maps else None
 
 
 def _uniform(*shape: int) -> nn.Parameter:

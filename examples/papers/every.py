@@ -5,7 +5,7 @@
 
 All other arguments are passed to each ``lieattn fit``, for example ``--config examples/papers/small.yaml``. The errors
 are those of the weights with the smallest validation error. They are printed, and written to ``errors.json`` in the
-folder of the run, which also contains a folder for each value.
+folder of the run, which also contains a folder for each value. Errors of other values that are there are kept.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
         figures = {name.removeprefix("test/"): error for name, error in errors.items() if "error" in name}
         found[value] = {**figures, "unit": ", ".join(test.target_units)}
         print(f"{value:16}" + ", ".join(f"{name} {error:.4g}" for name, error in figures.items()), found[value]["unit"])
-        (folder / "errors.json").write_text(json.dumps(found, indent=1))
+        written = folder / "errors.json"
+        before = json.loads(written.read_text()) if written.exists() else {}
+        written.write_text(json.dumps({**before, value: found[value]}, indent=1))
     return found
 
 

@@ -372,5 +372,5 @@ def test_modelnet_trains_on_points_that_are_drawn_anew_and_is_tested_turned(tmp_
     file.write_text(yaml.safe_dump(config))
     assert main(["fit", "--config", str(file)]) == 0, capsys.readouterr().err
     checkpoint = tmp_path / "runs" / "checkpoints" / "last.ckpt"
-    assert main(["test", "--ckpt_path", str(checkpoint)]) == 0
+    assert main(["test", "--ckpt_path", str(checkpoint), "--trainer.default_root_dir", str(tmp_path / "test")]) == 0
     assert "accuracy" in capsys.readouterr().out

@@ -145,7 +145,7 @@ class SampledFrames:
         independently. If None, a design is used if one of this size exists. SO(3) has designs of 1, 2, 4, 12, 24 and
         60 elements.
     seed
-        Seed of the frames if no generator is given.
+        Seed of the frames if no generator is given, of which torch uses the lowest 32 bits.
 
     Raises
     ------

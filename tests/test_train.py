@@ -1585,6 +1585,27 @@ def test_missing_extra_is_named(monkeypatch, capsys):
     assert 'lieattn fit needs lightning: pip install "lieattn[train]"' in capsys.readouterr().err
 
 
+def test_missing_extra_is_named_in_python():
+    code = """
+import sys
+sys.modules |= dict.fromkeys(["lightning", "jsonargparse", "torchmetrics"])
+from lieattn import train
+from lieattn.train import Constant, Muon
+for used in ("train.PointSetRegressor", "train.load_task('x')", "train.build(dict, {}, 'x')", "import lieattn.compare"):
+    try:
+        exec(used)
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    needed = ("PointSetRegressor lightning", "load_task lightning", "build jsonargparse")
+    wanted = [f"lieattn.train.{name} needs the package {package}" for name, package in map(str.split, needed)]
+    wanted = [
+        f'{line}: pip install "lieattn[train]"' for line in (*wanted, "lieattn.compare needs the package lightning")
+    ]
+    assert done.stdout.splitlines() == wanted
+
+
 def test_help_lists_every_subcommand_without_lightning():
     code = "import sys; from lieattn.cli import main; main(['--help']); sys.exit('lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

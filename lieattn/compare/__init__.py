@@ -1,10 +1,13 @@
 """Comparisons of networks under one budget: settings, data, training and measuring of cells, and reports."""
 
-from lieattn.compare._build import Sets, build_task
-from lieattn.compare._cell import CellRunner
-from lieattn.compare._match import Matched, in_words, match_models
-from lieattn.compare._records import CellStore, Record, page, report, tables, write_json
-from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
+from lieattn._extras import needs_extra
+
+with needs_extra("lieattn.compare", "train"):
+    from lieattn.compare._build import Sets, build_task
+    from lieattn.compare._cell import CellRunner
+    from lieattn.compare._match import Matched, in_words, match_models
+    from lieattn.compare._records import CellStore, Record, page, report, tables, write_json
+    from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
 
 __all__ = [
     "Cell",

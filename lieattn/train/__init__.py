@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lieattn._extras import needs_extra
+
 if TYPE_CHECKING:
     from lieattn.train._averaging import AveragedWeights
     from lieattn.train._checkpoint import (
@@ -61,14 +63,15 @@ __all__ = [
 
 # The modules that do not import Lightning come first.
 _HOMES = (
-    *("_configuration", "_checkpoint", "_targets", "_schedule", "_muon", "_last_checkpoint", "_averaging"),
+    *("_configuration", "_checkpoint", "_schedule", "_muon", "_targets", "_last_checkpoint", "_averaging"),
     *("_equivariance", "_data", "_classifier", "_tasks"),
 )
 
 
 def __getattr__(name: str) -> Any:
     for home in _HOMES if name in __all__ else ():
-        module = importlib.import_module(f"lieattn.train.{home}")
+        with needs_extra(f"{__name__}.{name}", "train"):
+            module = importlib.import_module(f"lieattn.train.{home}")
         if hasattr(module, name):
             return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

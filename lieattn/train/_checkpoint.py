@@ -22,6 +22,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments
 from lieattn._digest import DIGESTS, KEY, damaged_entries
+from lieattn._extras import needs_extra
 from lieattn._recorded import make, uncompiled_names
 from lieattn._tied import first_fault
 from lieattn._trust import untrusted_names
@@ -155,7 +156,8 @@ def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
     Its predictions are in the units of the data. For ``path``, ``trust`` and the errors see :func:`load_network`.
     """
     check_arguments(load_task, locals())
-    from lieattn.train._tasks import PointSetTask
+    with needs_extra("lieattn.train.load_task", "train"):
+        from lieattn.train._tasks import PointSetTask
 
     return _loaded(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lieattn._checks import check_arguments
+from lieattn._extras import needs_extra
 
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
@@ -41,7 +42,8 @@ class UsageError(ValueError):
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
     """Read a mapping from a YAML file; UsageError says what was expected."""
     check_arguments(read_yaml, locals())
-    import yaml
+    with needs_extra("lieattn.train.read_yaml", "train"):
+        import yaml
 
     try:
         content = yaml.safe_load(Path(path).read_text())
@@ -59,7 +61,8 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
     does not fit; its message calls the object ``what``.
     """
     check_arguments(build, locals())
-    from jsonargparse import ArgumentError
+    with needs_extra("lieattn.train.build", "train"):
+        from jsonargparse import ArgumentError
 
     from lieattn._suggestions import SuggestingParser
 
@@ -127,7 +130,8 @@ def _members_meant(lines: list[str]) -> list[str]:
 
 def register_types() -> None:
     """Let configuration files name any function of ``lieattn.groups`` where a group is expected, and any space."""
-    from jsonargparse import set_parsing_settings
+    with needs_extra("lieattn.train.register_types", "train"):
+        from jsonargparse import set_parsing_settings
 
     from lieattn.groups import Group
     from lieattn.spaces import HomogeneousSpace

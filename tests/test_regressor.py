@@ -370,6 +370,36 @@ def test_targets_that_are_all_masked_are_refused():
         PointSetRegressor(Spring(), "energy").measure(items)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_targets_that_are_not_finite_are_named_unless_they_are_masked(number):
+    """The message about a loss that is NaN advised to lower the learning rate."""
+    items = [Springs()[i] for i in range(3)]
+    items[1].energy = torch.full_like(items[1].energy, number)
+    message = rf"data.energy: expected finite targets, got {number}; .* False in data.energy_mask"
+    with pytest.raises(ValueError, match=message):
+        PointSetRegressor(Spring(), "energy").measure(items)
+    module = PointSetRegressor(Spring(), "energy")
+    module.log = lambda *_, **__: None
+    with pytest.raises(ValueError, match=message):
+        module.evaluate(Batch.from_data_list(items), "val")
+    for i, item in enumerate(items):
+        item.energy_mask = torch.tensor([i != 1])
+    module.measure(items)
+    assert torch.isfinite(module.evaluate(Batch.from_data_list(items), "val"))
+
+
+def test_targets_may_be_numbers_of_python():
+    items = [Data(pos=torch.randn(4, 3), energy=float(number)) for number in range(4)]
+    module = PointSetRegressor(Constant(1), "energy")
+    module.measure(items)
+    assert float(module.shift_energy) == 1.5
+    _, found = logged(module, [Batch.from_data_list(items)])
+    assert found["test/error"] == pytest.approx(1.0, rel=0.2)
+    items[2].energy = "high"
+    with pytest.raises(ValueError, match=r"data.energy: expected a tensor or a number, got str in training cloud 2"):
+        module.measure(items)
+
+
 @pytest.mark.parametrize("kind", ["vector", "position", ("position", "vector"), Vector(3), {"y": "vector"}], ids=str)
 def test_vectors_have_no_shift(kind):
     """A shift, and scales of single components, would break the equivariance of the predictions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -40,6 +41,31 @@ def labels_of(batch: Batch, number: int, rows: int, per: str) -> Tensor:
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}")
     return labels
+
+
+def targets_of(items: Sequence[Data], name: str) -> list[Tensor]:
+    """Return copies of a target of all training clouds in float64, with at least one axis; ValueError if one has none.
+
+    Numbers of Python, which batches collect in tensors, and tensors without axes are one entry.
+    """
+    values = [torch.as_tensor(value) if isinstance(value := item.get(name), int | float) else value for item in items]
+    if missing := sum(value is None for value in values):
+        raise ValueError(f"data: {missing} of {len(items)} training clouds have no {name}")
+    for number, value in enumerate(values):
+        if not isinstance(value, Tensor):
+            found = f"{kind(value)} in training cloud {number}"
+            raise ValueError(f"data.{name}: expected a tensor or a number, got {found}")
+    return [torch.atleast_1d(value).double().clone() for value in values]
+
+
+def check_known(name: str, target: Tensor, weights: Tensor | None) -> None:
+    """Raise ValueError if a target is NaN or infinite where its weight is not 0; weights may lack its last axes."""
+    bad = ~target.isfinite()
+    if weights is not None:
+        bad &= weights.reshape(*weights.shape, *[1] * (target.ndim - weights.ndim)) > 0
+    if bad.any():
+        advice = f"entries without a target are marked by False in data.{name}_mask"
+        raise ValueError(f"data.{name}: expected finite targets, got {float(target[bad][0])}; {advice}")
 
 
 def entries_of(cloud: Data, name: str, value: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
 from lieattn.train._targets import (
+    check_known,
     check_targets,
     entries_of,
     find_unused_weights,
@@ -39,6 +40,7 @@ from lieattn.train._targets import (
     read_for,
     shifted_targets,
     sources_of_scales,
+    targets_of,
     training_set,
     warn_of_units,
 )
@@ -383,19 +385,17 @@ class PointSetRegressor(PointSetTask):
             raise ValueError("data: expected clouds to measure the targets on, got an empty training set")
         scales: dict[str, Tensor] = {}
         for name in self.targets:
-            # A number without axes is one entry, as in a batch.
-            given = [item[name] for item in items if isinstance(item.get(name), Tensor)]
-            values = [torch.atleast_1d(value).double().clone() for value in given]
-            if len(values) != len(items):
-                raise ValueError(f"data: {len(items) - len(values)} of {len(items)} training clouds have no {name}")
+            values = targets_of(items, name)
             others = of_the_other_kind(items, name)
             for item, value in zip(items, values, strict=True):
-                if (weights := target_weights(item, name, value, others)) is not None:
+                weights = target_weights(item, name, value, others)
+                check_known(name, value, weights)
+                if weights is not None:
                     counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
                     value.masked_fill_(~counts, math.nan)
             columns = torch.cat([entries_of(item, name, value) for item, value in zip(items, values, strict=True)])
             if columns.isnan().all():
-                raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones or NaN")
+                raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones")
             # Each component has its own shift and scale, because the components of a target may differ in unit.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
@@ -434,6 +434,8 @@ class PointSetRegressor(PointSetTask):
             axes = 2 if turns else 0
             values, weights = counted(difference, importance, axes)
             sums.append(weighted_sums(_LOSSES[self.loss](values), weights))
+            if not sums[-1].isfinite().all():
+                check_known(name, target, importance)
             error = cast(WeightedMean, self.errors[f"{stage}_{name}"])
             values, weights = counted(difference.detach() * scale, importance, axes)
             error.update(degrees(values) if turns else values.abs(), weights)

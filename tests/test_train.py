@@ -58,6 +58,7 @@ from lieattn.train import (
     load_task,
     load_weights,
     read_checkpoint,
+    read_yaml,
 )
 from lieattn.train._checkpoint import FORMAT, check_content, describe_group, describe_input
 from lieattn.train._data import random_state, set_random_state
@@ -1548,6 +1549,39 @@ def test_unknown_key_is_named(tmp_path, capsys, place, message):
     inner[place[-1]] = 1
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_a_section_that_occurs_twice_is_named(tmp_path, monkeypatch, capsys, command):
+    """YAML would drop the first one without a message."""
+    monkeypatch.chdir(tmp_path)
+    content = yaml.safe_dump(config(tmp_path))
+    at = content.splitlines().index("trainer:") + 1
+    twice = content + "trainer: {max_epochs: 1}\n"
+    Path("run.yaml").write_text(twice)
+    assert main([command, "--config", "run.yaml"]) == 2
+    found = f"'trainer' in lines {at} and {len(twice.splitlines())}"
+    assert f"run.yaml: expected each key of a section once, got {found}" in capsys.readouterr().err
+
+
+def test_yaml_may_repeat_keys_of_merged_sections_and_aliases(tmp_path):
+    (tmp_path / "run.yaml").write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: [*a, *a]\n")
+    found = read_yaml(tmp_path / "run.yaml", "settings")
+    assert found == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": 2 * [{"x": 1, "y": 2}]}
+
+
+@pytest.mark.parametrize("place", [("model",), ("model", "init_args", "network"), ("trainer", "callbacks", 0)])
+def test_a_misspelled_entry_of_a_class_is_named(tmp_path, capsys, place):
+    """The message was that the base class is abstract."""
+    content = inner = config(tmp_path)
+    for key in place:
+        inner = inner[key]
+    inner["init_arg"] = inner.pop("init_args")
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
+    told = (
+        f"expected the arguments of a class under init_args, got 'init_arg' beside class_path '{inner['class_path']}'"
+    )
+    assert told in capsys.readouterr().err
 
 
 def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, capsys):

@@ -32,7 +32,7 @@ from lieattn._saved import load
 from lieattn._suggestions import suggested
 from lieattn.cli._certify import is_network
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import ArgumentParser, output_file, package
+from lieattn.cli._options import ArgumentParser, check_classes, output_file, package
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 
@@ -188,6 +188,7 @@ class _PointSetCLI(LightningCLI):
         for path in _option(args, "--config", "-c", action="append", default=[])[0]:
             if Path(path).is_file():  # an error then names the file
                 content = train.read_yaml(path, "a configuration")
+                check_classes(content, path)
                 for section in _SECTIONS:
                     value = content.get(section, {})
                     if isinstance(value, str) and (file := Path(path).parent / value).is_file():

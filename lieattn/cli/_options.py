@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+_OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
 _OURS = (f"{os.sep}lieattn{os.sep}", f"{os.sep}lieattn_datasets{os.sep}")
 
 
@@ -54,6 +55,21 @@ def natural(text: str, least: int = 0) -> int:
     if not least <= value < 2**63:
         raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
     return value
+
+
+def check_classes(content: Any, path: str | Path) -> None:
+    """Raise UsageError if a class in a configuration has other entries than those that describe it."""
+    from lieattn.train import UsageError
+
+    if isinstance(content, list):
+        content = dict(enumerate(content))
+    if not isinstance(content, dict):
+        return
+    if unknown := [key for key in content if key not in _OF_A_CLASS] if "class_path" in content else []:
+        found = f"{unknown[0]!r} beside class_path {content['class_path']!r}"
+        raise UsageError(f"{path}: expected the arguments of a class under init_args, got {found}")
+    for value in content.values():
+        check_classes(value, path)
 
 
 def output_file(text: str) -> Path:

@@ -1246,6 +1246,28 @@ def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch):
     assert (tmp_path / "runs/checkpoints/last.ckpt").is_file()
 
 
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize(
+    "callback",
+    [
+        {"class_path": "Timer", "init_args": {"duration": "00:01:00:00"}},  # its interval is a member of an enumeration
+        {"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.01}},  # its device is one of torch
+        {"class_path": "BatchSizeFinder", "init_args": {"max_trials": 2}},  # it trains before the run continues
+    ],
+    ids=lambda callback: callback["class_path"],
+)
+def test_runs_with_callbacks_of_lightning_are_continued_from_the_checkpoint_alone(tmp_path, capsys, recwarn, callback):
+    content = config(tmp_path, callbacks=[callback], max_epochs=2)
+    if callback["class_path"] == "StochasticWeightAveraging":
+        del content["model"]["init_args"]["schedule"]
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
+    last = tmp_path / "checkpoints/last.ckpt"
+    arguments = ["fit", "--ckpt_path", str(last), "--trust", __name__.partition(".")[0]]
+    assert main([*arguments, "--trainer.max_epochs", "3"]) == 0, capsys.readouterr().err
+    assert read_checkpoint(last)["epoch"] == 2
+    assert not [warning for warning in recwarn if "Unable to serialize" in str(warning.message)]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_interrupted_run_without_a_configuration_says_how_to_continue(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -311,7 +311,7 @@ def test_commands_without_training_refuse_weights(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ("absent", "weights: .*no such file; the trained networks are"),
+        ("absent", "weights: absent: no such file; the trained networks are"),
         ("absent.ckpt", "weights: there is no checkpoint absent.ckpt"),
         ("digits-c8", "weights: source: expected the class of the network, FramewiseTransformer, got GSANet"),
     ],

@@ -14,13 +14,14 @@ import warnings
 from argparse import Action
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed
 import yaml
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -196,7 +197,7 @@ class _PointSetCLI(LightningCLI):
                     elif not isinstance(value, dict):
                         named = "settings by name, or a file with them"
                         raise train.UsageError(f"{path}: {section}: expected {named}, got {value!r}")
-        self.config = parser.parse_args(args)
+        self.config = _plain(parser.parse_args(args))
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would change the configuration according to the checkpoint."""
@@ -310,7 +311,8 @@ class _PointSetCLI(LightningCLI):
             network = load(source, trust) if saved else train.load_network(source, trust)
             new = transfer_weights(self.model.network, network)
         except (OSError, ValueError) as error:
-            raise train.UsageError(f"weights: {error}") from error
+            reason = f"{source}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
+            raise train.UsageError(f"weights: {reason}") from error
         _say(f"training starts from the weights of {source}; new weights: {', '.join(new) or 'none'}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -378,6 +380,20 @@ class _PointSetCLI(LightningCLI):
         tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
         for path, rows in write_tables(root, tables):
             _say(f"predictions, {rows} rows: {path}")
+
+
+def _plain(value: Any) -> Any:
+    """Replace defaults of Lightning's callbacks that YAML cannot write by the texts that mean the same, in place."""
+    if isinstance(value, Namespace):
+        for name, entry in vars(value).items():
+            setattr(value, name, _plain(entry))
+    elif isinstance(value, list):
+        value[:] = map(_plain, value)
+    elif isinstance(value, torch.device):
+        return str(value)
+    elif isinstance(value, Enum) and isinstance(value, str):
+        return str(value.value)
+    return value
 
 
 def _folder(settings: Any) -> Path:

@@ -357,6 +357,8 @@ class PointSetData(LightningDataModule):
         # In an earlier fit, an epoch may have had another number of batches.
         first, batch, before = self._start
         done = trainer.fit_loop.total_batch_idx + 1
+        if done < before:  # a trial before a continued run, such as that of BatchSizeFinder
+            return {}
         epochs, batch = divmod(batch + done - before, int(trainer.num_training_batches))
         fixed = self._fixed(len(cast(Sized, self.sets["train"])), trainer.world_size)
         return {"epoch": first + epochs, "batch": batch, "done": done, **fixed}

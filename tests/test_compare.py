@@ -1305,6 +1305,22 @@ def test_width_of_the_fiber_is_matched(tmp_path):
         match_models(settings(tmp_path, models=models, match={"by": "width", "to": 96}))
 
 
+def test_a_width_that_a_model_refuses_is_said_to_be_tried(tmp_path):
+    """It is not in the file of the user."""
+    arguments = {"in_channels": 1, "out_channels": 2, "heads": 2, "channels": 8, "layers": 1}
+    network = {"class_path": "lieattn.models.FramewiseTransformer", "width": "channels"}
+    frames = {"class_path": "lieattn.geometry.PrincipalFrames"}
+    network["init_args"] = {"frames": frames, **arguments}
+    message = r"per head.* got \d+\. channels = \d+ was tried to match the models; .* has a `step`"
+    with pytest.raises(ValueError, match=message):
+        match_models(settings(tmp_path, models={"odd": network}, match={"to": 2500}))
+
+
+def test_wrong_options_of_the_trainer_are_named(tmp_path, capsys):
+    compare(tmp_path, status=2, trainer__precision="quarter", arguments=("--models", "distances"))
+    assert "lieattn compare: trainer: Precision 'quarter' is invalid" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_sizes_that_were_measured_are_kept(tmp_path, monkeypatch, capsys):
     """Sizes are kept when a comparison is continued, and measured again if settings that affect them change."""

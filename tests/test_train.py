@@ -1606,6 +1606,15 @@ def test_a_misspelled_entry_of_a_class_is_named(tmp_path, capsys, place):
     assert told in capsys.readouterr().err
 
 
+def test_what_a_trainer_needs_is_named(tmp_path, monkeypatch, capsys):
+    def without_package(*arguments, **options):
+        raise ModuleNotFoundError("Requirement 'transformer_engine>=0.11.0' not met.")
+
+    monkeypatch.setattr("lightning.pytorch.cli.LightningCLI.instantiate_trainer", without_package)
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path))]) == 2
+    assert "lieattn fit: trainer: Requirement 'transformer_engine>=0.11.0' not met." in capsys.readouterr().err
+
+
 def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, capsys):
     content = config(tmp_path)
     (tmp_path / "parts").mkdir()

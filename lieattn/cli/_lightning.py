@@ -347,7 +347,7 @@ class _PointSetCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, settings.last]
         try:
             return super().instantiate_trainer(**kwargs)
-        except ValueError as error:
+        except (ImportError, ValueError) as error:
             raise train.UsageError(f"trainer: {error}") from error
 
     def predict(self, **kwargs: Any) -> None:

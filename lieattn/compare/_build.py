@@ -207,7 +207,10 @@ def build_group(name: str, model: ModelSettings) -> Group | None:
 
 
 def make_trainer(settings: Settings, **options: Any) -> Trainer:
-    """Make a trainer without progress bar and logger, with the options of the settings."""
+    """Make a trainer without progress bar and logger, with the options of the settings; UsageError if one is wrong."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     # Forces are gradients, which cannot be computed in inference mode.
-    return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
+    try:
+        return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
+    except (ImportError, TypeError, ValueError) as error:
+        raise UsageError(f"trainer: {error}") from error

@@ -114,7 +114,7 @@ class _Matcher:
         below, above, multiple = 0, None, max(1, round(start / model.step))
         for _ in range(_MOST_TRIALS):
             sized = model.with_arguments(**{width: multiple * model.step})
-            value = self._measure(name, sized)
+            value = self._measured(name, sized, width, multiple * model.step)
             found[multiple] = sized, value
             if self.by == "seconds" and abs(value - self.target) <= self.settings.match.tolerance / 2 * self.target:
                 return [found[multiple]]  # a second measurement could differ by more than this
@@ -130,6 +130,17 @@ class _Matcher:
             guess = max(below + 1, round(multiple * (ratio if counted else min(ratio, _GROWTH))))
             multiple = guess if above is None else min(guess, above - 1)
         return [found[multiple] for multiple in (below, above) if multiple in found]
+
+    def _measured(self, name: str, model: ModelSettings, width: str, tried: int) -> float:
+        try:
+            return self._measure(name, model)
+        except UsageError as error:
+            if tried == self.settings.models[name].chosen.get(width):
+                raise
+            advice = (
+                f"{width} = {tried} was tried to match the models; a model that accepts multiples only has a `step`"
+            )
+            raise UsageError(f"{error}. {advice}") from error
 
     def _measure(self, name: str, model: ModelSettings) -> float:
         if self.by == "seconds":

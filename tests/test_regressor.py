@@ -356,6 +356,25 @@ def test_metrics_of_cast_tasks_count_every_batch(metric):
     assert float(metric.compute()) == 0.5
 
 
+def test_means_of_small_weights_and_of_nothing():
+    mean = WeightedMean()
+    mean.update(torch.zeros(0), torch.zeros(0))
+    assert math.isnan(float(mean.compute()))
+    mean.reset()
+    mean.update(torch.tensor([1.0, 3.0]), torch.tensor([0.1, 0.1]))
+    assert float(mean.compute()) == pytest.approx(2.0)
+
+
+def test_masks_of_components_go_with_weights_of_points():
+    items = [Springs()[number] for number in range(3)]
+    for number, item in enumerate(items):
+        item.mask = torch.tensor([[True, True, number == 1]] * 2)
+        item.force_weight = torch.tensor([1.0, 2.0])
+    data = Batch.from_data_list(items)
+    wanted = data.mask * data.force_weight[:, None]
+    assert torch.equal(target_weights(data, "force", data.force), wanted)
+
+
 def test_losses_are_summed_in_single_precision():
     """In float16 sums end at 65504, and infinite weights would make the loss 0 or NaN."""
     found = weighted_sums(torch.full((70_000,), 2.0).half(), torch.ones(70_000).half())
@@ -400,7 +419,11 @@ def test_targets_may_be_numbers_of_python():
         module.measure(items)
 
 
-@pytest.mark.parametrize("kind", ["vector", "position", ("position", "vector"), Vector(3), {"y": "vector"}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    ["vector", "position", "pseudovector", "pseudoscalar", ("position", "vector"), Vector(3), {"y": "vector"}],
+    ids=str,
+)
 def test_vectors_have_no_shift(kind):
     """A shift, and scales of single components, would break the equivariance of the predictions."""
 
@@ -491,6 +514,7 @@ def test_points_may_be_masked_for_one_target():
     for name, value, message in (
         ("force_mask", torch.ones(7, dtype=torch.bool), r"data.force_mask: expected the first axes of force \(6, 3\)"),
         ("weight", -torch.ones(6), "data.weight: expected finite weights of at least 0, got -1.0"),
+        ("weight", torch.tensor([1.0, 2, math.inf] * 2), "data.weight: expected finite weights of at least 0, got inf"),
         ("mask", torch.ones(5, dtype=torch.bool), "data.mask: expected the first axes of energy"),
     ):
         wrong = Batch.from_data_list(items)
@@ -504,6 +528,7 @@ def test_points_may_be_masked_for_one_target():
     [
         (lambda: PointSetRegressor(Bond(), "y", loss="l3"), "loss: expected one of"),
         (lambda: PointSetRegressor(Bond(), {}), "targets: expected names"),
+        (lambda: PointSetRegressor(Bond(), {"y": math.nan}), "targets: expected names with weights of at least 0"),
         (lambda: PointSetRegressor(Bond(), "y", shift=["z"]), "shift: \\['z'\\] are not among"),
         (lambda: PointSetRegressor(Bond(), "y", scale_of={"y": "z"}), "scale_of: \\['z'\\] are neither"),
         (lambda: PointSetRegressor(Bond(), "charge").measure(Springs()), "24 of 24 training clouds have no charge"),
@@ -609,6 +634,33 @@ def test_tensors_are_sums_over_the_points_too(number):
     torch.testing.assert_close(module.shift_v, torch.ones(3, 3))
 
 
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "NaN"])
+def test_sums_that_are_not_known_have_no_part_in_the_number_of_a_point(masked):
+    """Of the third component none is known."""
+    clouds = []
+    for index in range(6):
+        points, known = 2 + index, torch.tensor([[True, index != 3, False]])
+        y = torch.tensor([[1.0, 2.0, 3.0]]) * points
+        cloud = Data(pos=torch.randn(points, 3), y=y if masked else y.where(known, torch.nan))
+        clouds.append(cloud)
+        if masked:
+            cloud.y_mask = known
+    module = PointSetRegressor(Constant(3), "y", extensive=["y"])
+    module.measure(clouds)
+    torch.testing.assert_close(module.shift_y, torch.tensor([1.0, 2.0, 0.0]))
+
+
+def test_components_that_are_never_known_have_no_shift_and_the_scale_one():
+    y = torch.tensor([[1.0, 5.0, 4.0], [3.0, 6.0, 4.0]], dtype=torch.float64)
+    known = torch.tensor([[True, False, True]])  # and the last component is constant
+    clouds = [Data(pos=torch.zeros(2, 3), y=row[None], y_mask=known) for row in y]
+    module = PointSetRegressor(Constant(3), "y")
+    module.measure(clouds)
+    assert module.shift_y.tolist() == [2.0, 0.0, 4.0]
+    assert module.scale_y.tolist() == [1.0, 1.0, 1.0]
+    assert y.isfinite().all()  # the data stay as they were
+
+
 def test_extensive_targets_have_one_number_for_each_cloud_and_a_shift():
     with pytest.raises(ValueError, match=r"extensive: \['y'\] are not among the targets"):
         PointSetRegressor(Constant(1), "energy", extensive=["y"])
@@ -674,6 +726,32 @@ def test_outputs_that_do_not_depend_on_trained_weights(monkeypatch):
     monkeypatch.setattr(task, "log", lambda *_, **__: None)  # there is no trainer
     with pytest.raises(UsageError, match="network: expected outputs that depend on weights with requires_grad"):
         task.training_step(batch(), 0)
+    with torch.no_grad():
+        assert task.training_step(batch(), 0).isfinite()
+
+
+def test_data_in_single_precision_for_weights_in_double_precision(monkeypatch):
+    task = PointSetRegressor(Bond().double(), "y")
+    monkeypatch.setattr(task, "log", lambda *_, **__: None)
+    assert task.double().evaluate(batch(), "val").dtype == torch.float64
+
+
+def test_positions_beside_vectors_keep_their_unit():
+    network = Bond()
+    network.kind = "position", "vector"
+    assert PointSetRegressor(network).scale_of == {"y": "none"}
+    network.kind = "vector"
+    assert PointSetRegressor(network).scale_of == {}
+
+
+def test_the_order_of_extensive_outputs_does_not_matter():
+    one, other = (
+        Rescaled(Spring(), {"energy": 2.0, "dipole": 3.0}, extensive=names)
+        for names in (["energy", "dipole"], ["dipole", "energy"])
+    )
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(RuntimeError, match="extensive"):
+        Rescaled(Spring(), {"energy": 2.0, "dipole": 3.0}, extensive=["energy"]).load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize("task", ["l1", "mse", "classifier"])

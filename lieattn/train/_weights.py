@@ -36,8 +36,10 @@ def target_weights(data: Batch | Data, name: str, target: Tensor, others: Contai
         if not _applies(data, attribute, name, target, others):
             continue
         weights = value.to(target.dtype if target.is_floating_point() else torch.float32)
-        if not ((weights >= 0) & weights.isfinite()).all():
-            raise ValueError(f"data.{attribute}: expected finite weights of at least 0, got {float(weights.min())}")
+        good = (weights >= 0) & weights.isfinite()
+        if not good.all():
+            wrong = float(weights[~good][0])
+            raise ValueError(f"data.{attribute}: expected finite weights of at least 0, got {wrong}")
         found = weights if found is None else _times(found, weights)
     repeated = data.get(REPEATED)
     if isinstance(data, Batch) and repeated is not None and bool(repeated.any()):

@@ -185,7 +185,7 @@ def fps(
     clouds = point_clouds(pos, batch=batch)
     if len(pos) == 0:
         return torch.zeros(0, dtype=torch.int64, device=pos.device)
-    # The small number compensates for rounding, so that 0.1 of 30 points is 3.
+    # The small number compensates for rounding, so that 0.07 of 100 points is 7.
     wanted = (ratio * clouds.counts.double() - 1e-9).ceil().long().clamp(min=1).minimum(clouds.counts)
     chosen = farthest_points(pos, batch=batch, count=int(wanted.max()), start=start, generator=generator)
     kept = clouds.counts.clamp(max=int(wanted.max()))

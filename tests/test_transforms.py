@@ -122,6 +122,31 @@ def test_at_least_one_point_of_each_cloud_is_kept():
     assert batch[fps(pos, batch, ratio=1e-12)].tolist() == [0, 2]
 
 
+def test_rounding_chooses_no_further_point():
+    """0.07 * 100 is a little more than 7 in double precision."""
+    assert len(fps(torch.randn(100, 3), ratio=0.07)) == 7
+
+
+def test_options_of_transforms():
+    data = Data(pos=torch.randn(20, 3))
+    assert torch.equal(KNNGraph()(data).edge_index, knn_graph(data.pos, 6))
+    assert torch.equal(RadiusGraph(1.0)(data).edge_index, radius_graph(data.pos, 1.0))
+    grid = Data(pos=torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)))
+    tied = KNNGraph(1, ties="all")(grid).edge_index
+    assert torch.equal(tied, knn_graph(grid.pos, 1, ties="all"))
+    assert tied.shape[1] > 9
+    first = FarthestPoints(0.2, start="first")(data).pos
+    assert torch.equal(first, data.pos[fps(data.pos, ratio=0.2, start="first")])
+    assert torch.equal(first[0], data.pos[0])
+
+
+def test_no_vector_of_a_cell_is_periodic():
+    pos = torch.randn(10, 3)
+    edges, shift = periodic_radius_graph(pos, 1.0, torch.eye(3), torch.zeros(3, dtype=torch.bool))
+    assert torch.equal(edges, radius_graph(pos, 1.0))
+    assert torch.equal(shift, torch.zeros(edges.shape[1], 3))
+
+
 @pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
 def test_farthest_points_keep_names_of_points(container):
     pos = torch.tensor([[0.0], [1.0], [2.0], [10.0]])

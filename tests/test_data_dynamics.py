@@ -163,6 +163,15 @@ class TestNBody:
         with pytest.raises(ValueError, match="the energy changes by"):
             ld.NBody(tmp_path, start=0, end=1)
 
+    def test_sizes_and_speeds(self):
+        """Those of the literature."""
+        assert [_nbody.split_size(split, None) for split in ("train", "valid", "test")] == [3000, 2000, 2000]
+        _, _, vel = _nbody.random_charges(4, 1000, seed=0, split=0)  # the velocity of the mean is small
+        np.testing.assert_allclose(np.linalg.norm(vel, axis=-1), 0.5, atol=0.06)
+        data = ld.NBodySimulated(size=1, particles=2)
+        assert data[0].time.item() == 1.0
+        assert repr(data) == "NBodySimulated(1 systems of 2 particles, time 3 to 4)"
+
     def test_simulated(self):
         small = {"start_time": 0.0, "end_time": 0.1}
         few, many = (ld.NBodySimulated(size=size, **small) for size in (3, 5))

@@ -188,6 +188,8 @@ class TestFeatures:
         batch = Batch.from_data_list([Data(z=torch.tensor([16, 1])), Data(z=torch.tensor([1]))])
         x = ld.MoleculeFeatures((1, 16), powers=2)(batch).x
         torch.testing.assert_close(x, torch.tensor([[0, 0, 1, 1], [1, 1 / 16, 0, 0], [1, 1 / 16, 0, 0]]))
+        other = ld.MoleculeFeatures((16, 1), powers=2)(batch).x  # the largest charge need not be the last
+        torch.testing.assert_close(other, x[:, [2, 3, 0, 1]])
 
     def test_unknown_charge(self):
         with pytest.raises(ValueError, match=r"data\.z: expected only the species \(1, 6, 7, 8, 9\), got 16"):
@@ -407,6 +409,7 @@ class TestQM9:
         together = np.concatenate([parts[name] for name in ("train", "valid", "test")])
         np.testing.assert_array_equal(np.sort(together), parts["all"])
         np.testing.assert_array_equal(together, np.random.RandomState(0).permutation(130_831))
+        assert len(_qm9.cormorant_split(29)["test"]) == 2  # a tenth, rounded down
 
     def test_same_numbers_as_torch_geometric(self, tmp_path):
         from torch_geometric.datasets import QM9
@@ -871,6 +874,25 @@ class TestFrames:
         total = [frame.get_potential_energy() for frame in frames]
         np.testing.assert_allclose(molecules.targets[:, 0].numpy() + np.array(free), total, rtol=1e-12)
         assert molecules.targets.abs().max() < 10
+        other = ld.Molecules.from_ase(frames, energy_unit="meV")
+        assert other.atom_energies == pytest.approx({z: 1000 * e for z, e in molecules.atom_energies.items()})
+
+    def test_stored_results_come_before_other_entries(self):
+        frames = crystals(2)
+        for frame in frames:
+            frame.info["energy"], frame.arrays["forces"] = 1.0, np.zeros((len(frame), 3))
+        for frame, data in zip(frames, ld.Molecules.from_ase(frames, references=False), strict=True):
+            assert data.energy.item() == pytest.approx(frame.get_potential_energy())
+            np.testing.assert_allclose(data.force, frame.get_forces(), rtol=1e-6)
+
+    def test_one_periodic_frame_among_others(self):
+        frames = crystals(2)
+        frames[1].pbc = False
+        for frame in frames:
+            frame.calc, frame.info = None, {}
+        items = list(ld.Molecules.from_ase(frames))
+        assert [data.pbc.tolist() for data in items] == [[[True, True, False]], [[False] * 3]]
+        assert all(data.cell.shape == (1, 3, 3) for data in items)
 
     def test_plain_frames(self):
         """Frames may lack a cell, a calculator or labels; labels may be in `info` and `arrays`."""
@@ -903,6 +925,11 @@ class TestFrames:
                 "energy of frames: expected finite",
             ),
             (lambda frames: frames[0].calc.results.update(forces=np.ones((2, 2))), ValueError, r"forces .* \[2, 3\]"),
+            (
+                lambda frames: frames[0].calc.results["forces"].__setitem__((0, 1), np.nan),
+                ValueError,
+                "forces of frames: expected finite",
+            ),
             (lambda frames: frames[0].calc.results.update(dipole=1.8), ValueError, r"dipole .* \[3\], got \[\]"),
             (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames: expected at most 1e"),
             (lambda frames: frames[0].numbers.fill(0), ValueError, "z: expected nuclear charges in 1 .. 118"),

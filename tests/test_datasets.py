@@ -204,6 +204,7 @@ class TestIdx:
         train, valid = (ld.MNIST(tmp_path, s, validation=4, verify=False)._indices for s in ("train", "valid"))
         assert sorted([*train, *valid]) == list(range(12))
         assert valid.tolist() == ld.MNIST(tmp_path, "valid", validation=4, verify=False)._indices.tolist()
+        assert valid.tolist() == sorted(np.random.RandomState(2024).permutation(12)[-4:])  # in every version
         with pytest.raises(ValueError, match="validation: expected at least 1 for split='valid'"):
             ld.MNIST(tmp_path, "valid", verify=False)
         with pytest.raises(ValueError, match="less than the 12 training images, got 12"):
@@ -657,6 +658,16 @@ class TestTransforms:
             assert distinct(crops(turn(image), False)) == distinct(map(turn, plain))
             halves = [torch.rot90(turn(found), 2 * half) for found in mirrored for half in (0, 1)]
             assert distinct(crops(turn(image), True)) < distinct(halves)
+
+    def test_half_of_the_crops_are_mirrored(self):
+        data = ld.image_to_data(torch.rand(4, 4, generator=torch.Generator().manual_seed(0)))
+        torch.manual_seed(0)
+        mirrored = sum(not torch.equal(ld.RandomCrop(0)(data).x, data.x) for _ in range(400))
+        assert 160 < mirrored < 240  # four standard deviations
+
+    def test_points_with_one_channel_of_signal_are_kept(self):
+        data = Data(x=torch.tensor([[0.0, 1.0], [0.0, 0.0], [-1.0, 0.0]]), pos=torch.rand(3, 2))
+        assert torch.equal(ld.DropBackground()(data).pos, data.pos[[0, 2]])
 
     def test_background_is_dropped_wherever_it_lies(self):
         data = ld.image_to_data(np.array([[0, 255], [26, 128]], dtype=np.uint8), 3)

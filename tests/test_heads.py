@@ -105,6 +105,36 @@ def test_fields_on_points(group):
             torch.testing.assert_close(moved, head.rep.act(group.elements[g], out), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_invariant_heads_by_their_definition(pool):
+    """Pooled over frames and points first, by default, and three linear maps after them."""
+    graph = lift(draw(5, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 1, 1, 1]))
+    x = draw(5, 12, CHANNELS)
+    head = randomize(InvariantHead(CHANNELS, 2, pool=pool, norm=True).double())
+    reduce = torch.amax if pool == "max" else torch.mean
+    y = torch.stack([reduce(part, dim=(0, 1)) for part in (x[:2], x[2:])])
+    for norm, linear in zip(head.norms, head.linears, strict=True):
+        y = linear(nn.functional.silu(nn.functional.layer_norm(y, [CHANNELS], norm.weight, norm.bias)))
+    torch.testing.assert_close(head(x, graph), y)
+
+
+def test_heads_are_as_wide_as_the_field():
+    widths = FieldHead(5, Vector(3)).linear1, DipoleHead(5).charge[0], PolarizabilityHead(5).field.linear1
+    assert [linear.out_features for linear in widths] == [5, 5, 5]
+
+
+def test_poses_of_nothing_are_rotations():
+    graph = lift(draw(4, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 2, 2]))  # cloud 1 is empty
+    head = randomize(RotationHead(CHANNELS).double())
+    with pytest.warns(UserWarning, match=r"undetermined for 1 of 3 clouds \(the first has index 1\)"):
+        found = head(draw(4, 12, CHANNELS), graph)
+    torch.testing.assert_close(found @ found.mT, torch.eye(3, dtype=torch.float64).expand(3, 3, 3))
+
+
+def test_heads_of_your_own_are_invariant_unless_they_say_otherwise():
+    assert Heads({"own": nn.Linear(4, 1), "vector": VectorHead(4)}).kind == {"own": "invariant", "vector": "vector"}
+
+
 @pytest.mark.usefixtures("every_backend")
 @every_group
 def test_dipoles_and_polarizabilities(group):

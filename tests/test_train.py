@@ -260,6 +260,43 @@ def test_milestones_are_those_of_torch():
     assert [smooth.factor(step, 10, 10) for step in (0, 1, 4, 5, 9)] == [0.5, 1, 1, 0.5, 0.5]
 
 
+def test_defaults_of_schedules():
+    assert vars(WarmupCosine()) == {"warmup_epochs": 10, "floor": 0.0}
+    assert vars(Plateau()) == {"patience": 10, "gamma": 0.1, "warmup_epochs": 0}
+    assert MultiStep([3]).factor(3, 9, 1) == 0.1
+    assert AveragedWeights().decay == 0.999
+
+
+def test_epochs_are_rounded_to_the_nearest_step():
+    """0.29 * 100 is a little less than 29 in double precision."""
+    cosine, steps = WarmupCosine(0.29), MultiStep([0.29])
+    assert [cosine.factor(step, 1000, 100) for step in (27, 28)] == [28 / 29, 1.0]
+    assert [steps.factor(step, 1000, 100) for step in (28, 29)] == [1.0, 0.1]
+
+
+@pytest.mark.parametrize(("mode", "worse"), [("min", 2.0), ("max", 0.5)])
+def test_plateau_of_errors_and_of_accuracies(mode, worse):
+    def rates(values):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        (found,) = Plateau(patience=0, gamma=0.5)._schedulers(optimizer, math.inf, 1, 1, ("val/quality", mode))
+        for value in values:
+            optimizer.step()
+            found["scheduler"].step(value)
+        return optimizer.param_groups[0]["lr"]
+
+    assert rates([1.0, worse, worse]) == 0.25
+    assert rates([worse, 1.0]) == 1.0
+
+
+def test_plateau_after_a_warmup_of_two_steps():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    rise, _ = Plateau(warmup_epochs=1)._schedulers(optimizer, math.inf, 2, 2, ("val/error", "min"))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.step()
+    rise["scheduler"].step()
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
 class Rates(Callback):
     def __init__(self) -> None:
         self.rates = []
@@ -304,6 +341,7 @@ def test_named_parameters_have_no_weight_decay():
         (lambda: WarmupCosine(floor=2), r"floor: expected a factor in \[0, 1\], got 2"),
         (lambda: WarmupCosine(10).factor(0, 20, 5), "longer, finite training than 20 steps"),
         (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "longer, finite training than inf steps"),
+        (lambda: WarmupCosine(4).factor(20, 20, 5), "longer, finite training than 20 steps"),
         (lambda: MultiStep([3, 3]), r"milestones: expected increasing numbers above 0, got \[3, 3\]"),
         (lambda: MultiStep([3], gamma=2), r"gamma: expected a factor in \(0, 1\], got 2"),
         (lambda: MultiStep([3], warmup_per="batch"), "warmup_per: expected one of"),

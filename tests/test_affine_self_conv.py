@@ -165,6 +165,11 @@ def test_gradients_of_positions_twice(kind):
     assert torch.autograd.gradgradcheck(call, (pos, x), fast_mode=True)
 
 
+def test_hidden_units_of_squeeze_excite():
+    found = {channels: GroupSqueezeExcite(channels).squeeze.out_features for channels in (8, 16, 40)}
+    assert found == {8: 1, 16: 1, 40: 2}
+
+
 def test_squeeze_excite_keeps_clouds_apart():
     excite = randomize(GroupSqueezeExcite(4, 2).double())
     x, batch = torch.randn(6, 3, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2, 2, 0])

@@ -6,6 +6,7 @@ import math
 import warnings
 from functools import partial
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, pixel_positions
-from lieattn.groups import SE, SO, E, cyclic, dihedral, reflection, tetrahedral
+from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
@@ -1080,6 +1081,46 @@ def test_the_error_is_logged_while_a_network_is_trained(tmp_path):
     assert found[Absolute] > 1e-3
     with pytest.raises(ValueError, match="clouds: expected an integer of at least 1"):
         EquivarianceMonitor(clouds=0)
+
+
+class AboutTheAxis(nn.Module):
+    """A number for each cloud that changes under rotations, except for those about the z axis."""
+
+    def __init__(self, size=1.0):
+        super().__init__()
+        self.size = nn.Parameter(torch.tensor(size))
+
+    def forward(self, pos, batch):
+        centered = pos - global_mean_pool(pos, batch)[batch]
+        return self.size * (1 + global_add_pool(centered[:, 2:].square(), batch))
+
+
+def monitored(size=1.0, epochs=1, **options):
+    """Return the errors by epoch, and the monitor."""
+    from lieattn.train import EquivarianceMonitor
+
+    monitor, found = EquivarianceMonitor(octahedral(), **options), {}
+    for epoch in range(epochs):
+        task = SimpleNamespace(
+            network=AboutTheAxis(size), log=lambda name, value, epoch=epoch, **_: found.update({epoch: float(value)})
+        )
+        trainer = SimpleNamespace(sanity_checking=False, current_epoch=epoch)
+        for number in range(2):
+            monitor.on_validation_batch_start(trainer, task, Batch.from_data_list(clouds()[: 3 - number]), number)
+        monitor.on_validation_epoch_end(trainer, task)
+    return found, monitor
+
+
+def test_the_largest_error_is_logged_relative_to_the_outputs():
+    (small,), (large,) = (monitored(size)[0].values() for size in (10.0, 1e4))
+    assert small == pytest.approx(large, rel=1e-3)
+    assert small > 1e-3
+
+
+def test_errors_are_logged_in_every_second_epoch():
+    found, monitor = monitored(epochs=5, every_n_epochs=2, clouds=3)
+    assert list(found) == [0, 2, 4]
+    assert len(monitor._seen) == 3
 
 
 class EnergyAndForces(nn.Module):

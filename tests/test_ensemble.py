@@ -63,6 +63,25 @@ def test_means_and_unbiased_deviations(networks, clouds):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+class Stating(nn.Module):
+    """States discontinuities, kinks, and whether it sees the order of the points."""
+
+    def __init__(self, jumps, has_kinks, sees_order):
+        super().__init__()
+        self.jumps, self.has_kinks, self.sees_order = jumps, has_kinks, sees_order
+
+
+def test_what_one_network_has_the_ensemble_has():
+    smooth, other = Stating(("first",), False, False), Stating(("second", "third"), True, True)
+    for pair in ([smooth, other], [other, smooth]):
+        ensemble = Ensemble(pair)
+        assert set(ensemble.jumps) == {"first", "second", "third"}
+        assert ensemble.has_kinks
+        assert ensemble.sees_order
+    plain = Ensemble([smooth, Stating((), False, False)])
+    assert (plain.jumps, plain.has_kinks, plain.sees_order) == (("first",), False, False)
+
+
 def test_outputs_without_rows_have_no_deviations(networks):
     """Torch would warn about the standard deviation of nothing, and warnings are errors here."""
     empty = Data(x=torch.zeros(0, 1).double(), pos=torch.zeros(0, 3).double())

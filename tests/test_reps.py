@@ -309,6 +309,9 @@ def test_tables_of_irreps_made_within_transforms_are_ordinary_tensors():
     _irreps._clebsch_gordan.cache_clear()
     slope = torch.func.grad(lambda x: Irreps("3o").act(R, x).sum())(features)
     torch.testing.assert_close(slope, Irreps("3o").matrix(R).sum(dim=0))
+    tables = Irreps("3o")._isometries
+    assert tables
+    assert not any(torch._C._functorch.is_functorch_wrapped_tensor(table) for table in tables)
 
 
 def test_dtypes():

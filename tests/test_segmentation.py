@@ -44,7 +44,13 @@ def clouds(labels=1, sizes=(5, 1, 0, 7)):
 def evaluated(task, batch, monkeypatch, stage="val"):
     """Return what the task logs for one batch, by name, and its loss."""
     told = {}
-    monkeypatch.setattr(task, "log", lambda name, value, **_: told.update({name: value}))
+
+    def log(name, value, **options):
+        # Numbers of validations and tests are those of all batches, not of the last one.
+        assert (options["on_step"], options["on_epoch"]) == (stage == "train" and name == "train/loss", True)
+        told[name] = value
+
+    monkeypatch.setattr(task, "log", log)
     loss = task.evaluate(batch, stage)
     return {name: float(getattr(value, "compute", lambda value=value: value)()) for name, value in told.items()}, loss
 
@@ -56,6 +62,10 @@ def test_loss_accuracy_and_iou_are_those_of_all_points(labels, monkeypatch):
     logits = task(batch)
     assert logits.shape == ((13, 3) if labels == 1 else (13, 2, 3))
     told, loss = evaluated(task, batch, monkeypatch)
+    each = task.predict_step(batch, 0)
+    if labels == 2:
+        assert list(each) == ["label_0", "label_1"]
+        assert all(torch.equal(found, logits[:, number]) for number, found in enumerate(each.values()))
     flat, y = logits.reshape(-1, 3), batch.y.flatten()
     torch.testing.assert_close(loss, F.cross_entropy(flat, y))
     guess = flat.argmax(dim=1)

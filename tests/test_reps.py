@@ -383,6 +383,11 @@ def test_rotations_in_half_precision_are_within_tolerance(dtype):
         (lambda: Irreps("1o").matrix(2 * torch.eye(3)), ValueError, "rotation: expected orthogonal matrices"),
         (lambda: Pseudovector().matrix(torch.full((3, 3), math.nan)), ValueError, "rotation: expected orthogonal"),
         (lambda: Vector(3).act(torch.eye(3), torch.ones(4)), ValueError, r"features: expected \[\*, 3\]"),
+        (
+            lambda: Vector(3).act(torch.eye(3).expand(2, 3, 3), torch.ones(5, 3)),
+            ValueError,
+            r"rotation, features: expected leading axes that broadcast, got \(2,\) and \(5,\)",
+        ),
         (lambda: wigner_d(12, torch.eye(3)), ValueError, "degree: expected at most 11"),
         (lambda: wigner_d(2, -torch.eye(3)), ValueError, "rotation: expected proper rotations"),
         (lambda: wigner_d(2, torch.stack([torch.eye(3), -torch.eye(3)])), ValueError, "rotation: expected proper"),

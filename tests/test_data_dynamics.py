@@ -220,6 +220,16 @@ class TestNBody:
 
 
 class TestSprings:
+    def test_splits_and_seeds_have_systems_of_their_own(self):
+        some = [
+            ld.Springs(split, 1, seed=seed) for split, seed in (("train", 0), ("valid", 0), ("test", 0), ("train", 1))
+        ]
+        assert len({tuple(data[0].pos.flatten().tolist()) for data in some}) == 4
+        assert len({tuple(data[0].x.flatten().tolist()) for data in some}) == 4
+
+    def test_every_part_of_the_trajectories_occurs(self):
+        assert set(ld.Springs(size=400, chunk=150)._first.tolist()) == {0, 150, 300}
+
     def test_against_another_integrator(self):
         from scipy.integrate import solve_ivp
 

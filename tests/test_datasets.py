@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import Compose
 
 import lieattn_datasets as ld
-from lieattn_datasets import _amat, _idx
+from lieattn_datasets import _amat, _idx, _streams
 
 RANDOM = np.random.default_rng(0)
 GRAY = RANDOM.integers(0, 256, (12, 28, 28), dtype=np.uint8)
@@ -590,6 +591,17 @@ class TestTransforms:
             pos = scale(turn(Data(pos=torch.tensor([[1.0, 0.0]], dtype=torch.float64)))).pos[0]
             found.append([math.atan2(pos[1], pos[0]), math.log(pos.norm())])
         assert abs(np.corrcoef(np.array(found).T)[0, 1]) < 0.2
+
+    def test_workers_draw_numbers_of_their_own_in_a_given_epoch(self, monkeypatch):
+        found = []
+        for worker in (None, 0, 1, 0):
+            info = None if worker is None else SimpleNamespace(id=worker)
+            monkeypatch.setattr(_streams, "get_worker_info", lambda info=info: info)
+            turn = ld.RandomRotatePoints(5)
+            turn.set_epoch(3)
+            found.append(tuple(turn(Data(pos=torch.tensor([[1.0, 0.0]]))).pos[0].tolist()))
+        assert len(set(found)) == 3
+        assert found[1] == found[3]
 
     def test_random_rotation_follows_its_seed(self):
         data = Data(pos=torch.tensor([[1.0, 0.0]]))

@@ -203,6 +203,10 @@ class TestShapePoints:
         assert repr(regression) == "ShapePoints(5 shapes of 7 points, y [1, 2])"
         assert len(pickle.loads(pickle.dumps(shapes))) == 5
 
+    def test_rotations_are_evenly_distributed(self):
+        shapes = ld.ShapePoints(np.zeros((400, 1, 3)), None, np.zeros(400, dtype=np.int64), ["one"], rotate="SO3")
+        assert torch.cat([data.rotation for data in shapes]).mean(dim=0).abs().max() < 0.12  # four standard deviations
+
     @pytest.mark.parametrize("rotate", ["z", "SO3"])
     def test_rotations_are_kept(self, rotate):
         shapes, pos, normal = small_shapes(rotate=rotate, seed=3)

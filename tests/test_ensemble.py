@@ -15,6 +15,7 @@ from torch_geometric.data import Batch, Data
 import lieattn
 from lieattn.certify import certify
 from lieattn.cli import main
+from lieattn.cli._ensemble import mean_network
 from lieattn.geometry import Radius
 from lieattn.groups import octahedral, tetrahedral
 from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FieldModel, FramewiseTransformer, Rescaled
@@ -80,6 +81,16 @@ def test_what_one_network_has_the_ensemble_has():
         assert ensemble.sees_order
     plain = Ensemble([smooth, Stating((), False, False)])
     assert (plain.jumps, plain.has_kinks, plain.sees_order) == (("first",), False, False)
+
+
+def test_means_of_sums_over_the_points_are_in_the_units_of_the_first_task(networks, clouds):
+    tasks = [PointSetRegressor(one, "energy", extensive=["energy"]).double() for one in networks[:2]]
+    for number, task in enumerate(tasks, 1):
+        task.shift_energy.fill_(number), task.scale_energy.fill_(10.0 * number)
+    batch = Batch.from_data_list(clouds)
+    mean = torch.stack([task(batch)["energy"] for task in tasks]).mean(dim=0)
+    found = mean_network(tasks[0], tasks[1:])(batch)
+    torch.testing.assert_close(found, (mean - torch.tensor([[4.0], [6.0]])) / 10)
 
 
 def test_outputs_without_rows_have_no_deviations(networks):

@@ -395,6 +395,13 @@ class TestConstellation:
 
 
 class TestMotions:
+    def test_shifts_go_both_ways(self):
+        move, origin = ld.RandomRotateFields(0, max_shift=2.0), Data(pos=torch.zeros(1, 3))
+        shifts = torch.cat([move(origin).pos for _ in range(200)])
+        assert shifts.abs().max() <= 2
+        assert shifts.min() < -1.8
+        assert shifts.max() > 1.8
+
     def test_simulation_commutes_with_motions(self):
         """The physics is symmetric, so a transformed item is the item with transformed initial conditions."""
         part = ld.NBodySimulated(size=2, start_time=0.0, end_time=0.2)

@@ -457,6 +457,47 @@ def test_random_transforms_depend_on_the_item_alone():
     assert not torch.equal(plain[0].pos, other[0].pos)
 
 
+class Drawn(Dataset):
+    """One number of each random generator."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Data:
+        return Data(pos=torch.zeros(1, 2), x=torch.tensor([[random.random(), np.random.rand(), float(torch.rand(()))]]))
+
+
+def test_numbers_of_all_generators_depend_on_seed_epoch_and_item():
+    def numbers(epoch, seed):
+        random.seed(seed + 7)
+        np.random.seed(seed + 7)
+        loader = PointSetData(Drawn(), batch_size=2, seed=seed, shuffle=False).train_dataloader()
+        loader.sampler.start(epoch, 0)
+        return torch.cat([batch.x for batch in loader])
+
+    found = {(epoch, seed): numbers(epoch, seed) for epoch in (0, 1) for seed in (0, 1)}
+    random.seed(0)
+    assert torch.equal(found[0, 1], numbers(0, 1))
+    assert len({float(number) for one in found.values() for number in one.flatten()}) == 4 * 6 * 3
+
+
+def test_seed_of_everything_is_that_of_the_data(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
+    assert [PointSetData().seed, PointSetData(seed=5).seed] == [3, 5]
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert PointSetData().seed == 0
+
+
+def test_sizes_and_sets_of_evaluation():
+    few, many = ToyClouds(2), ToyClouds(6)
+    data = PointSetData(val=many, test=many, predict=few, batch_size=2, eval_batch_size=3)
+    assert [batch.num_graphs for batch in data.val_dataloader()] == [3, 3]
+    assert [batch.num_graphs for batch in data.test_dataloader()] == [3, 3]
+    assert [batch.num_graphs for batch in data.predict_dataloader()] == [2]
+    plain = PointSetData(test=many, batch_size=2)
+    assert [batch.num_graphs for batch in plain.predict_dataloader()] == [2, 2, 2]
+
+
 def test_random_rotations_depend_on_the_item_alone():
     """The generators of the transforms of lieattn_datasets must not depend on the items before."""
     from lieattn_datasets import RandomRotatePoints

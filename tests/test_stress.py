@@ -106,6 +106,16 @@ def test_lennard_jones_is_that_of_ase():
         np.testing.assert_allclose(found.virial[number].numpy(), -atoms.get_volume() * stress, atol=1e-10)
 
 
+def test_stress_does_not_depend_on_the_order_of_the_cell_vectors():
+    """Volumes of left-handed cells are positive too."""
+    (data,) = argon(1)
+    other = data.clone()
+    other.cell = data.cell[:, [1, 0, 2]]
+    one, two = (stressed(LennardJones())(crystal) for crystal in (data, other))
+    torch.testing.assert_close(two.stress, one.stress)
+    torch.testing.assert_close(two.virial, one.virial)
+
+
 def test_stress_under_pressure_is_negative():
     """A compressed crystal has negative stress: its energy decreases as it expands."""
     squeezed = argon(1, spread=0.0)[0]

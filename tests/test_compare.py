@@ -878,6 +878,7 @@ def test_shares_of_the_data_are_nested(tmp_path):
     assert [len(one) for one in chosen.values()] == [2, 12, 24]
     assert chosen[0.1] < chosen[0.5] < chosen[1.0]
     assert chosen[0.5] != set(sets.data(Cell("distances", 0.5, 1)).sets["train"].indices)
+    assert len(sets.data(Cell("distances", 1e-6, 0)).sets["train"]) == 1
 
 
 def test_limits_choose_the_same_clouds_always(tmp_path):
@@ -885,6 +886,7 @@ def test_limits_choose_the_same_clouds_always(tmp_path):
     first, again = ([float(cloud.pos.sum()) for cloud in sets.clouds(9)] for _ in range(2))
     assert len(first) == 4
     assert first == again
+    assert first != [float(cloud.pos.sum()) for cloud in Sets(settings(tmp_path)).clouds(4)]  # not those at the front
 
 
 def test_turned_test_set_is_the_same_for_all(tmp_path):
@@ -912,6 +914,7 @@ def test_training_turns_the_clouds_anew_in_every_epoch(tmp_path):
     data = Sets(settings(tmp_path, data__rotate_train="z")).data(Cell("distances", 1.0, 0))
     items = data.sets["train"]
     assert isinstance(items, TurnedClouds)
+    assert isinstance(data.sets["val"], TurnedClouds)
     seeded = data._items("train")
     poses = [seeded[epoch, 0].pos for epoch in (0, 1, 0)]
     assert torch.equal(poses[0], poses[2])

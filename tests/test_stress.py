@@ -172,6 +172,10 @@ def test_results_are_detached_where_gradients_are_off():
     assert isinstance(found, EnergyForceStress)
     assert not any(part.requires_grad for part in found)
     assert data.cell.grad is None
+    training = EnergyForces(LennardJones(), stress=True).train()
+    assert all(part.requires_grad for part in training(data))
+    with torch.no_grad():
+        assert not any(part.requires_grad for part in training(data))
 
 
 def test_clouds_without_a_volume_have_no_stress():

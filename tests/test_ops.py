@@ -386,6 +386,8 @@ def bad_operands():
         ),
         "phases": ({"terms": RelativeTerms(rotary=torch.ones(4, 3, HEADS, 1, 2))}, "terms.rotary: expected [points"),
         "scale": ({"scale": "1"}, "scale: expected a number, got str"),
+        "infinite scale": ({"scale": math.inf}, "scale: expected a finite number, got inf"),
+        "NaN as scale": ({"scale": math.nan}, "scale: expected a finite number, got nan"),
         "dropout": ({"dropout": None}, "dropout: expected a number, got NoneType"),
         "dropout of all": ({"dropout": 1.0}, "dropout: expected a probability in [0, 1), got 1.0"),
         "pattern": ({"pattern": ["joint"]}, "pattern: expected one of"),

@@ -181,6 +181,8 @@ def group_attention(
 def _scaled(query: Tensor | None, scale: float | None) -> Tensor | None:
     if scale is not None and not isinstance(scale, Real):
         raise TypeError(f"scale: expected a number, got {kind(scale)}")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
     if query is None:
         return None
     return query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)

@@ -213,8 +213,11 @@ def check_floating(argument: str, dtype: torch.dtype) -> None:
 
 def check_neighborhood(neighborhood: object) -> None:
     """Raise TypeError unless a value is a neighborhood such as ``Radius(1.0)``, and not the class ``Radius``."""
-    if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "length"):
+    if isinstance(neighborhood, type) or not callable(neighborhood):
         raise TypeError(f"neighborhood: expected a neighborhood such as Radius(1.5), got {neighborhood!r}")
+    if not hasattr(neighborhood, "length"):
+        expected = "expected a neighborhood such as Radius(1.5), with the attribute length, a number or None"
+        raise TypeError(f"neighborhood: {expected}, got {neighborhood!r}")
 
 
 def check_none(argument: str, where: Tensor, fault: str) -> None:

@@ -434,6 +434,14 @@ def test_generate_from_lists_and_arrays(convert):
         FiniteGroup.generate("C4")
 
 
+@pytest.mark.parametrize(("scale", "size"), [(0.9, "0.81"), (3.0, "9"), (0.0, "0")])
+def test_generators_that_change_volumes_are_named(scale, size):
+    """Their powers vanish or overflow, so that an element that nobody gave had no inverse or was infinite."""
+    message = f"generators of 'custom': generator 1 has a determinant of size {size}, but"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FiniteGroup.generate([[[0, -1], [1, 0]], [[scale, 0], [0, scale]]], max_order=10**6)
+
+
 def test_a_cayley_table_is_a_group_of_permutations():
     for group in (tetrahedral(), dihedral(5)):
         assert torch.equal(FiniteGroup.from_permutations(group.cayley.tolist()).cayley, group.cayley)

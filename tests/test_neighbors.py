@@ -551,6 +551,11 @@ class Growing(Listed):
         return Growing(self.cutoff * factor)
 
 
+def test_definitions_of_a_users_own_without_a_length():
+    with pytest.raises(TypeError, match=r"neighborhood: .* with the attribute length, a number or None, got"):
+        find_neighbors(point_clouds(torch.randn(3, 2)), lambda pos, batch=None, ptr=None: AllPairs()(pos, batch))
+
+
 def test_definitions_of_a_users_own():
     assert smooth_cutoff(Listed()) is None
     assert smooth_cutoff(scaled(Growing(1.5), 2.0)) == 3.0

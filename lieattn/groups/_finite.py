@@ -148,6 +148,12 @@ class FiniteGroup(Group):
         generators = real_matrices(f"generators of {name!r}", given)
         tolerance = _tolerance_for(given) if tolerance is None else tolerance
         check_positive(tolerance=tolerance)
+        sizes = torch.linalg.det(generators).abs()
+        wrong = (sizes - 1).abs() > 0.01 + 10 * tolerance  # the others are found by their products
+        if wrong.any():
+            first = int(wrong.nonzero()[0])
+            what = f"generator {first} has a determinant of size {float(sizes[first]):.3g}"
+            raise ValueError(f"generators of {name!r}: {what}, but that of an element of a finite group is 1")
         found = torch.eye(generators.shape[-1], dtype=torch.float64)[None]
         fresh = found
         while len(fresh):

@@ -646,6 +646,28 @@ def test_quaternions_and_rotations_both_ways():
         quaternion_from_rotation(q)
 
 
+@pytest.mark.parametrize("length", [1.0, 0.01, 3.0, 1e5, 1e-200, 1e200])
+def test_gradients_by_quaternions_of_any_length(length):
+    """The gradient of torch.ldexp is zero for negative exponents, that is for quaternions with components above 1."""
+    q = normal(20, 4)
+    q = torch.cat([q / q.norm(dim=-1, keepdim=True), torch.eye(4, dtype=torch.float64)])
+    weights = normal(3, 3)
+
+    def gradient(rotations, q):
+        q = q.clone().requires_grad_()
+        return torch.autograd.grad((weights * rotations(q)).sum(), q)[0]
+
+    def by_conjugation(q):  # v -> q v / q on vectors, by Rodrigues' formula
+        w, v = q[:, 0, None, None], q[:, 1:]
+        square = v.square().sum(-1)[:, None, None]
+        rotated = (w * w - square) * torch.eye(3, dtype=q.dtype) + 2 * v[:, :, None] * v[:, None] + 2 * w * SO(3).hat(v)
+        return rotated / (w * w + square)
+
+    wanted = gradient(by_conjugation, q)
+    assert (wanted.abs().amax(-1) > 0).all()
+    close(length * gradient(rotation_from_quaternion, length * q), wanted)
+
+
 # --- values and errors --------------------------------------------------------------------------------------------
 
 

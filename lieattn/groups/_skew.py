@@ -181,9 +181,12 @@ def rotation_from_quaternion(q: Tensor) -> Tensor:
     check_tensor("q", q, "floating quaternions [*, 4] (w, x, y, z)")
     if q.shape[-1:] != (4,):
         raise ValueError(f"q: expected quaternions [*, 4] (w, x, y, z), got {tuple(q.shape)}")
-    # Scale by a power of two, which does not round, so that squares do not overflow or underflow.
-    _, exponent = torch.frexp(q.detach().abs().amax(-1, keepdim=True))
-    q = torch.ldexp(q, -exponent)
+    # Scale by a power of two, which does not round, so that squares do not overflow or underflow. The power itself may
+    # overflow, so there are two factors. The gradient of torch.ldexp by q is 0 if the exponent is negative.
+    largest = q.detach().abs().amax(-1, keepdim=True)
+    exponent = -torch.frexp(largest)[1]
+    for part in (exponent // 2, exponent - exponent // 2):
+        q = q * torch.ldexp(torch.ones_like(largest), part)
     w, x, y, z = (q / torch.linalg.vector_norm(q, dim=-1, keepdim=True)).unbind(-1)
     entries = [
         *(w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)),

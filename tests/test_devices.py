@@ -16,7 +16,7 @@ from lieattn.groups import cyclic
 from lieattn.models import FramewiseTransformer, Preprocessed
 from lieattn.nn import AffineSelfConvolution
 from lieattn.nn.relative import RelativePositionTable
-from lieattn.testing import relative_error
+from lieattn.testing import randomize, relative_error
 from tests.cases import some
 from tests.elsewhere import DEVICE, Device, Elsewhere, moved
 from tests.test_trained import item
@@ -88,6 +88,20 @@ def test_certificates(name):
     options = {"tolerances": tolerances, "rotations": 1, "elements": 4, "continuity": False}
     certificate = certify(network, item(CARDS[name]), **options)
     assert certificate.verdict == "kept", str(certificate)
+
+
+@pytest.mark.parametrize("grid", [None, torch.tensor([[3, 2]])], ids=["points", "pixels"])
+def test_certificates_of_data_on_another_device(grid):
+    network = randomize(FramewiseTransformer(cyclic(4), 1, 3, channels=4))
+    pos = torch.randn(6, 2) if grid is None else pixel_positions(3, 2)
+    clouds = [Data(pos=pos, x=torch.randn(6, 1)) for _ in range(2)]
+    for cloud in clouds if grid is not None else ():
+        cloud.grid = grid
+    options = {"outputs": "invariant", "rotations": 1, "seed": 1}
+    expected = certify(network, clouds, **options)
+    assert ("raster" if grid is not None else "continuity") in {row.check for row in expected.rows}
+    assert certify(network, [there(cloud) for cloud in clouds], **options).rows == expected.rows
+    assert isinstance(there(clouds[0]).pos, Elsewhere)
 
 
 def test_transforms_that_leave_features_on_the_cpu():

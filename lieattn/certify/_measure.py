@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -343,6 +344,7 @@ def _motions(
 
 
 def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
+    """Return the clouds on the CPU, where they are moved. ValueError is raised if positions are missing."""
     clouds = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else list(data)
     if not clouds:
         raise ValueError("data: expected at least one cloud, got none")
@@ -351,7 +353,7 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
         if pos is None or pos.ndim != 2 or not pos.is_floating_point() or len(pos) == 0:
             found = "none" if pos is None else f"{tuple(pos.shape)} of {pos.dtype}"
             raise ValueError(f"data: cloud {index} needs pos, floating [points, dim] with points, got {found}")
-    return clouds
+    return [copy.copy(cloud).cpu() for cloud in clouds]
 
 
 def _promised(network: Any, given: Group | None) -> Symmetry:

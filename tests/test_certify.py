@@ -324,6 +324,36 @@ class Blind(Pairs):
         return global_add_pool(data.x, data.batch)
 
 
+class Large(nn.Module):
+    """A large constant, of which only rounding depends on the points, and a large number that vanishes at one place."""
+
+    symmetry = SE(2)
+
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+        length = arrow.norm(dim=1)
+        return {
+            "constant": global_add_pool(1e8 / 3 * length / length, data.batch),
+            "spread": global_add_pool(1e8 * length, data.batch),
+        }
+
+
+def test_rounding_of_large_outputs_is_no_dependence_and_no_failure():
+    certificate = certify(Large(), clouds(), continuity=False)
+    assert certificate.vacuous == ("constant",)
+    rows = [row for row in certificate.rows if row.output == "spread" and row.passed is not None]
+    assert {row.check for row in rows} == {"element", "degenerate", "permutation", "alone"}
+    assert all(row.passed for row in rows), certificate.table()
+
+
+def test_the_order_of_points_is_judged_if_asked_for():
+    network = FirstPoint(cyclic(4))
+    network.sees_order = True
+    for permute, judged in ((None, None), (True, False)):
+        rows = certify(network, clouds(), permute=permute, continuity=False).rows
+        assert {row.passed for row in rows if row.check == "permutation"} == {judged}
+
+
 class Named(Pairs):
     def forward(self, data: Batch) -> dict[str, torch.Tensor]:
         return {"constant": data.x.new_ones(data.num_graphs, 1), "seen": super().forward(data)}
@@ -857,6 +887,7 @@ def test_poses_of_symmetric_clouds_are_not_promised():
     degenerate = [row.passed for row in certificate.rows if row.check == "degenerate"]
     assert degenerate
     assert set(degenerate) == {None}
+    assert {row.passed for row in certificate.rows if row.check in ("element", "permutation")} == {True}
 
 
 def test_sampled_frames_are_reported_and_not_judged():

@@ -19,6 +19,8 @@ from torch_geometric.utils import to_dense_batch
 
 import lieattn
 from lieattn.certify import Certificate, certify
+from lieattn.certify._probe import Probe
+from lieattn.certify._trace import record
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, pixel_positions
 from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral
@@ -115,6 +117,13 @@ class Capped(Good):
         source, target = pairs(batch)
         rank = torch.stack([(target[:i] == target[i]).sum() for i in range(len(target))])
         return torch.stack([source, target])[:, rank < 3]
+
+
+class CappedAround(Capped):
+    """The same with the edges reversed."""
+
+    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return super().edges(pos, batch).flip(0)
 
 
 class Paired(Good):
@@ -233,6 +242,7 @@ BROKEN = {
     "absolute": (Absolute, E(3), "translation", "place", "absolute positions"),
     "components": (Components, E(3), "random 0", "place", "components of vectors"),
     "capped": (Capped, E(3), "order of points", "first", "capped neighbors"),
+    "capped around": (CappedAround, E(3), "order of points", "first", "capped neighbors"),
     "paired": (Paired, E(3), "order of points", "first", "neighbors chosen by order"),
     "numbered": (Numbered, E(3), "order of points", "", "order of points"),
     "statistics": (Statistics, E(3), "rest of the batch", "norm", "batch statistics"),
@@ -370,6 +380,39 @@ def test_rounding_of_positions_far_from_the_origin_is_seen_where_it_matters():
     assert "center the data" in one.evidence
     broken = certify(spoiled(Components), far, E(3), **options)
     assert one.cause not in {told.cause for told in broken.diagnoses}
+
+
+class Squares(Good):
+    """Passes tensors to a layer within a layer, which follow no known law, so that the outer one is named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Trace()
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(pos - global_mean_pool(pos, batch)[batch])
+
+
+class Trace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.exact = HalfTrace(), nn.Identity()
+
+    def forward(self, arrow: torch.Tensor) -> torch.Tensor:
+        return self.exact(self.inner(arrow[:, :, None] * arrow[:, None]))
+
+
+class HalfTrace(nn.Module):
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.half().diagonal(dim1=1, dim2=2).sum(dim=1, keepdim=True).to(tensor)
+
+
+def test_half_precision_within_a_layer_is_seen():
+    certificate = certify(spoiled(Squares), clouds(), E(3), **QUICK)
+    assert {(one.module, one.cause) for one in certificate.diagnoses} == {("layer", "half precision")}, str(certificate)
+    calls = record(Probe(Squares(), torch.float64, as_images=False), clouds())
+    found = {call.name: call.coarsest for call in calls if call.name.startswith("layer")}
+    assert found == {"layer.inner": torch.float16, "layer.exact": torch.float64, "layer": torch.float16}
 
 
 class Symmetric(nn.Conv2d):
@@ -611,7 +654,16 @@ def test_forces_are_judged_at_their_own_scale(scale):
     assert passed(scaled(1.0, 1e6))
     if scale:
         assert not passed(scaled(-1.0))
-        assert not passed(scaled(1.1))
+        assert not passed(scaled(1.0001))
+
+
+def test_forces_are_not_judged_without_a_promise():
+    network = Springs()
+    network.symmetry, network.kind = None, KINDS
+    network.forward = wrong_spring
+    for group, judged in ((None, None), (E(3), False)):
+        found = certify(network, clouds(), group, **QUICK)
+        assert [row.passed for row in found.rows if row.check == "gradient"] == [judged]
 
 
 def test_forces_alone_have_a_curl_or_none():

@@ -8,6 +8,7 @@ from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn.certify import certify
+from lieattn.certify._continuity import paths
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral
 from lieattn.models import (
@@ -286,6 +287,13 @@ def test_weights_decide_what_was_left_open(tmp_path):
     assert lieattn.load(tmp_path / "energies").model.neighborhood == SMOOTH
 
 
+def test_weights_for_another_radius_are_refused_by_neighborhoods_without_the_point():
+    """These cannot be smooth."""
+    sharp, other = (_lie(Radius(radius, include_self=False), frames=tetrahedral()) for radius in (RADIUS, 2.0))
+    with pytest.raises(RuntimeError, match=r"the weights are for .*Radius\(radius=2.0"):
+        sharp.load_state_dict(other.state_dict())
+
+
 def test_configuration_files_leave_it_open():
     lie = {"in_channels": 2, "neighborhood": {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 1.5}}}
     lie |= {"frames": {"class_path": "lieattn.groups.tetrahedral"}, "channels": 4, "layers": 1, "heads": 1}
@@ -353,7 +361,10 @@ def test_activations_with_kinks_are_known(activation):
 
 
 class Tall(torch.nn.Module):
-    """Energy of a cloud with a step of 1 for each pair at distance 1 and a kink at distance 2, both optional."""
+    """Energy of a cloud with a step of 1 for each pair at distance 1 and a kink at distance 2, both optional.
+
+    The second output is minus the energy, so that the sum of both hides steps and kinks.
+    """
 
     symmetry = SE(3)
 
@@ -366,7 +377,31 @@ class Tall(torch.nn.Module):
         near = AllPairs(include_self=False)(data.pos.detach(), data.batch)
         distance = near.displacements(data.pos).square().sum(dim=1).add(1e-6).sqrt()
         energy = torch.exp(-distance) + self.step * (distance < 1) + self.kink * (distance - 2).abs()
-        return torch.zeros(data.num_graphs, dtype=energy.dtype).index_add(0, data.batch[near.target], energy)
+        total = torch.zeros(data.num_graphs, dtype=energy.dtype).index_add(0, data.batch[near.target], energy)
+        return torch.stack([total, -total], dim=1)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_paths_cross_the_cloud_and_exchange_its_second_moments(dim):
+    generator = torch.Generator().manual_seed(0)
+    cloud = Data(pos=torch.randn(7, dim, generator=generator, dtype=torch.float64))
+    crossing, stretched = paths(cloud, dim, generator)
+    start, end = (one.pos - cloud.pos.mean(dim=0) for one in crossing.at(torch.tensor([0.0, 1.0])))
+    (point,) = (start != end).any(dim=1).nonzero()[:, 0]
+    torch.testing.assert_close(end[point].norm(), 2 * start.norm(dim=1).max())
+    assert end[point] @ start[point] < 0
+    first, last = (one.pos - one.pos.mean(dim=0) for one in stretched.at(torch.tensor([0.0, 1.0])))
+    values, axes = torch.linalg.eigh(first.mT @ first)
+    along = (last @ axes).square().sum(dim=0)
+    torch.testing.assert_close(along[-1], values[-1])
+    torch.testing.assert_close(along[-2], 1.5**2 * values[-1])  # the smaller one is now larger by far
+    torch.testing.assert_close(along[:-2], values[:-2])
+
+
+def test_clouds_without_extent_have_no_paths():
+    """Nor can points on a line be stretched until two moments are equal."""
+    generator, line = torch.Generator().manual_seed(0), torch.linspace(0, 1, 4)[:, None].expand(-1, 3)
+    assert [len(list(paths(Data(pos=pos), 3, generator))) for pos in (line[:1], 0 * line + 1, line)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("step", "kink"), [(0.0, 0.0), (1e-3, 0.0), (0.0, 1e-3)])

@@ -195,6 +195,19 @@ def test_elements_in_half_precision(group, dtype):
     assert group.log(proper(group).to(dtype)).dtype == dtype
 
 
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
+def test_elements_are_exact_up_to_the_tolerance(dtype, allowed):
+    for share in (0.5, 2.0):
+        g = torch.eye(3, dtype=dtype)
+        g[0, 1] = share * allowed
+        for group in (SO(3), Dilations(3), SemidirectProduct(Dilations(2)), Translations(2)):
+            if share < 1:
+                group.check("g", g)
+            else:
+                with pytest.raises(ValueError, match="g is not an element"):
+                    group.check("g", g)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_no_element_in_half_precision(dtype):
     for group, matrix, fault in NOT_ELEMENTS.values():
@@ -239,6 +252,39 @@ def test_similarities_of_any_scale(dim, log_scale):
     largest = math.exp(max(log_scale, 0.0))
     close(group.exp(a), exact, 1e-12 * largest)
     close(group.log(exact), a, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("group", "log_scale", "angle"), [(SE(2), None, 0.99), (SE(3), None, 0.99), (Sim(2), 0.7, 0.7), (Sim(3), -0.7, 0.7)]
+)
+def test_power_series_are_precise_up_to_the_closed_forms(group, log_scale, angle):
+    """The sum of the squares is slightly less than 1."""
+    a = with_angle(group, normal(10, group.algebra_dim), angle)
+    if log_scale is not None:
+        a[:, 0] = log_scale
+    close(group.exp(a), torch.linalg.matrix_exp(group.hat(a)), 1e-14)
+
+
+def test_logarithms_are_precise_where_the_power_series_ends():
+    a = with_angle(SO(3), normal(10, 3), 2 * math.atan(math.sqrt(0.0499)))
+    close(SO(3).log(SO(3).exp(a)), a, 5e-15, 0.0)
+
+
+def test_gradients_of_many_turns_are_finite_in_single_precision():
+    """Power series of such angles, which are not used, would overflow."""
+    for size in (10.0, 1e3, 1e6):
+        a = (size * normal(10, 6)).float().requires_grad_()
+        (gradient,) = torch.autograd.grad(SE(3).exp(a).sum(), a)
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scales_up_to_the_largest_number(dtype):
+    largest = math.log(torch.finfo(dtype).max)
+    for sign in (-1, 1):
+        assert Dilations(2).exp(torch.tensor([sign * (largest - 1e-3)], dtype=dtype))[0, 0] > 0
+        with pytest.raises(ValueError, match="a: expected logarithms of scales"):
+            Dilations(2).exp(torch.tensor([sign * (largest + 1e-3)], dtype=dtype))
 
 
 @every_turning
@@ -478,6 +524,7 @@ def test_distances_are_the_angles_and_lengths_that_they_are_said_to_be():
     close(
         RotationDilations(2).distance(torch.eye(2).double(), both, alpha=0.25), torch.tensor(2.5, dtype=torch.float64)
     )
+    close(RotationDilations(2).distance(torch.eye(2).double(), both), torch.tensor(2.0, dtype=torch.float64))
     mirror = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
     assert O(3).distance(torch.eye(3), mirror).item() == pytest.approx(math.pi)
 

@@ -19,6 +19,7 @@ from lieattn.reps import (
     Vector,
     _irreps,
     check_representation,
+    is_orthogonal,
     to_irreps,
     wigner_d,
 )
@@ -347,6 +348,29 @@ def test_one_wrong_matrix_among_many():
     R[150] *= 1 + 1e-6
     with pytest.raises(ValueError, match="rotation: expected orthogonal matrices"):
         Pseudovector().matrix(R)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"),
+    [(torch.float64, 1e-6), (torch.float32, 1e-3), (torch.bfloat16, 8 * 2**-7), (torch.float16, 8 * 2**-10)],
+    ids=str,
+)
+def test_orthogonal_matrices_up_to_the_tolerance(dtype, allowed):
+    for share, expected in ((0.5, True), (2.0, False)):
+        matrix = torch.eye(3, dtype=torch.float64)
+        matrix[0, 1] = share * allowed
+        assert is_orthogonal(matrix.to(dtype)) == expected
+
+
+def test_signs_are_exact_for_rounded_rotations():
+    rounded = 1.0001 * torch.stack([torch.eye(3), -torch.eye(3)])
+    assert torch.equal(Pseudoscalar().matrix(rounded).flatten(), torch.tensor([1.0, -1.0]))
+    assert torch.equal(Pseudovector().matrix(rounded), 1.0001 * torch.eye(3).expand(2, 3, 3))
+
+
+def test_degrees_go_up_to_the_largest():
+    R = about((0.0, 0.6, 0.8), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(Irreps("11o").matrix(R), wigner_d(11, R))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

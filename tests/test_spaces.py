@@ -214,6 +214,16 @@ def test_section_is_the_least_rotation_even_next_to_the_antipode(dtype):
             close(angle, least, 1e-5 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_gradients_are_finite_at_any_distance_from_the_antipode(dtype):
+    """Reciprocals of subnormal numbers overflow."""
+    for size in (0.0, 1e-320, 1e-200, 1e-45, 1e-40, 1e-20, 1e-10, 1e-3):
+        n = torch.tensor([-math.sqrt(1 - size**2), size, 0.0], dtype=dtype, requires_grad=True)
+        weights = torch.arange(9, dtype=dtype).view(3, 3)
+        (gradient,) = torch.autograd.grad((weights * Sphere().section(n)).sum(), n)
+        assert torch.isfinite(gradient).all()
+
+
 def test_section_of_the_sphere_jumps_at_the_antipode_and_nowhere_else():
     around = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
 
@@ -311,6 +321,24 @@ def test_unit_vectors_may_be_as_inexact_as_half_precision(dtype):
     PositionDirection().check("x", torch.cat([n, n], dim=-1))
     with pytest.raises(ValueError, match=r"n\[0\] is not a point of S\^2: it is not a unit vector"):
         Sphere().check("n", 1.1 * n)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"),
+    [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 2**-4), (torch.float16, 2**-7)],
+)
+def test_unit_vectors_up_to_the_tolerance(dtype, allowed):
+    n = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    Sphere().check("n", ((1 + allowed / 2) * n).to(dtype))
+    with pytest.raises(ValueError, match="it is not a unit vector"):
+        Sphere().check("n", ((1 + 2 * allowed) * n).to(dtype))
+
+
+def test_points_next_to_zero_have_an_orbit_unless_they_are_subnormal():
+    space = Orbits(SO(2))
+    space.check("x", torch.tensor([[1e-37, 0.0], [0.0, -1.0]]))
+    with pytest.raises(ValueError, match=r"x\[0\] is not a point of .*: it is 0"):
+        space.check("x", torch.tensor([[1e-40, 0.0], [0.0, -1.0]]))
 
 
 def test_points_may_be_as_inexact_as_single_precision():

@@ -18,6 +18,7 @@ from lieattn.geometry import (
     PixelSquare,
     PointClouds,
     Radius,
+    Raster,
     crop,
     flatten,
     lift,
@@ -26,6 +27,7 @@ from lieattn.geometry import (
     pooling_cells,
     unflatten,
 )
+from lieattn.geometry._relative import _distinct
 from lieattn.groups import SemidirectProduct, cyclic, cyclic_about, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet
 from lieattn.models.gsa import Stages
@@ -293,6 +295,17 @@ def test_a_turned_image_has_hardly_more_displacements(degrees, dtype):
 def test_a_shifted_and_turned_image_is_recognized_too(degrees):
     pos = pixel_positions(28, 28) @ rotation(degrees).mT + torch.tensor([100.3, -40.7])
     assert 21 <= check_shared(lift(pos, cyclic(8), Radius(2.5))) <= 4 * 21
+
+
+def test_an_image_between_representable_places_has_25_displacements_too():
+    """Rounding moves its displacements, which are multiples of the width of the bins, to both sides."""
+    assert check_shared(lift(pixel_positions(28, 28) + 0.1, cyclic(4), PixelSquare(5))) == 25
+
+
+def test_displacements_that_differ_by_more_than_rounding_are_told_apart():
+    steps = torch.tensor([0.0, 17.0]).repeat(5)[:, None] * torch.finfo(torch.float32).eps
+    first, row = _distinct(steps, torch.ones(10), torch.zeros(10, dtype=torch.int64))
+    assert (first.tolist(), row.tolist()) == ([0, 1], [0, 1] * 5)
 
 
 def test_displacements_of_a_cubic_lattice():
@@ -576,6 +589,15 @@ def test_pooled_positions_are_centers_of_cells():
     found = pooled_positions(pos, cell, int(grid.prod(1).sum()))
     assert torch.equal(found[:6], 2 * pixel_positions(2, 3))
     assert torch.equal(found[6:], 2 * pixel_positions(2, 1) + torch.tensor([-0.5, 0.5]))
+
+
+def test_pixels_at_one_place_are_no_raster():
+    pos = pixel_positions(2, 3)
+    clouds = Data(pos=pos, grid=torch.tensor([[2, 3]]))
+    assert Raster.read(point_clouds(clouds))[0].sides == (2, 3)
+    clouds.pos = torch.cat([pos[:1], pos[:1], pos[2:]])
+    with pytest.raises(ValueError, match="points are not on an upright lattice of 2 x 3 pixels"):
+        Raster.read(point_clouds(clouds))
 
 
 def test_a_raster_needs_its_points_in_order():

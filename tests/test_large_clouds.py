@@ -227,6 +227,12 @@ def test_pieces_give_the_rows_of_the_whole(name, size):
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
+def test_clouds_are_cut_apart_first():
+    batch = torch.arange(40) % 2
+    graph = lift(100 * clouds(40).pos, trivial(3), Radius(40.0), batch=batch)
+    assert [set(batch[piece.points].tolist()) for piece in pieces(graph, 20)] == [{0}, {1}]
+
+
 def test_pieces_of_given_parts():
     graph = GRAPHS["finite"]()
     parts = torch.arange(60) % 3 * 2

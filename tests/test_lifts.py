@@ -29,6 +29,7 @@ from lieattn.geometry import (
     lift,
     point_clouds,
 )
+from lieattn.geometry._principal_frames import principal_axes
 from lieattn.groups import (
     SE,
     SO,
@@ -537,6 +538,28 @@ def test_principal_frames_diagonalize_the_weighted_covariance():
     assert (seen.diagonal(dim1=1, dim2=2).diff() < 0).all()
     unweighted = lift_to(pos, space, PrincipalFrames(), AllPairs()).frames[0]
     assert largest_error(unweighted.abs(), frames.abs()) > 1e-2
+
+
+def test_neighbors_fade_out_of_principal_frames_at_the_cutoff():
+    """Weights are (1 - (r / cutoff)²)², and neighbors beyond the cutoff do not even determine an axis."""
+    space, pos, cutoff = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 12), 2.5
+    fading = PrincipalFrames(of="neighborhood", cutoff=cutoff)
+    frames = lift_to(pos, space, fading, AllPairs()).frames[0, 0]
+    seen = pos - pos[0]
+    weights = (1 - seen.square().sum(dim=1) / cutoff**2).clamp(min=0).square()
+    moments = frames.mT @ torch.einsum("p,pi,pj->ij", weights, seen, seen) @ frames
+    assert (moments - moments.diagonal().diag()).abs().max() < 1e-12
+    corner = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [2.0, 2.0, 2.0]], dtype=F64)
+    with pytest.warns(DegenerateFramesWarning):
+        frames = lift_to(corner, space, fading, AllPairs()).frames[0]
+    assert (frames.abs() == torch.eye(3).roll(1, 1)).all()  # the determined axis is first
+
+
+def test_moments_are_equal_up_to_the_gap():
+    """Adjacent eigenvalues λ ≥ μ are, if λ - μ < gap sqrt(λ₁ λ)."""
+    for difference, isolated in ((1.9e-3, [True, False, False]), (2.1e-3, [True, True, True])):
+        moments = torch.tensor([0.04 - difference, 1.0, 0.04], dtype=F64).diag()[None]
+        assert principal_axes(moments, PrincipalFrames().gap)[1][0].tolist() == isolated
 
 
 def test_mirror_images_are_told_apart_by_proper_frames_alone():

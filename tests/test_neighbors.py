@@ -310,6 +310,14 @@ def test_ties_of_nearest():
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("beyond", "tied"), [(0.8e-5, True), (1.2e-5, False)])
+def test_ties_are_relative_to_the_last_of_the_nearest(beyond, tied, method):
+    pos = torch.tensor([[0.0], [-3.0], [3.0 * (1 + beyond)]], dtype=torch.float64)
+    found = find(Nearest(1, include_self=False, ties="all"), pos, method=method)
+    assert found.source[: found.degree[0]].tolist() == [1, 2][: 1 + tied]
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_nearest_among_many_points_at_few_places(k, method):
     generator = torch.Generator().manual_seed(k)

@@ -241,6 +241,31 @@ def test_networks_of_heads_can_be_differentiated_twice(name):
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e3])
+@pytest.mark.parametrize("name", get_args(Activation))
+def test_gradients_of_networks_of_heads_that_are_differentiated(name, size):
+    """They are the same, also where sums are 0 or so large that exponentials overflow."""
+    net = randomize(PerHeadMLP(2, 3, 4, name).double())
+    for bias in net.biases:
+        torch.nn.init.zeros_(bias)
+    x = size * torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    x.requires_grad_()
+    leaves = [x, *net.parameters()]
+    found, wanted = (
+        torch.autograd.grad(out.square().sum() + out.sum(), leaves, create_graph=True)
+        for out in (net.numbers(x), literal(net, x))
+    )
+    assert all(relative_error(mine, theirs) < 1e-12 for mine, theirs in zip(found, wanted, strict=True))
+    if sum(grad.requires_grad for grad in found):
+        (second,) = torch.autograd.grad(found[0].sum(), x, allow_unused=True, materialize_grads=True)
+        assert second.isfinite().all()
+
+
+def test_softplus_is_exact():
+    u = torch.linspace(-50, 50, 201, dtype=DOUBLE)
+    torch.testing.assert_close(activation("name", "softplus")(u), torch.logaddexp(u, 0 * u), rtol=1e-15, atol=0)
+
+
 def test_gradients_of_networks_of_heads_in_half_precision_are_sums_in_single(monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 1})  # 64 rows, whose sum 64 is added 600 times
     weights = [torch.ones(1, 1, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
@@ -1093,6 +1118,7 @@ def test_squashed_coordinates_are_bounded():
     assert pairs.norm(dim=-1).max() == pytest.approx(1.0, abs=1e-9)
     relative = lift(1e-3 * pos / 1e6, None, AllPairs()).relative
     torch.testing.assert_close(relative.bounded(0.5).coordinates, 2 * relative.coordinates, rtol=1e-2, atol=0)
+    torch.testing.assert_close(relative.bounded().coordinates, relative.coordinates / 7, rtol=1e-2, atol=0)
     with pytest.raises(ValueError, match="radius: expected a positive finite length"):
         relative.bounded(-1.0)
     assert math.isfinite(float(pairs.sum()))

@@ -234,6 +234,15 @@ def test_loops_are_edges_to_oneself_but_not_to_images():
     assert int(neighbors.is_loop.sum()) == 1
 
 
+def test_initial_weights_preserve_the_size_of_signals_and_amplify_sparse_features():
+    network = EdgeNetwork(3, 100, cutoff=1.0, in_vectors=20, hidden=200)
+    factors = {network.own: 2.0, network.other: 2.0, network.arrows: 1.0, network.hidden: math.sqrt(2)}
+    factors[FrameMessages(200, 100).kernel] = 2.0
+    for linear, factor in factors.items():
+        expected = factor * math.sqrt(2 / linear.in_features)
+        assert float(linear.weight.detach().std()) == pytest.approx(expected, rel=0.05)
+
+
 def test_bessel_functions_are_orthogonal_on_the_ball():
     r = (torch.arange(20000, dtype=DOUBLE) + 0.5) / 20000
     basis = bessel_functions(r, 4)

@@ -294,12 +294,16 @@ def test_pooled_keys_that_are_the_values():
     (query, _, value), neighbors, tables, index = problem("pooled", ("psi_pairs", "beta"))
     beta = tables.beta.expand(-1, -1, -1, HEADS, -1)
     shared = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi, positional_key=beta[:, :, 0], row=index)
-    split = replace(shared, key_psi=tables.psi.clone())
+    split, other = replace(shared, key_psi=tables.psi.clone()), replace(shared, key_psi=2 * tables.psi)
     query = torch.randn(*query.shape[:-1], VALUE, dtype=query.dtype)[:, :1]
     options = {"pattern": "pooled"}
     ours, _ = group_attention(query, value, value, neighbors, terms=shared, **options)
     theirs, _ = group_attention(query.expand(-1, 3, -1, -1), value.clone(), value, neighbors, terms=split, **options)
     torch.testing.assert_close(ours, theirs)
+    with backend("plain"):
+        found, _ = group_attention(query, value, value, neighbors, terms=other, **options)
+    expected = reference_attention(query.expand(-1, 3, -1, -1), value, value, neighbors, terms=other, **options)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -453,6 +457,41 @@ def test_dropout_keeps_the_mean(pattern):
     assert not torch.equal(draws[0], draws[1])
     deviation = draws.std(0) / math.sqrt(len(draws))
     assert ((draws.mean(0) - exact).abs() <= 5 * deviation + 1e-12).all()
+
+
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+def test_dropout_drops_single_key_frames(evaluation):
+    (q, k, _), neighbors, _, _ = problem("joint", ())
+    v = torch.eye(3, dtype=q.dtype)[None, :, None].expand(len(q), 3, HEADS, 3)  # a channel for each key frame
+    torch.manual_seed(0)
+    with backend(evaluation):
+        out, _ = group_attention(q, k, v, neighbors, dropout=0.5)
+    kept = out[neighbors.degree == 1] != 0
+    assert (kept.any(-1) & ~kept.all(-1)).any()
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("pattern", ["joint", "framewise"])
+def test_rotary_terms_turn_pairs_of_channels_by_differences_of_angles(pattern, values):
+    """Outputs are turned back by the angles of the target, so only differences of angles count."""
+    _, neighbors, _, _ = problem(pattern, ())
+    q, k, v = (torch.randn(7, 3, HEADS, 4, dtype=torch.float64) for _ in range(3))
+    angles = torch.randn(7, 3, 1, 2, dtype=torch.float64)
+
+    def turned(signal, angles):
+        pairs = torch.view_as_complex(signal.unflatten(-1, (2, 2)))
+        return torch.view_as_real(pairs * torch.exp(1j * angles)).flatten(-2)
+
+    def attended(angles):
+        rotary = torch.stack([angles.cos(), angles.sin()], dim=-1)
+        terms = RelativeTerms(rotary=rotary, rotary_values=values)
+        return group_attention(q, k, v, neighbors, pattern=pattern, terms=terms)[0]
+
+    seen = turned(v, angles) if values else v
+    expected, _ = group_attention(turned(q, angles), turned(k, angles), seen, neighbors, pattern=pattern)
+    expected = turned(expected, -angles) if values else expected
+    torch.testing.assert_close(attended(angles), expected)
+    torch.testing.assert_close(attended(angles + 1.0), expected)
 
 
 def test_scores_absent_is_a_convolution():

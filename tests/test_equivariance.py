@@ -36,7 +36,7 @@ from lieattn.nn import (
 )
 from lieattn.nn.relative import FourierFeatures, MLPEncoding, NetworkKernel, PerHeadMLP, RotaryEncoding, TableEncoding
 from lieattn.ops import backend
-from lieattn.testing import assert_equivariant, equivariance_error, randomize, relative_error
+from lieattn.testing import assert_equivariant, equivariance_error, random_cloud, randomize, relative_error
 from tests.cases import SMALL_GROUPS, turns
 from tests.conftest import BACKENDS
 from tests.lifted_cases import LIFTED
@@ -410,3 +410,40 @@ def test_outputs_of_which_only_one_is_empty_differ():
     some, none = torch.ones(2), torch.ones(0)
     assert relative_error(none, none) == 0
     assert relative_error(some, none) == relative_error(none, some) == math.inf
+
+
+def test_errors_are_relative_to_what_is_expected():
+    found, expected = torch.tensor([8.0, 1.0]), torch.tensor([4.0, 2.0])
+    assert relative_error(found, expected) == 1.0
+    assert relative_error(found / 8, expected / 8) == 0.5  # small outputs count as being of size 1
+    assert relative_error(found / 8, expected / 8, floor=0.1) == 1.0
+    assert relative_error(found, expected * math.nan) == relative_error(found / 0, expected) == math.inf
+
+
+def test_errors_are_those_of_the_worst_element_and_of_shifts():
+    x, pos = torch.ones(3, 4, 1, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+
+    def of_an_axis(x, pos):
+        arrow = pos - pos.mean(dim=0)
+        return x * arrow[:, None, :1].square()  # the same after half a turn
+
+    def of_the_place(x, pos):
+        return x * pos.mean()
+
+    call = {"group": cyclic(4), "x": x, "pos": pos}
+    assert equivariance_error(of_an_axis, **call, elements=[0, 2]) < 1e-14
+    assert equivariance_error(of_an_axis, **call, elements=[1, 0]) > 1e-3
+    assert equivariance_error(of_the_place, **call, elements=[0]) > 1e-3
+
+
+def test_random_parameters_and_clouds():
+    layer = torch.nn.Linear(100, 100).train()
+    assert randomize(layer) is layer
+    assert not layer.training
+    assert float(layer.weight.detach().std()) == pytest.approx(0.5, rel=0.05)
+    assert float(randomize(layer, spread=2.0).bias.detach().std()) == pytest.approx(2.0, rel=0.2)
+    for points, clouds in ((5, 5), (2, 4), (30, 3)):
+        pos, batch = random_cloud(cyclic(4), points, clouds=clouds)
+        assert (pos.shape, pos.dtype) == ((points, 2), torch.float64)
+        assert batch[:clouds].tolist() == list(range(min(points, clouds)))  # no cloud is empty if points are enough
+        assert int(batch.max()) < clouds

@@ -220,8 +220,7 @@ def _parser(name: str) -> ArgumentParser:
     stated = "kinds of outputs that the network does not state; without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
-    allowed = f"for one dtype or all (default {_DEFAULTS}, or those on the card of a trained network)"
-    largest = f"largest error allowed, relative to max(1, largest output), {allowed}"
+    largest = f"largest error allowed, relative to max(1, largest output) (default: the card's, or {_DEFAULTS})"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
     add("--json", type=output_file, metavar="FILE", help="write the certificate as JSON")
     add("--html", type=output_file, metavar="FILE", help="write the certificate as a page for the browser")

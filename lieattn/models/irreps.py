@@ -132,7 +132,8 @@ class _PointNetwork(EquivariantModule):
         vectors = neighbors.displacements(pos)[keep]
         square = vectors.square().sum(dim=1)
         apart = square > (_TINY * self.cutoff) ** 2
-        direction = torch.where(apart[:, None], vectors, vectors.new_tensor([1.0, 0.0, 0.0]))
+        axis = torch.tensor([1.0, 0.0, 0.0], dtype=vectors.dtype, device=vectors.device)
+        direction = torch.where(apart[:, None], vectors, axis)
         degrees = list(range(self.degree + 1))
         harmonics = o3.spherical_harmonics(degrees, direction, normalize=True, normalization="component")
         harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)

@@ -13,19 +13,18 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, kind
+from lieattn._extras import needs_extra
 from lieattn._recorded import uncompiled
 from lieattn._tied import settle
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
 from lieattn.models.dynamics import differentiated, energy_among
 
-try:
+with needs_extra("lieattn.ase", "chem"):
     from ase import Atoms, units
     from ase.calculators.calculator import Calculator as AseCalculator
     from ase.calculators.calculator import CalculatorSetupError, PropertyNotImplementedError, all_changes
     from ase.outputs import Properties
     from ase.stress import full_3x3_to_voigt_6_stress
-except ImportError as error:
-    raise ImportError('lieattn.ase needs the package ase: pip install "lieattn[chem]"') from error
 
 __all__ = ["Calculator"]
 

@@ -400,7 +400,7 @@ def test_errors(call, error, message):
 
 def test_missing_torchdiffeq_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchdiffeq", None)
-    with pytest.raises(ImportError, match=r"pip install lieattn\[dynamics\]"):
+    with pytest.raises(ImportError, match=r'needs the package torchdiffeq: pip install "lieattn\[dynamics\]"'):
         SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.1]), F)
 
 

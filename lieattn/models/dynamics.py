@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, kind
+from lieattn._extras import needs_extra
 from lieattn.geometry import point_clouds
 from lieattn.models._energies import ONE, check_energies
 from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here
@@ -402,10 +403,8 @@ class HamiltonianDynamics(Wrapper):
             raise ValueError(f"times: expected increasing or decreasing times, got {times.tolist()}")
         if len(times) == 1:
             return Trajectory(times, position[None], momentum[None])
-        try:
+        with needs_extra("HamiltonianDynamics.trajectory", "dynamics"):
             from torchdiffeq import odeint
-        except ImportError as error:
-            raise ImportError("trajectories need the package torchdiffeq: pip install lieattn[dynamics]") from error
         solver = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": self.options or None}
         start = (system.position, system.momentum)
         states = odeint(lambda _, state: self._field(state[0], state[1], system), start, times, **solver)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import TOLERANCE
+from lieattn._extras import needs_extra
 from lieattn._files import replacing
 from lieattn.geometry import LiftedGraph, PointClouds
 
@@ -264,7 +265,5 @@ def ring(axes: Axes, clouds: PointClouds, point: int, angle: float = 0.0) -> Non
 
 
 def require_matplotlib() -> None:
-    try:
+    with needs_extra("lieattn.viz", "viz"):
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "lieattn[viz]"') from error

@@ -174,8 +174,9 @@ def _arguments(value: Any) -> dict[str, Any]:
 def _signature(value: Any) -> inspect.Signature:
     """Return the signature of the constructor; ValueError for classes written in C, which do not keep arguments."""
     cls = type(value)
+    written_in_c = not hasattr(value, "__dict__") or inspect.isbuiltin(vars(cls).get("__new__"))
     with suppress(ValueError):
-        if hasattr(value, "__dict__") or inspect.isfunction(cls.__init__):
+        if not written_in_c or inspect.isfunction(cls.__init__):
             return inspect.signature(cls)
     found = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
     raise ValueError(f"expected plain values, tensors, or objects that keep their arguments, got {found}")

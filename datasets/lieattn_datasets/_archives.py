@@ -45,13 +45,14 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             if (promised := _members_promised(path)) not in (len(self._zip.infolist()), _MANY):
                 raise zipfile.BadZipFile(f"{len(self._zip.infolist())} of {promised} members are listed")
             members = [info for info in self._zip.infolist() if not info.is_dir()]
-            for info in members:  # opening compares the name in the directory with the name before the content
+            self._members = {info.filename: info for info in members}
+            distinct = len(self._members) == len(members) and sum(info.compress_size for info in members) <= size
+            for info in members if distinct else []:  # opening compares the name with the one before the content
                 if not info.flag_bits & _ENCRYPTED and info.compress_type in _METHODS:
                     self._zip.open(info).close()
         except Exception as error:  # a damaged directory can fail in any way
             raise refuse(f"is not a complete zip archive ({type(error).__name__}: {error})") from error
-        self._members = {info.filename: info for info in members}
-        if len(self._members) < len(members) or sum(info.compress_size for info in members) > size:
+        if not distinct:
             self._zip.close()
             raise refuse("is not a valid zip archive: members have the same name, or overlap")
 

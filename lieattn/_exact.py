@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -64,6 +65,31 @@ class ExactConstants(KeptTables):
 
     def _dtype_of(self, name: str, moved: Tensor) -> Any:
         return torch.float64 if name in vars(self).get("_constants", ()) else moved.dtype
+
+
+class WideStatistics(nn.Module):
+    """A module whose own buffers, such as shifts and scales, stay in float32 when it is cast to half precision."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, moved in self._buffers.items():
+            if moved is not None and moved.is_floating_point() and moved.element_size() < 4:
+                self._buffers[name] = before[name].to(moved.device, torch.float32)  # type: ignore[union-attr]
+        return self
+
+
+def first_dtype(module: nn.Module, weights: Mapping[str, Tensor], prefix: str = "") -> torch.dtype | None:
+    """Return the dtype of a module's first floating weight that is no buffer; without one, of its first buffer.
+
+    The names of its weights have the prefix. None is returned if no weight is floating.
+    """
+    buffers = {f"{prefix}{name}" for name, _ in module.named_buffers()}
+    found = {
+        name: value.dtype for name, value in weights.items() if name.startswith(prefix) and value.is_floating_point()
+    }
+    trained = (dtype for name, dtype in found.items() if name not in buffers)
+    return next(trained, next(iter(found.values()), None))
 
 
 def _tables(module: nn.Module) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, kind
 from lieattn._digest import digest
+from lieattn._exact import first_dtype
 from lieattn._files import replacing
 from lieattn._recorded import describe, make, uncompiled, uncompiled_names
 from lieattn._tied import TiedWeights
@@ -109,7 +110,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
         raise ValueError(f"{path}: its network cannot be constructed here. {error}") from error
     if not isinstance(network, nn.Module):
         raise ValueError(f"{path} is damaged: its header does not describe a network")
-    network.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
+    network.to(first_dtype(network, weights))
     for name, own in itertools.chain(network.named_parameters(), network.named_buffers()):
         if name in weights:
             own.data = own.data.to(weights[name].dtype)

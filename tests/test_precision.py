@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import lieattn
 from lieattn.geometry import AllPairs, lift
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import AffineSelfConvNet, AttentiveCNN, EnergyForces, FramewiseTransformer, Rescaled
@@ -218,3 +219,22 @@ def test_shifts_of_outputs_are_not_rounded_under_autocast(half):
     assert (found.energy.dtype, found.force.dtype, single.dtype) == (F32, F32, F32)
     assert (found.energy - exact.energy).abs() < 0.1
     assert (single + 40_000.0).abs() < 10
+
+
+@pytest.mark.parametrize("half", [F16, BF16], ids=str)
+def test_shifts_of_outputs_are_not_rounded_with_weights_in_half_precision(half, tmp_path):
+    inner = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    model = Rescaled(inner, {"y": 1.5}, {"y": -40_000.3}).to(half)
+    data = Data(x=torch.ones(4, 1), pos=torch.randn(4, 3))
+    assert next(model.parameters()).dtype == half
+    assert (model.shift_y.dtype, float(model.shift_y)) == (F32, pytest.approx(-40_000.3, abs=1e-2))
+    expected = 1.5 * inner(data).double() - 40_000.3
+    torch.testing.assert_close(model(data), expected.float(), rtol=0, atol=0.01)
+    lieattn.save(model, tmp_path / "half.safetensors")
+    again = lieattn.load(tmp_path / "half.safetensors")
+    assert {name: value.dtype for name, value in again.state_dict().items()} == {
+        name: value.dtype for name, value in model.state_dict().items()
+    }
+    assert torch.equal(again(data), model(data))
+    model.double().half().to("meta")
+    assert model.shift_y.dtype == F32

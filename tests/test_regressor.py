@@ -18,7 +18,7 @@ from lieattn.groups import tetrahedral
 from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
-from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, UsageError
+from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
 from lieattn.train._weights import WeightedMean, WeightedMeans, target_weights, weighted_sums
 
 
@@ -793,3 +793,26 @@ def test_positions_keep_their_unit_and_move_with_the_points():
         scaled.evaluate(Batch.from_data_list(clouds), "train")
     with pytest.raises(ValueError, match=r"scale\['y'\]: expected 1"):
         Rescaled(network, {"y": 2.0})
+
+
+def test_shifts_are_not_rounded_with_weights_in_half_precision(tmp_path):
+    """In bfloat16, -10,000 is -9,984: all predictions were the same number, and the error was 16."""
+    torch.manual_seed(0)
+    items = [
+        Data(x=torch.randn(4, 2), pos=torch.randn(4, 3), y=torch.randn(1).bfloat16().float() - 10_000.5)
+        for _ in range(8)
+    ]
+    module = PointSetRegressor(FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    last = LastCheckpoint(str(tmp_path))
+    trainer = Trainer(precision="bf16-true", max_epochs=1, callbacks=[last], **quiet)
+    trainer.fit(module, PointSetData(items, val=items))
+    values = torch.cat([item.y for item in items])
+    assert float(module.shift_y) == pytest.approx(float(values.mean()), rel=1e-6)
+    assert float(trainer.callback_metrics["val/error"]) < 3
+    again = load_task(tmp_path / "last.ckpt")
+    assert (again.shift_y.dtype, next(again.network.parameters()).dtype) == (torch.float32, torch.bfloat16)
+    found, data = again(Batch.from_data_list(items))["y"], Batch.from_data_list(items)
+    assert len(found.unique()) > 4
+    error = float((found[:, 0] - data.y).detach().abs().mean())
+    assert float(trainer.callback_metrics["val/error"]) == pytest.approx(error, rel=1e-2)

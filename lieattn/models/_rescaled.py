@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._autocast import in_autocast
 from lieattn._checks import check_arguments, check_choice, check_number, kind
+from lieattn._exact import WideStatistics
 from lieattn._segments import counts
 from lieattn.geometry import point_clouds
 from lieattn.models._wrapper import Wrapper
@@ -18,10 +18,11 @@ from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Scalar
 _TURNING = ("vector", "position", "pseudovector", "pseudoscalar", "tensor", "rotation")
 
 
-class Rescaled(Wrapper):
+class Rescaled(WideStatistics, Wrapper):
     r"""A network with outputs in the units of the data: shift + scale times the output of another network.
 
-    Scales and shifts are buffers, so they are moved and saved with the network. ``task.model`` of a
+    Scales and shifts are buffers, so they are moved and saved with the network. They and the outputs are at least
+    float32, also if the network is cast to half precision. ``task.model`` of a
     :class:`lieattn.train.PointSetRegressor` is of this class, with the statistics of its training set.
 
     **Equivariance.** That of the network. Only invariant numbers can have a shift, and all components of a vector have
@@ -116,8 +117,8 @@ class Rescaled(Wrapper):
     def forward(self, data: Any, geometry: Any = None, **options: Any) -> Any:
         """Return the outputs of ``network(data, geometry, **options)`` in the units of the data.
 
-        Under autocast they are at least float32, since a shift can be much larger than the outputs of the network. The
-        geometry is left out if there is none. ValueError is raised if an output is missing, or an extensive output does
+        They are at least float32, since a shift can be much larger than the outputs of the network. The geometry is
+        left out if there is none. ValueError is raised if an output is missing, or an extensive output does
         not have one entry per cloud.
         """
         found = self.network(data, *(() if geometry is None else (geometry,)), **options)
@@ -145,8 +146,8 @@ class Rescaled(Wrapper):
         return shift * counts.view(-1, *[1] * (output.ndim - 1))
 
     def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
-        if in_autocast(output.device):  # half precision would round energies that are far from 0
-            output = output.to(torch.promote_types(output.dtype, torch.float32))
+        # Half precision would round energies that are far from 0.
+        output = output.to(torch.promote_types(output.dtype, torch.float32))
         return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output
 
 

@@ -22,6 +22,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments
 from lieattn._digest import DIGESTS, KEY, damaged_entries
+from lieattn._exact import first_dtype
 from lieattn._extras import needs_extra
 from lieattn._recorded import make, uncompiled_names
 from lieattn._tied import first_fault
@@ -210,8 +211,7 @@ def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], pre
     checkpoint = read_checkpoint(path)
     spec, what = trusted_spec(checkpoint, path, keys, name, trust), f"the {name} of {path}"
     module = build(base, spec, what) if checkpoint[KEY].get("config") else _made(base, spec, what)
-    weights = (value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix))
-    module.to(next((value.dtype for value in weights if value.is_floating_point()), None))
+    module.to(first_dtype(module, checkpoint["state_dict"], prefix))
     load_weights(module, checkpoint, what, prefix)
     return module.eval()
 

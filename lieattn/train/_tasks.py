@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -21,6 +21,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments
 from lieattn._digest import KEY, add_digests
+from lieattn._exact import WideStatistics
 from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
 from lieattn.models import Rescaled
@@ -257,7 +258,7 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         self._random = self._watched = None
 
 
-class PointSetRegressor(PointSetTask):
+class PointSetRegressor(WideStatistics, PointSetTask):
     """Train a network on one or several attributes of the data.
 
     The loss compares the outputs with (t - shift) / scale for every target t. Predictions are in the units of the
@@ -426,7 +427,8 @@ class PointSetRegressor(PointSetTask):
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
             # Energies far from 0 have a spread that a smaller dtype would round away before the shift is subtracted.
-            wide = target.to(torch.promote_types(target.dtype, output.dtype))
+            dtypes = target.dtype, output.dtype, torch.float32
+            wide = target.to(reduce(torch.promote_types, dtypes))
             difference = output - ((wide - model.shift_of(name, wide, batch)) / scale).to(output.dtype)
             turns = self.loss == "rotation"
             if turns and output.shape[1:] != (3, 3):
@@ -455,7 +457,7 @@ class PointSetRegressor(PointSetTask):
         return {name: outputs[name] for name in self.targets}
 
     def _statistic(self, kind: str, name: str) -> Tensor:
-        return self.get_buffer(f"{kind}_{name}").to(self.dtype)
+        return self.get_buffer(f"{kind}_{name}")
 
     def _set(self, kind: str, name: str, value: Tensor) -> None:
         setattr(self, f"{kind}_{name}", value.to(self.get_buffer(f"{kind}_{name}")))

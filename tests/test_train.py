@@ -1755,3 +1755,53 @@ def test_help_lists_every_subcommand_without_lightning():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
+def test_runs_with_a_logger_are_continued_from_the_checkpoint_alone(tmp_path, capsys, logger):
+    loggers = {"class_path": logger, "init_args": {"save_dir": str(tmp_path / "logs")}}
+    content = config(tmp_path, logger=loggers, max_epochs=1)
+    del content["model"]["init_args"]["schedule"]
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
+    last = tmp_path / "checkpoints/last.ckpt"
+    more = ["--trust", *TRUST, "--trainer.max_epochs"]
+    assert main(["fit", "--ckpt_path", str(last), *more, "2"]) == 0, capsys.readouterr().err
+    assert len(list((tmp_path / "logs/lightning_logs").iterdir())) == 2
+    elsewhere = shutil.copy(last, tmp_path / "copy.ckpt")
+    assert main(["fit", "--ckpt_path", str(elsewhere), *more, "3"]) == 2
+    assert f"names the folder '{tmp_path / 'logs'}', to which lightning.pytorch.loggers." in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_delete_no_files_outside_of_the_folder_of_their_run(finished, tmp_path, capsys, monkeypatch):
+    """ModelCheckpoint deletes files that it has saved before, according to its state in the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (victim := tmp_path / "folder/precious").mkdir(parents=True)
+    checkpoint = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
+    state = checkpoint["callbacks"].pop(key := next(key for key in checkpoint["callbacks"] if "ModelCheckpoint" in key))
+    trainer = checkpoint["lieattn"]["config"]["run"]["trainer"]
+    saver = {"monitor": "val/accuracy", "mode": "max", "dirpath": str(victim.parent)}
+    path = "lightning.pytorch.callbacks.ModelCheckpoint"
+    trainer["callbacks"] = [{"class_path": path, "init_args": saver}]
+    trainer["max_epochs"] = EPOCHS + 2
+    state |= {"dirpath": str(victim.parent), "best_k_models": {str(victim): torch.tensor(-1.0)}}
+    state |= {"kth_best_model_path": str(victim), "kth_value": torch.tensor(-1.0)}
+
+    def attempt() -> str:
+        checkpoint["callbacks"][key] = state
+        add_digests(checkpoint)
+        torch.save(checkpoint, "hostile.ckpt")
+        assert main(["fit", "--ckpt_path", "hostile.ckpt", "--trust", *TRUST]) == 2
+        assert victim.is_dir()
+        return capsys.readouterr().err
+
+    assert f"names the folder '{victim.parent}', to which {path} would write" in attempt()
+    for place in ("../x", "$HOME/x", "~/x", "s3://bucket/x"):
+        saver["dirpath"] = place
+        assert f"names the folder '{place}'" in attempt()
+    trainer["callbacks"] = ["file.yaml"]
+    assert "expected the settings of a class, got 'file.yaml'" in attempt()
+    trainer["callbacks"] = []
+    state["best_k_models"] = {f"{tmp_path}/runs/checkpoints/../../folder/precious": torch.tensor(-1.0)}
+    assert "hostile.ckpt is damaged: a callback names the file" in attempt()

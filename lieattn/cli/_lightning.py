@@ -12,7 +12,7 @@ import sys
 import tempfile
 import warnings
 from argparse import Action
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -32,8 +32,9 @@ from lieattn import train
 from lieattn._saved import load
 from lieattn._suggestions import suggested
 from lieattn.cli._certify import is_network
+from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import ArgumentParser, check_classes, output_file, package
+from lieattn.cli._options import check_classes, output_file, package
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 
@@ -43,7 +44,6 @@ _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
-_CALLBACKS = "lightning.pytorch.callbacks"
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 # Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
 # its continuation, evaluation without the callbacks of the training, no validation set, and a loss that is already
@@ -66,12 +66,12 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
     train.register_types()
-    trust = _option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
+    trust = option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
-    arguments, others = _one_checkpoint(name, arguments)
+    arguments, others = one_checkpoint(name, arguments)
     try:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
-            config, task = _of_checkpoint(name, arguments, trust)
+            config, task = of_checkpoint(name, arguments, trust)
             _PointSetCLI(
                 name,
                 config is not None,
@@ -85,10 +85,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
                 parser_class=_Parser,
-                args=[name, *_written(config, Path(folder)), *arguments],
+                args=[name, *written(config, Path(folder)), *arguments],
             )
     except train.TrainingInterrupted as stop:
-        rest = _option(arguments, "--ckpt_path", nargs="?")[1]
+        rest = option(arguments, "--ckpt_path", nargs="?")[1]
         # Without a configuration, the checkpoint must be given as a file, which says what to train.
         state = "last" if config is None and task is None else str(stop.path)
         again = shlex.join(["lieattn", name, *rest, "--ckpt_path", state])
@@ -186,7 +186,7 @@ class _PointSetCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self._asks_for_weights = any(word.partition("=")[0] == "--weights" for word in args)
-        for path in _option(args, "--config", "-c", action="append", default=[])[0]:
+        for path in option(args, "--config", "-c", action="append", default=[])[0]:
             if Path(path).is_file():  # an error then names the file
                 content = train.read_yaml(path, "a configuration")
                 check_classes(content, path)
@@ -227,7 +227,7 @@ class _PointSetCLI(LightningCLI):
         if self.subcommand == "fit":
             run = {key: value for key, value in dumped.items() if key not in _OF_ONE_CALL}
             if self._checked:
-                train.check_trusted(run, source, (*settings.trust, _CALLBACKS))
+                train.check_trusted(run, source, (*settings.trust, *RUN_CLASSES))
             self._resolved["run"] = run
         self._path = str(settings.ckpt_path)
         paths = [self._file(settings, name) for name in self._others]
@@ -399,73 +399,6 @@ def _plain(value: Any) -> Any:
 def _folder(settings: Any) -> Path:
     """Folder of the checkpoints."""
     return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
-
-
-def _of_checkpoint(
-    name: str, arguments: Sequence[str], trust: Sequence[str]
-) -> tuple[Any, Callable[[], train.PointSetTask] | None]:
-    """The configuration of the checkpoint if none is given, or a function that builds the task that it describes.
-
-    The settings of the run are part of it for ``fit`` only, since others may run on another machine.
-    CheckpointError is raised if the checkpoint has neither, or names classes or functions that are not trusted.
-    """
-    if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
-        return None, None
-    path, _ = _option(arguments, "--ckpt_path", nargs="?")
-    if path in ("last", "best", None):
-        return None, None
-    if found := train.read_checkpoint(path)["lieattn"].get("config"):
-        config = {key: value for key, value in found.items() if key != "run"}
-        train.check_trusted(config, path, trust)
-        return (config | _run_of(found.get("run"), path, trust) if name == "fit" else config), None
-    if any(word.startswith("--model") for word in arguments):
-        return None, None
-
-    def task() -> train.PointSetTask:
-        return train.load_task(path, trust)
-
-    task.__qualname__ = f"task_{id(task)}"  # jsonargparse makes one class for each name
-    return None, task
-
-
-def _run_of(run: Any, path: str, trust: Sequence[str]) -> dict[str, Any]:
-    """The settings of the run of a checkpoint. Its folder is among them only if the checkpoint is still there."""
-    if not isinstance(run, dict) or not isinstance(run.get("trainer"), dict):
-        return {}  # a checkpoint without these settings
-    train.check_trusted(run, path, (*trust, _CALLBACKS))
-    trainer, last, folder = dict(run["trainer"]), dict(run.get("last") or {}), Path(path).resolve().parent
-    if Path(trainer.get("default_root_dir") or "", "checkpoints").resolve() != folder:
-        trainer.pop("default_root_dir", None)
-    if Path(last.get("dirpath") or "").resolve() != folder:
-        last.pop("dirpath", None)
-    return {**run, "trainer": trainer, "last": last}
-
-
-def _one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split off all checkpoints but the first: return the arguments with the first one, and the others."""
-    paths, rest = _option(arguments, "--ckpt_path", nargs="*")
-    if not paths or len(paths) == 1:
-        return list(arguments), []
-    if name == "fit":
-        raise train.UsageError(f"--ckpt_path: expected one checkpoint, since fit continues one run, got {len(paths)}")
-    return [*rest, "--ckpt_path", paths[0]], paths[1:]
-
-
-def _written(config: Any, folder: Path) -> list[str]:
-    """Write a configuration to a file, and return the option that names it."""
-    if config is None:
-        return []
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(config))
-    return ["--config", str(file)]
-
-
-def _option(arguments: Sequence[str], *names: str, **settings: Any) -> tuple[Any, list[str]]:
-    """Return the value of one option, and the other arguments."""
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument(*names, dest="value", **settings)
-    found, others = parser.parse_known_args(arguments)
-    return found.value, others
 
 
 def _no_advertisement(record: logging.LogRecord) -> bool:

@@ -128,6 +128,19 @@ def check_content(checkpoint: dict[str, Any], name: str, apart: Container[str] =
         )
     if (number > 1 or DIGESTS in checkpoint[KEY]) and (damaged := damaged_entries(checkpoint, apart)):
         raise CheckpointError(f"{name} is damaged: not as they were saved are {', '.join(map(repr, damaged))}")
+    _check_saved_files(checkpoint.get("callbacks"), name)
+
+
+def _check_saved_files(states: Any, name: str) -> None:
+    """Raise CheckpointError if the states of callbacks contain paths that lead out of a folder.
+
+    ModelCheckpoint deletes files that it has saved before, if the names of their folders begin with its own.
+    """
+    for state in states.values() if isinstance(states, dict) else ():
+        values = state.values() if isinstance(state, dict) else ()
+        texts = (text for value in values for text in (value if isinstance(value, dict) else [value]))
+        if wrong := [text for text in texts if isinstance(text, str) and ".." in Path(text).parts]:
+            raise CheckpointError(f"{name} is damaged: a callback names the file {wrong[0]!r}")
 
 
 def check_finite(weights: Mapping[str, Tensor], module: nn.Module) -> None:

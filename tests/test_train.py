@@ -1758,6 +1758,30 @@ def test_help_lists_every_subcommand_without_lightning():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        ("LearningRateFinder", "LearningRateFinder needs a task with the attribute lr or learning_rate"),
+        ("BackboneFinetuning", "BackboneFinetuning needs a task with the attribute backbone"),
+    ],
+)
+def test_callbacks_that_need_other_tasks_are_refused(tmp_path, capsys, callback, message):
+    content = config(tmp_path, callbacks=[{"class_path": callback}])
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
+    assert f"trainer.callbacks: {message}, and PointSetClassifier has none" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_barebones_runs_write_neither_logs_nor_checkpoints(tmp_path, capsys):
+    content = config(tmp_path)
+    del content["model"]["init_args"]["schedule"]
+    content["trainer"] = {"barebones": True, "accelerator": "cpu", "max_epochs": 1, "default_root_dir": str(tmp_path)}
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
 def test_runs_with_a_logger_are_continued_from_the_checkpoint_alone(tmp_path, capsys, logger):
     loggers = {"class_path": logger, "init_args": {"save_dir": str(tmp_path / "logs")}}

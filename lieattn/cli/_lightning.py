@@ -323,11 +323,12 @@ class _PointSetCLI(LightningCLI):
         if devices.isdecimal() and int(devices) > _MOST_DEVICES:
             raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
         logger = settings.trainer.logger
-        if logger is None or logger is True:
+        bare = settings.trainer.barebones
+        if not bare and (logger is None or logger is True):
             # Both loggers have the same version, which is counted by the folder of TensorBoard.
             board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
             kwargs["logger"] = [CSVLogger(root, name="csv"), board]
-        saves = settings.trainer.enable_checkpointing is not False and not settings.trainer.fast_dev_run
+        saves = settings.trainer.enable_checkpointing is not False and not (bare or settings.trainer.fast_dev_run)
         given = settings.trainer.callbacks or []
         callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
         if self.subcommand == "fit" and settings.ema is not None:

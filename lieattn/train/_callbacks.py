@@ -1,9 +1,27 @@
-"""Accumulation of gradients over several batches, in a training that continues from a checkpoint."""
+"""Callbacks of Lightning that need more than Lightning calls by itself, or something that tasks do not have."""
 
 from __future__ import annotations
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.utilities.parsing import lightning_hasattr
+
+from lieattn.train._configuration import UsageError
+
+
+def check_callbacks(trainer: Trainer, task: LightningModule) -> None:
+    """Raise UsageError if a callback of the trainer needs an attribute that the task does not have."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LearningRateFinder):
+            names = (callback._attr_name,) if callback._attr_name else ("lr", "learning_rate")
+            advice = "the rate is an argument of the optimizer, such as --model.optimizer.lr"
+        elif isinstance(callback, BackboneFinetuning):
+            names, advice = ("backbone",), "to start from a trained network, use --weights"
+        else:
+            continue
+        if not any(lightning_hasattr(task, name) for name in names):
+            found = f"{type(callback).__name__} needs a task with the attribute {' or '.join(names)}"
+            raise UsageError(f"trainer.callbacks: {found}, and {type(task).__name__} has none; {advice}")
 
 
 def resume_accumulation(trainer: Trainer) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -25,8 +26,8 @@ from lieattn._exact import WideStatistics
 from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
 from lieattn.models import Rescaled
-from lieattn.train._accumulation import resume_accumulation
 from lieattn.train._averaging import check_averaging
+from lieattn.train._callbacks import check_callbacks, resume_accumulation
 from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check_group, describe_group, describe_input
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
@@ -242,6 +243,11 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         self._input = entry.get("input", self._input)
         self._random = entry.get("random")
         self._watched = entry.get("watched")
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Add no callbacks; UsageError if one of the trainer needs an attribute that this task does not have."""
+        check_callbacks(self.trainer, self)  # before their own hooks, which would raise other errors
+        return []
 
     def on_fit_start(self) -> None:
         """Settle the choices that the network left open: a radius that was not made smooth is sharp from now on."""

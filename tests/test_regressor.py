@@ -816,3 +816,32 @@ def test_shifts_are_not_rounded_with_weights_in_half_precision(tmp_path):
     assert len(found.unique()) > 4
     error = float((found[:, 0] - data.y).detach().abs().mean())
     assert float(trainer.callback_metrics["val/error"]) == pytest.approx(error, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("offset", "options", "warned"),
+    [
+        (300.0, {}, True),
+        (3.0, {}, False),
+        (300.0, {"shift": []}, False),
+        (300.0, {"shift": ["temperature"]}, False),
+        (300.0, {"scale_of": {"temperature": "none"}}, False),
+    ],
+    ids=str,
+)
+def test_targets_far_from_0_without_a_shift_are_named(recwarn, offset, options, warned):
+    """The network would learn the constant, in units of the constant."""
+    items = [Data(pos=torch.zeros(1, 3), temperature=torch.tensor([offset + number % 3])) for number in range(6)]
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    PointSetRegressor(network, "temperature", **options).measure(items)
+    told = [str(warning.message) for warning in recwarn if "shift" in str(warning.message)]
+    assert len(told) == warned
+    if warned:
+        assert "data.temperature: its mean over the training set is 301 with deviations of 0.816" in told[0]
+
+
+def test_vectors_far_from_0_need_no_shift(recwarn):
+    items = [Data(pos=torch.zeros(1, 3), dipole=torch.tensor([[300.0 + number, 0, 0]])) for number in range(6)]
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, kind="vector")
+    PointSetRegressor(network, "dipole").measure(items)
+    assert not [warning for warning in recwarn if "shift" in str(warning.message)]

@@ -15,6 +15,8 @@ from lieattn._warnings import warn
 from lieattn.models import EnergyForceStress, Rescaled
 from lieattn.train._data import PointSetData
 
+_FAR = 10  # standard deviations of a target
+
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
     """Return the outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets ``name``."""
@@ -131,6 +133,19 @@ def warn_of_units(network: nn.Module, names: Sequence[str]) -> None:
         warn(
             "network: outputs of Rescaled are in the units of the data already, and PointSetRegressor measures shifts "
             f"and scales of {', '.join(names)} to apply them again; use {again} to train them as they are"
+        )
+
+
+def warn_of_offset(network: nn.Module, name: str, columns: Tensor) -> None:
+    """Warn if the entries ``[entries, ..., numbers]`` of a target are far from 0, although it may have a shift."""
+    mean = columns.nanmean(dim=0)
+    spread = (columns - mean).square().nanmean(dim=0).sqrt()
+    far = (mean.abs() > _FAR * spread) & (spread > 0)
+    if bool(far.any()) and name not in Rescaled.turning(network, [name]):
+        found = f"{float(mean[far][0]):.3g} with deviations of {float(spread[far][0]):.3g}"
+        warn(
+            f"data.{name}: its mean over the training set is {found}, and by default only targets called y or energy "
+            f"are shifted. For numbers that do not change under rotations, add shift=[..., {name!r}]"
         )
 
 

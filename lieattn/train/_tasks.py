@@ -44,6 +44,7 @@ from lieattn.train._targets import (
     sources_of_scales,
     targets_of,
     training_set,
+    warn_of_offset,
     warn_of_units,
 )
 from lieattn.train._watched import WatchedValidation
@@ -328,6 +329,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             if shift or scale_of:
                 raise ValueError(f"shift, scale_of: expected none for rotations, got {shift or scale_of}")
             shift, scale_of = [], dict.fromkeys(self.targets, "none")
+        self._chosen = shift is not None
         shift = shifted_targets(network, self.targets, shift)
         scale_of = sources_of_scales(network, self.targets, scale_of)
         for argument, names in (("shift", shift), ("scale_of", scale_of), ("extensive", extensive)):
@@ -383,7 +385,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         The scale is the root mean square deviation from the shift, which is 0 for targets that are not shifted. A
         target that does not vary has the scale 1. The shift of an extensive target is the one of a single point.
         A warning is issued if the network contains a :class:`~lieattn.models.Rescaled`, whose outputs already have
-        units.
+        units, or if numbers that by default have no shift are far from 0.
         """
         scaled = [name for name in self.targets if name in self.shifted or self.scale_of.get(name) != "none"]
         warn_of_units(self.network, scaled)
@@ -407,6 +409,8 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
             mean, shifts = per_point(name, columns, items) if name in self.extensive else (mean, mean)
+            if name in scaled and not (self._chosen or name in self.shifted):
+                warn_of_offset(self.network, name, columns)
             spread = (columns - shifts).square().nanmean(dim=axes).sqrt()
             scales[name] = torch.where(spread > 0, spread, 1.0)
             self._set("shift", name, mean)

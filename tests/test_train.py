@@ -1829,3 +1829,29 @@ def test_checkpoints_delete_no_files_outside_of_the_folder_of_their_run(finished
     trainer["callbacks"] = []
     state["best_k_models"] = {f"{tmp_path}/runs/checkpoints/../../folder/precious": torch.tensor(-1.0)}
     assert "hostile.ckpt is damaged: a callback names the file" in attempt()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"optimizer": {"class_path": "torch.optim.Adam"}}, "of Adam, got one of another optimizer, with ["),
+        ({"no_decay": ["*bias"]}, "expected a checkpoint with groups of ["),
+    ],
+    ids=["another optimizer", "other groups"],
+)
+def test_runs_are_not_continued_with_another_optimizer(finished, tmp_path, capsys, changed, message):
+    """Torch names a missing setting in the first step, or a number of groups."""
+    content = config(tmp_path, max_epochs=EPOCHS + 1)
+    content["model"]["init_args"] |= changed
+    arguments = [
+        "--config",
+        write(tmp_path / "run.yaml", content),
+        "--ckpt_path",
+        str(finished / "checkpoints/last.ckpt"),
+    ]
+    assert main(["fit", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert "lieattn fit: optimizer: expected a checkpoint" in told
+    assert message in told
+    assert "--weights FILE" in told

@@ -31,6 +31,7 @@ from lieattn.train._callbacks import check_callbacks, resume_accumulation
 from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check_group, describe_group, describe_input
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
+from lieattn.train._optimizer import refuse_other_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
 from lieattn.train._targets import (
@@ -170,7 +171,7 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, and the schedule if the rate changes."""
         try:
-            optimizer = self.make_optimizer(self._parameter_groups())
+            optimizer = refuse_other_states(self.make_optimizer(self._parameter_groups()))
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
         if isinstance(self.schedule, Constant) or cast(Any, self.trainer).fast_dev_run:  # too short for a warm-up

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lieattn.groups import FiniteGroup, cyclic, icosahedral, octahedral, real_irreps, tetrahedral
 from lieattn.nn import GroupLinear
@@ -56,6 +57,26 @@ def test_irreps_are_irreducible_and_complete(group):
 )
 def test_degrees_are_those_of_the_character_tables(group, degrees):
     assert sorted(irrep.degree for irrep in real_irreps(group)) == degrees
+
+
+class Largest(TorchDispatchMode):
+    """Records the largest number of entries of a result."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, tuple | list) else (out,)
+        self.entries = max(self.entries, *(one.numel() for one in results if isinstance(one, torch.Tensor)), 0)
+        return out
+
+
+def test_irreps_need_no_matrices_of_all_translations():
+    group = cyclic(96)
+    with Largest() as largest:
+        irreps = real_irreps(group)
+    assert len(irreps) == 49
+    assert largest.entries < 96**3 // 4
 
 
 @every_group

@@ -57,13 +57,13 @@ def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     """
     check_group("group", group)
     generator = torch.Generator().manual_seed(0)
-    identity = torch.eye(group.order, dtype=torch.float64)
-    right, left = identity[group.cayley.T], identity[group.relative_index]
     weights = torch.randn(_TRIALS, group.order, generator=generator, dtype=torch.float64)
-    operators = torch.einsum("tg,gxy->txy", weights + weights[:, group.inverse_index], left)
+    # Translations permute, so their matrices, which are cubic in the order, are not stored.
+    quotient = group.cayley[:, group.inverse_index]  # x y⁻¹
+    operators = (weights + weights[:, group.inverse_index])[:, quotient]
     found: list[tuple[Tensor, list[Tensor]]] = []
     for space in max(map(_eigenspaces, operators), key=lambda spectrum: spectrum[0])[1]:
-        matrices = space.T @ right @ space
+        matrices = space[quotient.T].mT.contiguous() @ space  # f_a(x k⁻¹) f_b(x), summed over x
         for known, copies in found:
             if _equivalent(known, matrices):
                 random = torch.randn(known.shape[1:], generator=generator, dtype=torch.float64)

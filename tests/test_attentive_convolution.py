@@ -442,6 +442,18 @@ def test_attention_to_poses_close_to_one_keeps_its_digits():
     torch.testing.assert_close(gate(x).double(), exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+@pytest.mark.parametrize("lifting", [True, False])
+def test_attention_to_the_input_close_to_one_keeps_its_digits(attention, lifting):
+    gate = GridInputAttention(cyclic(4), 2, attention=attention, lifting=lifting, spatial_size=1, measure=1.0)
+    for parameter in gate.parameters():
+        torch.nn.init.constant_(parameter, 1 / parameter[0].numel())  # sums are means
+    x = torch.full((1, 2, *(() if lifting else (4,)), 2, 2), 12.0)
+    exact = copy.deepcopy(gate).double()(x.double())
+    assert 1e-12 < exact.abs().max() < 1e-3
+    torch.testing.assert_close(gate(x).double(), exact, rtol=1e-4, atol=0)
+
+
 def test_gates_of_planes_use_the_measure_and_all_channels():
     poses = randomize(GridPoseAttention(cyclic(4), 3, lifting=True, measure=0.4)).double()
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64)

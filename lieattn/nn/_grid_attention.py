@@ -261,7 +261,7 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
 
 
 class ChannelGate(KeptTables):
-    """σ(W₂ relu(W₁ mean) + W₂ relu(W₁ max)) with group-tied W₁ and W₂; ``group`` is None for planes."""
+    """W₂ relu(W₁ mean) + W₂ relu(W₁ max) with group-tied W₁ and W₂; ``group`` is None for planes."""
 
     relative: Tensor
 
@@ -274,9 +274,9 @@ class ChannelGate(KeptTables):
         self.register_buffer("relative", relative, persistent=False)
 
     def forward(self, mean: Tensor, top: Tensor) -> Tensor:
-        """Map statistics ``[batch, channels, fiber]`` to scores of the same shape; the fiber is 1 for planes."""
+        """Map statistics ``[batch, channels, fiber]`` to levels of the same shape; the fiber is 1 for planes."""
         hidden = torch.relu(self._mix(self.first, mean)) + torch.relu(self._mix(self.first, top))
-        return torch.sigmoid(self._mix(self.second, hidden))
+        return self._mix(self.second, hidden)
 
     def _mix(self, matrix: Tensor, statistics: Tensor) -> Tensor:
         kernel = matrix.flatten(2).permute(2, 0, 1) if matrix.ndim == 3 else matrix[None]
@@ -349,19 +349,20 @@ class GridInputAttention(TiedWeights):
         check_flag(return_maps=return_maps)
         field = check_grid(x, self.group, self.channels, next(self.parameters()), lifting=self.lifting)
         scores = seen = None
-        removed = field
+        passed, removed = torch.zeros_like(field), field
         if self.channel is not None:
             flat = field.flatten(3)
-            scores = self.channel(flat.mean(-1), flat.amax(-1))[(..., *[None] * self.group.dim)]
+            level = self.channel(flat.mean(-1), flat.amax(-1))[(..., *[None] * self.group.dim)]
+            scores, passed = torch.sigmoid(level), _passed(level, field)
             removed = scores * field
         if self.spatial is not None:
             statistics = torch.stack([removed.mean(dim=1), removed.amax(dim=1)], dim=1)
             level = self.spatial(statistics[:, :, 0] if self.lifting else statistics)
-            seen = torch.sigmoid(level.amax(dim=2, keepdim=True) if self.lifting else level)
-            removed = seen * removed
+            level = level.amax(dim=2, keepdim=True) if self.lifting else level
+            seen, passed = torch.sigmoid(level), passed + _passed(level, removed)
         if self.lifting:
             scores, seen = (None if part is None else part[:, :, 0] for part in (scores, seen))
-        return x - removed.view_as(x), AttentionMaps(scores, seen) if return_maps else None
+        return passed.view_as(x), AttentionMaps(scores, seen) if return_maps else None
 
 
 class GridPoseAttention(TiedWeights):
@@ -412,8 +413,12 @@ class GridPoseAttention(TiedWeights):
         else:
             level = torch.einsum("chg,bcg...->bh...", self.weight[:, self.relative], x)[:, None]
         level = self.measure * level
-        # 1 - sigmoid(level), without cancellation where the attention is close to 1.
-        return torch.sigmoid(-level) * x, AttentionMaps(None, torch.sigmoid(level)) if return_maps else None
+        return _passed(level, x), AttentionMaps(None, torch.sigmoid(level)) if return_maps else None
+
+
+def _passed(level: Tensor, x: Tensor) -> Tensor:
+    """Return (1 - σ(level)) x, without cancellation where the attention is close to 1."""
+    return torch.sigmoid(-level) * x
 
 
 def _uniform(*shape: int) -> nn.Parameter:

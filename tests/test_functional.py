@@ -72,6 +72,8 @@ def test_derivatives_are_those_of_autograd(name):
     torch.testing.assert_close(matrix, matrix.T, **EXACT)
     torch.testing.assert_close(matrix @ direction.flatten(), second.flatten(), **EXACT)
     torch.testing.assert_close(jvp(grad(energy), (data.pos,), (direction,))[1], second, **EXACT)
+    along = grad(lambda pos: jvp(energy, (pos,), (direction,))[1])  # reverse mode over forward mode
+    torch.testing.assert_close(along(data.pos), second, **EXACT)
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -63,8 +63,8 @@ class PrincipalFrames:
     reaches the gap, and where another point becomes the farthest. Points that are closer together than the rounding of
     their coordinates count as one point.
 
-    **Derivatives.** They are correct wherever frames are continuous: to all orders where no moments are degenerate, and
-    to first order elsewhere.
+    **Derivatives.** They are correct wherever frames are continuous: to all orders where no moments are degenerate (in
+    ``torch.func`` and forward mode, to the seventh), and to first order elsewhere.
 
     :func:`lift` raises ValueError if some frames do not belong to the stabilizer, or if clouds are periodic and
     ``of="cloud"``.
@@ -358,8 +358,9 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
     rounding error ε of coordinates rotates the eigenvectors by about ε sqrt(λ₁ λ) / (λ - μ).
 
     ``moments`` ``[rows, k, k]`` are positive semidefinite and float64. The eigenvectors are columns ``[rows, k, k]``.
-    The mask ``[rows, k]`` is true if an eigenvalue differs from both neighbors. Axes are differentiable to all orders
-    in rows with distinct eigenvalues. In other rows, determined axes are differentiable to first order.
+    The mask ``[rows, k]`` is true if an eigenvalue differs from both neighbors. In rows with distinct eigenvalues, axes
+    are differentiable to all orders (within transforms, to the seventh). In other rows, determined axes are
+    differentiable to first order.
     """
     values, axes = _descending(moments.detach())
     values = values.clamp(min=0)
@@ -371,8 +372,13 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
     if moments.requires_grad or transformed():
         # Both replace axes by equal values that have derivatives.
         good = isolated.all(-1).nonzero()[:, 0]
-        exact = _descending(moments[good])[1]
-        exact = exact * torch.where((exact * axes[good]).detach().sum(-2, keepdim=True) < 0, -1.0, 1.0)
+        if transformed():
+            exact = axes[good]
+            for _ in range(3):  # each step doubles the number of correct orders, from 1 to 8 with the values
+                exact = _refined(moments[good], exact)
+        else:
+            exact = _descending(moments[good])[1]
+            exact = exact * torch.where((exact * axes[good]).detach().sum(-2, keepdim=True) < 0, -1.0, 1.0)
         rest = (~isolated.all(-1)).nonzero()[:, 0]
         axes = axes.index_put((good,), exact).index_put((rest,), _first_order(moments[rest], values[rest], axes[rest]))
     return axes, isolated
@@ -406,6 +412,19 @@ def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Seq
 def _descending(moments: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(moments)
     return values.flip(-1), vectors.flip(-1)
+
+
+def _refined(moments: Tensor, axes: Tensor) -> Tensor:
+    """Return axes of distinct eigenvalues after a step that converges quadratically (Ogita, Aishima 2018, Algorithm 1).
+
+    The derivatives of ``torch.linalg.eigh`` in ``torch.func`` are NaN where reverse mode follows forward mode.
+    """
+    own = torch.eye(axes.shape[-1], dtype=torch.bool, device=axes.device)
+    gram, seen = axes.mT @ axes, axes.mT @ moments @ axes
+    value = (seen.diagonal(dim1=-2, dim2=-1) / gram.diagonal(dim1=-2, dim2=-1))[..., None, :]
+    excess = torch.eye(axes.shape[-1], dtype=axes.dtype, device=axes.device) - gram
+    turned = (seen + value * excess) / torch.where(own, 1.0, value - value.mT)
+    return axes + axes @ torch.where(own, excess / 2, turned)
 
 
 def _first_order(moments: Tensor, values: Tensor, axes: Tensor) -> Tensor:

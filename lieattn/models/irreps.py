@@ -19,6 +19,7 @@ from torch_geometric.utils import softmax
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_counts
+from lieattn._layer_norm import LayerNorm
 from lieattn._segments import sums
 from lieattn._watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
@@ -273,7 +274,7 @@ class DistanceTransformer(_PointNetwork):
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
         self.embed = nn.Linear(self.in_channels + len(self.vector_inputs), channels)
         self.layers = nn.ModuleList(_DistanceBlock(channels, heads, radial) for _ in range(layers))
-        self.norm = nn.LayerNorm(channels)
+        self.norm = LayerNorm(channels)
         if width := out_channels if self.kind == "invariant" else out_channels * len(self.vector_inputs):
             self.head = _two_linears(channels, channels, width)
         if self.kind == "vector":
@@ -360,7 +361,7 @@ class _DistanceBlock(nn.Module):
     def __init__(self, channels: int, heads: int, radial: RadialOptions) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.norm1, self.norm2 = LayerNorm(channels), LayerNorm(channels)
         self.projection, self.output = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
         # The geometry should have an effect at the start. Factors were tuned as for EdgeNetwork, for fair comparisons.
         self.radial = _two_linears(radial.basis, radial.hidden, heads + channels, factors=(1.5, 2.0))

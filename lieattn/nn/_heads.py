@@ -18,6 +18,7 @@ from lieattn._checks import (
     check_is,
     check_tensor,
 )
+from lieattn._layer_norm import LayerNorm
 from lieattn._recorded import Recorded
 from lieattn._warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds
@@ -170,7 +171,7 @@ class InvariantHead(Recorded, nn.Module):
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
         widths = [channels, channels, channels, outputs] if readout == "pool_first" else [channels, outputs]
         self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) if norm else nn.Identity() for _ in self.linears)
+        self.norms = nn.ModuleList(LayerNorm(channels) if norm else nn.Identity() for _ in self.linears)
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Map a field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""

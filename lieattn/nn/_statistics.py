@@ -23,6 +23,7 @@ from lieattn._checks import (
     check_tensor,
     may_look,
 )
+from lieattn._layer_norm import LayerNorm, layer_norm
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
 from lieattn._segments import counts, maxima, means, sums
@@ -246,7 +247,7 @@ class CloudNorm(_Affine):
         wide = x if x.dtype == torch.float64 else x.float()
         per_point = wide.flatten(1)
         if (clouds := graph.by_cloud(per_point)) is not None:
-            normal = F.layer_norm(clouds, clouds.shape[1:], eps=self.eps)
+            normal = layer_norm(clouds, clouds.shape[1:], eps=self.eps)
             return normal.view_as(x).to(x.dtype) * self.weight + self.bias
         entries = graph.counts.clamp(min=1) * per_point.shape[1]
 
@@ -277,7 +278,7 @@ class FiberNorm(_Affine):
         """Normalize ``[points, fiber, channels]``."""
         check_features(x, self.weight, len(self.weight))
         weight, bias = self.weight.expand(x.shape[-2:]), self.bias.expand(x.shape[-2:])
-        return F.layer_norm(x, x.shape[-2:], weight, bias, self.eps)
+        return layer_norm(x, x.shape[-2:], weight, bias, self.eps)
 
 
 class PointBatchNorm(_Affine):
@@ -336,7 +337,7 @@ def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
     """Return the normalization with the name ``"layer"``, ``"batch"`` or ``"none"``."""
     check_positive(eps=eps)
     if norm == "layer":
-        return nn.LayerNorm(channels, eps=eps)
+        return LayerNorm(channels, eps=eps)
     return PointBatchNorm(channels, eps) if norm == "batch" else nn.Identity()
 
 

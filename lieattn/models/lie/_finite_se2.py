@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_counts, check_size
+from lieattn._layer_norm import LayerNorm
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
@@ -198,7 +199,7 @@ class _SetProjections(nn.Module):
             raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
         self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(channels, channels) for _ in range(4))
-        self.norm0, self.norm1 = (nn.LayerNorm(channels) if layer_norm else nn.Identity() for _ in range(2))
+        self.norm0, self.norm1 = (LayerNorm(channels) if layer_norm else nn.Identity() for _ in range(2))
 
     def signals(self, queries: Tensor, keys: Tensor) -> list[Tensor]:
         """Return queries, keys and values ``[*, heads, channels of a head]``."""

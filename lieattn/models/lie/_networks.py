@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_counts, check_tensor
+from lieattn._layer_norm import LayerNorm
 from lieattn.geometry import (
     AllPairs,
     LiftedGraph,
@@ -232,7 +233,7 @@ class LieConvNet(LieNetwork):
         for narrow, wide in pairwise(widths):
             options["attention"] = attention and self._attention(attention, max(1, wide // 4), convolution.heads)
             self.blocks.append(LieBottleneck(narrow, wide, self.num_coordinates, **options))
-        norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": nn.LayerNorm, "none": nn.Identity}
+        norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": LayerNorm, "none": nn.Identity}
         self.norm = norms[convolution.norm](widths[-1])
         self.head = readout.head(widths[-1], out_channels, self.space.group.dim, "point_first")
         activations = [part.activation for part in (readout, convolution, convolution.attention) if part is not None]

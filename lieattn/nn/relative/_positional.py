@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn._exact import ExactConstants, KeptTables
+from lieattn._layer_norm import LayerNorm
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (
@@ -78,7 +79,7 @@ class CoordinateNetwork(nn.Module):
         super().__init__()
         check_counts(channels=channels, hidden=hidden)
         self.linear1 = nn.Linear(1, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.norm = LayerNorm(hidden, eps=1e-12)
         self.linear2 = nn.Linear(hidden, channels)
 
     def forward(self, coordinate: Tensor) -> Tensor:

@@ -15,13 +15,16 @@ from lieattn.models import (
     AffineSelfConvNet,
     AttentiveCNN,
     DirectionConvNet,
+    FieldModel,
     FramewiseTransformer,
     GSANet,
     LieConvNet,
     LieTransformer,
+    Rescaled,
     Species,
 )
 from lieattn.models.irreps import DistanceTransformer
+from lieattn.nn import RotationHead
 from lieattn.ops import backend
 
 NEAR = Radius(2.0)
@@ -43,6 +46,15 @@ NETWORKS = {
     ),
     "distances with vectors": lambda: DistanceTransformer(
         2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, vector_inputs=("vel",), kind="vector"
+    ),
+    "poses": lambda: FieldModel(
+        FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR), RotationHead(4)
+    ),
+    "extensive": lambda: Rescaled(
+        FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, pool="sum"),
+        {"energy": 2.0},
+        {"energy": 1.0},
+        extensive=["energy"],
     ),
     "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), attention="full", channels=2),
     "AffineSelfConvNet": lambda: AffineSelfConvNet(cyclic(4), 1, channels=4, blocks=1),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_number, kind
+from lieattn._checks import check_arguments, check_choice, check_number, kind, may_look
 from lieattn._exact import WideStatistics
 from lieattn._segments import counts
 from lieattn.geometry import point_clouds
@@ -182,13 +182,14 @@ def _check_turning(name: str, kind: Any, scale: Tensor, shift: Tensor) -> None:
 def _points_of_clouds(data: Any, clouds: int) -> Tensor:
     """Return the number of points of each cloud, ``[clouds]``.
 
-    Compiled code cannot read the number of clouds from the data, so it is an argument.
+    Data are checked where checks may read them. Compiled code cannot read the number of clouds from the data, so it is
+    an argument.
     """
-    if not torch.compiler.is_compiling():
+    pos, batch, ptr = (getattr(data, name, None) for name in ("pos", "batch", "ptr"))
+    if not isinstance(pos, Tensor) or may_look(pos):
         return point_clouds(data).counts
-    batch, ptr = getattr(data, "batch", None), getattr(data, "ptr", None)
     if ptr is not None:
         return torch.diff(ptr)
     if batch is None:
-        return torch.full((1,), len(data.pos), device=data.pos.device)
-    return counts(batch, clouds)
+        return torch.full((1,), len(pos), device=pos.device)
+    return counts(batch, clouds) if torch.compiler.is_compiling() else point_clouds(data).counts

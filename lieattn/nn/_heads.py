@@ -17,6 +17,7 @@ from lieattn._checks import (
     check_features,
     check_is,
     check_tensor,
+    may_look,
 )
 from lieattn._layer_norm import LayerNorm
 from lieattn._recorded import Recorded
@@ -64,7 +65,7 @@ def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Te
         Representation ρ, for example ``Vector(3)`` or ``Scalar() + 2 * Vector(3)``.
     """
     matrices = _frame_matrices(values, frames, rep, lifted=False)
-    return rep.act(_inverse(matrices, frames, rep), values[:, None])
+    return rep._act(_inverse(matrices, frames, rep), values[:, None])
 
 
 def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
@@ -79,7 +80,7 @@ def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) ->
     random frames this holds in distribution.
     """
     check_representation("rep", rep)
-    return rep.act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
+    return rep._act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
 
 
 def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, *, lifted: bool) -> Tensor:
@@ -105,16 +106,20 @@ def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, 
         raise ValueError(f"values: expected a field on the {frames.num_points} points of the graph, got {len(values)}")
     if rep.space_dim not in (None, given[-1]):
         raise ValueError(f"frames: expected matrices of {rep.space_dim} dimensions for {rep.name}, got {given}")
-    if rep.orthogonal_only:
+    if rep.orthogonal_only and not _known_orthogonal(frames):
         check_orthogonal("frames", matrices)
     return matrices
 
 
+def _known_orthogonal(frames: FrameMatrices) -> bool:
+    """Return whether the group of the frames tells, without reading their values, that they are orthogonal."""
+    group = linear_part(frames.space.group) if isinstance(frames, LiftedGraph) else frames
+    return group.is_orthogonal if isinstance(group, FiniteGroup) else isinstance(group, SO | O | Translations)
+
+
 def _inverse(matrices: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
     """Return the inverses of the matrices of frames; values are read only if their group does not tell enough."""
-    group = linear_part(frames.space.group) if isinstance(frames, LiftedGraph) else frames
-    orthogonal = group.is_orthogonal if isinstance(group, FiniteGroup) else isinstance(group, SO | O | Translations)
-    if rep.orthogonal_only or orthogonal or is_orthogonal(matrices):
+    if rep.orthogonal_only or _known_orthogonal(frames) or is_orthogonal(matrices):
         return matrices.mT
     try:
         return torch.linalg.inv(matrices.to(torch.float64))
@@ -391,7 +396,8 @@ class RotationHead(Recorded, nn.Module):
 
     **Degenerate outputs.** If a rotation in H maps a cloud to itself, R is undetermined, because both vectors lie on
     the axis. If the directions are determined only by rounding, a UserWarning with the index of the first such cloud is
-    issued, and the undetermined part of R is not equivariant. Outputs and gradients are finite.
+    issued (only on a CPU, since a GPU would have to be waited for), and the undetermined part of R is not equivariant.
+    Outputs and gradients are finite.
 
     **Rounding.** Errors of R are those of the vectors, divided by the lengths of :math:`v_1` and of the part of
     :math:`v_2` across it. The vectors are nearly parallel for clouds that are nearly symmetric under a rotation, and
@@ -425,7 +431,7 @@ class RotationHead(Recorded, nn.Module):
             e2, vague2 = _direction(across, torch.linalg.cross(e1, axes[e1.abs().argmin(dim=1)]), limit)
             matrices = torch.stack([e1, e2, torch.linalg.cross(e1, e2)], dim=-1)
         vague = vague | vague2
-        if not torch.compiler.is_compiling() and vague.any():
+        if may_look(vague) and vague.any():
             found = f"{int(vague.sum())} of {len(vague)} clouds (the first has index {int(vague.int().argmax())})"
             what = "a rotation maps them to themselves, or they are empty"
             warn(f"RotationHead: the pose is undetermined for {found}: {what}")

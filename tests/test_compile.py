@@ -16,6 +16,7 @@ from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     Captured,
+    DirectionConvNet,
     EnergyForces,
     Ensemble,
     FieldModel,
@@ -266,6 +267,19 @@ def test_networks_compile_for_batches_of_any_size(name):
         scale = max(float(grad.abs().max()) for grad in grads[0] if grad is not None)
         for found, wanted in zip(*reversed(grads), strict=True):
             assert wanted is None or (found - wanted).abs().max() < 1e-4 * scale
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_clouds_of_equal_size_and_few_edges_need_no_graphs_of_their_own():
+    net = DirectionConvNet(tetrahedral(), 1, 1, channels=4, layers=1, neighborhood=Radius(9.0)).eval()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(net, backend="eager")
+    with torch.no_grad():
+        for sizes in ((5, 7), (9, 8, 4), (9, 9), (6, 6, 6), (2, 2), (1, 3)):
+            clouds = [Data(x=torch.ones(size, 1), pos=torch.randn(size, 3)) for size in sizes]
+            batch = Batch.from_data_list(clouds)
+            assert_same([compiled(batch)], [net(batch)], 1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 

@@ -265,8 +265,8 @@ class PointClouds(Movable):
     def by_cloud(self, x: Tensor) -> Tensor | None:
         """Return ``[points, *]`` as ``[clouds, points, *]``, or None if :attr:`each` is None or torch compiles."""
         self._check_rows(x)
-        # The number of points is no constant of exported programs.
-        known = self.each is not None and not torch.compiler.is_compiling()
+        # The number of points is no constant of exported programs, nor a reason to compile another one.
+        known = not torch.compiler.is_compiling() and self.each is not None
         return x.unflatten(0, (self.num_clouds, self.each)) if known else None
 
     def sum(self, x: Tensor) -> Tensor:

@@ -148,10 +148,12 @@ def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tup
 def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
     """Return whether the kernel supports these operands: on CPUs, outside of traces and compilers."""
     dtype, device = operands[0].dtype, operands[0].device
+    if is_recorded():  # asked first, since compilers would make a graph for each answer about the number of rows
+        return False
     if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
         return False
     alike = all(operand.dtype == dtype for operand in operands) and dtype in (torch.float32, torch.float64)
-    return alike and not is_recorded() and bool(_launcher().lanes_of(dtype, hidden))
+    return alike and bool(_launcher().lanes_of(dtype, hidden))
 
 
 def _launcher() -> ModuleType:

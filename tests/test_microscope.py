@@ -38,7 +38,7 @@ from lieattn.spaces import Sphere
 from lieattn.testing import randomize
 from lieattn.viz import _draw as draw
 from lieattn.viz._observation import Observation
-from lieattn.viz._recording import Recorder, rolled_out
+from lieattn.viz._recording import Recorder, _partners, rolled_out
 from lieattn.viz._scene import bonds_of
 from lieattn.viz._views import _in_input
 
@@ -717,3 +717,14 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
     assert not Path("p.xyz").exists()
     assert main(["picture", "rot-mnist-p4", "--view", "attention", "--out", "a.gif"]) == 2
     assert "got AttentiveCNN without it; it has fields: use view 'field'" in capsys.readouterr().err
+
+
+def test_points_in_another_order_are_found_without_the_distances_of_all_pairs(monkeypatch):
+    torch.manual_seed(0)
+    pos = torch.randn(500, 3, dtype=torch.float64)
+    order = torch.randperm(500)
+    moved = pos[order] + 1e-5
+    monkeypatch.setattr(torch, "cdist", None)
+    assert torch.equal(_partners(moved, pos), order)
+    moved[7] += 1
+    assert _partners(moved, pos) is None

@@ -177,7 +177,7 @@ class Radius(_Neighborhood):
 
     @outside_of_transforms
     def _between(self, x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
-        """Return the pairs of points of ``y`` and of ``x``, int64 ``[2, edges]``, for :mod:`lieattn.transforms`."""
+        """Return the pairs of points of ``y`` and of ``x``, int64 ``[2, edges]``; see :mod:`lieattn.transforms`."""
         x, y = as_coordinates(x), as_coordinates(y)
         clouds = torch.cat([cloud_index(x, batch_x)[0], cloud_index(y, batch_y)[0]])
         clouds = torch.unique(clouds, return_inverse=True)[1]  # the search has tables with a row for each cloud

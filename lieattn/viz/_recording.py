@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._watch import SeenWeights, watching_weights
-from lieattn.geometry import LiftedGraph, PointClouds, Raster, pixel_positions, point_clouds
+from lieattn.geometry import LiftedGraph, PointClouds, Radius, Raster, pixel_positions, point_clouds
 from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule, FieldModel, Network, Wrapper
 from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
 from lieattn.reps import Irreps
@@ -334,8 +334,12 @@ def _partners(pos: Tensor, other: Tensor) -> Tensor | None:
     most = _APART * (float(pos.abs().max()) or 1.0) if len(pos) else 0.0
     if bool(((pos - other).norm(dim=1) <= most).all()):
         return torch.arange(len(pos))
-    apart, partner = torch.cdist(pos, other).min(dim=1)
-    return partner if float(apart.max()) <= most else None
+    here, there = Radius(most)._between(other, pos, None, None)
+    by_distance = (pos[here] - other[there]).norm(dim=1).argsort(stable=True)
+    here, there = here[by_distance], there[by_distance]
+    nearest = here.argsort(stable=True)  # by point, then by distance
+    point, count = here.unique(return_counts=True)
+    return there[nearest[count.cumsum(0) - count]] if len(point) == len(pos) else None
 
 
 def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:

@@ -188,6 +188,13 @@ def test_options_reach_into_presets():
     assert task_of(settings(EXPERIMENTS["gsa/rot_mnist_r4"], changes=changes)).network.neighborhood.size == 3
 
 
+@pytest.mark.parametrize("name", ["homogeneous/qm9_lietransformer_t3", "homogeneous/qm9_lietransformer_se3"])
+def test_molecules_of_lietransformer_have_the_moments_of_its_code(name):
+    """train_molecule.py of the authors: Adam with beta1 0.5 and beta2 0.9, for constellations as well."""
+    optimizer = settings(EXPERIMENTS[name]).model.init_args.optimizer
+    assert list(optimizer.init_args.betas) == [0.5, 0.9]
+
+
 class Stop(Callback):
     """Stops after two steps of a training that is as long as the experiment."""
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from runpy import run_path
 
 import numpy as np
 import pytest
@@ -250,6 +251,18 @@ def test_every_molecule_has_errors_in_its_unit(tmp_path, monkeypatch):
     assert all(set(errors) == {"error_energy", "error_force", "unit"} for errors in found.values())
     assert found["uracil"]["unit"] == "meV"
     assert found == json.loads((tmp_path / "runs/papers/homogeneous/rmd17/errors.json").read_text())
+
+
+def test_folder_of_several_values_can_be_chosen(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("lieattn.cli.main", lambda arguments: calls.append(arguments) or 3)
+    options = ["--values", "ethanol", "--seed_everything", "1", "--trainer.default_root_dir", str(tmp_path)]
+    path = str(EXPERIMENTS["homogeneous/rmd17"])
+    monkeypatch.setattr("sys.argv", ["every.py", path, *options])
+    with pytest.raises(SystemExit, match="3"):
+        run_path(str(PAPERS / "every.py"), run_name="__main__")
+    assert calls[0][:5] == ["fit", "--config", path, "--seed_everything", "1"]
+    assert calls[0][-1] == f"--trainer.default_root_dir={tmp_path / 'ethanol'}"
 
 
 def test_only_molecules_have_several_values():

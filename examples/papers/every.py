@@ -5,7 +5,8 @@
 
 All other arguments are passed to each ``lieattn fit``, for example ``--config examples/papers/small.yaml``. The errors
 are those of the weights with the smallest validation error. They are printed, and written to ``errors.json`` in the
-folder of the run, which also contains a folder for each value. Errors of other values that are there are kept.
+folder of the run, which also contains a folder for each value. Errors of other values that are there are kept; for
+another seed give another folder, with ``--trainer.default_root_dir``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ KNOWN = {
 }
 
 
-def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -> dict[str, dict[str, float | str]]:
-    """Train and test the network for each value; print and return the errors."""
+def main(
+    config: str, values: Sequence[str] = (), options: Sequence[str] = (), place: str | None = None
+) -> dict[str, dict[str, float | str]]:
+    """Train and test the network for each value, in a folder of ``place``; print and return the errors."""
     content = yaml.safe_load(Path(config).read_text())
     data = content["data"]
     if isinstance(data, str):
@@ -42,13 +45,13 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
     if name not in KNOWN:
         raise UsageError(f"config: expected a file that trains on {' or '.join(KNOWN)}, got {config} with {name}")
     option, known = KNOWN[name]
-    folder, found = Path(content["trainer"]["default_root_dir"]), dict[str, dict[str, float | str]]()
+    folder, found = Path(place or content["trainer"]["default_root_dir"]), dict[str, dict[str, float | str]]()
     for value in values or known:
-        place = folder / value
+        run = folder / value
         chosen = [f"--data.{stage}.{option}={value}" for stage in ("train", "val", "test")]
-        if status := lieattn(["fit", "--config", config, *options, *chosen, f"--trainer.default_root_dir={place}"]):
+        if status := lieattn(["fit", "--config", config, *options, *chosen, f"--trainer.default_root_dir={run}"]):
             raise SystemExit(status)
-        checkpoint = place / "checkpoints" / "best.ckpt"
+        checkpoint = run / "checkpoints" / "best.ckpt"
         test: Any = load_data(checkpoint)
         quiet: dict[str, Any] = dict.fromkeys(
             ("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False
@@ -64,11 +67,13 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
     parser.add_argument("config", help="qm9_*.yaml or rmd17.yaml of examples/papers/homogeneous")
     parser.add_argument("--values", nargs="+", default=(), help="targets or molecules (default: all)")
+    parser.add_argument("--trainer.default_root_dir", dest="place", metavar="DIR", help="folder of the run")
     given, others = parser.parse_known_args()
     try:
-        main(given.config, given.values, others)
+        main(given.config, given.values, others, given.place)
     except (UsageError, FileNotFoundError) as error:
         sys.exit(f"every: {error}")

@@ -187,6 +187,8 @@ def test_options_reach_into_presets():
     assert rates == [0.3, 0.2, 0.1]
     changes = ["--model.network.size=3"]
     assert task_of(settings(EXPERIMENTS["gsa/rot_mnist_r4"], changes=changes)).network.neighborhood.size == 3
+    changes = ["--model.network.dict_kwargs.heads=3"]
+    assert task_of(settings(EXPERIMENTS["gsa/rot_mnist_r4"], changes=changes)).network.blocks[0].attention.heads == 3
 
 
 @pytest.mark.parametrize("name", ["homogeneous/qm9_lietransformer_t3", "homogeneous/qm9_lietransformer_se3"])

@@ -139,9 +139,9 @@ def asc_filters(
 ) -> dict[str, Figure]:
     """Learned affine maps, and the filters that attention makes of them (Affine Self Convolution).
 
-    They correspond to Figures 6 and 7 of the paper: the tables of one block, and the resulting filters at three pixels
-    of an image that is moved by the group. Without a checkpoint, a small p4 network is trained for a few seconds to
-    distinguish four letters.
+    They replace Figures 6 and 7 of the paper, whose panels are not reproduced: the tables of one block, and the
+    resulting filters at three pixels of an image that is moved by the group. Without a checkpoint, a small p4 network
+    is trained for a few seconds to distinguish four letters.
 
     Parameters
     ----------

@@ -885,6 +885,20 @@ class TestFrames:
             assert data.energy.item() == pytest.approx(frame.get_potential_energy())
             np.testing.assert_allclose(data.force, frame.get_forces(), rtol=1e-6)
 
+    def test_results_of_other_positions_are_not_read(self):
+        """A warning says so, since the labels would be missing otherwise without a word."""
+        frames = crystals(3)
+        for frame in frames[1:]:
+            frame.info = {"energy": frame.get_potential_energy()}
+            frame.center()
+        frames[0].info["energy"] = 0.0
+        with pytest.warns(UserWarning, match="results of 2 calculators are not read, .* the first of frame 1; copy"):
+            molecules = ld.Molecules.from_ase(frames, references=False)
+        assert [data.energy.item() for data in molecules] == pytest.approx(
+            [frame.calc.results["energy"] for frame in frames]
+        )
+        assert [bool(data.dipole_mask) for data in molecules] == [True, False, False]
+
     def test_one_periodic_frame_among_others(self):
         frames = crystals(2)
         frames[1].pbc = False

@@ -72,6 +72,7 @@ def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, lis
     """Return each property of all frames, with None where it is missing; warn if it may be there by another name."""
     if unknown := sorted(set(keys) - {*_ATTRIBUTES, *_STATES}):
         raise ValueError(f"keys: expected names for {', '.join((*_ATTRIBUTES, *_STATES))}, got one for {unknown[0]!r}")
+    _warn_of_changes(frames)
     entries = [{**frame.arrays, **frame.info, **_results(frame)} for frame in frames]
     found = {name: [_known(name, held.get(keys.get(name, name))) for held in entries] for name in _ATTRIBUTES}
     found |= {name: [frame.info.get(keys.get(name, name)) for frame in frames] for name in _STATES}
@@ -91,6 +92,21 @@ def _known(name: str, value: Any) -> Any:
     """Return a stored property of a frame. Numbers that are all NaN count as none, except for energies."""
     missing = isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f" and np.size(value)
     return None if missing and name != "energy" and np.isnan(value).all() else value
+
+
+def _warn_of_changes(frames: Sequence[Any]) -> None:
+    """Warn if calculators have results for other positions or cells, such as those before ``frame.center()``."""
+    changed = [
+        number
+        for number, frame in enumerate(frames)
+        if frame.calc is not None and frame.calc.results and frame.calc.check_state(frame)
+    ]
+    if changed:
+        warnings.warn(
+            f"frames: the results of {len(changed)} calculators are not read, because their atoms have changed since, "
+            f"the first of frame {changed[0]}; copy results to frame.info and frame.arrays before a change",
+            stacklevel=5,
+        )
 
 
 def _results(frame: Any) -> dict[str, Any]:

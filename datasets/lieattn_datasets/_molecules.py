@@ -137,7 +137,8 @@ class Molecules(Clouds):
         Warns
         -----
         UserWarning
-            If no energy, force, stress, virial or dipole is read, but the frames have entries with similar names.
+            If no energy, force, stress, virial or dipole is read, but the frames have entries with similar names; or
+            if atoms have changed after the calculation, so that the results of their calculators are not read.
 
         Raises
         ------

@@ -204,3 +204,10 @@ def test_vector_inputs_must_be_floating():
     network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
     with pytest.raises(TypeError, match=r"data.vel: expected floating vectors \(3, 3\) as in pos, got torch.int64"):
         network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 3), vel=torch.ones(3, 3, dtype=torch.int64)))
+
+
+def test_features_that_are_no_tensor_are_named():
+    """The message blamed the data, although they were as expected."""
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    with pytest.raises(TypeError, match=r"data.x: expected floating features as a tensor, got ndarray"):
+        network(Data(x=torch.ones(3, 1).numpy(), pos=torch.randn(3, 3)))

@@ -304,8 +304,10 @@ def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
         if not torch.compiler.is_compiling():
             _say_constant()
         return clouds.pos.new_ones(points, 1)
-    if not isinstance(x, Tensor):
+    if x is None:
         raise TypeError(f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"data.x: expected floating features as a tensor, got {kind(x)}")
     if x.shape != (points, channels) or not x.is_floating_point():
         got = f"{x.dtype} {tuple(x.shape)}"
         raise ValueError(f"data.x: expected floating features [points={points}, {channels}], got {got}")

@@ -26,6 +26,7 @@ from lieattn.groups import (
     Translations,
     affine,
     cyclic_about,
+    dihedral,
     quaternion_from_rotation,
     rotation_from_quaternion,
 )
@@ -351,6 +352,17 @@ def test_inverses_in_finite_groups_are_mapped_over():
     group = SemidirectProduct(cyclic_about(5))
     g, h = group.sample(2, 6, generator=generator(), dtype=torch.float64)
     close(torch.func.vmap(group.relative)(g, h), group.relative(g, h))
+
+
+def test_indices_of_elements_are_mapped_over():
+    """With torch 2.10 too, where an index without dimensions cannot be looked up within torch.func.vmap."""
+    group, x = dihedral(4), normal(3, 2)
+    indices = torch.tensor([1, 3, 5])
+    g = group.element(indices, x)
+    for call in (group.element, group.act, group.act_vectors):
+        close(torch.func.vmap(call)(indices, x), call(indices, x))
+    close(torch.func.vmap(group.inverse)(g), group.inverse(g))
+    close(torch.func.vmap(group.distance)(g, g.flip(0)), group.distance(g, g.flip(0)))
 
 
 @every_group

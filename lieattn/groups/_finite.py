@@ -195,10 +195,8 @@ class FiniteGroup(Group):
         calls it ``argument``.
         """
         check_is("like", like, Tensor)
-        if isinstance(g, Tensor):
-            if g.is_floating_point():
-                return g
-            g = g.to(like.device)
+        if isinstance(g, Tensor) and g.is_floating_point():
+            return g
         return rows(argument, g, self.matrices(like), self.name)
 
     def index(self, matrices: Tensor, *, tolerance: float | None = None) -> Tensor:
@@ -239,7 +237,7 @@ class FiniteGroup(Group):
 
     def inverse(self, g: Tensor) -> Tensor:
         """Look up the inverses of matrices ``[*, dim, dim]``; ValueError is raised if one is not in the group."""
-        return self.matrices(g)[self.inverse_index.to(g.device)[self.index(g)]]
+        return _rows_at(self.matrices(g), _rows_at(self.inverse_index.to(g.device), self.index(g)))
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:
         """Move points or vectors ``[*, dim]``, v ↦ A v, by elements ``[*, dim, dim]`` or their indices ``[*]``."""
@@ -433,10 +431,16 @@ def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor
         whole = index.dtype in _WHOLE if isinstance(index, Tensor) else isinstance(index, int | np.integer)
         if whole and not isinstance(index, bool) and not any_negative(index):
             # Of the other integers, torch reads bytes as masks, and refuses some.
-            return table[index.long() if isinstance(index, Tensor) else index]
+            return _rows_at(table, index.to(table.device, torch.int64)) if isinstance(index, Tensor) else table[index]
     except IndexError:
         pass
     raise ValueError(f"{argument}: expected indices 0..{len(table) - 1} of {name}, got {index}")
+
+
+def _rows_at(table: Tensor, index: Tensor) -> Tensor:
+    """Return ``table[index]`` for indices ``[*]``, also within ``torch.func.vmap``."""
+    # torch 2.10 reads the value of an index without dimensions, which it does not have within vmap.
+    return table[index.unsqueeze(-1)].squeeze(index.ndim)
 
 
 def new_elements(products: Tensor, found: Tensor, apart: float) -> Tensor:

@@ -15,6 +15,7 @@ from lieattn.geometry import (
     PrincipalFrames,
     Radius,
     SampledFrames,
+    _search,
     lift,
     point_clouds,
 )
@@ -118,7 +119,11 @@ def test_neighbors_are_those_of_ase(name):
     torch.testing.assert_close(table(neighbors, pos), expected, rtol=0, atol=1e-8)
 
 
-def test_every_cloud_of_a_batch_has_its_own_cell():
+@pytest.mark.parametrize("method", ["vesin", "cells"])
+def test_every_cloud_of_a_batch_has_its_own_cell(method, monkeypatch):
+    if method == "vesin":
+        pytest.importorskip("vesin")
+    monkeypatch.setattr(_search, "_prefers_vesin", lambda *_: method == "vesin")
     parts = [system("cube", 5, 2), system("slab", 4, 3), system("skewed", 7, 4)]
     radius, shuffle = 2.1, torch.randperm(16, generator=torch.Generator().manual_seed(5))
     pos = torch.cat([part[0] for part in parts])[shuffle]
@@ -147,6 +152,19 @@ def test_a_cloud_that_does_not_repeat_may_have_any_cell():
         assert neighbors.shift is None
         assert torch.equal(neighbors.edge_index, Radius(radius)(pos).edge_index)
     assert point_clouds(pos, cell=cell, pbc=never).cell is None
+
+
+@pytest.mark.parametrize("used", range(3))
+@pytest.mark.parametrize("axis", range(3))
+def test_unused_vectors_may_be_anything(used, axis):
+    """A wire along any axis; without its own unit vectors, a cell with these would have the volume zero."""
+    pos, _, _, radius = system("wire")
+    pbc, cell = torch.arange(3) == used, torch.zeros(3, 3, dtype=F64)
+    cell[used, axis] = 1.1
+    expected = brute_force(pos, cell, pbc, radius, True)
+    for unused in (0.0, 0.3, torch.nan):
+        given = torch.where(pbc[:, None], cell, unused)
+        torch.testing.assert_close(table(Radius(radius)(pos, cell=given, pbc=pbc), pos), expected, rtol=0, atol=1e-9)
 
 
 def test_points_moved_by_lattice_vectors_keep_their_neighbors():

@@ -259,8 +259,11 @@ def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
         pos = (fractional[:, None] @ cell[cloud])[:, 0]
         for include_self in (False, True):
             given = pos, cloud, r, include_self, cell, pbc
-            for ours, theirs in zip(images_within(*given, "cells"), images_within(*given, "vesin"), strict=True):
+            found = images_within(*given, "cells")
+            for ours, theirs in zip(found, images_within(*given, "vesin"), strict=True):
                 assert torch.equal(ours, theirs)
+            rows = torch.cat([found[0][:, None], found[1]], dim=1)
+            assert torch.equal(rows, torch.unique(rows, dim=0)), "ascending, and each image once"
 
 
 @pytest.mark.parametrize("periodic", PERIODIC[1:3], ids=str)

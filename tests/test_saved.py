@@ -262,9 +262,29 @@ def test_heads_and_mixed_precision(tmp_path):
     lieattn.save(network, tmp_path / "network")
     again = lieattn.load(tmp_path / "network")
     assert isinstance(again.head, VectorHead)
+    assert not any(module.training for module in again.modules())
     assert {name: p.dtype for name, p in again.named_parameters()} == {
         n: p.dtype for n, p in network.named_parameters()
     }
+
+
+class Tabulated(Own):
+    """A network with buffers in precisions of their own."""
+
+    def __init__(self, inner, *, table):
+        super().__init__(inner, table=table)
+        self.register_buffer("mean", torch.rand(3, dtype=torch.float64))
+        self.register_buffer("coarse", torch.ones(3, dtype=torch.float8_e4m3fn))
+
+
+def test_buffers_keep_their_precision_and_tensors_that_share_memory_are_saved(tmp_path):
+    column = torch.arange(6.0).view(3, 2)[:, 1]
+    network = Tabulated(small(), table=[column, column.expand(2, 3)])
+    lieattn.save(network, tmp_path / "network")
+    again = lieattn.load(tmp_path / "network", trust=["tests"])
+    assert torch.equal(again.mean, network.mean)
+    assert (again.mean.dtype, again.coarse.dtype) == (torch.float64, torch.float8_e4m3fn)
+    assert [table.tolist() for table in again.table] == [[1, 3, 5], [[1, 3, 5]] * 2]
 
 
 def test_compiled_networks_are_saved_as_their_originals(tmp_path):
@@ -288,14 +308,16 @@ def test_groups_of_ones_own(tmp_path):
     assert torch.equal(lieattn.load(tmp_path / "network").group.elements, rounded.elements)
 
 
-def rewritten(path, **changes):
-    """Write a file of a network with changed header and weights, and a matching digest."""
+def rewritten(path, weights=(), digested=True, **changes):
+    """Write a file of a network with changed header and weights, and a matching digest or none."""
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["lieattn"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}
     header.update(changes)
+    tensors.update(weights)
     header.pop("digest")
-    save_file(tensors, path, {"lieattn": json.dumps({**header, "digest": digest([header, sorted(tensors.items())])})})
+    mark = {"digest": digest([header, sorted(tensors.items())])} if digested else {}
+    save_file(tensors, path, {"lieattn": json.dumps({**header, **mark})})
 
 
 def test_damage_is_told(tmp_path):
@@ -332,6 +354,18 @@ def test_foreign_headers_are_refused(changes, message, tmp_path):
     rewritten(tmp_path / "network", **changes)
     with pytest.raises(ValueError, match=message):
         lieattn.load(tmp_path / "network")
+
+
+def test_weights_of_files_are_checked(tmp_path):
+    path = tmp_path / "network"
+    lieattn.save(small(), path)
+    rewritten(path, {"norm.weight": torch.full((4,), torch.nan)})
+    with pytest.raises(ValueError, match=r"network: the weights norm\.weight are not finite"):
+        lieattn.load(path)
+    lieattn.save(small(), path)
+    rewritten(path, digested=False)
+    with pytest.raises(ValueError, match="network is damaged: its content differs"):
+        lieattn.load(path)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):

@@ -1214,6 +1214,19 @@ def test_classes_of_trusted_packages_alone(finished):
     assert list(untrusted_names({"a": ["torch.nn.modules.module.functools.partial"]}))
 
 
+@pytest.mark.parametrize(
+    "found", [{"json.dumps": 1}, ("json.dumps",), [["torch.nnx.f"]], "lieattn.trainers.f"], ids=str
+)
+def test_untrusted_names_are_found_everywhere(found):
+    """Also in keys and tuples, and in packages whose names begin like those of trusted ones."""
+    assert len(list(untrusted_names({"a": found}))) == 1
+    assert not list(untrusted_names({"a": found}, ["json", "torch", "lieattn"]))
+
+
+def test_texts_that_import_nothing_are_no_untrusted_names():
+    assert not list(untrusted_names(["torch.nn.Gone", "no_such_package.json", "json.dumps writes it"]))
+
+
 # The command line
 
 

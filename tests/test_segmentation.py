@@ -206,6 +206,23 @@ def test_rows_belong_to_points_even_if_there_are_as_many_as_clouds(name):
     assert {key: named[key] for key in ("cloud", "file", "point") if key in named} == expected
 
 
+def test_names_of_files_and_classes_are_in_tables_if_they_fit():
+    """Predictions may be of the first clouds only; names of other data would be wrong."""
+    logits, points = [torch.eye(2)], [torch.tensor([3, 1])]
+    fitting = SimpleNamespace(files=["a", "b", "c"], classes=["cat", "dog"])
+    table = prediction_tables(logits, [], points, fitting)["predictions"]
+    assert (table["cloud"], table["file"], table["class"]) == ([0, 1], ["a", "b"], ["cat", "dog"])
+    other = SimpleNamespace(files=["a"], classes=["cat", "dog", "bird"])
+    assert list(prediction_tables(logits, [], points, other)["predictions"]) == ["cloud", "label", "logit_0", "logit_1"]
+
+
+def test_tables_of_files_are_numbered_together(tmp_path):
+    (tmp_path / "predictions_a.csv").write_text("kept")
+    tables = {f"predictions_{name}": {"cloud": [0]} for name in "ab"}
+    assert [path.name for path, _ in write_tables(tmp_path, tables)] == ["predictions_a-v1.csv", "predictions_b-v1.csv"]
+    assert (tmp_path / "predictions_a.csv").read_text() == "kept"
+
+
 def test_tables_of_points_of_empty_clouds_have_no_rows(tmp_path):
     found = [{"energy": torch.zeros(2), "force": torch.zeros(0, 3)}]
     tables = prediction_tables(found, found, [torch.zeros(2, dtype=torch.int64)], None)

@@ -223,6 +223,36 @@ def test_arguments_that_cannot_be_saved_are_named(value, found, tmp_path):
     assert found in PointSetRegressor(network)._made()  # the reason in checkpoints, which are still written
 
 
+class Forgetful:
+    """An object that does not keep its argument."""
+
+    def __init__(self, size):
+        self.half = size / 2
+
+
+class Optional(Own):
+    """A network that passes on arguments of any names."""
+
+    def __init__(self, inner, **options):
+        super().__init__(inner, **options)
+
+
+class Several(Own):
+    """A network with any number of arguments."""
+
+    def __init__(self, *inner, table):
+        super().__init__(inner[0], table=table)
+
+
+def test_arguments_without_an_attribute_or_a_name(tmp_path):
+    with pytest.raises(ValueError, match=r"Own\.table: Forgetful does not keep its argument 'size' as an attribute"):
+        lieattn.save(Own(small(), table=Forgetful(2)), tmp_path / "own")
+    with pytest.raises(ValueError, match=r"Several takes arguments without names, \*inner, which cannot be saved"):
+        lieattn.save(Several(small(), table=3), tmp_path / "own")
+    lieattn.save(Optional(small(), table=3), tmp_path / "own")
+    assert lieattn.load(tmp_path / "own", trust=["tests"]).table == 3
+
+
 class Doubled:
     """A transform without a representation of its own, so that its text contains an address."""
 
@@ -274,6 +304,7 @@ class Tabulated(Own):
     def __init__(self, inner, *, table):
         super().__init__(inner, table=table)
         self.register_buffer("mean", torch.rand(3, dtype=torch.float64))
+        self.register_buffer("part", self.mean[1:])
         self.register_buffer("coarse", torch.ones(3, dtype=torch.float8_e4m3fn))
 
 
@@ -283,6 +314,7 @@ def test_buffers_keep_their_precision_and_tensors_that_share_memory_are_saved(tm
     lieattn.save(network, tmp_path / "network")
     again = lieattn.load(tmp_path / "network", trust=["tests"])
     assert torch.equal(again.mean, network.mean)
+    assert torch.equal(again.part, network.part)
     assert (again.mean.dtype, again.coarse.dtype) == (torch.float64, torch.float8_e4m3fn)
     assert [table.tolist() for table in again.table] == [[1, 3, 5], [[1, 3, 5]] * 2]
 
@@ -306,6 +338,15 @@ def test_groups_of_ones_own(tmp_path):
     rounded = FiniteGroup.from_matrices(cyclic_about(3, (1.0, 2.0, 3.0)).elements.float(), "rough")
     lieattn.save(small(rounded), tmp_path / "network")
     assert torch.equal(lieattn.load(tmp_path / "network").group.elements, rounded.elements)
+
+
+def test_classes_are_named_by_their_public_modules(tmp_path):
+    """Files stay readable if private modules get other names."""
+    lieattn.save(small(neighborhood=Radius(2.0)), tmp_path / "network")
+    with safe_open(tmp_path / "network", "pt") as file:
+        found = json.loads(file.metadata()["lieattn"])["network"]
+    assert found["class_path"] == "lieattn.models.FramewiseTransformer"
+    assert found["init_args"]["neighborhood"]["class_path"] == "lieattn.geometry.Radius"
 
 
 def rewritten(path, weights=(), digested=True, **changes):

@@ -1052,6 +1052,29 @@ def test_the_command_takes_networks_by_name(tmp_path, capsys):
     assert "guarantee vacuous" in capsys.readouterr().out
 
 
+def test_names_lead_to_objects_of_modules(tmp_path, monkeypatch):
+    from lieattn.cli._target import drawn_images, given_clouds, is_named, made
+    from lieattn.train import UsageError
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    content = ("import torch", "images = torch.zeros(5, 1, 4, 4)", "clouds = [1, 2, 3]", "def build(*parts): return 3")
+    (tmp_path / "things_by_name.py").write_text("\n".join((*content, "def network(data): return data")))
+    (tmp_path / "needy_things.py").write_text("import no_such_package")
+    assert len(given_clouds("things_by_name:images", 2, {})) == 2
+    assert given_clouds("things_by_name:clouds", 2, {}) == [1, 2]
+    assert made("TARGET", "things_by_name:build", {}) == 3
+    assert made("TARGET", "things_by_name:network", {})("data") == "data"
+    with pytest.raises(UsageError, match=r"things_by_name:clouds is a list, which takes no arguments, got \['size'\]"):
+        given_clouds("things_by_name:clouds", 2, {"size": 3})
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):  # and not that there is no module needy_things
+        made("TARGET", "needy_things:network", {})
+    (tmp_path / "file:name").touch()
+    assert is_named("file:other")
+    assert not any(map(is_named, ("file:name", "file", "a/file:name")))
+    assert not torch.equal(drawn_images(1, [1, 2, 2], 0), drawn_images(1, [1, 2, 2], 1))
+
+
 def test_the_command_takes_saved_networks(tmp_path, capsys):
     path = tmp_path / "network.safetensors"
     network = FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=1)

@@ -411,6 +411,10 @@ def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
         x = torch.randn(1, 3, group.order, 6, 6, dtype=torch.float64)
         error = grid_error(layer, group, x)
         assert error < 1e-10 if exact else error > 1e-2
+        other = GridAttentiveConvolution(group, 3, 2, 3, hidden=2).double()
+        other.load_state_dict({name: weight.clone() for name, weight in layer.state_dict().items()})
+        difference = float((other(x) - layer(x)).detach().abs().max())
+        assert difference < 1e-10 if exact else difference > 1e-2
 
 
 @every_lattice_group
@@ -465,6 +469,48 @@ def test_gates_of_planes_use_the_measure_and_all_channels():
     torch.testing.assert_close(gate(x), plain(x), rtol=1e-10, atol=1e-10)
     assert GridInputAttention(cyclic(4), 6, lifting=True).channel.first.shape == (6, 6)
     assert GridInputAttention(cyclic(4), 6).channel.first.shape == (3, 6, 4)
+    assert GridAttentiveLifting(cyclic(4), 6, 2, 3).attention.first.shape == (2, 6, 6)
+    assert GridAttentiveConvolution(cyclic(4), 6, 2, 3).attention.first.shape == (2, 3, 6, 4)
+
+
+def test_gates_of_planes_are_their_formulas():
+    x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    gates = {
+        kind: randomize(GridInputAttention(cyclic(4), 3, attention=kind, spatial_size=3, lifting=True)).double()
+        for kind in KINDS
+    }
+    first, second = gates["channel"].channel.first, gates["channel"].channel.second
+    seen = [torch.relu(statistics @ first.T) @ second.T for statistics in (x.mean((2, 3)), x.amax((2, 3)))]
+    expected = (1 - torch.sigmoid(sum(seen)))[..., None, None] * x
+    torch.testing.assert_close(gates["channel"](x), expected, rtol=1e-10, atol=1e-10)
+    level = gates["spatial"].spatial(torch.stack([x.mean(1), x.amax(1)], dim=1)).amax(2)
+    torch.testing.assert_close(gates["spatial"](x), (1 - torch.sigmoid(level)) * x, rtol=1e-10, atol=1e-10)
+    assert torch.autograd.gradcheck(gates["full"], x)
+
+
+def test_spatial_kernels_of_layers_are_dilated():
+    layers = [
+        randomize(GridAttentiveConvolution(cyclic(4), 2, 2, 3, spatial_size=3, spatial_dilation=dilation))
+        for dilation in (1, 2)
+    ]
+    x = torch.randn(1, 2, 4, 6, 6)
+    assert torch.equal(layers[0].attention.spatial, layers[1].attention.spatial)
+    assert (layers[0](x) - layers[1](x)).detach().abs().max() > 1e-3
+
+
+def test_initial_weights_are_scaled():
+    layer = GridAttentiveConvolution(cyclic(4), 8, 16, 3, spatial_size=5, init_scale=0.1)
+    poses, gates = [], []
+    for scale in (1.0, 0.1):
+        torch.manual_seed(0)
+        poses.append(GridPoseAttention(cyclic(4), 64, init_scale=scale).weight)
+        gates.append(GridInputAttention(cyclic(4), 8, attention="spatial", init_scale=scale).spatial.weight)
+    bounds = [(layer.attention.spatial, 0.1 / 50**0.5), (poses[0], 1 / 8)]
+    bounds += [(weight, weight[0].numel() ** -0.5) for weight in (layer.attention.first, layer.attention.second)]
+    for weight, bound in bounds:
+        assert 0.9 * bound < weight.abs().max() <= bound
+    for whole, scaled in (poses, gates):
+        torch.testing.assert_close(scaled, 0.1 * whole)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,42 @@ def test_moments_are_those_of_the_formula(size, count, lanes, threads, launched,
     assert launched == ["run_moments", "run_moments_backward"] * 2
 
 
+def with_gaps(tensor: Tensor) -> Tensor:
+    """Return a tensor whose numbers have others between them in memory."""
+    return torch.stack([tensor, torch.full_like(tensor, 77)], dim=-1)[..., 0]
+
+
+def test_operands_lists_and_gradients_may_have_gaps_in_memory(launched):
+    lists = random_lists(9, 90)
+    network = network_operands(DOUBLE, 90, 3, 2, 8, 5, 2)
+    messages, (arrows, functions) = drawn(DOUBLE, (90, 3, 8), (8, 8), (9, 3, 8)), drawn(DOUBLE, (90, 3), (90, 8))
+    results = []
+    for place in (lambda tensor: tensor, with_gaps):
+        neighbors = Neighbors(*map(place, (lists.row_ptr, lists.source, lists.target)))
+        seen, shared, weight, first, second, bias, *maps = map(place, network)
+        outs = [
+            edge_units(seen, shared, weight, first, (second, bias)),
+            *edge_kernels(seen, shared, weight, first, (second, bias), maps),
+            edge_messages(*map(place, messages), neighbors),
+            *edge_moments(place(arrows).detach(), place(functions), neighbors),
+        ]
+        pulled = [place(torch.linspace(-1, 1, out.numel(), dtype=DOUBLE).view_as(out)) for out in outs]
+        kept = [pull.clone() for pull in pulled]
+        results.append([*outs, *torch.autograd.grad(outs, [*network, *messages, functions], pulled)])
+        assert all(torch.equal(pull, before) for pull, before in zip(pulled, kept, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert len(launched) == 16
+
+
+def test_networks_of_inputs_without_gradients(launched):
+    seen, *operands, last = network_operands(DOUBLE, 70, 2, 3, 8, 4, 1)
+    shared, weight, first, second, bias = operands
+    found = edge_kernels(seen.detach(), shared, weight, first, (second, bias), [last])
+    wanted = [torch.einsum("efk,ck->efc", units_of(seen, *operands), last)]
+    assert_same(found, wanted, (*operands, last), 1e-12, [torch.randn_like(wanted[0])])
+    assert launched == ["run_units", "run_units_backward"]
+
+
 def test_derivatives_of_moments_of_second_order():
     neighbors = random_lists(6, 70)
     arrows, functions, factors = drawn(DOUBLE, (70, 3), (70, 4), (70, 4))
@@ -173,7 +209,9 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("case", ["plain backend", "few rows", "five units", "half precision", "autocast"])
+@pytest.mark.parametrize(
+    "case", ["plain backend", "few rows", "five units", "half precision", "two dtypes", "autocast"]
+)
 def test_what_the_kernel_does_not_take_is_evaluated_in_plain_maths(case, launched):
     rows, hidden = (10 if case == "few rows" else 100), (5 if case == "five units" else 8)
     dtype = torch.bfloat16 if case == "half precision" else torch.float32
@@ -182,7 +220,10 @@ def test_what_the_kernel_does_not_take_is_evaluated_in_plain_maths(case, launche
     (x,) = drawn(dtype, (5, 1, 3))
     evaluation = backend("plain" if case == "plain backend" else "auto")
     with evaluation, torch.autocast("cpu", enabled=case == "autocast"):
-        units = edge_units(*operands[:4], tuple(operands[4:6]))
+        if case == "two dtypes":
+            operands[2], x = operands[2].double(), x.double()
+        units = edge_units(*operands[:4], tuple(operands[4:6])).to(dtype)
+        assert relative_error(units.double(), units_of(*(part.double() for part in operands[:6]))) < 2e-2
         wanted = messages_of(units.double(), operands[6].double(), x.double(), neighbors)
         assert relative_error(edge_messages(units, operands[6], x, neighbors).double(), wanted) < 2e-2
     assert launched == []

@@ -151,6 +151,11 @@ def networks(rows=65, inputs=5, hidden=7, dtype=torch.float64, device="cpu"):
     return draw(rows, inputs), weights, [draw(2, size) for size in (hidden, hidden, 1)]
 
 
+def with_gaps(tensor):
+    """Return a tensor whose numbers have others between them in memory."""
+    return torch.stack([tensor, torch.ones_like(tensor)], dim=-1)[..., 0]
+
+
 def literal_networks(rows, weights, biases):
     x = rows
     for weight, bias in zip(weights, biases, strict=True):
@@ -162,16 +167,19 @@ def literal_networks(rows, weights, biases):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.02)]
 )
-def test_networks_of_heads(dtype, tolerance, device):
-    rows, weights, biases = networks(dtype=dtype, device=device)
+def test_networks_of_heads(dtype, tolerance, device, monkeypatch):
+    """Programs sum the gradients over two tiles of rows each, and the last one has a single tile."""
+    monkeypatch.setattr("lieattn.ops.kernels.triton._head_networks._MOST_PARTS", 3)
+    rows, weights, biases = networks(rows=150, dtype=dtype, device=device)
     leaves = [rows, *weights, *biases]
     with backend("triton"):
-        out = head_networks(rows, weights, biases)
-        found = torch.autograd.grad(out.square().sum(), leaves)
+        out = head_networks(with_gaps(rows), weights, biases)
+        pulled = with_gaps(out.detach())
+        found = torch.autograd.grad(out, leaves, pulled)
     expected = literal_networks(
         *(t.double() if torch.is_tensor(t) else [w.double() for w in t] for t in (rows, weights, biases))
     )
-    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    wanted = torch.autograd.grad(expected.square().sum() / 2, leaves)
     close(out.detach(), expected.detach(), tolerance)
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == dtype
@@ -201,6 +209,10 @@ def attentive(channel=True, spatial=True, dtype=torch.float64, device="cpu", **w
     x, kernels = draw(2, 3, 2, 6, 5), draw(2, 2, 3, 2, 3, 3)
     matrices = (draw(2, 2, 2, 2, 3), draw(2, 2, 2, 3, 2)) if channel else None
     maps = draw(2, 2, 2, 2, 3, 3) if spatial else None
+    with torch.no_grad():  # responses of the first image to the first kernels are negative, and some of the second 0
+        x[0].abs_().neg_()
+        x[1, ..., :4] = 0
+        kernels[0].abs_()
     leaves = [x, kernels, *(matrices or ()), *([maps] if spatial else [])]
     out, _ = attentive_convolution(x, kernels, channel=matrices, spatial=maps, measure=0.5, **window)
     return out, leaves
@@ -210,12 +222,15 @@ def attentive(channel=True, spatial=True, dtype=torch.float64, device="cpu", **w
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"pad": 1}, id="full attention"),
-        pytest.param({"spatial": False, "dilation": 2}, id="channels", marks=pytest.mark.slow),
+        pytest.param({"pad": 2, "dilation": 2}, id="full attention"),
+        pytest.param({"spatial": False, "pad": 1}, id="channels", marks=pytest.mark.slow),
         pytest.param({"channel": False, "spatial_dilation": 2}, id="space", marks=pytest.mark.slow),
     ],
 )
-def test_attentive_convolution(options, device):
+def test_attentive_convolution(options, device, monkeypatch):
+    """The 30 positions of responses, and more of pixels, are divided into blocks of 16."""
+    monkeypatch.setattr("lieattn.ops.kernels.triton._attentive._POSITIONS", 16)
+    monkeypatch.setattr("lieattn.ops.kernels.triton._attentive._ENTRIES", 16)
     weight = torch.linspace(-1, 2, 7, dtype=torch.float64, device=device)
     results = []
     for name in ("triton", "plain"):

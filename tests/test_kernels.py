@@ -4,6 +4,7 @@ import errno
 import gc
 import itertools
 import logging
+import math
 import os
 import random
 import shutil
@@ -22,7 +23,18 @@ from lieattn.cli import _warm_up
 from lieattn.geometry import AllPairs, Given, Neighbors, Radius, lift
 from lieattn.groups import cyclic
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
-from lieattn.ops import RelativeTerms, _backend, backend, explain, group_attention
+from lieattn.ops import (
+    RelativeTerms,
+    _backend,
+    backend,
+    edge_kernels,
+    edge_messages,
+    edge_moments,
+    edge_units,
+    explain,
+    group_attention,
+    head_networks,
+)
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
@@ -246,6 +258,97 @@ def test_points_and_lists_may_be_empty(pattern):
         with backend("numba"):
             for tensor in results(signals, neighbors, RelativeTerms(), None, "numba", pattern=pattern):
                 assert torch.equal(tensor, torch.zeros_like(tensor))
+
+
+class Guarded:
+    """Memory of kernels that is not a number at first, between numbers that they must not change."""
+
+    def __init__(self):
+        self.given = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        assert all((edge == 7).all() for memory in self.given for edge in (memory[:64], memory[-64:]))
+
+    def empty(self, dtype, *shape):
+        inner = torch.full((math.prod(shape),), torch.nan, dtype=dtype)
+        self.given.append(torch.nn.functional.pad(inner, (64, 64), value=7))
+        return self.given[-1][64:-64].view(shape)
+
+    def zeros(self, dtype, *shape):
+        return self.empty(dtype, *shape).zero_()
+
+
+def draw(*shapes):
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def calls_of_kernels():
+    """Return functions that call kernels, by name, and their operands."""
+    lists = Radius(2.0)(torch.randn(12, 2), torch.arange(12) // 5)
+    edges = lists.num_edges
+    calls = {}
+    for pattern, heads in itertools.product(("joint", "framewise", "query_sum"), (3, 6)):
+        shapes = [(12, 3, heads, width) for width in (DIM, DIM, VALUE)]
+        shapes += [(edges, 3, 1, DIM), (edges, 3, 1, heads), (3, 3, heads, DIM), (3, 3, heads), (edges, 3, 1, heads, 1)]
+
+        def attend(query, key, value, *tables, pattern=pattern):
+            terms = RelativeTerms(**dict(zip(NAMES, tables, strict=False)))
+            return group_attention(query, key, value, lists, pattern=pattern, terms=terms)[:1]
+
+        calls[f"attention, {pattern}, {heads} heads"] = attend, draw(*shapes)
+
+    def pool(query, key, value, key_psi, psi):
+        terms = RelativeTerms(key_psi=key_psi, psi=psi)
+        return group_attention(query, key, value, lists, pattern="pooled", terms=terms)[:1]
+
+    shapes = [(12, 3, 3, width) for width in (DIM, DIM, VALUE)]
+    calls["attention, pooled"] = pool, draw(*shapes, (edges, 3, 3, 1, DIM), (edges, 3, 3, 3, VALUE))
+
+    def attend_to_clouds(query, key, value):
+        clouds = AllPairs()(torch.zeros(12, 2), torch.arange(12) // 5)
+        return group_attention(query, key, value, clouds, pattern="framewise")[:1]
+
+    calls["few channels"] = attend_to_clouds, draw((12, 3, 2, 3), (12, 3, 2, 3), (12, 3, 2, 4))
+
+    def evaluate_networks(rows, *parameters):
+        weights, biases = parameters[::2], parameters[1::2]
+        return head_networks(rows, weights, biases), head_networks(rows.detach(), weights, biases)
+
+    layers = [(2, 4, 8), (2, 8), (2, 8, 8), (2, 8), (2, 8, 3), (2, 3)]
+    calls["networks of heads"] = evaluate_networks, draw((97, 4), *layers)
+
+    def send(seen, shared, weight, first, second, bias, last, x, arrows):
+        units = edge_units(seen.detach(), shared, weight, first, (second, bias))
+        kernels = edge_kernels(seen, shared, weight, first, (second, bias), [last])
+        moments = edge_moments(arrows.detach(), kernels[0][:, 0].repeat(1, 8), lists)
+        return units, *kernels, edge_messages(units, last, x, lists), *moments
+
+    shapes = [(edges, 3, 5), (edges, 8), (edges,), (8, 5), (8, 8), (8,), (5, 8), (12, 3, 5), (edges, 3)]
+    calls["edges"] = send, draw(*shapes)
+    return calls
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_kernels_keep_to_their_memory_and_read_nothing_that_they_have_not_written(threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = {}
+    for name, (call, operands) in calls_of_kernels().items():
+        found[name] = []
+        for way in ("plain", "auto"):
+            with backend(way), monkeypatch.context() as patch, Guarded() as memory:
+                for module in (_launch, edges_launch, few_channels_launch, head_networks_launch):
+                    patch.setattr(module, "Workspace", lambda memory=memory: memory)
+                    patch.setattr(module, "new_empty", memory.empty)
+                outs = call(*operands)
+                pulled = [torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out) for out in outs]
+                found[name].append([*outs, *torch.autograd.grad(outs, operands, pulled, allow_unused=True)])
+                assert bool(memory.given) == (way == "auto"), name
+    for wanted, ours in found.values():
+        wanted, ours = ([tensor for tensor in tensors if tensor is not None] for tensors in (wanted, ours))
+        assert_same(ours, wanted, 1e-11)
 
 
 def test_not_a_number_is_passed_on():

@@ -642,9 +642,26 @@ def test_memory_of_others_is_not_read():
     astray = Neighbors(neighbors.row_ptr, neighbors.source + 7, neighbors.target)
     with backend("numba"), pytest.raises(ValueError, match="neighbors: source: expected numbers from 0 to 6"):
         group_attention(*signals, astray)
-    short = Neighbors(neighbors.row_ptr + 1, neighbors.source, neighbors.target)
-    with backend("numba"), pytest.raises(ValueError, match="neighbors: row_ptr must ascend from 0"):
-        group_attention(*signals, short)
+    for place, step in ((slice(None), 1), (0, -1), (-1, 1)):
+        row_ptr = neighbors.row_ptr.clone()
+        row_ptr[place] += step
+        short = Neighbors(row_ptr, neighbors.source, neighbors.target)
+        with backend("numba"), pytest.raises(ValueError, match="neighbors: row_ptr must ascend from 0"):
+            group_attention(*signals, short)
+
+
+def test_signals_tables_lists_and_gradients_may_have_gaps_in_memory():
+    signals, neighbors, tables, index = problem("joint", TERMS["all"])
+    found = []
+    for place in (lambda tensor: tensor, lambda tensor: torch.stack([tensor, tensor + 7], dim=-1)[..., 0]):
+        lists = Neighbors(*map(place, (neighbors.row_ptr, neighbors.source, neighbors.target)))
+        leaves = [t.detach().requires_grad_() for t in (*signals, *(getattr(tables, name) for name in NAMES))]
+        call = call_with(NAMES, lists, place(index), pattern="joint")
+        with backend("numba"):
+            out = call(*map(place, leaves))
+        pulled = place(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out))
+        found.append([out, *torch.autograd.grad(out, leaves, pulled)])
+    assert_same(*found)
 
 
 def test_the_choice_is_explained():

@@ -142,7 +142,7 @@ class File:
         if gradients := files.gradients(self.arrays):
             (outputs[names[-1]] * self.tensor("cotangent")).sum().backward()
             # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
-            size = max(float(np.abs(self.arrays[f"grad_{name}"]).max()) for name in gradients)
+            size = max(files.largest(self.arrays[f"grad_{name}"]) for name in gradients)
             for name in gradients:
                 leaf = self.leaves[name]
                 self.compare(f"grad_{name}", torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, size)
@@ -151,8 +151,8 @@ class File:
         found, expected = found.detach().double(), torch.from_numpy(np.asarray(self.arrays[name])).double()
         assert found.shape == expected.shape, f"{name}: shape {tuple(found.shape)}, stored {tuple(expected.shape)}"
         assert torch.isfinite(found).all(), name
-        size = float(expected.abs().max()) if size is None else size
-        error = float((found - expected).abs().max())
+        size = files.largest(expected) if size is None else size
+        error = files.largest(found - expected)
         allowed = 1e-5 * size if self.dtype == torch.float32 else 1e-10 * max(1.0, size)
         allowed = max(allowed, ROUNDINGS * self.conditioning.get(name.removesuffix("_g"), 0.0) * size)
         if self.dtype == torch.float64 and name in ("features", "features_g"):

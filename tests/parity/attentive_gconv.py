@@ -100,16 +100,16 @@ class File:
     def agree(self, name, found, expected, size=None):
         """Compare up to 1e-10 in float64, in float32 relative to ``size``, by default the largest expected entry."""
         found, expected = found.detach().double(), expected.detach().double()
-        size = float(expected.abs().max()) if size is None else size
+        size = files.largest(expected) if size is None else size
         allowed = 1e-10 if self.dtype == torch.float64 else 1e-5 * size
-        error = float((found - expected).abs().max())
+        error = files.largest(found - expected)
         assert error <= allowed, f"{name} in {self.dtype}: error {error:.1e}, allowed {allowed:.1e}"
 
     def check_gradients(self, out):
         if names := files.gradients(self.arrays):
             (out * self.tensor("cotangent").reshape(out.shape)).sum().backward()
             # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
-            size = max(float(np.abs(self.arrays[f"grad_{name}"]).max()) for name in names)
+            size = max(files.largest(self.arrays[f"grad_{name}"]) for name in names)
             for name in names:
                 leaf = self.parameters[name]
                 self.compare(f"grad_{name}", torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, size)

@@ -46,8 +46,8 @@ def check_layer(arrays, meta, dtype):
 
     if meta["kind"].endswith("local") or graph.length == meta["size"] - 1:
         own = functional_call(layer, parameters, (points, graph))
-        error = (_to_images(own, x) - _tensor(arrays["out_f64"], dtype)).abs().max()
-        assert error < 1e-5 * max(1, np.abs(arrays["out_f64"]).max()), f"own coordinates: {error:.1e}"
+        error = files.largest(_to_images(own, x).detach() - _tensor(arrays["out_f64"], dtype))
+        assert error < 1e-5 * max(1, files.largest(arrays["out_f64"])), f"own coordinates: {error:.1e}"
 
     graph = _with_coordinates(graph, arrays["coords"])
     attend = _Attend(layer)
@@ -65,14 +65,14 @@ def check_layer(arrays, meta, dtype):
         # Vanishing gradients are differences of large terms, so all are compared with the largest entry of all.
         # Arrays that do not vanish are also compared with the looser bound that the README states for float32.
         stored = {name: arrays[f"grad_{name}"] for name in names}
-        largest = max(np.abs(array).max() for array in stored.values())
+        largest = max(files.largest(array) for array in stored.values())
         for name, expected in stored.items():
             leaf = leaves[name]
             found = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             _compare(f"grad_{name}", found, expected, dtype, size=largest)
-            if dtype == torch.float32 and np.abs(expected).max() > 1e-9 * largest:
-                error = (found - _tensor(expected, dtype)).abs().max()
-                assert error < 1e-4 * max(1, np.abs(expected).max()), f"grad_{name}: error {error:.1e}"
+            if dtype == torch.float32 and files.largest(expected) > 1e-9 * largest:
+                error = files.largest(found - _tensor(expected, dtype))
+                assert error < 1e-4 * max(1, files.largest(expected)), f"grad_{name}: error {error:.1e}"
 
 
 def check_network(arrays, meta, dtype):
@@ -145,7 +145,7 @@ def _with_coordinates(graph, coords):
     radius = (np.array(coords.shape[1:3]) - 1) // 2
     own = graph.relative.positions[:, graph.group.identity_index] * int(radius.max())
     offset = own.round().long() + torch.from_numpy(radius)
-    assert (own - own.round()).abs().max() < 1e-3, f"coords: {tuple(coords.shape)} does not fit the neighborhood"
+    assert files.largest(own - own.round()) < 1e-3, f"coords: {tuple(coords.shape)} does not fit the neighborhood"
     stored = _tensor(coords, graph.pos.dtype)[:, offset[:, 0], offset[:, 1]]
     relative = copy.copy(graph.relative)
     object.__setattr__(relative, "_positions", stored.transpose(0, 1))
@@ -345,6 +345,6 @@ def _to_images(field, like):
 def _compare(name, found, expected, dtype, size=None):
     found, expected = found.detach().double(), torch.from_numpy(np.asarray(expected)).double()
     assert found.shape == expected.shape, f"{name}: shape {tuple(found.shape)}, stored {tuple(expected.shape)}"
-    size = max(1, float(expected.abs().max()) if size is None else size)
-    error = (found - expected).abs().max() / size
+    size = max(1, files.largest(expected) if size is None else size)
+    error = files.largest(found - expected) / size
     assert error < TOLERANCE[dtype], f"{name} in {dtype}: relative error {error:.1e}"

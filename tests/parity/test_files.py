@@ -63,6 +63,32 @@ def test_unknown_settings_are_named(name, tmp_path, pytestconfig):
     assert caught.value.__notes__ == [f"{path}, with backend 'plain'"]
 
 
+@pytest.mark.parametrize(
+    ("name", "batches"),
+    [
+        ("affine_self_conv/grad_asc_p4", ("x", "alpha", "z", "out", "cotangent", "grad_x")),
+        (
+            "attentive_gconv/grad_att_full_gconv_p4",
+            ("x", "f_tilde", "alpha_C", "alpha_X", "out", "cotangent", "grad_x"),
+        ),
+        ("gsa/lift_local_p4", ("x", "out_f32", "out_f64", "probs_f64", "R", "grad_x")),
+    ],
+)
+def test_batches_without_images(name, batches, tmp_path, pytestconfig):
+    with np.load(pytestconfig.rootpath / "tests" / "goldens" / f"{name}.npz") as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    arrays |= {batch: arrays[batch][:0] for batch in batches}
+    arrays |= {key: np.zeros_like(array) for key, array in arrays.items() if key.startswith("grad_")}
+    path = tmp_path / f"{name}.npz"
+    path.parent.mkdir()
+    np.savez(path, **arrays)
+    test_parity.test_golden(path)
+    weight = next(key for key in arrays if key.startswith("grad_") and arrays[key].size)
+    np.savez(path, **{**arrays, weight: arrays[weight] + 1})
+    with pytest.raises(AssertionError, match=weight):
+        test_parity.test_golden(path)
+
+
 @pytest.mark.parametrize("size", [0, 40, 3000])
 @pytest.mark.parametrize("system", test_parity.SYSTEMS)
 def test_damaged_files_are_named_and_closed(system, size, tmp_path, pytestconfig):

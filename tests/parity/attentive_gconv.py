@@ -224,8 +224,14 @@ def residual(file):
         return tensor.unsqueeze(4) if tensor.ndim == 6 else tensor
 
     maps = AttentionMaps(*(given(name) if name in file else None for name in ("alpha_C", "alpha_X")))
-    out = residual_branch(given("f_tilde"), maps, file.number("measure", 1.0))
-    return {"alpha_minus": maps.removed, "alpha_plus": maps.passed, "out": out}
+    responses = given("f_tilde")
+    out = residual_branch(responses, maps, file.number("measure", 1.0))
+    found = {"alpha_minus": maps.removed, "alpha_plus": maps.passed}
+    for name, factor in found.items():
+        # A file with one factor alone has it in its own shape or for each response.
+        if name in file and factor.numel() != file.arrays[name].size:
+            found[name] = factor.expand_as(responses)
+    return found | {"out": out}
 
 
 # --- networks -------------------------------------------------------------------------------------------------

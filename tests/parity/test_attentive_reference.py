@@ -157,15 +157,18 @@ def with_gradients(a, *, balanced):
     return a | found
 
 
-def residual_case(group, sides, *, lifting, factors=("alpha_C", "alpha_X")):
-    """Multiply responses by attention maps. In a lifting layer responses have no axis of input poses."""
+def residual_case(group, sides, *, lifting, factors=("alpha_C", "alpha_X"), expanded=False):
+    """Multiply responses by attention maps. In a lifting layer responses have no axis of input poses.
+
+    ``expanded`` stores the products of the maps for each response, also if there is one map alone.
+    """
     rng, order = np.random.default_rng(5), len(elements(group))
     poses = () if lifting else (order,)
     shapes = {"alpha_C": (2, *poses, 1, 1), "alpha_X": (1, *poses, *sides)}
     a = {"case": "residual", "group": group, "measure": np.array(1.0 if lifting else 2 * np.pi / order)}
     f_tilde = a["f_tilde"] = rng.normal(size=(2, 3, order, 2, *poses, *sides))
     a |= {name: sigmoid(rng.normal(size=(2, 3, order, *shapes[name]))) for name in factors}
-    minus = math.prod(a[name] for name in factors)
+    minus = math.prod(a[name] for name in factors) * np.ones(f_tilde.shape if expanded else 1)
     axes = 3 if lifting else (3, 4)
     found = {"alpha_minus": minus, "alpha_plus": 1 - minus}
     found["out"] = float(a["measure"]) * ((1 - minus) * f_tilde).sum(axis=axes)
@@ -237,6 +240,12 @@ FILES = {
     "dense block p4m": lambda: dense_case("p4m", 1, 2),
     "residual p4 lifting": lambda: residual_case("p4", (4, 5), lifting=True),
     "residual p4m lifting, space": lambda: residual_case("p4m", (3, 4), lifting=True, factors=("alpha_X",)),
+    "residual p4 lifting, channels of each": lambda: residual_case(
+        "p4", (4, 5), lifting=True, factors=("alpha_C",), expanded=True
+    ),
+    "residual p4, space of each": lambda: residual_case(
+        "p4", (3, 4), lifting=False, factors=("alpha_X",), expanded=True
+    ),
     "residual p4m": lambda: residual_case("p4m", (3, 4), lifting=False),
     "lifting p4m, tall": lambda: case("lifting", "p4m", (7, 5), 3),
     "lifting p4, border, dilation": lambda: case("lifting", "p4", (5, 6), 3, pad=2, dilation=2, c_in=1),

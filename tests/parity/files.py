@@ -89,9 +89,13 @@ def text(value):
 
 
 def plain(value):
-    """Return a setting as bool, int, float, str or list. Numbers without a fraction become integers."""
+    """Return a setting as bool, int, float, str, list or dict. Numbers without a fraction become integers."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.item() if value.size == 1 else value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

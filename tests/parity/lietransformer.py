@@ -129,7 +129,7 @@ def check_block(arrays, meta):
         eps=meta["norm_eps"],
     ).double()
     load(block, block_parameters(arrays, ""))
-    block.train(meta.get("training", False))
+    block.train(bool(meta.get("training", False)))
     x = padded.points(arrays["features"])[:, None]
     with torch.no_grad():
         after = block.attend(x, graph)

@@ -23,6 +23,7 @@ DEFAULTS = {
     "tol_exp": 1e-12,
     "tol_log": 1e-9,
 }
+SWITCHES = ("block_norm", "output_norm", "squash")
 MASKS = ("mask", "mask_lifted", "neighbour_valid")
 FLOAT32 = 1e-4  # relative to the largest entry; the README has tolerances only for float64
 
@@ -40,6 +41,8 @@ def read(path):
         if name in arrays:
             arrays.setdefault("mask", np.ones(arrays[name].shape[:2], bool))
     counted = {"layers": sum(re.fullmatch(r"(block|layer)\d+\.value_W", name) is not None for name in arrays)}
+    # A setting that is null is not there, and these are the ones that are switched off by a word.
+    meta = {name: "none" if value is None and name in SWITCHES else value for name, value in meta.items()}
     meta = DEFAULTS | counted | {"readout": "lieconv" if "readout_W" in arrays else "model_1"} | meta
     return arrays, files.Named(path.name, meta | ({"kernel": str(meta["kernel"])} if "kernel" in meta else {}))
 

@@ -46,7 +46,7 @@ def check_finite_se2(arrays, meta):
         normalize=files.choose(
             "similarity", meta["similarity"], {"softmax": "softmax", "mean": "mean", "dot_product": "mean"}
         ),
-        layer_norm=meta["layer_norm"],
+        layer_norm=bool(meta["layer_norm"]),
         seeds=seeds,
         hidden=arrays["layer0.loc_b1"].shape[1],
     )

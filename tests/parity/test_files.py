@@ -64,6 +64,28 @@ def test_unknown_settings_are_named(name, tmp_path, pytestconfig):
 
 
 @pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("lietransformer/block_t3_batch_pre_train", {"training": 1}),
+        ("lietransformer/finite_se2_softmax", {"layer_norm": 0}),
+        ("lietransformer/model_qm9_t3", {"squash": None, "output_norm": None}),
+        ("gsa/network_p4", {"program": [{"op": "block", "name": "block0", "crop": 1.0}]}),
+    ],
+)
+def test_settings_of_other_types(name, settings, tmp_path, pytestconfig):
+    """The runner accepts switches as 0 and 1 or null, and integers in lists of settings as floats."""
+    with np.load(pytestconfig.rootpath / "tests" / "goldens" / f"{name}.npz") as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    meta = json.loads(str(arrays["meta"]))
+    if "program" in settings:
+        settings = {"program": settings["program"] + meta["program"][1:]}
+    path = tmp_path / f"{name}.npz"
+    path.parent.mkdir()
+    np.savez(path, **{**arrays, "meta": np.array(json.dumps(meta | settings))})
+    test_parity.test_golden(path)
+
+
+@pytest.mark.parametrize(
     ("name", "batches"),
     [
         ("affine_self_conv/grad_asc_p4", ("x", "alpha", "z", "out", "cotangent", "grad_x")),

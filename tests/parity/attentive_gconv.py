@@ -64,7 +64,7 @@ class File:
         self.group = group_named(files.text(arrays["group"]))
         self.parameters = {}
         self.x = None
-        if "x" in arrays:
+        if files.text(arrays["case"]) != "residual":
             self.x = self.parameters["x"] = self.tensor("x").requires_grad_()
 
     def __contains__(self, name):

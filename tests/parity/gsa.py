@@ -319,11 +319,12 @@ def _group(arrays):
 
 
 def _leaves(arrays, dtype):
-    return {
+    leaves = {
         name: _tensor(array, dtype).requires_grad_()
         for name, array in arrays.items()
         if np.issubdtype(array.dtype, np.floating)
     }
+    return files.Named(arrays.file, leaves)
 
 
 def _tensor(array, dtype):

@@ -11,8 +11,8 @@ from tests.parity import test_parity
 
 FILES = {
     "affine_self_conv/grad_asc_p4": ("W_Q", "cotangent"),
-    "attentive_gconv/grad_att_full_gconv_p4": ("kernel", "cotangent"),
-    "gsa/lift_local_p4": ("W_q", "R"),
+    "attentive_gconv/grad_att_full_gconv_p4": ("x", "kernel", "cotangent"),
+    "gsa/lift_local_p4": ("W_q", "b_v", "R"),
     "lietransformer/grad_attn_se3_mlp_softmax": ("value_W", "cotangent"),
 }
 

@@ -49,6 +49,21 @@ def test_operators_of_torch(work, expected):
     assert count_operations(work) == expected
 
 
+def efficient_attention():
+    """Call the kernel for GPUs on tensors without storage, and its gradient."""
+    kernels = torch.ops.aten
+    query, key, value, grad = torch.ones(4, 1, 2, 40, 8, device="meta")
+    out, logsumexp, *random = kernels._scaled_dot_product_efficient_attention(query, key, value, None, True)
+    needed = [True, True, True, False]
+    kernels._scaled_dot_product_efficient_attention_backward(
+        grad, query, key, value, None, out, logsumexp, *random, 0.0, needed
+    )
+
+
+def test_attention_of_torch_counts_the_same_on_gpus():
+    assert count_operations(efficient_attention) == 3 * 2 * 40 * 40 * 16
+
+
 def test_joint_attention_by_hand():
     """A score and a value for every edge and pair of frames, and the second factor of the weights."""
     near, operands = neighbors(), signals()

@@ -17,19 +17,22 @@ from lieattn.ops.kernels.attention._operator import FORWARD_AND_BACKWARD, proble
 
 _aten = torch.ops.aten
 _ENTRYWISE = (_aten.mul.Tensor, _aten.mul_.Tensor, _aten.addcmul.default, _aten.addcmul_.default)
-_ON_CPU = (
-    _aten._scaled_dot_product_flash_attention_for_cpu,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
-)
+# Torch's kernels of scaled dot product attention, and whether they are gradients. Its own formulas include what kernels
+# compute again for the gradient, and differ between devices and versions.
+_SCALED_DOT_PRODUCT = {
+    getattr(_aten, f"_scaled_dot_product_{kind}{end}"): bool(end)
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    for end in ("", "_backward")
+}
 
 
 def count_operations(work: Callable[[], Any]) -> int:
     """Count the multiply-adds of a function, including its backward passes. The function is called once.
 
     Matrix products, convolutions, torch's scaled dot product attention, and entrywise products of two tensors are
-    counted. The fused kernel of :func:`group_attention` counts like the equivalent plain maths, without recomputations
-    for the gradient. Other kernels of this library are replaced by plain maths during the call. Computations of
-    packages outside of torch's operators are not counted.
+    counted. Fused kernels of attention, torch's and that of :func:`group_attention`, count like the equivalent plain
+    maths, without recomputations for the gradient. Other kernels of this library are replaced by plain maths during the
+    call. Computations of packages outside of torch's operators are not counted.
 
     Parameters
     ----------
@@ -69,17 +72,18 @@ class _Counter(TorchDispatchMode):
             backward = packet is FORWARD_AND_BACKWARD[1]
             inputs = [_without_storage(value) for value in args[2 * backward :]]
             self.kernels.append(lambda: _attention(inputs, backward=backward))
+        elif packet in _SCALED_DOT_PRODUCT:
+            backward = _SCALED_DOT_PRODUCT[packet]
+            self.total += _scaled_dot_product(args[backward : backward + 3], backward)
         elif packet in self.formulas:
             self.total += self.formulas[packet](*args, **kwargs, out_val=out) // 2  # a multiply-add is two of them
-        elif packet in _ON_CPU:
-            self.total += _scaled_dot_product(args[1:4] if packet is _ON_CPU[1] else args[:3], packet is _ON_CPU[1])
         elif func in _ENTRYWISE and all(isinstance(factor, Tensor) and factor.ndim for factor in args[-2:]):
             self.total += out.numel()
         return out
 
 
 def _scaled_dot_product(signals: Sequence[Tensor], backward: bool) -> int:
-    """Count torch's kernel for CPUs, which its registry lacks, for signals ``[clouds, heads, rows, dim]``."""
+    """Count scaled dot product attention, or its gradient, for signals ``[clouds, heads, rows, dim]``."""
     query, key, value = signals
     pairs = query.shape[:3].numel() * key.shape[2]
     return (1 + backward) * pairs * (query.shape[3] + value.shape[3])

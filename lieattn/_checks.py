@@ -333,19 +333,20 @@ _WORDS = {  # replacements of class names in messages: plainer words, or an exam
 def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], ...]:
     """Return the allowed kinds of each argument."""
     module = sys.modules.get(of.__module__)
-    hints = get_type_hints(of, localns=_Unknown({} if module is None else vars(module)))
+    # Names that a module imports only for type checkers are Any.
+    unknown = {name: Any for name in _names(of) if not hasattr(builtins, name)}
+    hints = get_type_hints(of, localns=unknown if module is None else unknown | vars(module))
     parameters = inspect.signature(of).parameters.values()
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name in hints]
     return tuple((name, tuple(_kinds(hints[name]))) for name in named)
 
 
-class _Unknown(dict[str, Any]):
-    """Scope in which names that a module imports only for type checkers are ``Any``."""
-
-    def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
-            raise KeyError(name)
-        return Any
+def _names(of: Callable[..., Any]) -> Iterator[str]:
+    """Yield the names in the annotations of a function or dataclass."""
+    for home in of.__mro__ if isinstance(of, type) else (of,):
+        for text in inspect.get_annotations(home).values():
+            if isinstance(text, str):
+                yield from compile(text, "<annotation>", "eval").co_names
 
 
 def _kinds(hint: Any) -> Iterator[_Kind]:

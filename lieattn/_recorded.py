@@ -81,7 +81,7 @@ def describe(value: Any, without: Sequence[str] = ()) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, _BYTES):
         entries = [describe(entry) for entry in value]
         return {"tuple": entries} if isinstance(value, tuple) else entries
-    if isinstance(value, type) or inspect.isroutine(value):
+    if isinstance(value, type) or (inspect.isroutine(value) and hasattr(value, "__qualname__")):  # partial has none
         return {"name": _import_path(value)}
     arguments = {name: given for name, given in _arguments(value).items() if name not in without}
     head = {"head": value.head} if getattr(value, "_has_other_head", False) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -89,6 +90,19 @@ class ToyClouds(Dataset):
         pos = (1 + index % 2) * torch.randn(5, 2, generator=generator)
         pos = pos + self.noise * torch.randn(5, 2)
         return Data(x=torch.ones(5, 1), pos=pos, y=torch.tensor([index % 2]))
+
+
+class RotatedClouds(ToyClouds):
+    """Clouds without noise, rotated at random at every access."""
+
+    def __init__(self) -> None:
+        from lieattn_datasets import RandomRotatePoints
+
+        super().__init__(noise=0.0)
+        self.rotate = RandomRotatePoints(3)
+
+    def __getitem__(self, index: int) -> Data:
+        return self.rotate(super().__getitem__(index))
 
 
 class ToyStream(IterableDataset):
@@ -500,18 +514,9 @@ def test_sizes_and_sets_of_evaluation():
 
 def test_random_rotations_depend_on_the_item_alone():
     """The generators of the transforms of lieattn_datasets must not depend on the items before."""
-    from lieattn_datasets import RandomRotatePoints
-
-    class Turned(ToyClouds):
-        def __init__(self):
-            super().__init__(noise=0.0)
-            self.turn = RandomRotatePoints(3)
-
-        def __getitem__(self, index):
-            return self.turn(super().__getitem__(index))
 
     def batches(start=0, **options):
-        data = PointSetData(Turned(), batch_size=BATCH, **options)
+        data = PointSetData(RotatedClouds(), batch_size=BATCH, **options)
         loader = data.train_dataloader()
         loader.sampler.start(0, start * BATCH)
         return [batch.pos for batch in loader]
@@ -1382,6 +1387,7 @@ def test_second_signal_stops_at_once(capfd):
         last._receive(signal.SIGINT, None)
 
 
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="loaders do not fork this process")
 def test_interrupts_are_not_lost_while_loaders_start():
     """Python ignores exceptions raised in callbacks that run at a fork."""
     due = [True]

@@ -171,6 +171,7 @@ class TestImageFolder:
             ({"size": (3, 3, 3)}, ValueError, "size: expected one or two numbers"),
             ({"size": "8"}, TypeError, "size: expected"),
             ({"shares": (0.9, 0.2)}, ValueError, "shares: expected those of train and valid"),
+            ({"shares": (80, 10), "split": "all"}, ValueError, "shares: expected those of train and valid"),
             (
                 {"shares": (1.0, 0.0), "split": "test"},
                 ValueError,

@@ -99,12 +99,12 @@ def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed:
     ValueError
         If the shares are invalid, or leave no example for the split.
     """
-    if split == "all":
-        return np.arange(len(labels))
     if len(shares) != 2 or not (min(shares) >= 0 and sum(shares) <= 1):
         raise ValueError(
             f"shares: expected those of train and valid, not negative and with a sum of at most 1, got {shares}"
         )
+    if split == "all":
+        return np.arange(len(labels))
     chosen = stratified(labels, shares, frozen_stream(seed))[SPLITS.index(split)]
     if not len(chosen):
         raise ValueError(

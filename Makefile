@@ -53,7 +53,7 @@ dist: $(VENV)/.installed
 # The oldest versions that pyproject.toml allows, and the newest there are: the documentation and a fast part of the tests.
 # uv resolves them (pip cannot); torch comes with its CUDA packages, several gigabytes each.
 VERSIONS = tests/test_docs.py tests/test_groups.py tests/test_geometry.py tests/test_compile.py tests/test_saved.py \
-           tests/test_triton.py tests/test_data_shapes.py tests/test_cli.py
+           tests/test_triton.py tests/test_data_shapes.py tests/test_cli.py tests/test_train.py tests/test_viz.py
 oldest newest: $(VENV)/.installed
 	$(PIP) uv
 	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(VENV)-$@

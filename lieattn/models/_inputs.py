@@ -77,7 +77,7 @@ def _outside_of_graphs(search: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(search)
     def uncompiled(*args: Any, **options: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(search, reason="pass geometry=network.geometry(data)")(*args, **options)
         return search(*args, **options)
 

@@ -211,7 +211,16 @@ def quaternion_product(p, q):
 
 
 def check_subsampling(arrays, meta):
-    distance = tensor(arrays["distance"])
+    distance, mask = tensor(arrays["distance"]), tensor(arrays["mask"])
     count = round(meta["fraction"] * distance.shape[1]) if "fraction" in meta else arrays["chosen"].shape[1]
-    chosen = farthest_by_distance(distance, count, tensor(arrays["start"]), tensor(arrays["mask"]))
+    chosen = farthest_by_distance(distance, count, tensor(arrays["start"]), mask)
+    # The files choose points again once the others coincide with chosen ones: of equal distances the first wins.
+    chosen = torch.where(_coincident(distance, chosen), mask.long().argmax(1, keepdim=True), chosen)
     assert torch.equal(chosen, tensor(arrays["chosen"])), "chosen"
+
+
+def _coincident(distance, chosen):
+    """Which of the chosen points ``[clouds, count]`` are at distance 0 of one chosen before."""
+    clouds = torch.arange(len(chosen))[:, None, None]
+    pairs = distance[clouds, chosen[:, None], chosen[:, :, None]] == 0
+    return pairs.tril(-1).any(2)

@@ -286,6 +286,30 @@ def test_positions_as_integers(tmp_path):
         lietransformer.check(write(tmp_path / "file.npz", {**arrays, "pair": arrays["pair"] + 1}, meta))
 
 
+def farthest(distance, mask, start, count):
+    """The definition in the README of the golden files, literally."""
+    chosen = [start]
+    for _ in range(count - 1):
+        chosen.append(int(np.where(mask, distance[chosen].min(0), -100).argmax()))
+    return chosen
+
+
+@pytest.mark.parametrize("distinct", [1, 3, 8])
+def test_subsampling_of_clouds_with_coincident_points(distinct, tmp_path):
+    rng = np.random.default_rng(distinct)
+    clouds, size = 6, 8
+    x = rng.normal(size=(clouds, distinct, 2))[np.arange(clouds)[:, None], rng.integers(distinct, size=(clouds, size))]
+    distance = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1).astype(np.float32)
+    mask = np.arange(size) < rng.integers(1, size + 1, size=(clouds, 1))
+    start = rng.integers(mask.sum(1))
+    chosen = np.array([farthest(*cloud, 6) for cloud in zip(distance, mask, start, strict=True)])
+    arrays = {"distance": distance, "mask": mask, "start": start, "chosen": chosen}
+    path = tmp_path / "file.npz"
+    lietransformer.check(write(path, arrays, {"kind": "fps", "fraction": 0.75}))
+    with pytest.raises(AssertionError, match="chosen"):
+        lietransformer.check(write(path, {**arrays, "chosen": chosen[:, ::-1]}, {"kind": "fps", "fraction": 0.75}))
+
+
 def test_unknown_files_fail(tmp_path):
     with pytest.raises(AssertionError, match="unknown kind 'group_spherical'"):
         lietransformer.check(write(tmp_path / "file.npz", {}, {"kind": "group_spherical"}))

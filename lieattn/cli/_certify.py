@@ -200,15 +200,14 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        usage=f"lieattn {name} CHECKPOINT|NAME|MODULE:NAME [options]",
+        usage=f"lieattn {name} TARGET [options]",
         description="Measure the equivariance error of a network under motions of its group, and the effect of other "
-        "motions. The network is read from a file, is a trained one of the library (NAME, see `lieattn models "
-        "--trained`), or is imported: a torch module, its class, a function of a batch, an ASE calculator, or a "
-        "function that returns one of these. Clouds are the test set of the checkpoint, the item of the card, or "
-        "random. Kinds are invariant, position, vector, pseudovector, pseudoscalar, tensor and rotation, several "
-        "joined by +.",
+        "motions. The network is read from a file, is a trained one of the library (see `lieattn models --trained`), "
+        "or is imported: a torch module, its class, a function of a batch, an ASE calculator, or a function that "
+        "returns one of these. Clouds are the test set of the checkpoint, the item of the card, or random. Kinds are "
+        "invariant, position, vector, pseudovector, pseudoscalar, tensor and rotation, several joined by +.",
     )
-    add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, a file of lieattn.save, or package.module:name")
+    add_cloud_options(parser, 4, "checkpoint of `lieattn fit`, name or file of a trained network, or MODULE:NAME")
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
     given = "group to measure, such as --group lieattn.groups.cyclic --group.n 8, or search"
@@ -233,10 +232,10 @@ def _parser(name: str) -> ArgumentParser:
     return parser
 
 
-def add_cloud_options(parser: ArgumentParser, clouds: int, what: str = "a checkpoint of `lieattn fit`") -> None:
-    """Add the options that name a checkpoint and choose the clouds for its network."""
+def add_cloud_options(parser: ArgumentParser, clouds: int, what: str) -> None:
+    """Add the argument that names a network, and the options that choose clouds for it."""
     add = parser.add_argument
-    add("checkpoint", help=what)
+    add("checkpoint", metavar="TARGET", help=what)
     given = "another data set, with arguments as --data.OPTION VALUE, or a YAML file with class_path and init_args"
     add("--data", metavar="CLASS", help=given)
     add("--random", action="store_true", help="use random clouds, even if the checkpoint has a test set")

@@ -70,13 +70,13 @@ def _parser(name: str) -> ArgumentParser:
     lines = [f"  {figure:{max(map(len, FIGURES))}}  {summary}" for figure, summary in summaries.items()]
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        usage=f"lieattn {name} CHECKPOINT|NAME [options], or lieattn {name} FIGURE [options]",
+        usage=f"lieattn {name} TARGET [options], or lieattn {name} FIGURE [options]",
         description="Draw attention maps, attention roll-out and fields of a trained network for clouds of its test\n"
-        "set. NAME is one of `lieattn models --trained`, drawn for the item of its card, or for --data.\n\n"
+        "set. Those of `lieattn models --trained` are drawn for the item of their card, or for --data.\n\n"
         "Or draw a figure of the papers, with its own options (FIGURE --help):\n" + "\n".join(lines),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110),
     )
-    add_cloud_options(parser, 1, "a checkpoint of `lieattn fit`, or the name or file of a trained network")
+    add_cloud_options(parser, 1, "checkpoint of `lieattn fit`, or name or file of a trained network")
     add = parser.add_argument
     views = ["overview", "attention", "rollout", "field"]
     add("--view", choices=views, help="what to draw (default: overview, or attention for .gif and .html)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
+import logging
 import os
 import re
 import subprocess
@@ -109,6 +110,16 @@ def test_help_is_a_screen(name, capsys):
 def test_help_has_no_markup(name, capsys):
     assert main([name, "--help"]) == 0
     assert not re.search(r"``|:\w+:`", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["certify", "picture"])
+def test_usage_help_and_errors_name_the_argument_alike(name, capsys):
+    assert main([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"usage: lieattn {name} TARGET [options]")
+    assert re.search(r"^  TARGET ", told, re.MULTILINE)
+    assert main([name]) == 2
+    assert capsys.readouterr().err == f"lieattn {name}: the following arguments are required: TARGET\n"
 
 
 def test_help_of_training_needs_no_import_of_torch():
@@ -277,6 +288,43 @@ def test_faults_of_users_are_one_message(home, capsys, options, status, message)
         written = Path(told.rpartition("traceback: ")[2].strip())
         assert "Traceback (most recent call last)" in written.read_text()
         written.unlink()
+
+
+@pytest.fixture
+def lines_of_lightning():
+    """Yield the list to which the lines that Lightning logs are added."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("fabric", "pytorch")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield found
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict"], "predict needs trained weights"),
+        (["fit", "--data.batch_size=0"], "batch_size: expected an integer of at least 1, got 0"),
+        (["fit", "--model.optimizer=torch.optim.Adam", "--model.optimizer.lr=-1"], "optimizer: Invalid learning rate"),
+        (["fit", "--data.train.fault=empty"], "data.train: the data set is empty"),
+    ],
+)
+def test_errors_about_settings_are_the_only_message(home, capsys, lines_of_lightning, arguments, message):
+    assert main([arguments[0], "--config=run.yaml", *arguments[1:]]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"lieattn {arguments[0]}: {message}")
+    assert told.out == ""
+    assert lines_of_lightning == []
+
+
+def test_a_run_tells_its_seed_and_devices_when_it_begins(home, lines_of_lightning):
+    assert main(["fit", "--config=run.yaml"]) == 0
+    assert lines_of_lightning[0] == "Seed set to 0"
+    assert any(line.startswith("GPU available") for line in lines_of_lightning)
 
 
 def test_options_have_their_full_names(home, capsys):

@@ -31,6 +31,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lieattn import train
 from lieattn._saved import load
 from lieattn._suggestions import suggested
+from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
@@ -70,12 +71,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
     arguments, others = one_checkpoint(name, arguments)
     try:
-        with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
+        with without_warnings(), Announcements() as lines, tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
             config, task = of_checkpoint(name, arguments, trust)
             _PointSetCLI(
                 name,
                 config is not None,
                 others,
+                lines,
                 task or train.PointSetTask,
                 train.PointSetData,
                 subclass_mode_model=task is None,
@@ -156,11 +158,14 @@ class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration.
 
     ``name`` is the command. ``checked`` says that the configuration comes from the checkpoint, which is not trusted.
-    ``others`` are further checkpoints, whose networks form an ensemble with the network of the first one.
+    ``others`` are further checkpoints, whose networks form an ensemble with the network of the first one. ``lines`` are
+    printed when the trainer begins.
     """
 
-    def __init__(self, name: str, checked: bool, others: Sequence[str], *arguments: Any, **options: Any) -> None:
-        self._name, self._checked, self._others = name, checked, others
+    def __init__(
+        self, name: str, checked: bool, others: Sequence[str], lines: Announcements, *arguments: Any, **options: Any
+    ) -> None:
+        self._name, self._checked, self._others, self._lines = name, checked, others, lines
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -347,9 +352,11 @@ class _PointSetCLI(LightningCLI):
                 callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
             kwargs["callbacks"] = [*callbacks, settings.last]
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (ImportError, ValueError) as error:
             raise train.UsageError(f"trainer: {error}") from error
+        trainer.callbacks.insert(0, self._lines)  # type: ignore[attr-defined]
+        return trainer
 
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.

@@ -310,6 +310,11 @@ class PointSetData(LightningDataModule):
             # Lightning validates whenever this hook is overridden.
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
+    def setup(self, stage: str) -> None:
+        """Raise UsageError if a set cannot be trained on, before the first validation, which comes before training."""
+        if stage == "fit":
+            self._items("train")
+
     def train_dataloader(self) -> DataLoader:
         """Batches of the training set, beginning at the place of a loaded checkpoint."""
         items = self._items("train")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 
-from lieattn._html import page
+from lieattn._reports import page, table
 from lieattn.certify._certificate import Certificate, Row, size_in_words
 
 _VERDICTS = {  # color and sentence; for failures, the sentence is that of the certificate
@@ -71,9 +71,7 @@ def _diagnoses(certificate: Certificate) -> str:
     for one in certificate.diagnoses:
         layer = "none by itself" if one.module is None else f"{one.module or 'the network itself'} ({one.type})"
         rows.append((one.check, layer, one.cause, one.evidence))
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<h2>Where it breaks</h2><table><tr>{head}</tr>{body}</table>"
+    return f"<h2>Where it breaks</h2>{table(rows, heads)}"
 
 
 def _table(rows: Iterable[Row]) -> str:

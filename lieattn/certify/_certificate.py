@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lieattn._checks import counted
+from lieattn._reports import aligned
 
 _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 
@@ -194,11 +195,7 @@ class Certificate:
             allowed = "" if row.allowed is None else f"{row.allowed:.1e}"
             name = " ".join(filter(None, (row.check, row.label, row.output and f"({row.output})")))
             cells.append((name, row.dtype, f"{row.max_error:.1e}", f"{row.relative:.1e}", allowed, verdict))
-        widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-        ]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+        return aligned(cells)
 
     def to_json(self) -> str:
         """Return the certificate as JSON. Numbers that are not finite become ``"nan"`` or ``"inf"``."""

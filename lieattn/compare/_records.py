@@ -20,7 +20,8 @@ from typing import Any, cast
 import torch
 
 from lieattn._files import replace_text
-from lieattn._html import page as html_page
+from lieattn._reports import aligned, table
+from lieattn._reports import page as html_page
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
 
 Record = dict[str, Any]
@@ -167,7 +168,7 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
 def tables(content: dict[str, Any]) -> str:
     """Return the tables as aligned text: results for each share of the data, validations, costs and equivariance."""
     parts = _parts(content)
-    return "\n\n".join(textwrap.fill(part, _WIDTH) if isinstance(part, str) else _table(part) for part in parts)
+    return "\n\n".join(textwrap.fill(part, _WIDTH) if isinstance(part, str) else aligned(part) for part in parts)
 
 
 def page(content: dict[str, Any], picture: bytes | None = None) -> str:
@@ -189,12 +190,8 @@ def page(content: dict[str, Any], picture: bytes | None = None) -> str:
         if isinstance(part, str):
             shown.append(f'<p class="idle">{escape(part)}</p>')
             continue
-        heads, *lines = part
-        rows = [f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>"]
-        rows += [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in line)}</tr>" for line in lines]
-        shown.append(
-            f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0"><table>{"".join(rows)}</table></div>'
-        )
+        heads, *rows = part
+        shown.append(f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0">{table(rows, heads)}</div>')
     return html_page("Comparison of networks", "\n".join(shown))
 
 
@@ -300,12 +297,6 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 def _texts(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequence[Summary]) -> list[list[str]]:
     return [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
-
-
-def _table(cells: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def _spread(metric: str, row: Summary, value: dict[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lieattn._checks import check_has_numbers, check_is, check_none, check_tensor
 from lieattn._functional import check_not_batched
-from lieattn._html import titled_table
+from lieattn._reports import titled_table
 from lieattn._segments import counts, maxima, means, sums
 from lieattn.geometry._movable import Movable, OnFirstUse
 

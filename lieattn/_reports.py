@@ -1,4 +1,4 @@
-"""HTML for notebooks, and for pages that need no other file."""
+"""Tables of reports as text and as HTML, and pages that need no other file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ _STYLE = """
 """
 
 
-def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
-    """Return the HTML of a title and rows of cells, whose text is escaped."""
-    cells = [f"<th>{escape(head)}</th>" for head in heads]
-    lines = [f"<tr>{''.join(cells)}</tr>"] if cells else []
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Return a table as text with aligned columns, with a line under the heads, which are the first row."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def table(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
+    """Return the HTML of a table, whose text is escaped."""
+    lines = [f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>"] if heads else []
     lines += [f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows]
-    return f"<div><b>{escape(title)}</b><table>{''.join(lines)}</table></div>"
+    return f"<table>{''.join(lines)}</table>"
+
+
+def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
+    """Return the HTML of a title and a table, whose text is escaped."""
+    return f"<div><b>{escape(title)}</b>{table(rows, heads)}</div>"
 
 
 def page(title: str, body: str) -> str:

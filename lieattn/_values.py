@@ -1,8 +1,10 @@
-"""Equality of values that users derive classes from, their texts, and entries of attributes of points."""
+"""Equality of values that users derive classes from, their texts, values for JSON, and entries of attributes."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,15 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return bool(one == other)
+
+
+def with_finite(value: Any, replaced: Callable[[float], Any] = lambda number: None) -> Any:
+    """Replace NaN and infinity, which JSON does not have, also inside dictionaries and lists; by default with None."""
+    if isinstance(value, dict):
+        return {key: with_finite(item, replaced) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_finite(item, replaced) for item in value]
+    return replaced(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def entries(value: Any, axis: int, index: Tensor) -> Any:

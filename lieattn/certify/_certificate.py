@@ -13,6 +13,7 @@ import torch
 
 from lieattn._checks import counted
 from lieattn._reports import aligned
+from lieattn._values import with_finite
 
 _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 
@@ -200,7 +201,7 @@ class Certificate:
     def to_json(self) -> str:
         """Return the certificate as JSON. Numbers that are not finite become ``"nan"`` or ``"inf"``."""
         content = {**dataclasses.asdict(self), "verdict": self.verdict, "passed": self.passed}
-        return json.dumps(_writable(content), indent=2, allow_nan=False)
+        return json.dumps(with_finite(content, str), indent=2, allow_nan=False)
 
     def to_html(self) -> str:
         """Return one page of HTML without references to other files, with the verdict, errors and diagnoses."""
@@ -227,14 +228,6 @@ class Certificate:
 def size_in_words(certificate: Certificate) -> str:
     """Return the numbers of clouds and points in words."""
     return f"{counted(certificate.clouds, 'cloud')}, {counted(certificate.points, 'point')}"
-
-
-def _writable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _writable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _readable(content: dict[str, Any]) -> dict[str, Any]:

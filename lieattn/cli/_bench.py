@@ -6,7 +6,6 @@ import argparse
 import importlib
 import inspect
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from lieattn._checks import counted
 from lieattn._files import replace_text
+from lieattn._values import with_finite
 from lieattn.bench import BENCHMARKS, table, use_toy_sizes
 from lieattn.cli._options import ArgumentParser, output_file, positive
 from lieattn.ops import cpu_kernels
@@ -58,12 +58,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     for remark in module.remarks(records) if hasattr(module, "remarks") else ():
         print(remark)
     if options.json is not None:
-        content = [{name: _written(value) for name, value in asdict(record).items()} for record in records]
+        content = with_finite([asdict(record) for record in records])
         replace_text(options.json, json.dumps(content, indent=1, allow_nan=False) + "\n")
         print(f"records: {options.json}")
     return 0
-
-
-def _written(value: Any) -> Any:
-    """Return the value, or None in place of NaN and infinity, which JSON cannot represent."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

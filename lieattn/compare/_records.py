@@ -22,6 +22,7 @@ import torch
 from lieattn._files import replace_text
 from lieattn._reports import aligned, table
 from lieattn._reports import page as html_page
+from lieattn._values import with_finite
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
 
 Record = dict[str, Any]
@@ -90,7 +91,7 @@ class CellStore:
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and remove its files of progress except the best weights."""
-        plain = finite(record)
+        plain = with_finite(record)
         content = {"key": key, "record": plain, "digest": _digest(plain)}
         write_json(self.folder / f"{cell.name}.json", content)
         for name in ("last.ckpt", "key"):
@@ -123,16 +124,7 @@ def _digest(record: Record) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
-    replace_text(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
-
-
-def finite(value: Any) -> Any:
-    """Replace NaN and infinity by None, also inside dictionaries and lists."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    replace_text(path, json.dumps(with_finite(content), indent=2, allow_nan=False) + "\n")
 
 
 def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,18 @@ def with_finite(value: Any, replaced: Callable[[float], Any] = lambda number: No
     if isinstance(value, list | tuple):
         return [with_finite(item, replaced) for item in value]
     return replaced(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def attributes_of_points(data: Any) -> list[str]:
+    """Return the names of attributes of points. Three lattice vectors of three points are not among them."""
+    return [name for name in data.node_attrs() if name not in ("cell", "pbc")]
+
+
+def select_points(data: Any, index: Tensor, names: Iterable[str]) -> None:
+    """Replace attributes of points by their entries at these points, ``[points kept]`` int64."""
+    for name in names:
+        value = data[name]
+        data[name] = entries(value, data.__cat_dim__(name, value), index)
 
 
 def entries(value: Any, axis: int, index: Tensor) -> Any:

@@ -21,7 +21,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
 from lieattn._checks import check_arguments, check_count, check_length, check_tensor
-from lieattn._values import entries
+from lieattn._values import attributes_of_points, entries, select_points
 from lieattn.geometry import (
     Nearest,
     Neighbors,
@@ -272,13 +272,11 @@ class FarthestPoints(BaseTransform):
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; select points before making edges")
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
-        # Three lattice vectors of three points are no attribute of points.
-        names = [name for name in data.node_attrs() if name not in ("cell", "pbc")]
+        names = attributes_of_points(data)
         if isinstance(data, Batch):
             names = [name for name in names if not _is_list_of_clouds(data, name)]
             _select_in_clouds(data, chosen)
-        for name in names:
-            data[name] = entries(data[name], data.__cat_dim__(name, data[name]), chosen)
+        select_points(data, chosen, names)
         if data.get("ptr") is not None:
             counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
             data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, check_tensor
-from lieattn._values import entries
+from lieattn._values import attributes_of_points, select_points
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import (
     SO,
@@ -275,7 +275,7 @@ class Move:
         changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
         for cloud, order in zip(changed, self.orders or (), strict=False):
             indices = list(point_indices(cloud))  # found before any attribute changes
-            _reorder(cloud, order, _attributes_of_points(cloud))
+            select_points(cloud, order, attributes_of_points(cloud))
             _relabel(cloud, order, indices)
         for cloud, grid in zip(changed, self.grids or (), strict=False):
             cloud.grid = cloud.grid.new_tensor([grid])
@@ -392,7 +392,7 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool
     other = copy.copy(cloud)
     if cloud.get("grid") is not None:
         order = torch.randperm(int(cloud.num_nodes or 0), generator=generator)
-        _reorder(other, order, [name for name in _attributes_of_points(cloud) if name != "pos"])
+        select_points(other, order, [name for name in attributes_of_points(cloud) if name != "pos"])
         return other
     pos = cloud.pos.detach().cpu().double()
     center = pos[:, :dim].mean(dim=0) if centered else pos.new_zeros(dim)
@@ -433,7 +433,7 @@ def degenerate(cloud: Data, dim: int, *, centered: bool) -> dict[str, Data]:
 def _with_points(cloud: Data, pos: Tensor) -> Data:
     """Return the first points of a cloud at other positions."""
     other = copy.copy(cloud)
-    for name in _attributes_of_points(cloud):
+    for name in attributes_of_points(cloud):
         other[name] = cloud[name][: len(pos)]
     other.pos = pos.clone()
     return other
@@ -484,14 +484,3 @@ def _relabel(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
         shifted = (torch.as_tensor(cloud.__inc__(name, value)) == len(order)).to(value.device)
         new = places.to(value.device)[value.long().clamp(0, max(len(order) - 1, 0))]
         cloud[name] = torch.where(shifted & (value >= 0), new.to(value.dtype), value)
-
-
-def _attributes_of_points(cloud: Data) -> list[str]:
-    """Return the names of attributes of points. Three lattice vectors of three points are not among them."""
-    return [name for name in cloud.node_attrs() if name not in ("cell", "pbc")]
-
-
-def _reorder(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
-    for name in names:
-        value = cloud[name]
-        cloud[name] = entries(value, cloud.__cat_dim__(name, value), order)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Diagnosis, Row
-from lieattn.certify._moves import Kind, Move
+from lieattn.certify._moves import Kind, Move, center_and_extent, shifted
 from lieattn.certify._probe import Probe
 from lieattn.certify._rows import degenerate_rows, move_rows
 from lieattn.groups import FiniteGroup
@@ -43,7 +42,7 @@ def far_away(
     extents = max(_distance_in_extents(cloud, group.dim) for cloud in clouds)
     if extents < _EXTENTS:
         return {}
-    centered = [_centered(cloud, group.dim) for cloud in clouds]
+    centered = [shifted(cloud, -center_and_extent(cloud, group.dim)[0]) for cloud in clouds]
     diagnoses = {}
     again = [move for move in moves if move.check in MOVED]
     for dtype, probe in probes.items():
@@ -69,16 +68,5 @@ def far_away(
 
 def _distance_in_extents(cloud: Data, dim: int) -> float:
     """Return how far the center of a cloud is from the origin, in units of the largest distance from the center."""
-    pos = cloud.pos.detach().cpu().double()[:, :dim]
-    center = pos.mean(dim=0)
-    extent = float((pos - center).norm(dim=1).max())
+    center, extent = center_and_extent(cloud, dim)
     return float(center.norm()) / extent if extent else 0.0
-
-
-def _centered(cloud: Data, dim: int) -> Data:
-    """Return a cloud in float64 with its center at the origin."""
-    other = copy.copy(cloud)
-    other.pos = cloud.pos.detach().cpu().double()
-    shift = torch.nn.functional.pad(other.pos[:, :dim].mean(dim=0), (0, other.pos.shape[1] - dim))
-    other.pos = other.pos - shift
-    return other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
-from lieattn.certify._moves import Kind
+from lieattn.certify._moves import Kind, center_and_extent, shifted
 from lieattn.certify._probe import Probe
 
 _ENERGY, _FORCES = "energy", ("force", "forces")
@@ -43,11 +42,10 @@ def conservation(
     if pair is None or probe.dtype != torch.float64:
         return
     cloud = _smallest(probe, clouds, pair.forces)
-    pos = cloud.pos.detach().cpu().double()
-    extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
+    extent = center_and_extent(cloud, cloud.pos.shape[1])[1] or 1.0
     worst, size, rounding = 0.0, 0.0, 0.0
     for _ in range(_DIRECTIONS):
-        directions = torch.randn(2, *pos.shape, generator=generator, dtype=torch.float64)
+        directions = torch.randn(2, *cloud.pos.shape, generator=generator, dtype=torch.float64)
         directions = directions / directions.flatten(1).norm(dim=1)[:, None, None]
         if pair.energy is not None:
             slope = _derivative(probe, cloud, directions[0], pair.energy, extent)
@@ -99,7 +97,7 @@ def _derivative(probe: Probe, cloud: Data, direction: Tensor, name: str, extent:
     rows: list[Tensor] = []
     best, smallest = torch.zeros(()), torch.inf
     for _ in range(_HALVINGS):
-        ends = [_shifted(cloud, sign * step * direction) for sign in (1, -1)]
+        ends = [shifted(cloud, sign * step * direction) for sign in (1, -1)]
         values = [probe([end])[name] for end in ends]
         row = [(values[0] - values[1]) / (2 * step)]
         best = best if rows else row[0]
@@ -112,10 +110,3 @@ def _derivative(probe: Probe, cloud: Data, direction: Tensor, name: str, extent:
             row.append(found)
         rows, step = row, step / 2
     return best.squeeze() if best.numel() == 1 else best
-
-
-def _shifted(cloud: Data, by: Tensor) -> Data:
-    """Return a copy of a cloud with shifted points."""
-    other = copy.copy(cloud)
-    other.pos = cloud.pos.detach().cpu().double() + by
-    return other

@@ -271,7 +271,7 @@ class Move:
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """Return moved clouds in float64. The attributes in ``kinds`` are transformed too."""
         if self.images is not None:
-            clouds = [_shifted(cloud, image) for cloud, image in zip(clouds, self.images, strict=True)]
+            clouds = [shifted(cloud, image) for cloud, image in zip(clouds, self.images, strict=True)]
         changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
         for cloud, order in zip(changed, self.orders or (), strict=False):
             indices = list(point_indices(cloud))  # found before any attribute changes
@@ -320,8 +320,7 @@ def motion(check: str, element: Element, clouds: Sequence[Data], promised: bool,
         return Move(check, element.label, promised, element.linear, element.translation.expand(len(clouds), -1))
     shifts = []
     for cloud in clouds:
-        pos = cloud.pos.detach().cpu().double()[:, :dim]
-        extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
+        extent = center_and_extent(cloud, dim)[1] or 1.0
         shifts.append(extent * torch.randn(dim, generator=generator, dtype=torch.float64))
     return Move(check, element.label, promised, element.linear, torch.stack(shifts))
 
@@ -362,12 +361,19 @@ def other_images(
     return [Move("image", "", promised, still, zero, images=tuple(images), excepted=excepted)]
 
 
-def _shifted(cloud: Data, shifts: Tensor) -> Data:
-    """Return a cloud in float64 with its points shifted by ``[points, dim]``."""
+def shifted(cloud: Data, shifts: Tensor) -> Data:
+    """Return a cloud in float64 with its points shifted by ``[points, dim]``, or all of them by ``[dim]``."""
     other = copy.copy(cloud)
     other.pos = cloud.pos.detach().cpu().double()
-    other.pos = other.pos + torch.nn.functional.pad(shifts, (0, other.pos.shape[1] - shifts.shape[1]))
+    other.pos = other.pos + torch.nn.functional.pad(shifts, (0, other.pos.shape[1] - shifts.shape[-1]))
     return other
+
+
+def center_and_extent(cloud: Data, dim: int) -> tuple[Tensor, float]:
+    """Return the mean of the positions, float64 ``[dim]``, and the largest distance from there."""
+    pos = cloud.pos.detach().cpu().double()[:, :dim]
+    center = pos.mean(dim=0)
+    return center, float((pos - center).norm(dim=1).max())
 
 
 def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None:
@@ -417,8 +423,8 @@ def degenerate(cloud: Data, dim: int, *, centered: bool) -> dict[str, Data]:
     if not centered:
         return found
     # Further components, if there are any, are directions.
-    center = pos[:, :dim].mean(dim=0)
-    extent = float((pos[:, :dim] - center).norm(dim=1).max()) or 1.0
+    center, extent = center_and_extent(cloud, dim)
+    extent = extent or 1.0
     along = torch.linspace(1, 2, dim, dtype=torch.float64)
     steps = torch.linspace(-extent, extent, len(pos), dtype=torch.float64)[:, None]
     shapes = {"points on a line": center + steps * along / along.norm()}

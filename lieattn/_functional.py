@@ -59,18 +59,18 @@ def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
     return found
 
 
-def check_not_batched(argument: str, x: Tensor) -> None:
+def check_not_batched(pos: Tensor) -> None:
     """Raise RuntimeError if ``torch.func.vmap`` maps over positions."""
-    if is_mapped(x):
+    if is_mapped(pos):
         reason = "torch.func.vmap cannot map over positions, since the numbers of their neighbors differ"
         advice = "use one Batch of clouds, or map over features or weights with geometry = network.geometry(data)"
-        raise RuntimeError(f"{argument}: {reason}; {advice}")
+        raise RuntimeError(f"pos: {reason}; {advice}")
 
 
 def _unwrapped(x: Any) -> Any:
     """Return the tensor that a transform has wrapped, or any other argument unchanged."""
     if isinstance(x, Tensor):
-        check_not_batched("pos", x)
+        check_not_batched(x)
     while isinstance(x, Tensor) and _functorch.is_functorch_wrapped_tensor(x):
         x = _functorch.get_unwrapped(x)
     return x

@@ -39,15 +39,15 @@ class TurnedClouds(Dataset[Data]):
         return turned(cloud, random_rotation(cloud.pos.shape[1], self.axis), self.vectors, self.tensors)
 
 
-def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generator | None = None) -> Tensor:
+def random_rotation(dim: int, axis: str | bool = True) -> Tensor:
     """Draw a Haar-distributed rotation ``[dim, dim]`` in float64, or a rotation about an axis in 3 dimensions."""
     if not isinstance(axis, str):
-        return SO(dim).sample(generator=generator, dtype=torch.float64)
+        return SO(dim).sample(dtype=torch.float64)
     if dim != 3:
         raise UsageError(f"data: expected clouds in 3 dimensions to rotate about an axis, got {dim}")
     others = [index for index, name in enumerate("xyz") if name != axis]
     matrix = torch.eye(3, dtype=torch.float64)
-    matrix[np.ix_(others, others)] = SO(2).sample(generator=generator, dtype=torch.float64)
+    matrix[np.ix_(others, others)] = SO(2).sample(dtype=torch.float64)
     return matrix
 
 

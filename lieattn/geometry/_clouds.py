@@ -38,7 +38,7 @@ def as_coordinates(pos: Tensor) -> Tensor:
         )
     check_tensor("pos", pos, "a floating tensor [points, dim]")
     check_has_numbers("pos", pos)
-    check_not_batched("pos", pos)
+    check_not_batched(pos)
     if pos.dim() != 2 or pos.shape[1] == 0:
         raise ValueError(f"pos: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")
     pos = pos.detach().to(torch.float64)
@@ -417,33 +417,33 @@ def lattices(
     return cell, pbc
 
 
-def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:
+def collate_clouds(graphs: Sequence[PointClouds], alike: Sequence[str]) -> PointClouds:
     """Return the disjoint union of clouds, in their order.
 
     ValueError is raised if there are no clouds, or if they differ in the attributes ``alike``, in dtype, in device, or
     in the presence of a raster or a cell.
     """
-    if not parts:
-        raise ValueError(f"{argument}: expected at least one graph to collate, got none")
+    if not graphs:
+        raise ValueError("graphs: expected at least one graph to collate, got none")
     described = [
         {name: attrgetter(name)(part) for name in alike}
         | {"dtype": part.pos.dtype, "device": part.device}
         | {name: "absent" if getattr(part, name) is None else "given" for name in ("grid", "cell")}
-        for part in parts
+        for part in graphs
     ]
     for number, one in enumerate(described):
         for what, mine in described[0].items():
             if mine != one[what]:
-                raise ValueError(f"{argument}: graph {number} has another {what} than graph 0: {one[what]} and {mine}")
-    shifts = itertools.accumulate((part.num_clouds for part in parts), initial=0)
-    given: Any = [name for name in ("grid", "cell", "pbc") if getattr(parts[0], name) is not None]
-    sizes = {part.each for part in parts}
+                raise ValueError(f"graphs: graph {number} has another {what} than graph 0: {one[what]} and {mine}")
+    shifts = itertools.accumulate((part.num_clouds for part in graphs), initial=0)
+    given: Any = [name for name in ("grid", "cell", "pbc") if getattr(graphs[0], name) is not None]
+    sizes = {part.each for part in graphs}
     return PointClouds(
-        pos=torch.cat([part.pos for part in parts]),
-        batch=torch.cat([part.batch + shift for part, shift in zip(parts, shifts, strict=False)]),
-        num_clouds=sum(part.num_clouds for part in parts),
+        pos=torch.cat([part.pos for part in graphs]),
+        batch=torch.cat([part.batch + shift for part, shift in zip(graphs, shifts, strict=False)]),
+        num_clouds=sum(part.num_clouds for part in graphs),
         each=sizes.pop() if len(sizes) == 1 else None,
-        **{name: torch.cat([getattr(part, name) for part in parts]) for name in given},
+        **{name: torch.cat([getattr(part, name) for part in graphs]) for name in given},
     )
 
 

@@ -233,7 +233,7 @@ class LiftedGraph(PointClouds):
         """
         check_arguments(LiftedGraph.collate, locals())
         alike = "group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff"
-        clouds = collate_clouds("graphs", graphs, alike)
+        clouds = collate_clouds(graphs, alike)
         parts = [graph.relative for graph in graphs]
         measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
         graph = LiftedGraph.over(

@@ -40,6 +40,7 @@ from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth
 
 __all__ = ["DistanceTransformer", "PointOptions", "RadialOptions", "SE3Transformer", "TensorFieldNetwork"]
 
+_EPS = 1e-6  # of normalizations
 _TINY = 1e-6  # times the cutoff: closer points count as coincident, without a direction
 
 
@@ -383,10 +384,10 @@ class _DistanceBlock(nn.Module):
 class _IrrepsNorm(nn.Module):
     """Divide each type of irreps by its root mean square over copies and components; scalars are centered first."""
 
-    def __init__(self, irreps: Any, eps: float = 1e-6) -> None:
+    def __init__(self, irreps: Any) -> None:
         super().__init__()
         # Stored as plain numbers, because torch.compile cannot guard irreps.
-        self.types, self.eps = [(count, kind.dim, kind.is_scalar()) for count, kind in irreps], eps
+        self.types = [(count, kind.dim, kind.is_scalar()) for count, kind in irreps]
         self.weight = nn.Parameter(torch.ones(irreps.num_irreps))
         self.bias = nn.Parameter(torch.zeros(sum(count for count, kind in irreps if kind.is_scalar())))
 
@@ -397,7 +398,7 @@ class _IrrepsNorm(nn.Module):
             part = flat.unflatten(1, (count, dim))
             if scalar:
                 part = part - part.mean(dim=1, keepdim=True)
-            scale = torch.rsqrt(part.square().mean(dim=(1, 2), keepdim=True) + self.eps)
+            scale = torch.rsqrt(part.square().mean(dim=(1, 2), keepdim=True) + _EPS)
             part = part * scale * weight[:, None]
             if scalar:
                 part = part + self.bias[:, None]

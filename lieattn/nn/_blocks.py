@@ -132,7 +132,6 @@ class LieBlock(nn.Module):
         kind = norm.split("_")[0]
         self.norm_attention, self.norm_mlp = (norm_layer(kind, channels, eps) for _ in range(2))
         self.linear1, self.linear2 = nn.Linear(channels, channels), nn.Linear(channels, channels)
-        activation_named("activation", activation)
         self.activation: Activation = activation
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:

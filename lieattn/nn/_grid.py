@@ -79,7 +79,7 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
         ``[batch, channels, (order,) *sides]``. Sides are exchanged if h exchanges the axes.
     """
     check_arguments(act_on_grid, locals())
-    check_lattice_group("group", group)
+    check_lattice_group(group)
     dim = group.dim
     if not 0 <= h < group.order:
         raise ValueError(f"h: expected the index of one of the {group.order} elements of {group.name}, got {h}")
@@ -130,15 +130,15 @@ def grid_images(data: Any) -> Tensor:
     return raster.unflatten(x[order]).movedim(-1, 1)
 
 
-def check_lattice_group(argument: str, group: FiniteGroup) -> None:
+def check_lattice_group(group: FiniteGroup) -> None:
     """Raise an error unless a group maps the lattice of pixels or voxels, and its square windows, to themselves."""
-    check_group(argument, group)
+    check_group("group", group)
     entries = group.elements.round().abs()
     integer = bool((group.elements.abs() - entries).abs().max() < 1e-9)
     moves = integer and bool((entries.sum(dim=-1) == 1).all())
     if group.dim not in CONVOLUTIONS or not moves:
         raise ValueError(
-            f"{argument}: expected a group of the plane or space that permutes and reverses coordinate axes, such as "
+            "group: expected a group of the plane or space that permutes and reverses coordinate axes, such as "
             f"cyclic(4), dihedral(4) or octahedral(), got {group.name}; for other groups use the layers on point clouds"
         )
 
@@ -158,7 +158,7 @@ def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
 
     The result is ``[order, size^dim]`` int64. Cells are in raster order, and the group acts about the center.
     """
-    check_lattice_group("group", group)
+    check_lattice_group(group)
     check_count("size", size)
     steps = 2 * torch.arange(size) - (size - 1)
     place = torch.stack(torch.meshgrid(*[steps] * group.dim, indexing="ij"), dim=-1).flatten(0, -2)

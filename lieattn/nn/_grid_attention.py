@@ -65,7 +65,7 @@ class ResponseAttention(KeptTables):
         init_scale: float,
     ) -> None:
         super().__init__()
-        _check_odd("spatial_size", size)
+        _check_odd(size)
         group, in_channels, out_channels = layer.group, layer.in_channels, layer.out_channels
         self.order, self.lifting = group.order, layer.lifting
         fiber = () if layer.lifting else (group.order,)
@@ -322,8 +322,8 @@ class GridInputAttention(TiedWeights):
         check_arguments(GridInputAttention.__init__, locals())
         check_positive(init_scale=init_scale)
         super().__init__()
-        check_lattice_group("group", group)
-        _check_odd("spatial_size", spatial_size)
+        check_lattice_group(group)
+        _check_odd(spatial_size)
         check_counts(channels=channels, spatial_dilation=spatial_dilation)
         self.group, self.channels, self.lifting = group, channels, lifting
         if hidden is None:
@@ -392,7 +392,7 @@ class GridPoseAttention(TiedWeights):
         check_arguments(GridPoseAttention.__init__, locals())
         check_positive(init_scale=init_scale)
         super().__init__()
-        check_lattice_group("group", group)
+        check_lattice_group(group)
         check_count("channels", channels)
         self.group, self.channels, self.lifting = group, channels, lifting
         self.measure = checked_measure(measure, group, lifting=lifting)
@@ -427,10 +427,9 @@ def _uniform(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
-def _check_odd(argument: str, size: int) -> None:
+def _check_odd(spatial_size: int) -> None:
     """Raise ValueError for even sides of kernels, for which no border keeps the size of an image."""
-    check_count(argument, size)
-    if size % 2 == 0:
-        raise ValueError(
-            f"{argument}: expected an odd number, so that a border can keep the size of images, got {size}"
-        )
+    check_count("spatial_size", spatial_size)
+    if spatial_size % 2 == 0:
+        expected = "expected an odd number, so that a border can keep the size of images"
+        raise ValueError(f"spatial_size: {expected}, got {spatial_size}")

@@ -26,6 +26,7 @@ INK, GRAY, FAINT = "#222222", "#777777", "#dddddd"
 # Okabe and Ito's colors, which color-blind readers can also distinguish.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 ANIMATION_DPI, _ANIMATION_COLORS = 90, {"viridis": 80, "magma": 80, "RdBu_r": 55, "gray": 33}
+_DURATION = 450  # milliseconds of a picture of an animation
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 
 
@@ -93,7 +94,7 @@ def save_picture(figure: Figure, path: Path, others: tuple[str, ...] = ()) -> Pa
     return path
 
 
-def save_animation(figures: Iterable[Figure], path: Path, *, seconds: float = 0.45) -> Path:
+def save_animation(figures: Iterable[Figure], path: Path) -> Path:
     """Write figures of one size as a repeating GIF, and return the path. Missing folders are created."""
     from PIL import Image
 
@@ -105,7 +106,7 @@ def save_animation(figures: Iterable[Figure], path: Path, *, seconds: float = 0.
         pixels = np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
         pictures.append(Image.fromarray(pixels).convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE))
     with replacing(path) as part:
-        options: dict[str, Any] = {"duration": round(1000 * seconds), "loop": 0, "optimize": True}
+        options: dict[str, Any] = {"duration": _DURATION, "loop": 0, "optimize": True}
         pictures[0].save(part, "GIF", save_all=True, append_images=pictures[1:], **options)
     return path
 

@@ -49,7 +49,6 @@ class PerHeadMLP(RelativeFunction):
         check_arguments(PerHeadMLP.__init__, locals())
         super().__init__()
         check_counts(heads=heads, in_channels=in_channels, hidden=hidden)
-        activation_named("activation", activation)
         self.activation: Activation = activation
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for fan_in, fan_out in pairwise((in_channels, hidden, hidden, 1)):

@@ -1,0 +1,13 @@
+"""Tests of the library. Settings that must come before all imports."""
+
+import os
+import sys
+from pathlib import Path
+
+# Tests start many processes. If the environment forbids files of bytecode beside the sources, which are then compiled
+# in every process (5 seconds for Lightning and its packages), they are kept in a folder of their own.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).resolve().parents[1] / "build" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

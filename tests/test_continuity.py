@@ -271,8 +271,9 @@ def test_weights_decide_what_was_left_open(tmp_path):
     assert sharp.tied_to()["neighborhood"].endswith("smooth=False)")
     for network, wanted in ((sharp, False), (smooth.model, True)):
         lieattn.save(network, tmp_path / "network")
-        for again in (made(), lieattn.load(tmp_path / "network")):
-            again.load_state_dict(network.state_dict())
+        filled = made()
+        filled.load_state_dict(network.state_dict())
+        for again in (filled, lieattn.load(tmp_path / "network")):
             assert again.neighborhood == Radius(RADIUS, smooth=wanted)
             cloud = Batch.from_data_list([crossing(3, 5, -0.1)])
             assert torch.equal(again(cloud), network(cloud))

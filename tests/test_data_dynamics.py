@@ -80,6 +80,7 @@ class TestCharges:
             ({"step": 0.0}, "step, softening: expected positive numbers"),
             ({"times": [0.0005]}, "multiples of the step"),
             ({"times": [1.0, 0.5]}, "times: expected increasing"),
+            ({"times": [0.5, 0.5]}, "times: expected increasing"),
             ({"times": []}, "times: expected increasing"),
         ],
     )
@@ -142,6 +143,8 @@ class TestNBody:
         np.testing.assert_array_equal(data.y[:, 1, 3:], content["traj_vel"][1, 1])
         np.testing.assert_array_equal(data.pos, data.y[:, 0, :3])
         np.testing.assert_allclose(data.time, [[0, 0.1, 0.2]])
+        data.pos.zero_()  # the tensors do not share memory
+        np.testing.assert_array_equal(data.y[:, 0, :3], content["traj_pos"][1, 0])
 
     def test_damaged_files_are_named(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"needs the file nbody_charged5\.npz"):
@@ -210,6 +213,10 @@ class TestNBody:
         with pytest.raises(ValueError, match="pos: expected finite"):
             ld.ChargedParticles(charge, path, path, [0, 1], start=0, end=1)
         path = np.stack([pos, pos], axis=1)
+        faster = np.stack([vel, 2 * vel, 0 * vel], axis=1)
+        later = ld.ChargedParticles(charge, np.stack([pos] * 3, axis=1), faster, [0, 1, 3], start=1, end=2)
+        np.testing.assert_allclose(later.energy, ld.charge_energy(charge, pos, 2 * vel))  # at the start
+        assert later[0].time.tolist() == [2]
         with pytest.raises(ValueError, match="charge: expected finite"):
             ld.ChargedParticles(np.full_like(charge, np.nan, dtype=float), path, path, [0, 1], start=0, end=1)
         with pytest.raises(ValueError, match="times: expected finite"):
@@ -486,6 +493,7 @@ class TestMotions:
         [
             (lambda: ld.TransformFields(np.ones((2, 3))), "square"),
             (lambda: ld.TransformFields(2 * np.eye(3)), "orthogonal"),
+            (lambda: ld.TransformFields((1 + 1e-5) * np.eye(3)), "orthogonal"),
             (lambda: ld.TransformFields(np.eye(3), shift=[1.0, 2.0]), "3 finite numbers"),
             (lambda: ld.TransformFields(np.eye(3))(Data(pos=torch.zeros(2, 2))), r"data.pos: expected \[..., 3\]"),
             (lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.zeros(2, 4))), r"data.pos: expected \[..., 2\]"),

@@ -118,9 +118,16 @@ class TestMolecules:
         assert data.charge.dtype == torch.int64
 
     def test_items_own_their_memory(self):
-        molecules, (_, pos, *_) = self.build()
-        molecules[0].pos.zero_()
-        assert molecules[0].pos.abs().sum() > 0
+        z, pos, offsets = geometry()
+        of_molecule = {"energy": RANDOM.normal(size=len(SIZES)).astype(np.float32)}
+        of_atom = {"type": z.astype(np.int64), "bound": z > 1}
+        given = (z.astype(np.int64), pos, offsets, np.ones((len(SIZES), 1), dtype=np.float32), ["a"], ["eV"])
+        molecules = ld.Molecules(*given, of_molecule=of_molecule, of_atom=of_atom)
+        before = {name: value.clone() for name, value in molecules[0].to_dict().items()}
+        for value in molecules[0].to_dict().values():
+            value.zero_()
+        assert all(torch.equal(value, before[name]) for name, value in molecules[0].to_dict().items())
+        assert set(before) == {"z", "pos", "y", "energy", "type", "bound"}
         assert np.abs(pos[0]).sum() > 0
 
     def test_statistics_are_those_of_the_view(self):
@@ -133,6 +140,9 @@ class TestMolecules:
         scaled = torch.cat([data.y for data in view.with_transform(standardize)])
         torch.testing.assert_close(scaled.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
         torch.testing.assert_close(standardize.restore(scaled), view.targets.float())
+        data = view[0]
+        assert torch.equal(standardize(data).y, scaled[:1])
+        assert torch.equal(data.y, view[0].y)  # it stays as it was
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -143,11 +153,20 @@ class TestMolecules:
             ({"pos": [[0, 0, 0], [0, 0, np.nan]]}, "pos: expected finite"),
             ({"offsets": [0, 3]}, "rise from 0 to the number of atoms, 2"),
             ({"offsets": [0, 2, 1, 2]}, "rise from 0"),
+            ({"offsets": [1, 2]}, "rise from 0"),
             ({"y": [[1.0, 2.0]]}, r"y: expected \[1, 1\]"),
             ({"y": [[np.inf]]}, "y: expected finite"),
             ({"y": [[np.nan]]}, "y: expected finite .* belong to of_molecule, with masks"),
             ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\]: expected 2 rows"),
             ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, r"of_molecule\['dipole'\]: expected finite"),
+            (
+                {"of_molecule": {"dipole": [np.nan], "dipole_mask": [True]}},
+                r"known rows of of_molecule\['dipole'\]: expected finite",
+            ),
+            (
+                {"of_molecule": {"dipole": [np.nan], "dipole_mask": [0]}},  # masks are boolean
+                r"^of_molecule\['dipole'\]: expected finite",
+            ),
             ({"of_molecule": {"dipole": [1.85, 0.2]}}, r"of_molecule\['dipole'\]: expected 1 rows, got \[2\]"),
             ({"of_molecule": {"dipole": 1.85}}, r"of_molecule\['dipole'\]: expected 1 rows, got \[\]"),
             ({"of_atom": {"force": [[0.0, 1.0], [0.0]]}}, r"of_atom\['force'\]: expected an array of real numbers"),
@@ -176,7 +195,9 @@ class TestMolecules:
 class TestFeatures:
     def test_every_entry(self):
         z = torch.tensor([1, 6, 7, 8, 9])
-        x = ld.MoleculeFeatures()(Data(z=z)).x
+        data = Data(z=z)
+        x = ld.MoleculeFeatures()(data).x
+        assert "x" not in data
         assert x.shape == (5, 15)
         for atom in range(5):
             for species in range(5):
@@ -221,6 +242,7 @@ class TestUnits:
         assert Units("meV").convert("kcal/mol")[0] == pytest.approx(43.36410, abs=1e-5)
         assert Units("Ha").convert("kcal/mol")[0] == pytest.approx(1 / 627.5095, rel=1e-6)
         assert Units(dipole="e bohr").convert("D")[0] == pytest.approx(1 / 2.541746, rel=1e-6)
+        assert Units(dipole="e angstrom").convert("D")[0] == pytest.approx(0.2081943, rel=1e-6)
         assert Units(length="angstrom").convert("bohr", 3) == (pytest.approx(0.14818471, rel=1e-6), "angstrom^3")
         assert Units().convert("GHz") == (1.0, "GHz")
 
@@ -428,6 +450,8 @@ class TestQM9:
                 assert torch.equal(data.pos, source.pos)
                 assert torch.equal(data.y, source.y)
         assert [data.gdb_number.item() for data in ours] == [1, 2, 4, 5]
+        train = ld.QM9(tmp_path / "ours", "train", verify=False)
+        assert [data.gdb_number.item() for data in train] == [4, 5, 2]  # in the order of the permutation
         homo = ld.QM9(tmp_path / "ours", "all", verify=False, targets="homo", energy_unit="Ha")
         np.testing.assert_allclose(homo.targets[:, 0], table[[0, 1, 3, 4], 5], rtol=1e-6)
 
@@ -637,6 +661,12 @@ class TestRMD17:
         torch.testing.assert_close(fine[3].force, test[3].force * factor)
         assert fine.target_units == ("meV",)
         assert test.force_scale == pytest.approx(1.0, rel=0.3)
+        assert fine.force_scale == pytest.approx(test.force_scale * factor)
+        np.savez(
+            tmp_path / "rmd17_split01.npz", **content | {f"uracil_{key}": content[f"uracil_{key}"][:1] for key in "RFE"}
+        )
+        with pytest.raises(ValueError, match="holds 1 frame of uracil, expected frames for training and for testing"):
+            ld.RMD17Subset(tmp_path, "uracil", **options)
 
     def test_bad_arguments_and_files(self, tmp_path):
         frames = trajectory()
@@ -660,6 +690,9 @@ class TestRMD17:
             write_rmd17(tmp_path, frames, train, test)
             with pytest.raises(ValueError, match=message):
                 ld.RMD17(tmp_path, number=2, validation=0, verify=False)
+        write_rmd17(tmp_path, frames, [0, 1], [2, 3])
+        with pytest.raises(ValueError, match="split 2 has 2 frames for train, but the official one has 1000"):
+            ld.RMD17(tmp_path, number=2, validation=0)
         z, pos, energy, force = frames
         for change, message in (
             (

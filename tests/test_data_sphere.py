@@ -50,6 +50,8 @@ class TestDirections:
         assert (np.diff(chosen) > 0).all()
         assert 0 <= chosen[0] <= chosen[-1] < 221
         assert weights.sum() == pytest.approx(10.01)
+        if points == 1:
+            assert 101 <= chosen[0] < 161  # on the largest ring
         if points == 100:
             counts = np.histogram(chosen, bins=[0, 1, 41, 101, 161, 221])[0]
             np.testing.assert_allclose(counts, areas * 10, atol=1.0)
@@ -173,6 +175,8 @@ class TestSphericalMNIST:
         content = write_sphere(tmp_path)
         rotated = ld.SphericalMNIST(tmp_path, rotated=True, verify=False)
         assert rotated.labels.tolist() == [0, 1, 2]
+        rotated[1].y.fill_(7)  # items own their labels
+        assert rotated[1].y.tolist() == [1]
         torch.testing.assert_close(rotated[0].rotation, torch.from_numpy(content["rot_train"][:1]))
         parts = [ld.SphericalMNIST(tmp_path, split, validation=2, verify=False) for split in ("train", "valid")]
         assert sorted(torch.cat([part.labels for part in parts]).tolist()) == [0, 1, 2, 3, 4]
@@ -293,6 +297,8 @@ class TestWind:
         assert [data.month.item() for data in part] == [6, 6, 6, 12, 12, 12]
         masks = set()
         for data in part:
+            above = {6: 1.0, 12: -1.0}[data.month.item()]  # it is in the north in June
+            torch.testing.assert_close(data.sun, torch.tensor([[0, 0, above]]).expand(40, 3))
             assert data.x.sum() == 12
             assert torch.equal(data.x[:, 0] == 0, data.mask)
             assert torch.equal(data.wind[~data.mask], data.y[~data.mask])

@@ -258,7 +258,7 @@ def _apportion(areas: NDArray[np.float64], most: NDArray[np.int64], points: int)
         open_areas = np.where(kept < most, areas, 0.0)
         share = left * open_areas / open_areas.sum()
         added = np.minimum(np.floor(share).astype(np.int64), most - kept)
-        if not added.any():  # all shares are below one: the largest remainders come first
+        if not added.any():  # all shares are below one: the largest come first
             added[np.argsort(-share, kind="stable")[:left]] = 1
         kept += added
     return kept

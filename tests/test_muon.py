@@ -208,6 +208,14 @@ def test_numbers_out_of_range_are_named(wrong, message):
     assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("wrong", [{"lr": "fast"}, {"betas": 0.9}], ids=str)
+def test_values_of_other_types_are_named(wrong):
+    (name,) = wrong
+    optimizer = Muon([nn.Parameter(torch.zeros(2))])
+    with pytest.raises(TypeError, match=f"{name}: expected"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], **wrong})
+
+
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(10, 8, sparse=True)
     table(torch.tensor([1])).sum().backward()

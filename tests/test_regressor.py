@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
@@ -19,6 +20,7 @@ from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
+from lieattn.train._targets import find_unused_weights
 from lieattn.train._weights import WeightedMean, WeightedMeans, target_weights, weighted_sums
 
 
@@ -164,6 +166,7 @@ def test_statistics_travel_with_the_weights():
     other.load_state_dict(module.state_dict())
     torch.testing.assert_close(other(batch())["y"], module(batch())["y"])
     assert other.measured
+    other.on_fit_start()  # nothing is measured again, which would need a trainer with data
 
 
 def logged(module, data, stage="test"):
@@ -363,6 +366,9 @@ def test_means_of_small_weights_and_of_nothing():
     mean.reset()
     mean.update(torch.tensor([1.0, 3.0]), torch.tensor([0.1, 0.1]))
     assert float(mean.compute()) == pytest.approx(2.0)
+    loss = WeightedMeans([2.0, 5.0])
+    loss.update(torch.tensor([0.4, 0.0]), torch.tensor([0.2, 0.0]))
+    assert float(loss.compute()) == pytest.approx(4.0)
 
 
 def test_masks_of_components_go_with_weights_of_points():
@@ -732,6 +738,8 @@ def test_data_in_single_precision_for_weights_in_double_precision(monkeypatch):
     task = PointSetRegressor(Bond().double(), "y")
     monkeypatch.setattr(task, "log", lambda *_, **__: None)
     assert task.double().evaluate(batch(), "val").dtype == torch.float64
+    assert task.cast(data := batch()).pos.dtype == torch.float64
+    assert data.pos.dtype == torch.float32
 
 
 def test_positions_beside_vectors_keep_their_unit():
@@ -838,6 +846,32 @@ def test_targets_far_from_0_without_a_shift_are_named(recwarn, offset, options, 
     assert len(told) == warned
     if warned:
         assert "data.temperature: its mean over the training set is 301 with deviations of 0.816" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "targets", "looked"),
+    [
+        (("energy", "force"), ["energy", "force"], False),
+        (("energy", "force"), ["energy"], False),  # the force has the same weights
+        (("energy", "force", "dipole"), ["force"], True),
+        (("gap", "dipole"), ["gap"], True),
+    ],
+    ids=str,
+)
+def test_weights_without_gradients_are_looked_for_if_there_are_outputs_without_a_target(kinds, targets, looked):
+    network = nn.Identity()
+    network.kind = dict.fromkeys(kinds, "invariant")
+    for options, wanted in (({}, looked), ({"find_unused_parameters": False}, False)):
+        strategy = DDPStrategy(**options)
+        find_unused_weights(strategy, network, targets)
+        assert strategy._ddp_kwargs.get("find_unused_parameters", False) == wanted
+
+
+def test_targets_that_do_not_vary_need_no_shift(recwarn):
+    items = [Data(pos=torch.zeros(1, 3), temperature=torch.tensor([300.0])) for _ in range(6)]
+    network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1)
+    PointSetRegressor(network, "temperature").measure(items)
+    assert not [warning for warning in recwarn if "shift" in str(warning.message)]
 
 
 def test_vectors_far_from_0_need_no_shift(recwarn):

@@ -64,6 +64,7 @@ def test_loss_accuracy_and_iou_are_those_of_all_points(labels, monkeypatch):
     told, loss = evaluated(task, batch, monkeypatch)
     each = task.predict_step(batch, 0)
     if labels == 2:
+        assert torch.equal(logits, torch.stack(task.network(batch).split(3, dim=1), dim=1))
         assert list(each) == ["label_0", "label_1"]
         assert all(torch.equal(found, logits[:, number]) for number, found in enumerate(each.values()))
     flat, y = logits.reshape(-1, 3), batch.y.flatten()

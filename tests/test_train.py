@@ -253,6 +253,7 @@ def test_warmup_then_cosine():
     assert rates[10] == pytest.approx(1.0)
     assert rates[25] == pytest.approx(0.55)
     assert rates[40] == pytest.approx(0.1)
+    assert schedule.factor(50, 40, 5) == pytest.approx(0.1)  # it stays there
     assert Constant().factor(7, float("inf"), 5) == 1.0
 
 
@@ -331,8 +332,20 @@ def test_plateau_follows_the_validation(tmp_path):
     options = {"check_val_every_n_epoch": 2, "limit_train_batches": 1}
     fit(tmp_path, schedule=Plateau(patience=0, gamma=0.5), more=[rates], max_epochs=7, rate=1e-6, **options)
     assert [rate / 1e-6 for rate in rates.rates] == [1.0] * 4 + [0.5] * 2 + [0.25]
+    rates = Rates()
+    schedule = Plateau(patience=0, gamma=0.5)
+    fit(tmp_path, schedule=schedule, more=[rates], max_epochs=3, rate=1e-6, accumulate_grad_batches=2)
+    assert [rate / 1e-6 for rate in rates.rates] == [1.0] * 2 * steps + [0.5] * steps
     with pytest.raises(ValueError, match=r"schedule: a plateau needs a validation set, data\.val"):
         fit(tmp_path, schedule=schedule, limit_val_batches=0)
+
+
+def test_the_last_batches_of_an_epoch_are_a_step_of_their_own(tmp_path):
+    rates, steps = Rates(), -(-ITEMS // BATCH)
+    assert steps % 2 == 1
+    schedule = MultiStep([1], 0.5)
+    fit(tmp_path, schedule=schedule, more=[rates], max_epochs=2, rate=1e-6, accumulate_grad_batches=2)
+    assert [rate / 1e-6 for rate in rates.rates] == [1.0] * steps + [0.5] * steps
 
 
 def test_named_parameters_have_no_weight_decay():
@@ -357,6 +370,7 @@ def test_named_parameters_have_no_weight_decay():
         (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "longer, finite training than inf steps"),
         (lambda: WarmupCosine(4).factor(20, 20, 5), "longer, finite training than 20 steps"),
         (lambda: MultiStep([3, 3]), r"milestones: expected increasing numbers above 0, got \[3, 3\]"),
+        (lambda: MultiStep([0, 3]), r"milestones: expected increasing numbers above 0, got \[0, 3\]"),
         (lambda: MultiStep([3], gamma=2), r"gamma: expected a factor in \(0, 1\], got 2"),
         (lambda: MultiStep([3], warmup_per="batch"), "warmup_per: expected one of"),
         (lambda: Plateau(patience=-1), "patience: expected an integer of at least 0, got -1"),
@@ -934,9 +948,13 @@ def test_shapes_of_logits_and_labels_are_checked():
     batch.y[1] = 2
     with pytest.raises(ValueError, match=r"data: expected labels y in 0 \.\. 1, got 0 \.\. 2"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
-    batch.y = batch.y.float()
-    with pytest.raises(ValueError, match=r"data: expected labels y of an integer dtype, got torch\.float32"):
+    batch.y[1] = -100  # which cross entropy of torch ignores
+    with pytest.raises(ValueError, match=r"data: expected labels y in 0 \.\. 1, got -100 \.\. 0"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
+    for dtype in (torch.float32, torch.complex64):
+        batch.y = batch.y.to(dtype)
+        with pytest.raises(ValueError, match=f"data: expected labels y of an integer dtype, got {dtype}"):
+            PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
     del batch.y
     with pytest.raises(ValueError, match=r"expected one label y per cloud, \[2\], got none"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)

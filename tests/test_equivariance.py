@@ -1,5 +1,6 @@
 """Every layer of one table on every lifted cloud of another, with all parameters randomized."""
 
+import copy
 import math
 from functools import cache
 
@@ -271,6 +272,51 @@ def test_two_clouds_equal_each_alone(name, case):
         alone = call(name, layer, x[mine if len(x) == len(pos) else nodes], own)
         together = out[nodes] if len(out) == graph.num_points else out[cloud : cloud + 1]
         torch.testing.assert_close(alone, together, rtol=1e-11, atol=1e-11)
+
+
+def dropouts(layer):
+    """Return the parts of a layer that drop values or weights."""
+    return [part for part in layer.modules() if isinstance(part, GroupAttention | torch.nn.Dropout)]
+
+
+def drop(part, share):
+    setattr(part, "p" if isinstance(part, torch.nn.Dropout) else "dropout", share)
+
+
+@pytest.mark.parametrize("name", ["lifting", "query sum", "lie, sum", "affine", "pre-norm block", "framewise block"])
+def test_dropout_is_for_training_alone(name):
+    layer, x, _, _, graph = prepared(name, LIFTED["D3"], torch.float64)
+    expected = call(name, layer, x, graph)
+    assert torch.equal(call(name, layer.train(), x, graph), expected)
+    for part in dropouts(layer):
+        drop(part, 0.5)
+        assert torch.equal(call(name, layer.eval(), x, graph), expected)
+        drawn = [call(name, layer.train(), x, graph) for _ in range(2)]
+        assert all(relative_error(one, other) > 1e-3 for one, other in zip(drawn, (*drawn[1:], expected), strict=True))
+        drop(part, 0.0)
+
+
+def test_both_branches_of_a_framewise_block_drop_values():
+    graph = LIFTED["D3"].lift(*LIFTED["D3"].draw(torch.Generator().manual_seed(0), torch.float64))
+    block = FramewiseBlock(LIFTED["D3"].group, 4, dropout=0.5).double()
+    assert block.attention.dropout == 0.5
+    block.attention.dropout = 0.0
+    x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
+    for name in ("attention.output", "linear2"):
+        silent = copy.deepcopy(block)
+        for parameter in silent.get_submodule(name).parameters():
+            torch.nn.init.zeros_(parameter)
+        assert relative_error(silent(x, graph), silent(x, graph)) > 1e-3
+
+
+def test_blocks_pass_their_options_on():
+    attention = GroupAttention(4, 6)
+    block = LieBlock(attention, 4, eps=0.5)
+    assert block.norm_attention.eps == block.norm_mlp.eps == 0.5
+    for convolution, widths in (({}, (2, 3)), ({"attention": attention}, (4, 6))):
+        bottleneck = LieBottleneck(8, 12, 6, activation="relu", **convolution)
+        assert (bottleneck.down.out_features, bottleneck.up.in_features) == widths
+        assert bottleneck.convolution.kernel.activation == "relu"
 
 
 @pytest.mark.parametrize(("name", "case"), FITTING)

@@ -145,6 +145,23 @@ def test_layers_in_half_precision(name, dtype):
                 call(name, layer, x, graph)
 
 
+OF_GEOMETRY = (
+    *("lifting", "lifting, mlp values", "joint", "joint, mlp values", "framewise, rotary", "tied joint"),
+    *("lie, location", "affine", "lifting, affine", "affine, simple", "affine, stand-alone", "affine, full"),
+)
+
+
+@pytest.mark.parametrize("name", OF_GEOMETRY)
+def test_terms_of_layers_are_not_rounded_under_autocast(name):
+    layer, x, _, _, graph = prepared(name, LIFTED["D3"], F32)
+    x = x[:, None] if layer.lifting else x
+    expected = layer._terms(x, graph).tables()
+    with torch.autocast("cpu", BF16):
+        found = layer._terms(x, graph).tables()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[term], table) for term, table in expected.items())
+
+
 STEPS = 2.31 * torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])  # bfloat16 rounds them by 6e-3
 OF_GROUP = {
     "TableKernel": lambda: TableKernel(cyclic(8), 2, 3, STEPS),

@@ -24,6 +24,7 @@ from lieattn.groups import (
 )
 from lieattn.models import FramewiseOptions, FramewiseTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
+from lieattn.nn.relative import EdgeNetwork
 from lieattn.ops import RelativeTerms
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS, turns
@@ -344,3 +345,13 @@ def test_kernels_that_do_not_fit_are_named():
     ):
         with pytest.raises(ValueError, match=r"terms: expected a kernel \[edges, fiber, channels\] = \(16, 12, 6\)"):
             layer(*arguments)
+
+
+def test_terms_that_do_not_fit_are_named():
+    graph, fewer = (lift(torch.randn(points, 3), tetrahedral(), Radius(9.0)) for points in (4, 3))
+    of_other = lift(torch.randn(4, 3), octahedral(), Radius(9.0))
+    edges, messages, x = EdgeNetwork(3, 0, cutoff=9.0, hidden=3), FrameMessages(3, 6), torch.randn(4, 12, 6)
+    with pytest.raises(ValueError, match="terms: expected one row for each of 16 edges, got 9"):
+        messages(x, graph, edges(fewer))
+    with pytest.raises(ValueError, match=r"x: expected a field \[.*\] = \(4, 24, 6\), got \(4, 12, 6\)"):
+        messages(x, graph, edges(of_other))

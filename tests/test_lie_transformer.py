@@ -60,7 +60,7 @@ from lieattn.nn import (
     LieSelfAttention,
     PointBatchNorm,
 )
-from lieattn.nn.relative import CombinedScore, MLPEncoding, PerHeadMLP, RelativePositionScore
+from lieattn.nn.relative import CombinedScore, MLPEncoding, PerHeadMLP, RelativeFunction, RelativePositionScore
 from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
@@ -763,8 +763,16 @@ def test_convolution_is_the_sum_it_says():
     assert relative_error(layer(x, graph), total / 8 + layer.bias) < 1e-10
 
 
-def test_attentive_convolution_is_the_sum_it_says():
-    graph = graph_of(Euclidean(SE(3)), SampledFrames(2), neighborhood=Nearest(3))
+def test_convolution_of_points_without_neighbors_is_the_bias():
+    graph = lift(torch.zeros(1, 2), cyclic(2), Radius(1.0, include_self=False))
+    layer = randomize(LieConvolution(3, 4, graph.relative.num_coordinates))
+    assert torch.equal(layer(torch.randn(1, 2, 3), graph), layer.bias.expand(1, 2, 4))
+
+
+@pytest.mark.parametrize("neighborhood", [Nearest(3), Radius(2.0, smooth=True)])
+def test_attentive_convolution_is_the_sum_it_says(neighborhood):
+    """The weights of a softmax contain those of smooth neighborhoods."""
+    graph = graph_of(Euclidean(SE(3)), SampledFrames(2), neighborhood=neighborhood)
     layer = randomize(AttentiveConvolution(LieSelfAttention(8, 12, heads=2), 12, rank=3).double())
     attention = layer.attention
     x = torch.randn(8, 2, 8, dtype=DOUBLE)
@@ -818,9 +826,28 @@ def test_attentive_convolution_drops_weights_in_training():
     assert 0 < share.mean() < 2
 
 
-def test_attentive_convolution_refuses_encodings_of_values():
+class OfValues(RelativeFunction):
+    """An encoding of values with one term, ``beta`` or ``rotary``."""
+
+    def __init__(self, **terms):
+        super().__init__()
+        self.terms = terms
+
+    def forward(self, graph, x=None):
+        return RelativeTerms(**self.terms)
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        MLPEncoding(cyclic(4), 2, value_channels=2),
+        OfValues(beta=torch.zeros(1, 4, 1, 2, 2, dtype=DOUBLE)),
+        OfValues(rotary=torch.zeros(5, 4, 2, 1, 2, dtype=DOUBLE), rotary_values=True),
+    ],
+)
+def test_attentive_convolution_refuses_encodings_of_values(encoding):
     graph = lift(torch.randn(5, 2, dtype=DOUBLE), cyclic(4), Radius(2.0))
-    attention = GroupAttention(4, 4, heads=2, encoding=MLPEncoding(cyclic(4), 2, value_channels=2))
+    attention = GroupAttention(4, 4, heads=2, encoding=encoding)
     layer = AttentiveConvolution(attention, graph.relative.num_coordinates).double()
     with pytest.raises(ValueError, match="attention: expected an encoding of scores only"):
         layer(torch.randn(5, 4, 4, dtype=DOUBLE), graph)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
-from lieattn.groups import Sim, cyclic, cyclic_about, icosahedral, octahedral, tetrahedral
+from lieattn.groups import FiniteGroup, Sim, cyclic, cyclic_about, icosahedral, octahedral, tetrahedral
 from lieattn.nn import (
     FiberToIrreps,
     GroupLinear,
@@ -299,6 +299,9 @@ def test_fourier_transform_is_equivariant(group):
         torch.testing.assert_close(moved, group.translate(g, back), atol=1e-12, rtol=0)
 
 
+PYRAMID = FiniteGroup.generate([[[0, -1, 0], [1, 0, 0], [0, 0, 1]], [[1, 0, 0], [0, -1, 0], [0, 0, 1]]], "C4v")
+
+
 @pytest.mark.parametrize(
     ("group", "band"),
     [
@@ -307,6 +310,8 @@ def test_fourier_transform_is_equivariant(group):
         (icosahedral(), "1x0e+1x1o+1x2e+1x3o"),
         (GROUPS["Oh"], "1x0e+1x0o+1x1o+1x1e+1x2e+1x2o+1x3o+1x3e"),
         (cyclic_about(7), "1x0e+1x1o+1x2e+1x3o"),
+        # The functions of degree 1 and even parity are those of lower irreps.
+        (PYRAMID, "1x0e+1x0o+1x1o+1x2e"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -326,6 +331,7 @@ def test_low_degrees_survive_the_fiber(group, band):
     """Within this band the transform is orthogonal: features are recovered, and norms are preserved."""
     to_irreps, to_fiber = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 2, band)
     assert to_irreps.independent
+    assert not FiberToIrreps(group, 1).independent  # the band of all functions has more components than elements
     features = draw(5, to_irreps.irreps.dim)
     torch.testing.assert_close(to_irreps(to_fiber(features)), features, atol=1e-12, rtol=0)
     torch.testing.assert_close(to_fiber(features).norm(), features.norm())

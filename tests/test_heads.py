@@ -105,14 +105,20 @@ def test_fields_on_points(group):
             torch.testing.assert_close(moved, head.rep.act(group.elements[g], out), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("pool", ["mean", "max"])
+REDUCTIONS = {
+    "mean": lambda part: part.mean(dim=(0, 1)),
+    "max": lambda part: part.amax(dim=(0, 1)),
+    "sum": lambda part: part.mean(dim=1).sum(dim=0),
+}
+
+
+@pytest.mark.parametrize("pool", REDUCTIONS)
 def test_invariant_heads_by_their_definition(pool):
     """Pooled over frames and points first, by default, and three linear maps after them."""
     graph = lift(draw(5, 3), tetrahedral(), AllPairs(), batch=torch.tensor([0, 0, 1, 1, 1]))
     x = draw(5, 12, CHANNELS)
     head = randomize(InvariantHead(CHANNELS, 2, pool=pool, norm=True).double())
-    reduce = torch.amax if pool == "max" else torch.mean
-    y = torch.stack([reduce(part, dim=(0, 1)) for part in (x[:2], x[2:])])
+    y = torch.stack([REDUCTIONS[pool](part) for part in (x[:2], x[2:])])
     for norm, linear in zip(head.norms, head.linears, strict=True):
         y = linear(nn.functional.silu(nn.functional.layer_norm(y, [CHANNELS], norm.weight, norm.bias)))
     torch.testing.assert_close(head(x, graph), y)
@@ -165,7 +171,7 @@ SPATIAL = {name: group for name, group in GROUPS.items() if group.dim == 3 and g
 
 @pytest.mark.parametrize("group", SPATIAL.values(), ids=SPATIAL)
 def test_rotations(group):
-    """R rotates with the clouds and stays a rotation under reflections, in both precisions."""
+    """R rotates with the clouds and stays a rotation under reflections, in both precisions and for tiny vectors."""
     pos, batch = draw(9, 3), torch.tensor([0, 1] * 4 + [0])
     x = draw(9, group.order, CHANNELS, seed=1)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
@@ -181,19 +187,24 @@ def test_rotations(group):
             turn = group.elements[g] * group.elements[g].det()
             moved = call(group.translate(g, x), group.act(g, pos) + 1.0)
             torch.testing.assert_close(moved, turn @ still, atol=tolerance, rtol=0)
+        with torch.no_grad():
+            head.field.linear2.weight *= 1e-15
+        torch.testing.assert_close(call(x, pos), still, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_poses_of_symmetric_clouds_are_named(dtype):
+    """The octahedron determines no vector, and three points that a third of a turn permutes one direction."""
     group = octahedral()
     head = randomize(RotationHead(1).to(dtype))
-    pos = torch.cat([draw(4, 3), torch.eye(3), -torch.eye(3)]).to(dtype)
-    batch = torch.tensor([0] * 4 + [1] * 6)
+    triangle = torch.stack([torch.tensor([1.0, 0.5, 0.2]).roll(shift) for shift in range(3)])
+    pos = torch.cat([draw(4, 3), torch.eye(3), -torch.eye(3), triangle]).to(dtype)
+    batch = torch.tensor([0] * 4 + [1] * 6 + [2] * 3)
     graph = lift(pos, group, AllPairs(), batch=batch)
     x = ((graph.frame_positions() @ torch.tensor([[1.0], [0.5], [0.2]]).to(dtype)) ** 3).requires_grad_()
-    with pytest.warns(UserWarning, match=r"undetermined for 1 of 2 clouds \(the first has index 1\)"):
+    with pytest.warns(UserWarning, match=r"undetermined for 2 of 3 clouds \(the first has index 1\)"):
         found = head(x, graph)
-    torch.testing.assert_close(found @ found.mT, torch.eye(3).to(dtype).expand(2, 3, 3))
+    torch.testing.assert_close(found @ found.mT, torch.eye(3).to(dtype).expand(3, 3, 3))
     (slope,) = torch.autograd.grad(found[:, 0, 1].sum(), x)
     assert slope.isfinite().all()
 
@@ -221,6 +232,22 @@ def test_dipole_is_charge_times_position():
     x = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None, None]
     graph = lift(torch.tensor([[7.0, 0, 1], [5.0, 0, 1]], dtype=torch.float64), trivial(3), AllPairs())
     assert head(x, graph).tolist() == [[2, 0, 0]]
+
+
+def test_dipoles_of_ions_are_relative_to_the_means_of_their_clouds():
+    head, x = randomize(DipoleHead(CHANNELS)), draw(5, 12, CHANNELS).float()
+    pos, batch, total = draw(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1.0, -2.0])
+
+    def dipoles(pos):
+        return head(x, lift(pos, tetrahedral(), AllPairs(), batch=batch), total)
+
+    found = dipoles(pos)
+    for cloud in (0, 1):
+        own = batch == cloud
+        alone = head(x[own], lift(pos[own], tetrahedral(), AllPairs()), total[cloud : cloud + 1])
+        torch.testing.assert_close(found[cloud : cloud + 1], alone)
+    # Positions in double precision are not rounded before the mean is subtracted.
+    torch.testing.assert_close(dipoles(pos + 1e7), found)
 
 
 def test_heads_take_frames_of_every_point():
@@ -288,6 +315,8 @@ def test_errors_of_heads():
         VectorHead(CHANNELS, pool="mean").double()(draw(4, 24, CHANNELS), octahedral())
     with pytest.raises(ValueError, match="pool: expected one of"):
         VectorHead(CHANNELS, pool="max")
+    with pytest.raises(ValueError, match="norm: expected False, since readout 'point_first' has no normalization"):
+        InvariantHead(3, 1, readout="point_first", norm=True)
     with pytest.raises(ValueError, match="hidden: expected an integer"):
         VectorHead(3, hidden=0)
     with pytest.raises(TypeError, match="rep: expected a Representation"):

@@ -341,6 +341,14 @@ def test_layers_are_their_formula(full, pairwise, border, group):
         torch.testing.assert_close(layer(x, graph), wanted, rtol=1e-11, atol=1e-11)
 
 
+def test_a_scale_of_zero_weights_all_neighbors_alike():
+    group = SMALL_GROUPS["C4"]
+    layer, x = layer_of("affine", group, scale=0.0), field("affine", group, 12)
+    graph = lift(torch.randn(12, 2, dtype=torch.float64), group, Radius(1.6))
+    degree = graph.degree[graph.neighbors.target]
+    torch.testing.assert_close(layer.weights(x, graph), (1 / degree)[:, None, None].expand(-1, group.order, HEADS))
+
+
 def test_diagonal_matrices_are_factors():
     group, table = dihedral(4), RelativePositionTable.square(3, border="zero")
     layer, full = (layer_of("affine", group, table, full_psi=full) for full in (False, True))

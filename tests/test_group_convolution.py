@@ -206,11 +206,24 @@ def test_batches_without_momentum_weigh_the_same():
     torch.testing.assert_close(norm.running_var, expected.running_var)
 
 
+def test_a_momentum_of_zero_keeps_the_running_statistics():
+    norm = FieldBatchNorm(3, momentum=0.0)
+    norm(torch.randn(5, 4, 3))
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+    assert torch.equal(norm.running_var, torch.ones(3))
+
+
 def test_images_without_pixels_are_refused():
     layer = GridGroupConvolution(cyclic(4), 1, 2, 3, pad=2)
     with pytest.raises(ValueError, match="x: expected images with pixels, got 0 x 5 pixels"):
         layer(torch.randn(1, 1, 4, 0, 5))
     assert layer(torch.randn(0, 1, 4, 3, 5)).shape == (0, 2, 4, 5, 7)  # no images are fine
+
+
+@pytest.mark.parametrize("reduction", ["max", "mean"])
+def test_the_last_rows_and_columns_are_dropped(reduction):
+    x, pool = torch.randn(2, 3, 5, 7), GridSpatialPool(2, reduction, inexact="allow")
+    assert torch.equal(pool(x), pool(x[..., :4, :6]))
 
 
 @pytest.mark.parametrize("reduction", ["max", "mean"])

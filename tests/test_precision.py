@@ -7,10 +7,10 @@ import torch
 from torch_geometric.data import Data
 
 import lieattn
-from lieattn.geometry import AllPairs, lift
+from lieattn.geometry import AllPairs, lift, point_clouds
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import AffineSelfConvNet, AttentiveCNN, EnergyForces, FramewiseTransformer, Rescaled
-from lieattn.nn import GroupAttention
+from lieattn.nn import CloudNorm, GroupAttention, PointBatchNorm
 from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
 from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
@@ -143,6 +143,14 @@ def test_layers_in_half_precision(name, dtype):
         if not name.startswith("pool"):
             with pytest.raises(ValueError, match=rf"^x: expected torch\.float32 on cpu like the weights, got {dtype}"):
                 call(name, layer, x, graph)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_statistics_in_half_precision_are_those_in_single_precision(dtype):
+    x, clouds = (30 + torch.randn(50, 4, 6)).to(dtype), point_clouds(torch.zeros(50, 2), batch=torch.arange(50) % 3)
+    for norm, arguments in ((CloudNorm(6), (clouds,)), (PointBatchNorm(6), ())):
+        expected = norm(x.float(), *arguments).to(dtype)
+        assert torch.equal(copy.deepcopy(norm).to(dtype)(x, *arguments), expected)
 
 
 OF_GEOMETRY = (

@@ -130,6 +130,21 @@ def cut_targets(row_ptr: Tensor, number: int) -> Ranges:
     return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
 
 
+def cut_evenly(count: int, parts: int) -> Ranges:
+    """Divide a number of rows into ranges of about equal lengths."""
+    return list(itertools.pairwise(count * part // parts for part in range(parts + 1)))
+
+
+def cut_for_threads(count: int) -> Ranges:
+    """Divide a number of rows into a range for each thread of torch, or for each row if there are fewer."""
+    return cut_evenly(count, max(1, min(torch.get_num_threads(), count)))
+
+
+def vector(dtype: torch.dtype, lanes: int) -> tuple[Any, ...]:
+    """Return the argument of a kernel that determines the type and length of its vectors."""
+    return (NUMPY_TYPES[dtype](0),) * lanes
+
+
 def cut_with_windows(row_ptr: Tensor, source: Tensor, number: int) -> tuple[Ranges, Ranges]:
     """Return parts of the targets, and the range of source points of each part.
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels._calls import (
-    NUMPY_TYPES,
     PartGradients,
     Ranges,
     Workspace,
@@ -27,6 +26,7 @@ from lieattn.ops.kernels._calls import (
     new_empty,
     record,
     scratch_addresses,
+    vector,
 )
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attention._backward import backward
@@ -139,8 +139,7 @@ class _Layout:
         addresses = iter(scratch_addresses(scratch, memory, self.lanes))
         kind = 0 if self.index is None else self.index.data_ptr()
         lists = record({"row_ptr": self.row_ptr.data_ptr(), "source": self.source.data_ptr(), "kind": kind})
-        # The type of this tuple defines the type and number of lanes.
-        vector = (NUMPY_TYPES[dtype](0),) * self.lanes
+        lanes = vector(dtype, self.lanes)
         together = seeded_heads(dtype)
         calls: list[tuple[Any, ...]] = []
         for block in range(self.blocks):
@@ -149,7 +148,7 @@ class _Layout:
             told = _addresses(block, self.packed), record(self.sizes | {"seeded_lane": lane}), lists
             start = np.uint64(block_seed(seed, seeded))
             for number, part in enumerate(parts):
-                calls.append((*told, *part, start, *results(block, number), next(addresses), vector))
+                calls.append((*told, *part, start, *results(block, number), next(addresses), lanes))
         if kernel is forward and calls:
             self._prepare(calls[0])
         run(kernel, calls)
@@ -160,7 +159,7 @@ class _Layout:
         *given, scratch, _ = call
 
         def calls(kernel: Any, *arguments: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-            return [(kernel, (*arguments, (NUMPY_TYPES[dtype](0),) * part.lanes)) for part in ranges]
+            return [(kernel, (*arguments, vector(dtype, part.lanes))) for part in ranges]
 
         compile_together(
             "attention",

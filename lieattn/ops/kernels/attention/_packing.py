@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace
+from lieattn.ops.kernels._calls import Workspace, vector
 from lieattn.ops.kernels._compiled import compiled
 from lieattn.ops.kernels.attention._bundle import Bundle, HeadRange
 from lieattn.ops.kernels.vectors._products import copy_row
@@ -30,8 +30,8 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
         # Lanes after the last head remain zero.
         row = memory.zeros(signal.dtype, (end - begin) * heads + part.lanes, dim)
         sizes = bundle.groups, bundle.clouds, points, fiber, heads, dim, part.first, part.heads, begin, end
-        vector = (NUMPY_TYPES[signal.dtype](0),) * part.lanes
-        _pack(given.data_ptr(), packed.data_ptr(), row.data_ptr(), *sizes, vector)
+        lanes = vector(signal.dtype, part.lanes)
+        _pack(given.data_ptr(), packed.data_ptr(), row.data_ptr(), *sizes, lanes)
     return packed
 
 
@@ -44,7 +44,7 @@ def unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> N
         point, frame, head, _ = signal.stride()
         sizes = bundle.groups, bundle.clouds, rows // bundle.groups, fiber, signal.shape[2], dim
         places = point, frame, head, part.first, part.heads, part.lanes
-        _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, *places, (NUMPY_TYPES[packed.dtype](0),))
+        _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, *places, vector(packed.dtype, 1))
 
 
 def _is_packed(signal: Tensor, bundle: Bundle, part: HeadRange) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lieattn.ops._attentive import Operands, Window, residual_sums
 from lieattn.ops._gradients import need_plain_maths, plain_gradients
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, record, scratch_addresses
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, cut_for_threads, record, scratch_addresses
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 from lieattn.ops.kernels.vectors._host import widest_lanes
@@ -132,9 +132,7 @@ class _Call:
 
     def parts(self, fibers: str) -> Ranges:
         """Return a range of samples times ``fibers`` (or blocks) for each thread; without samples, an empty range."""
-        count = self.sizes["samples"] * self.sizes[fibers]
-        number = max(1, min(torch.get_num_threads(), count))
-        return list(itertools.pairwise(count * part // number for part in range(number + 1)))
+        return cut_for_threads(self.sizes["samples"] * self.sizes[fibers])
 
     def run(self, kernel: Callable[..., None], parts: Ranges, planes: Tensor, grads: list[_Tensors] | None) -> None:
         """Call a kernel for each part, with planes that it reads or writes, and gradients that it adds to if given."""

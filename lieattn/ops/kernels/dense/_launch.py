@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, compile_together, new_empty
+from lieattn.ops.kernels._calls import Workspace, compile_together, cut_for_threads, new_empty, vector
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.dense._kernels import backward, forward
 from lieattn.ops.kernels.vectors._host import widest_lanes
@@ -65,14 +62,13 @@ class _Job:
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, counts: Tensor, memory: Workspace) -> None:
         self.memory, self.dtype = memory, query.dtype
-        self.lanes: tuple[Any, ...] = (NUMPY_TYPES[query.dtype](0),) * (widest_lanes() * 4 // query.dtype.itemsize)
+        self.lanes = vector(query.dtype, widest_lanes() * 4 // query.dtype.itemsize)
         clouds, self.heads, rows, self.channels = query.shape
         self.keys, self.values, self.blocks = key.shape[2], value.shape[3], clouds * self.heads
         self.places = -(-rows // len(self.lanes)) * len(self.lanes)
         self.key, self.value, self.counts = key.contiguous(), value.contiguous(), counts.contiguous()
         self.query = self.columns(query)
-        threads = max(1, min(torch.get_num_threads(), self.blocks))
-        self.cuts = list(pairwise(self.blocks * number // threads for number in range(threads + 1)))
+        self.cuts = cut_for_threads(self.blocks)
 
     def columns(self, signal: Tensor) -> Tensor:
         """Convert [clouds, heads, rows, channels] to [clouds, heads, channels, places], filled up with zeros."""

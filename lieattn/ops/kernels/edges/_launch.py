@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,14 +10,15 @@ from torch import Tensor
 
 from lieattn.geometry import Neighbors
 from lieattn.ops.kernels._calls import (
-    NUMPY_TYPES,
     Ranges,
     Workspace,
     check_lists,
     check_targets,
     compile_together,
+    cut_evenly,
     cut_targets,
     new_empty,
+    vector,
 )
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.edges._kernels import (
@@ -42,7 +42,7 @@ def lanes_of(dtype: torch.dtype, hidden: int) -> tuple[Any, ...]:
     count, fewest = (4 * floats // dtype.itemsize for floats in (widest_lanes(), _FEWEST))
     while count >= fewest and hidden % count:
         count //= 2
-    return (NUMPY_TYPES[dtype](0),) * count if count >= fewest else ()
+    return vector(dtype, count) if count >= fewest else ()
 
 
 def parts_of(rows: int) -> int:
@@ -120,7 +120,7 @@ class _Units:
         self.fiber, self.maps, self.channels = seen.shape[1], len(maps), len(maps[0]) if maps else 0
         self.lanes = lanes_of(self.dtype, self.hidden)
         edges, parts = len(seen), parts_of(len(seen) * self.fiber)
-        self.cuts = list(pairwise(edges * number // parts for number in range(parts + 1)))
+        self.cuts = cut_evenly(edges, parts)
 
     def given(self, last: Tensor, zero: Tensor, cut: tuple[int, int]) -> tuple[int, ...]:
         """Return the arguments of both kernels for a range of edges."""
@@ -248,7 +248,6 @@ class _Moments:
     def along(self, ends: Tensor, moments: Tensor) -> Tensor:
         """Return the products ``[edges, count]`` of the arrows and the moments at the given ends."""
         ends, out = ends.contiguous(), new_empty(self.dtype, len(ends), self.count)
-        cuts = pairwise(len(ends) * number // self.parts for number in range(self.parts + 1))
         tables = self.arrows.data_ptr(), self.size, moments.data_ptr(), self.count, out.data_ptr(), self.lanes
-        run(moments_along_edges, [(ends.data_ptr(), *cut, *tables) for cut in cuts])
+        run(moments_along_edges, [(ends.data_ptr(), *cut, *tables) for cut in cut_evenly(len(ends), self.parts)])
         return out

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, compile_together, new_empty
+from lieattn.ops.kernels._calls import Workspace, compile_together, cut_for_threads, new_empty, vector
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
 from lieattn.ops.kernels.vectors._host import widest_lanes
@@ -71,7 +69,7 @@ class _Job:
         self.heads, self.inputs, self.hidden = parameters[0].shape
         self.outputs = parameters[-1].shape[1]
         count = widest_lanes() // (rows.element_size() // 4)
-        self.lanes: tuple[Any, ...] = (NUMPY_TYPES[rows.dtype](0),) * count
+        self.lanes = vector(rows.dtype, count)
         self.tile = TILE * count
         tiles = -(-len(rows) // self.tile)
         self.places = tiles * self.tile
@@ -80,9 +78,7 @@ class _Job:
         self.tail = memory.zeros(rows.dtype, self.inputs, self.tile)
         self.tail[:, : len(rows) - self.whole] = rows[self.whole :].T
         self.weights = torch.cat([p.flatten(1) for p in parameters], dim=1).contiguous()
-        threads = max(1, min(torch.get_num_threads(), tiles))
-        bounds = [tiles * number // threads * self.tile for number in range(threads + 1)]
-        self.cuts = list(pairwise(bounds))
+        self.cuts = [(first * self.tile, end * self.tile) for first, end in cut_for_threads(tiles)]
 
     def given(self, cut: tuple[int, int]) -> tuple[int, ...]:
         """Return the arguments of both kernels for a range of rows."""

@@ -16,6 +16,7 @@ from lieattn._functional import transformed
 from lieattn._lengths import lengths
 from lieattn._recompute import region
 from lieattn._returned import check_returned, returned
+from lieattn._segments import sums
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -431,8 +432,7 @@ def _is_spread(squares: Tensor, repeats: Tensor, cloud: Tensor) -> bool:
 
     Only edges that ``repeats`` marks, a mask ``[edges]``, have an equal displacement.
     """
-    total = squares.new_zeros(int(cloud.max()) + 1, 2)
-    total.index_add_(0, cloud, torch.stack([squares, repeats.to(squares.dtype)], dim=1))
+    total = sums(torch.stack([squares, repeats.to(squares.dtype)], dim=1), cloud, int(cloud.max()) + 1)
     return bool((total[:, 0] > _MOST_SPREAD * total[:, 1]).any())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from lieattn._segments import sums
 from lieattn._watch import SeenWeights, watching_weights
 from lieattn.geometry import LiftedGraph, PointClouds, Radius, Raster, pixel_positions, point_clouds
 from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule, FieldModel, Network, Wrapper
@@ -91,7 +92,7 @@ class Attention:
             weights = own if frame is None else self.places.fiber * own * _one(frame, self.places.fiber)
         else:
             weights = weights.mean(dim=1) if frame is None else weights[:, frame]
-        return weights.new_zeros(len(self.places.pos), weights.shape[1]).index_add_(0, self.source[chosen], weights)
+        return sums(weights, self.source[chosen], len(self.places.pos))
 
     def step(self, flow: Tensor) -> Tensor:
         """Propagate weights of queries ``[*, points, fiber]`` to keys, ``[*, points, keys]``; see ``rolled_out``."""
@@ -369,8 +370,7 @@ def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lif
         spread[torch.arange(edges), target % levels, :, source % levels] = weights
         weights = spread.flatten(3, 4).flatten(1, 2)
         target, source = target // levels, source // levels
-    own = weights.sum(dim=2)
-    total = own.new_zeros(len(places.pos), *own.shape[1:]).index_add_(0, target, own)
+    total = sums(weights.sum(dim=2), target, len(places.pos))
     inside = source < len(places.pos)  # with zeros at borders there is one more point outside of the image
     tied = seen.pattern == "framewise"
     kept = weights[inside]

@@ -172,20 +172,17 @@ class EnergyForces(Wrapper):
                     raise TypeError(f"model: expected tensors as outputs, got {kind(output)} for {name!r}")
             return _per_cloud(energy_among(outputs), expected), others
 
-        found, others = _derivatives(energy, given, self.stress, create_graph)
+        found, others = differentiated(energy, given, self.stress, create_graph)
         return {**others, **found._asdict()} if others else found
 
 
 def differentiated(
-    outputs: Callable[[Any], Outputs], data: Any, stress: bool
+    energy: Callable[[Any], Outputs], data: Any, stress: bool, create_graph: bool = False
 ) -> tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]:
-    """Return energies ``[clouds]`` of data with their derivatives, and all other outputs by name, detached."""
-    return _derivatives(outputs, data, stress, create_graph=False)
+    """Return energies ``[clouds]`` of data with their derivatives, and all other outputs by name.
 
-
-def _derivatives(
-    energy: Callable[[Any], Outputs], data: Any, stress: bool, create_graph: bool
-) -> tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]:
+    They are detached unless a graph is created.
+    """
     pos = getattr(data, "pos", None)
     if not isinstance(pos, Tensor) or not pos.is_floating_point():
         raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")

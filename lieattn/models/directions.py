@@ -67,13 +67,9 @@ class DirectionOptions:
     angles
         Number of functions of the :class:`lieattn.nn.relative.AngleFeatures`; 0 for none.
     random_poses
-        If the pose is given by principal axes: whether each cloud gets a random pose instead during training. Without
-        random poses, the network overfits to the orientation of the training clouds in their principal axes. In
-        evaluation, principal axes are always used.
+        See :class:`FramewiseOptions`. Other poses than principal axes are not replaced.
     edge_channels
-        Number of features ``data.edge_attr`` ``[pairs, edge_channels]`` of the pairs (source, target) in
-        ``data.edge_index``, such as one-hot types of bonds. Neighbors that are not among these pairs have zeros, and
-        pairs that are not neighbors, or are beyond the cutoff, have no influence.
+        Number of features of pairs of points, see :class:`FramewiseOptions`.
     gain
         Positive factor of the initial kernels of the blocks. 1 suits molecules with about ten neighbors and up to four
         blocks. The field grows from block to block: on compact molecules of 18 atoms, initial outputs are about 20 for

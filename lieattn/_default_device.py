@@ -32,7 +32,8 @@ def made_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
             return
         with torch.device("cpu"):
             init(self, *args, **options)
-        given = {id(value) for module in _modules([args, options]) for value in _values(module)}
+        modules = _modules([args, options])
+        given = {id(value) for module in modules for value in (*module.parameters(), *module.buffers())}
         self._apply(lambda value: value if id(value) in given else value.to(device))
 
     return made
@@ -45,11 +46,6 @@ def _modules(arguments: Any) -> Iterator[nn.Module]:
     elif isinstance(arguments, list | tuple | dict):
         for entry in arguments.values() if isinstance(arguments, dict) else arguments:
             yield from _modules(entry)
-
-
-def _values(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:

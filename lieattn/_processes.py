@@ -27,14 +27,10 @@ def summed(values: Tensor) -> Tensor:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        return _all_reduced(values)
+        total = values.detach().clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> Tensor:
         return _Sum.apply(grad[0])
-
-
-def _all_reduced(values: Tensor) -> Tensor:
-    total = values.detach().clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(total)
-    return total

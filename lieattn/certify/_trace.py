@@ -304,9 +304,5 @@ def irreps_of(network: Callable[..., Any], linear: Tensor) -> dict[int, list[Cal
                 found[str(value)] = value
     actions: dict[int, list[Callable[[Tensor], Tensor]]] = {}
     for irreps in found.values():
-        actions.setdefault(irreps.dim, []).append(partial(_turn, matrix=irreps.D_from_matrix(linear)))
+        actions.setdefault(irreps.dim, []).append(partial(torch.matmul, other=irreps.D_from_matrix(linear).mT))
     return actions
-
-
-def _turn(x: Tensor, matrix: Tensor) -> Tensor:
-    return x @ matrix.mT

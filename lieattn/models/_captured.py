@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lieattn._checks import check_arguments
+from lieattn._processes import processes
 from lieattn._warnings import warn
 from lieattn.models._inputs import has_geometry
 from lieattn.models._network import ImageNetwork
@@ -249,7 +249,7 @@ def _uncached_autocast() -> Iterator[None]:
 
 
 def _can_be_captured(network: nn.Module) -> bool:
-    if torch.compiler.is_compiling() or (torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+    if torch.compiler.is_compiling() or processes() > 1:
         return False
     weights = list(network.parameters())
     return any(weight.requires_grad for weight in weights) and all(weight.is_cuda for weight in weights)

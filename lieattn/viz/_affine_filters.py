@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_counts, check_is
+from lieattn._checks import check_arguments, check_counts, check_index, check_is
 from lieattn.geometry import LiftedGraph, PointClouds, pixel_positions, point_clouds
 from lieattn.models import AffineSelfConvNet
 from lieattn.nn import AffineSelfConvolution, SimpleAffineSelfConvolution, act_on_grid
@@ -104,8 +104,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
 
     network = copy.deepcopy(network).eval()
     layer, window = _layer(network, block)
-    if not 0 <= channel < layer.channels:
-        raise ValueError(f"channel: expected one of 0..{layer.channels - 1}, got {channel}")
+    check_index("channel", channel, layer.channels)
     if image.ndim != 3:
         raise ValueError(f"image: expected one image [channels, rows, columns], got {tuple(image.shape)}")
     group = network.group
@@ -162,8 +161,7 @@ class _View:
 def _layer(network: AffineSelfConvNet, block: int) -> tuple[_Layer, PointClouds]:
     """Return the layer of a block, and the displacements of its window as points."""
     check_is("network", network, AffineSelfConvNet)
-    if not 0 <= block < len(network.blocks):
-        raise ValueError(f"block: expected one of 0..{len(network.blocks) - 1}, got {block}")
+    check_index("block", block, len(network.blocks))
     layer: Any = cast(Any, network.blocks[block]).layer
     if not isinstance(layer, _Layer):
         raise ValueError(

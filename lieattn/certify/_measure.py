@@ -33,14 +33,7 @@ from lieattn.certify._moves import (
     sizes_of,
 )
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
-from lieattn.certify._rows import (
-    continuity_rows,
-    degenerate_rows,
-    kinds_of_outputs,
-    move_rows,
-    not_finite,
-    spreads_of,
-)
+from lieattn.certify._rows import continuity_rows, degenerate_rows, kinds_of_outputs, move_rows, not_finite, spreads_of
 from lieattn.certify._search import search
 from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import EnergyForceStress, Symmetry

@@ -15,16 +15,7 @@ from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
 from lieattn.certify._continuity import largest_jumps, paths
-from lieattn.certify._moves import (
-    Kind,
-    Move,
-    check_kind,
-    degenerate,
-    elements_of,
-    motion,
-    point_indices,
-    sizes_of,
-)
+from lieattn.certify._moves import Kind, Move, check_kind, degenerate, elements_of, motion, point_indices, sizes_of
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs
 from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry

@@ -18,15 +18,7 @@ from lieattn._checks import check_choice, check_counts, check_flag, check_is, ch
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index, check_lists
-from lieattn.geometry._search import (
-    Method,
-    Ties,
-    images_within,
-    pairs_all,
-    pairs_between,
-    pairs_nearest,
-    pairs_within,
-)
+from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_between, pairs_nearest, pairs_within
 
 OFF_LATTICE = 1e-2  # tolerance in units of the spacing, for the rounding of coordinates far from the origin
 

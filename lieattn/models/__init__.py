@@ -33,13 +33,7 @@ from lieattn.models.dynamics import (
 from lieattn.models.framewise import FramewiseOptions, FramewiseTransformer
 from lieattn.models.gsa import Dropouts, GSAGeometry, GSANet, GSAOptions, GSAReadout, Stages
 from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
-from lieattn.models.lie._network import (
-    AttentionOptions,
-    ConvolutionOptions,
-    Lifting,
-    PairCoordinates,
-    Readout,
-)
+from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions, Lifting, PairCoordinates, Readout
 from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
 from lieattn.models.published import published_accuracy, published_attentive_cnn, published_inputs, published_table
 

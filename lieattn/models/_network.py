@@ -12,14 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import (
-    check_arguments,
-    check_counts,
-    check_features,
-    check_length,
-    check_neighborhood,
-    check_size,
-)
+from lieattn._checks import check_arguments, check_counts, check_features, check_length, check_neighborhood, check_size
 from lieattn._recorded import Recorded
 from lieattn._tied import TiedWeights
 from lieattn._values import plain_text

@@ -16,13 +16,7 @@ from lieattn._extras import needs_extra
 from lieattn.geometry import point_clouds
 from lieattn.models._energies import ONE, check_energies
 from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here
-from lieattn.models._gradients import (
-    Outputs,
-    check_derivatives,
-    energy_and_gradients,
-    symmetry_of_gradients,
-    usable,
-)
+from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
 from lieattn.models._hamiltonian_system import System
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Symmetry

@@ -26,14 +26,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import PointInputs, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._network import (
-    GroupField,
-    Network,
-    OutputKind,
-    PointOutputs,
-    Symmetry,
-    cutoff_of,
-)
+from lieattn.models._network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
 from lieattn.models._pair_inputs import with_pair_features
 from lieattn.models._poses import check_geometry, posed, refuse_lattices
 from lieattn.models._squares import of_squares

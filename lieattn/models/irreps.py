@@ -26,13 +26,7 @@ from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbor
 from lieattn.groups import E
 from lieattn.models._inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
-from lieattn.models._network import (
-    EquivariantModule,
-    OutputKind,
-    PointOutputs,
-    Symmetry,
-    cutoff_of,
-)
+from lieattn.models._network import EquivariantModule, OutputKind, PointOutputs, Symmetry, cutoff_of
 from lieattn.models._squares import of_squares
 from lieattn.nn import Pooling
 from lieattn.nn.relative import keep_variance

@@ -18,16 +18,7 @@ from torch import Tensor
 from lieattn._checks import check_arguments, check_choice, check_count, check_has_numbers, may_look
 from lieattn._default_device import on_cpu
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
-from lieattn.groups import (
-    SE,
-    SO,
-    FiniteGroup,
-    cyclic,
-    dihedral,
-    linear_part,
-    quaternion_from_rotation,
-    trivial,
-)
+from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
 from lieattn.models.attentive import AttentionKind, AttentiveCNN, AttentiveNetwork
 from lieattn.models.lie._network import AttentionOptions, Lifting, PairCoordinates, Readout
 from lieattn.models.lie._networks import LieTransformer

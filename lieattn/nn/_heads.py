@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import (
-    check_arguments,
-    check_count,
-    check_counts,
-    check_features,
-    check_is,
-    check_tensor,
-    may_look,
-)
+from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_is, check_tensor, may_look
 from lieattn._layer_norm import LayerNorm
 from lieattn._recorded import Recorded
 from lieattn._warnings import warn

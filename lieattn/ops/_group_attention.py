@@ -28,15 +28,7 @@ from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import choose
-from lieattn.ops._terms import (
-    Normalization,
-    Pattern,
-    Problem,
-    RelativeTerms,
-    check_operands,
-    opposite,
-    turn_pairs,
-)
+from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, opposite, turn_pairs
 from lieattn.ops.kernels._calls import check_all_lists
 from lieattn.ops.kernels._threads import adapt_waiting
 from lieattn.ops.kernels.attention import _operator as kernel

@@ -13,14 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import (
-    check_arguments,
-    check_counts,
-    check_dropout,
-    check_is,
-    check_length,
-    check_neighborhood,
-)
+from lieattn._checks import check_arguments, check_counts, check_dropout, check_is, check_length, check_neighborhood
 from lieattn._functional import is_batched, transformed
 from lieattn._recompute import recomputed
 from lieattn.geometry import (

@@ -21,14 +21,7 @@ from lieattn._checks import (
 from lieattn._exact import ExactConstants
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
-from lieattn.ops import (
-    RelativeTerms,
-    bessel_functions,
-    edge_kernels,
-    edge_moments,
-    edge_units,
-    smooth_window,
-)
+from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_moments, edge_units, smooth_window
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 

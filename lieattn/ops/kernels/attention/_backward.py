@@ -33,15 +33,7 @@ from lieattn.ops.kernels.attention._forward import (
     row_sums,
     start_level,
 )
-from lieattn.ops.kernels.vectors._products import (
-    add_row,
-    combine,
-    copy_row,
-    prefetch_row,
-    row,
-    scale_row,
-    set_all,
-)
+from lieattn.ops.kernels.vectors._products import add_row, combine, copy_row, prefetch_row, row, scale_row, set_all
 from lieattn.ops.kernels.vectors._vectors import (
     add_to,
     add_up,

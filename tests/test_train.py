@@ -63,6 +63,7 @@ from lieattn.train import (
 )
 from lieattn.train._checkpoint import FORMAT, check_content, describe_group, describe_input
 from lieattn.train._data import random_state, set_random_state
+from lieattn.train._finite import check_loss, check_weights
 from tests.cases import some
 
 pytestmark = [
@@ -863,12 +864,44 @@ def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_pa
     assert torch.equal(other.mlp[0].weight, before)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"limit_train_batches": 0}, "trainer.limit_train_batches is 0"),
+        ({"max_epochs": 0}, "trainer.max_epochs is 0"),
+        ({"max_steps": 0}, "trainer.max_steps is 0"),
+        ({"max_time": {"seconds": 0}, "min_epochs": 0}, "trainer.max_time is over, or a callback has stopped it"),
+    ],
+)
+def test_a_training_without_a_step_says_so(tmp_path, options, reason):
+    with pytest.warns(UserWarning, match=f"no training step was made: {reason}"):
+        fit(tmp_path, schedule=Constant(), **options)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_loss_that_is_not_finite_stops_and_the_last_checkpoint_stays(tmp_path):
     with pytest.raises(NonFiniteError, match=r"training loss is nan at step 6 \(epoch 1\)"):
         fit(tmp_path, network=Diverging(cyclic(4)))
     saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] == 6
     assert all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
+@pytest.mark.parametrize(
+    ("precision", "advice"),
+    [
+        ("32-true", "Lower the learning rate, or clip gradients with trainer.gradient_clip_val"),
+        ("16-true", "trainer.precision 16-true has no loss scaling, .*: use bf16-mixed, 16-mixed or 32-true"),
+    ],
+)
+def test_errors_about_numbers_that_are_not_finite_name_the_precision(precision, advice):
+    task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
+    task.trainer = Trainer(accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
+    with pytest.raises(NonFiniteError, match=rf"training loss is nan at step .*\. {advice}$"):
+        check_loss(torch.tensor(torch.nan), task)
+    task.network.mlp[0].bias.data[0] = torch.inf
+    with pytest.raises(NonFiniteError, match=rf"weights of network\.mlp\.0\.bias are not finite .*\. {advice}$"):
+        check_weights(task)
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
@@ -1644,6 +1677,11 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
             "there is no checkpoint .*last.ckpt: start without",
         ),
         (["test", "--ckpt_path", "broken.ckpt"], 2, "broken.ckpt is damaged"),
+        (
+            ["validate", *RUN, "--ckpt_path", "{}", "--trainer.limit_val_batches", "0"],
+            2,
+            "trainer.limit_val_batches: expected at least one batch, got 0",
+        ),
     ],
 )
 def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, message):

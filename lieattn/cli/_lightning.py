@@ -304,6 +304,9 @@ class _PointSetCLI(LightningCLI):
             self._change_steps(self.config_init[self.subcommand])
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: expected a data set to validate on, got none")
+        limit = f"limit_{self.subcommand.removesuffix('idate')}_batches"
+        if self.subcommand != "fit" and getattr(self.trainer, limit) == 0:
+            raise train.UsageError(f"trainer.{limit}: expected at least one batch, got 0")
         self.model.config = self._resolved if "model" in self._resolved else {}
 
     def _start_from(self, source: str | None, trust: Sequence[str]) -> None:
@@ -380,8 +383,7 @@ class _PointSetCLI(LightningCLI):
         self.trainer.callbacks.append(counts := PointCounts())  # type: ignore[attr-defined]
         if self._members:
             kwargs["model"] = EnsemblePredictions([self.model, *self._members.values()])
-        if not (batches := list[Any](self.trainer.predict(**kwargs) or [])):
-            raise train.UsageError("data.predict: expected at least one batch, got none")
+        batches = list[Any](self.trainer.predict(**kwargs) or [])
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         means, deviations = zip(*batches, strict=True) if self._members else (batches, [])

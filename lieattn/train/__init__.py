@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from lieattn.train._configuration import UsageError, build, read_yaml, register_types, short_message
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._equivariance import EquivarianceMonitor
+    from lieattn.train._finite import NonFiniteError
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._muon import Muon
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._targets import named_outputs
-    from lieattn.train._tasks import NonFiniteError, PointSetRegressor, PointSetTask
+    from lieattn.train._tasks import PointSetRegressor, PointSetTask
 
 __all__ = [
     "AveragedWeights",
@@ -64,7 +65,7 @@ __all__ = [
 # The modules that do not import Lightning come first.
 _HOMES = (
     *("_configuration", "_checkpoint", "_schedule", "_muon", "_targets", "_last_checkpoint", "_averaging"),
-    *("_equivariance", "_data", "_classifier", "_tasks"),
+    *("_equivariance", "_data", "_finite", "_classifier", "_tasks"),
 )
 
 

@@ -1,9 +1,10 @@
-"""Callbacks of Lightning that need more than Lightning calls by itself, or something that tasks do not have."""
+"""Callbacks of Lightning that need more than Lightning or a task has, and trainings that they end too early."""
 
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
 
 from lieattn.train._configuration import UsageError
@@ -32,3 +33,11 @@ def resume_accumulation(trainer: Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
             trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
+
+
+def warn_of_no_step(trainer: Trainer) -> None:
+    """Warn if a training has ended without any step, and say why."""
+    settings = {name: getattr(trainer, name) for name in ("limit_train_batches", "max_epochs", "max_steps")}
+    zero = next((f"trainer.{name} is 0" for name, value in settings.items() if value == 0), None)
+    if zero or trainer.global_step == 0:
+        rank_zero_warn(f"no training step was made: {zero or 'trainer.max_time is over, or a callback has stopped it'}")

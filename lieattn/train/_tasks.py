@@ -27,10 +27,11 @@ from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
 from lieattn.models import Rescaled
 from lieattn.train._averaging import check_averaging
-from lieattn.train._callbacks import check_callbacks, resume_accumulation
+from lieattn.train._callbacks import check_callbacks, resume_accumulation, warn_of_no_step
 from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check_group, describe_group, describe_input
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
+from lieattn.train._finite import check_loss, check_weights
 from lieattn.train._optimizer import refuse_other_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
@@ -66,10 +67,6 @@ OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
 _LARGE = 100  # standard deviations of the targets
 _STAGES = ("train", "val", "test")
-
-
-class NonFiniteError(FloatingPointError):
-    """The loss or some weights became NaN or infinite in training."""
 
 
 class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
@@ -142,12 +139,7 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         loss = self.evaluate(batch, "train")
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
-        if not torch.isfinite(loss):
-            raise NonFiniteError(
-                f"the training loss is {float(loss.detach())} at step {self.global_step} (epoch "
-                f"{self.current_epoch}); the last checkpoint is from before. Lower the learning rate, or clip "
-                f"gradients with trainer.gradient_clip_val"
-            )
+        check_loss(loss, self)
         if begins and float(loss.detach()) > self._large_loss:
             rank_zero_warn(
                 f"network: its untrained outputs are so large that the first loss is {float(loss.detach()):.3g}, where "
@@ -203,12 +195,7 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
 
         Lightning calls this hook after all others. Entries that a subclass adds after it have no digest.
         """
-        for name, weight in self.network.named_parameters():
-            if not torch.isfinite(weight).all():
-                raise NonFiniteError(
-                    f"weights of network.{name} are not finite after step {self.global_step}: nothing is saved, "
-                    f"the last checkpoint stays"
-                )
+        check_weights(self)
         states: list[dict[str, Any]] = [random_state()]
         if self.trainer.world_size > 1:
             states *= self.trainer.world_size
@@ -256,6 +243,10 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         if self._trainer is not None:
             check_averaging(self._trainer, {})
         settle(self.network)
+
+    def on_fit_end(self) -> None:
+        """Warn if the training had no step."""
+        warn_of_no_step(self.trainer)
 
     def on_train_start(self) -> None:
         """Restore the random generators from the checkpoint; each process draws its own numbers."""

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -433,6 +434,12 @@ def test_lists_are_data_sets(tmp_path):
     batches = list(PointSetData(clouds, batch_size=3, shuffle=False, seed=1).train_dataloader())
     assert [batch.num_graphs for batch in batches] == [3, 1]
     assert torch.equal(torch.cat([batch.pos for batch in batches]), torch.cat([cloud.pos for cloud in clouds]))
+
+
+def test_the_batches_that_are_overfitted_are_the_first_ones():
+    data = PointSetData(ToyClouds(), batch_size=BATCH)
+    data.trainer = SimpleNamespace(overfit_batches=2, world_size=1, global_rank=0)
+    assert [index for _, index in data.train_dataloader().sampler] == list(range(ITEMS))
 
 
 def test_the_kind_of_clouds_without_points():

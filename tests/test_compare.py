@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import html
 import io
+import itertools
 import json
 import os
 import re
@@ -846,7 +847,8 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
             r"the nearest are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let",
         ),
         ({"width": None}, r"the nearest are 42 \(as configured\)"),
-        ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
+        # The width is that of the configuration, so it is not said to be tried.
+        ({"step": 8, "init_args": {"outputs": 2, "heads": 3, "channels": 8}}, "heads: 3 do not divide 8 channels$"),
         ({"width": "chanels"}, "chanels"),
         (
             {"class_path": f"{HERE}.Fixed", "init_args": {"outputs": 2}},
@@ -1242,7 +1244,9 @@ def test_operations_are_matched(tmp_path):
 
 def test_seconds_are_matched(tmp_path, monkeypatch):
     """With a simulated clock: the time of a step is linear in the width, on a machine that becomes busier."""
-    load = iter(np.linspace(1, 9, 10**4))
+    load = np.linspace(1, 9, 10**4)
+    load[::5] *= 3  # other programs take over for a moment
+    load = iter(load)
 
     def step(self, slot):
         return next(load) * self._slots[slot]
@@ -1255,6 +1259,9 @@ def test_seconds_are_matched(tmp_path, monkeypatch):
     models = {"a": wide(channels=20), "b": {**wide(), "step": 4}}
     found = match_models(settings(tmp_path, models=models, match={"by": "seconds", "tolerance": 0.1}))
     assert found["b"][0].init_args["channels"] == 20
+    models = {"a": wide(channels=20), "b": wide(channels=21)}  # near enough as it is, since measurements are noisy
+    found = match_models(settings(tmp_path, models=models, match={"by": "seconds", "tolerance": 0.1}))
+    assert found["b"][0].init_args["channels"] == 21
     models = {"a": wide(channels=20), "b": wide(channels=50), "c": wide()}
     found = match_models(settings(tmp_path, models=models, match={"by": "seconds", "to": "b", "tolerance": 0.04}))
     assert [model.init_args["channels"] for model, _ in found.values()] == pytest.approx([50, 50, 50], rel=0.05)
@@ -1322,6 +1329,40 @@ def test_a_width_that_a_model_refuses_is_said_to_be_tried(tmp_path):
 def test_wrong_options_of_the_trainer_are_named(tmp_path, capsys):
     compare(tmp_path, status=2, trainer__precision="quarter", arguments=("--models", "distances"))
     assert "lieattn compare: trainer: Precision 'quarter' is invalid" in capsys.readouterr().err
+
+
+def test_sizes_that_were_measured_are_valid_for_the_same_settings(tmp_path, monkeypatch):
+    """With simulated measurements, which are proportional to the square of the width."""
+    calls = []
+
+    def operations(self, name, model):
+        calls.append((name, model.init_args["channels"]))
+        return 100 * model.init_args["channels"] ** 2
+
+    monkeypatch.setattr(LocalMeter, "operations", operations)
+    models = {"a": wide(channels=400), "b": wide(channels=2)}
+
+    def measured(expected, names=None, **changes):
+        calls.clear()
+        chosen = settings(tmp_path, **{"models": models, "match": {"by": "operations"}, **changes})
+        found = match_models(chosen, tmp_path, names)
+        assert {name: model.init_args["channels"] for name, (model, _) in found.items()} == expected
+        return {name for name, _ in calls}
+
+    same = {"a": 400, "b": 400}
+    assert measured(same) == {"a", "b"}
+    tried = [channels for name, channels in calls if name == "b"]
+    assert all(later <= 4 * earlier for earlier, later in itertools.pairwise(tried))  # no step takes too long
+    assert measured(same) == set()
+    turned = {**models, "a": {**models["a"], "group": {"class_path": "lieattn.groups.octahedral"}}}
+    assert measured(same, models=turned) == set()
+    other = {**models, "b": wide(channels=3)}
+    assert measured({"a": 400}, ["a"], models=other) == set()  # and the size of b stays in the file
+    assert measured(same) == set()
+    assert measured(same, data__batch_size=2) == measured(same) == {"a", "b"}
+    assert measured({"a": 300, "b": 300}, models={**models, "a": wide(channels=300)}) == {"a", "b"}
+    assert measured({"a": 300}, models={"a": wide(channels=300)}) == set()
+    assert set(json.loads((tmp_path / "widths.json").read_text())["models"]) == {"a"}
 
 
 @pytest.mark.slow

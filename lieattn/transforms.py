@@ -337,20 +337,19 @@ def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -
     data.edge_vec = found.displacements(data.pos) if displacements else None
     if isinstance(data, Batch):
         counts = torch.bincount(data.batch[found.target], minlength=data.num_graphs)
-        names = ("edge_index", "edge_attr", "edge_shift", "edge_vec")
-        _note_parts(data, counts, [name for name in names if name in data], names)
+        # Attributes of edges that are added later have the same parts.
+        _note_parts(data, counts, ("edge_index", "edge_attr", "edge_shift", "edge_vec"))
         if (offsets := getattr(data, "_inc_dict", None)) is not None and data.get("ptr") is not None:
             data._inc_dict = {**offsets, "edge_index": data.ptr[:-1].cpu()}
     return data
 
 
-def _note_parts(batch: Batch, counts: Tensor, names: Sequence[str], instead_of: Sequence[str] = ()) -> None:
+def _note_parts(batch: Batch, counts: Tensor, names: Sequence[str]) -> None:
     """Record how many entries of batch attributes belong to each cloud, which ``to_data_list`` needs."""
     parts, offsets = getattr(batch, "_slice_dict", None), getattr(batch, "_inc_dict", None)
     if parts is None or offsets is None:  # the batch was not built from single clouds
         return
-    # Copy them, since they are shared with the batch that was transformed.
-    parts, offsets = ({k: v for k, v in kept.items() if k not in instead_of} for kept in (parts, offsets))
     ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
+    # These are new dictionaries, since the present ones are shared with the batch that was transformed.
     batch._slice_dict = parts | dict.fromkeys(names, ends)
     batch._inc_dict = dict.fromkeys(names, torch.zeros(len(counts), dtype=torch.int64)) | offsets

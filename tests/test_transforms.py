@@ -155,7 +155,7 @@ def test_farthest_points_keep_names_of_points(container):
     assert list(kept.names) == ["d", "a"]
 
 
-@pytest.mark.parametrize("sizes", [(4,), (1, 1), (2, 2), (4, 1, 6)], ids=str)
+@pytest.mark.parametrize("sizes", [(4,), (1, 1), (2, 2), (4, 1, 6), (3, 0, 0)], ids=str)
 @pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
 def test_farthest_points_keep_names_of_points_in_batches(container, sizes):
     """A batch has one list for each cloud."""
@@ -223,6 +223,19 @@ def test_edges_of_before_leave_nothing():
     assert "edge_vec" not in found
     del found.cell
     assert "edge_shift" not in RadiusGraph(1.0)(found)
+
+
+def test_features_of_edges_come_apart_although_they_are_added_later():
+    pos, _ = points(12)
+    given = {"edge_index": torch.tensor([[0], [1]]), "edge_attr": torch.ones(1, 1)}
+    batch = Batch.from_data_list([Data(pos=pos[:7], **given), Data(pos=pos[7:], **given)])
+    made = RadiusGraph(2.0)(batch)
+    assert "edge_attr" not in made
+    made.edge_attr = made.edge_index[0][:, None].float()
+    parts = made.to_data_list()
+    assert [len(part.edge_attr) for part in parts] == [part.num_edges for part in parts]
+    assert torch.equal(torch.cat([part.edge_attr for part in parts]), made.edge_attr)
+    assert len(batch[1].edge_attr) == 1
 
 
 def test_images_in_boxes():

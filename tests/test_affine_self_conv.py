@@ -568,6 +568,13 @@ def test_affine_maps_and_keys_are_encodings_of_images(positions, pixels):
         torch.testing.assert_close(layer(x, graph), layer(x, graph, terms), rtol=1e-12, atol=1e-12)
 
 
+def test_tables_have_a_row_for_each_place_and_a_value_for_each_coordinate():
+    """Places of a fine grid are far apart, and those of turned grids equal up to rounding."""
+    assert len(RelativePositionTable.square(3, spacing=1e-4).affine_map(cyclic(4), 1).turned) == 9
+    keys = RelativePositionTable.square(3).axis_keys(cyclic(8), 1, 2)
+    assert [len(axis) for axis in keys.axes] == [7, 7]  # 0, and 1, sqrt(2) and sqrt(1/2) of both signs
+
+
 def test_simple_is_affine_with_one_map():
     group, table = dihedral(4), RelativePositionTable.square(3, border="zero")
     simple, layer = layer_of("simple", group, table), layer_of("affine", group, table)
@@ -932,6 +939,13 @@ ERRORS = {
         "channels: 2 coordinates need at least 2 channels over all heads, got 1",
     ),
     "graph": (lambda: asc()(torch.randn(16, 4, 3), graph_of(Z2)), ValueError, "graph: is lifted to trivial2"),
+    "graph of an encoding": (
+        lambda: GroupAttention(*(4, 4), pattern="pooled", encoding=RelativePositionTable.square(3).affine_map(P4, 4))(
+            torch.randn(16, 2, 4), graph_of(cyclic(2))
+        ),
+        ValueError,
+        "graph: is lifted to C2, but this encoding is for C4",
+    ),
     "x": (lambda: asc()(torch.randn(16, 3), graph_of(P4)), ValueError, r"x: expected a field .*\(16, 4, 3\)"),
     "dtype": (lambda: asc()(torch.randn(16, 4, 3).double(), graph_of(P4)), ValueError, "x: expected torch.float32"),
     "excited x": (

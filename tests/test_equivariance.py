@@ -98,6 +98,7 @@ LAYERS = {
     "joint": gsa("joint"),
     "joint, mlp": gsa("joint", mlp()),
     "joint, mlp values": gsa("joint", mlp(True, WIDTH)),
+    "joint, mlp values, mean": gsa("joint", mlp(True, WIDTH), normalize="mean"),
     "joint, none": gsa("joint", mlp(), normalize="none"),
     "framewise": gsa("framewise"),
     "framewise, mlp": gsa("framewise", mlp(False, WIDTH)),

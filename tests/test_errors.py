@@ -66,6 +66,7 @@ from lieattn.nn.relative import (
     FiberEncoding,
     MLPEncoding,
     NetworkKernel,
+    PositionalValues,
     RelativePositionTable,
     RotaryEncoding,
     TableEncoding,
@@ -812,6 +813,12 @@ LAYERS = [
         TypeError,
         ("maps: ", "linear maps", "None"),
     ),
+    (
+        "kernels of maps with a bias",
+        lambda: EdgeNetwork(2, 0, cutoff=1.0, hidden=3).kernels([torch.nn.Linear(3, 2)], lifted()),
+        ValueError,
+        ("maps: ", "3 channels without bias", "maps[0]"),
+    ),
     ("pieces of nothing", lambda: Piece.rows(SIGNAL, None), TypeError, ("found: ", "None")),
     (
         "rows of other points",
@@ -867,6 +874,18 @@ LAYERS = [
         lambda: lifting(encoding=CoordinateEncoding(3, 4)),
         ValueError,
         ("encoding: CoordinateEncoding", "3 dimensions", "C4 acts on 2"),
+    ),
+    (
+        "encodings, one of them of another group",
+        lambda: layer(encoding=[PositionalValues(2, 1, 4), CoordinateEncoding(2, 4, cyclic(8))]),
+        ValueError,
+        ("encoding: SumOfTerms", "'C8'", "but this layer is for", "'C4'"),
+    ),
+    (
+        "encodings, one of them of another dimension",
+        lambda: layer(encoding=[MLPEncoding(cyclic(4), 1, between_frames=False), PositionalValues(3, 1, 4)]),
+        ValueError,
+        ("encoding: SumOfTerms", "3 dimensions", "C4 acts on 2"),
     ),
     (
         "table of another group",

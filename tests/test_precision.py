@@ -7,11 +7,12 @@ import torch
 from torch_geometric.data import Data
 
 import lieattn
-from lieattn.geometry import AllPairs, lift, point_clouds
+from lieattn.geometry import AllPairs, Radius, lift, point_clouds
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import AffineSelfConvNet, AttentiveCNN, EnergyForces, FramewiseTransformer, Rescaled
 from lieattn.nn import CloudNorm, GroupAttention, PointBatchNorm
 from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
+from lieattn.nn.relative._base import measured
 from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
 from tests.fuzz.models import MODELS
@@ -201,6 +202,12 @@ def test_weights_of_the_keys_in_double_precision_do_not_widen_layers(name, case)
     found = call(name, copy.deepcopy(layer).float(), x.float(), graph)
     assert found.dtype == F32
     assert relative_error(found.double(), expected) < 1e-4
+
+
+def test_logarithms_of_weights_of_keys_are_not_rounded():
+    graph = lift(torch.randn(6, 2), cyclic(4), Radius(2.0, smooth=True))
+    assert measured(RelativeTerms(), graph, "softmax", BF16).displacement_bias.dtype == F32
+    assert measured(RelativeTerms(), graph, "mean", BF16).psi.dtype == F32
 
 
 class Bias(RelativeFunction):

@@ -10,7 +10,7 @@ import lieattn
 from lieattn.certify import certify
 from lieattn.certify._continuity import paths
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
-from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral
+from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import (
     EnergyForces,
     Ensemble,
@@ -29,7 +29,7 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions
-from lieattn.nn import Heads, InvariantHead, VectorHead
+from lieattn.nn import GroupAttention, Heads, InvariantHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetRegressor, UsageError, build
@@ -158,6 +158,18 @@ def test_layers_do_not_jump_at_the_radius(name, kind):
             moved[pair[1]] = pos[pair[0]] + (LIFTED_RADIUS + gap + step) * along
             found.append(call(name, layer, x, case.lift(moved, batch)))
         torch.testing.assert_close(found[1], found[0], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean"])
+def test_weights_are_those_of_the_outputs(normalize):
+    """For the mean, the values of smooth neighbors are multiplied by their weights besides."""
+    layer, x = GroupAttention(3, 3, normalize=normalize).double(), torch.randn(6, 1, 3, dtype=torch.float64)
+    graph = lift(torch.randn(6, 2, dtype=torch.float64), trivial(2), SMOOTH)
+    out, weights = layer.attend(x, graph, return_weights=True)
+    square = (graph.neighbors.displacements(graph.pos) / RADIUS).square().sum(dim=1, keepdim=True)
+    faded = torch.exp(-square / (1 - square)) if normalize == "mean" else 1.0
+    messages = faded * weights[:, 0, 0] * layer.value(x)[graph.neighbors.source, 0]
+    torch.testing.assert_close(out[:, 0], layer.output(graph.neighbors.sum_to_targets(messages)))
 
 
 def test_windows_are_those_of_the_lists():
@@ -355,10 +367,26 @@ def test_forces_may_jump_at_kinks_of_a_head():
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
 def test_activations_with_kinks_are_known(activation):
+    """Activations of a network stay with another head."""
     options = {"frames": tetrahedral(), "neighborhood": SMOOTH, "channels": 8, "layers": 1}
-    readout = Readout(activation=activation)
-    for network in (LieTransformer(1, 1, readout=readout, **options), LieConvNet(1, 1, readout=readout, **options)):
-        assert network.has_kinks
+    attention = AttentionOptions(activation=activation)
+    for network, part in (
+        (LieTransformer, {"readout": Readout(activation=activation)}),
+        (LieTransformer, {"attention": attention}),
+        (LieConvNet, {"readout": Readout(activation=activation)}),
+        (LieConvNet, {"convolution": ConvolutionOptions(activation=activation)}),
+        (LieConvNet, {"convolution": ConvolutionOptions(attention=attention, heads=1)}),
+    ):
+        assert not network(1, 1, **options).has_kinks
+        found = network(1, 1, **part, **options)
+        assert found.has_kinks
+        assert "readout" in part or found.with_head(VectorHead(8)).has_kinks
+
+
+@pytest.mark.parametrize("network", [TensorFieldNetwork, SE3Transformer, DistanceTransformer])
+def test_maxima_over_points_are_kinks(network):
+    made = {pool: network(1, 1, neighborhood=SMOOTH, channels=4, layers=1, pool=pool) for pool in ("mean", "max")}
+    assert (made["mean"].has_kinks, made["max"].has_kinks) == (False, True)
 
 
 class Tall(torch.nn.Module):

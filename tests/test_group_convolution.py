@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import PixelSquare, Radius, lift, pixel_positions, point_clouds
+from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions, point_clouds
 from lieattn.groups import cyclic, cyclic_about, dihedral, reflection, trivial
 from lieattn.nn import (
     FieldBatchNorm,
@@ -519,6 +519,13 @@ def test_networks_do_not_round_positions_under_autocast(form):
         assert torch.equal(kernel.features(graph), expected)
 
 
+@pytest.mark.parametrize(("form", "variance"), [("full", 1.0), ("separable", 1 / 3)])
+def test_initial_values_of_networks(form, variance):
+    kernel = NetworkKernel(cyclic(4), 20, 200, form=form, hidden=200, init_scale=0.5)
+    values = kernel(lift(torch.randn(4, 2), cyclic(4), AllPairs())).psi.detach()
+    assert float(values.square().mean()) == pytest.approx(0.5**2 * variance / 20, rel=0.1)
+
+
 def test_a_window_makes_the_output_continuous():
     """The output must not jump when a point leaves the neighborhood."""
     group = cyclic(4)
@@ -531,6 +538,8 @@ def test_a_window_makes_the_output_continuous():
 
     assert (at(1 - 1e-6) - at(1 + 1e-4)).abs().max() < 1e-8
     assert (at(0.5) - at(1.5)).abs().max() > 1e-3
+    whole = lift(torch.tensor([[0.0, 0.0], [1.5, 0.0]], dtype=torch.float64), group, AllPairs(), length=1.0)
+    assert torch.equal(layer(x, whole)[0], at(1.5))  # neighbors beyond the length have no influence
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lieattn.geometry import AllPairs, GivenFrames, Nearest, Neighbors, Radius, lift
-from lieattn.groups import SO, FiniteGroup, octahedral, tetrahedral
+from lieattn.groups import SO, FiniteGroup, octahedral, tetrahedral, trivial
 from lieattn.nn import FrameMessages, LiftingConvolution
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork
 from lieattn.ops import bessel_functions, smooth_lengths, smooth_window
@@ -235,12 +235,16 @@ def test_loops_are_edges_to_oneself_but_not_to_images():
 
 
 def test_initial_weights_preserve_the_size_of_signals_and_amplify_sparse_features():
-    network = EdgeNetwork(3, 100, cutoff=1.0, in_vectors=20, hidden=200)
+    network = EdgeNetwork(3, 100, cutoff=1.0, in_vectors=20, in_edges=100, hidden=200)
     factors = {network.own: 2.0, network.other: 2.0, network.arrows: 1.0, network.hidden: math.sqrt(2)}
+    factors[network.pairs] = 1.0
     factors[FrameMessages(200, 100).kernel] = 2.0
     for linear, factor in factors.items():
         expected = factor * math.sqrt(2 / linear.in_features)
         assert float(linear.weight.detach().std()) == pytest.approx(expected, rel=0.05)
+    angles = AngleFeatures(3, 100, 100, cutoff=1.0, basis=16)
+    assert float(angles.other.weight.detach().std()) == pytest.approx(1.0, rel=0.05)
+    assert float(angles.radial.weight.detach().std()) == pytest.approx(0.25, rel=0.05)
 
 
 def test_bessel_functions_are_orthogonal_on_the_ball():
@@ -396,6 +400,17 @@ def test_bad_options_are_named(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name}: expected"):
         EdgeNetwork(3, 2, **{"cutoff": 1.0, **options})
+
+
+def test_angle_features_of_other_dimensions():
+    """On a line, all products of degree 2 are 0."""
+    graph = lift(torch.randn(5, 1), trivial(1), Radius(2.0))
+    points, edges = AngleFeatures(1, 2, 1, cutoff=2.0)(graph, torch.randn(5, 2))
+    assert torch.isfinite(edges).all()
+    assert points[:, 0].abs().max() > 0
+    assert torch.equal(points[:, 1], torch.zeros(5))
+    with pytest.raises(ValueError, match="graph: expected points with 3 coordinates, got 1"):
+        AngleFeatures(3, 2, 1, cutoff=2.0)(graph, torch.randn(5, 2))
 
 
 @pytest.mark.parametrize("layer", [LiftingConvolution, FrameMessages])

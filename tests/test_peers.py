@@ -4,6 +4,9 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import json
+import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +25,7 @@ from lieattn_datasets import NBodySimulated
 
 PEERS = Path(__file__).parent.parent / "examples" / "peers"
 CONFIGS = PEERS.parent / "configs"
+DOCS = PEERS.parent.parent / "docs"
 PACKAGES = {"SchNet": "schnetpack", "PaiNN": "schnetpack", "EGNN": "egnn_pytorch", "NequIP": "nequip", "MACE": "mace"}
 GEOMETRIC = ["GeometricSchNet", "DimeNet", "ViSNet"]
 DIRECTED = ["PaiNN", "EGNN", "NequIP", "MACE", "ViSNet"]
@@ -243,3 +247,98 @@ def test_the_search_of_rates_runs_as_its_comment_says(tmp_path):
     command = [sys.executable, "peers/search.py", "--config", *files, *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].startswith("PointNet (PyG) 0.004: ")
+
+
+def recorded(content):
+    """Return the runs of a record with a test result, at any depth."""
+    if isinstance(content, list):
+        return [run for part in content for run in recorded(part)]
+    if not isinstance(content, dict):
+        return []
+    if "model" in content and content.get("metrics"):
+        metrics = content.get("rotated_metrics") or content["metrics"]
+        return [{**content, "result": metrics.get("accuracy", metrics.get("error"))}]
+    return [run for part in content.values() for run in recorded(part)]
+
+
+def is_rounded(value, text):
+    """Whether a printed number, perhaps in percent, is the rounded value."""
+    unit = 10.0 ** -len(text.partition(".")[2])
+    return any(abs(factor * value - float(text)) <= 0.5001 * unit for factor in (1, 100))
+
+
+def numbers(cell):
+    return re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", cell))
+
+
+def runs_of(cell, runs):
+    """Return all choices of different runs of one model with the printed results."""
+    found = []
+    for model in dict.fromkeys(run["model"] for run in runs):
+        own = [
+            [run for run in runs if run["model"] == model and is_rounded(run["result"], one)] for one in numbers(cell)
+        ]
+        found += [some for some in itertools.product(*own) if len({id(run) for run in some}) == len(own)]
+    return found
+
+
+def has_mean(runs, cell):
+    mean, *deviation = numbers(cell)
+    results = [run["result"] for run in runs]
+    return is_rounded(statistics.mean(results), mean) and all(
+        is_rounded(statistics.stdev(results), one) for one in deviation
+    )
+
+
+def has_steps(runs, cell):
+    printed, steps = [int(one) for one in numbers(cell)], [run["steps"] for run in runs]
+    listed = [min(steps), max(steps)] if " to " in cell else steps
+    return sorted(printed) == sorted(listed) or printed == [round(statistics.mean(steps))]
+
+
+COLUMNS = {
+    "mean": has_mean,
+    "steps": has_steps,
+    "parameters": lambda runs, cell: all(run["parameters"] == int(numbers(cell)[0]) for run in runs),
+    "change": lambda runs, cell: f"{max(run['equivariance']['after']['rotations'] for run in runs):.0e}" == cell,
+}
+TABLES = re.findall(r"(?:^\|.*\n)+", (DOCS / "results.md").read_text().split("### Beside peers")[1], flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [table for table in TABLES if "seeds 0, 1, 2" in table.splitlines()[0]],
+    ids=lambda table: table.splitlines()[0][:40],
+)
+def test_tables_of_results_are_those_of_the_records(table):
+    """Results of seeds are found in the records, and means, steps, parameters and changes are those of these runs."""
+    runs = [run for path in (PEERS / "results").glob("*.json") for run in recorded(json.loads(path.read_text()))]
+    runs = [run for run in runs if run["result"] is not None]
+    header, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+    rows = [row for row in rows if "the same with" not in row[1]]  # runs of two models
+    checked = 0
+    for row in rows:
+        chosen = None
+        for name, cell in zip(header, [re.sub(r"[*ᵃᵇᶜ]", "", cell) for cell in row], strict=True):
+            kind = re.split(r"[ ,]", name)[0]
+            if "seeds" in name or name.startswith(("N-body", "ethanol", "10 minutes")):
+                chosen = runs_of(cell, runs) if numbers(cell) else None
+                assert chosen != [], (row[0], name, cell)
+            elif kind in COLUMNS and chosen is not None and "(" not in name and numbers(cell):
+                chosen = [some for some in chosen if COLUMNS[kind](some, cell)]
+                assert chosen, (row[0], name, cell)
+                checked += 1
+    assert checked >= len(rows)
+
+
+def test_the_table_of_particles_is_that_of_its_record():
+    record = json.loads((DOCS / "compare_nbody.json").read_text())
+    runs = recorded(record["cells"])
+    (table,) = [table for table in TABLES if table.startswith("| model | error | rotated |")]
+    for line in table.splitlines()[2:]:
+        model, error, rotated, steps, change = [cell.strip(" *") for cell in line[1:-1].split("|")]
+        own = [run for run in runs if run["model"] == model]
+        assert has_mean([{"result": run["metrics"]["error"]} for run in own], error)
+        assert has_mean(own, rotated)
+        assert has_steps(own, steps)
+        assert COLUMNS["change"](own, change)

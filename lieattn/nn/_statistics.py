@@ -311,7 +311,7 @@ class PointBatchNorm(_Affine):
         """Normalize ``[points, *, channels]``."""
         check_features(x, self.weight, len(self.weight))
         mean, variance = self.running_mean, self.running_var
-        if self.training and (x.numel() or processes() > 1):
+        if self.training:
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
             mean, variance, rows = _moments(wide)
             if rows and not region.get().again:

@@ -161,6 +161,29 @@ def test_fast_gradients_are_those_of_plain_maths(kind, sizes, dtype):
         assert (fast - slow).abs().max() <= TOLERANCE[dtype] * max(1, slow.abs().max())
 
 
+def near_limits(kind, limit, way, dtype, device="cpu"):
+    """Return output and gradients if all levels of attention are large, except that those of ``limit`` are negative."""
+    tensors = operands(cyclic(2), images=1, channels=6, hidden=4, side=5, dtype=torch.float64)
+    scales, unused = {"second": 4.0, "spatial": 5.0}, {"spatial": ("first", "second"), "channel": ("spatial",)}
+    for name, tensor in tensors.items():
+        sign = -1.0 if name == limit else 1.0
+        tensor = sign * scales.get(name, 1.0) * tensor.detach().abs()
+        tensors[name] = tensor.to(device, dtype).requires_grad_()
+    used = [tensor for name, tensor in tensors.items() if name not in unused.get(kind, ())]
+    out = evaluate(tensors, kind, "plain" if way == "maps" else way, return_maps=way == "maps")
+    return [out, *torch.autograd.grad(out.square().sum(), used)]
+
+
+@pytest.mark.parametrize("way", ["plain", "auto", "maps"])
+@pytest.mark.parametrize("limit", ["both are 1", "second", "spatial"])
+@every_kind
+def test_no_digits_are_lost_where_attention_is_close_to_0_or_1(kind, limit, way):
+    """Close to 1, the difference of all responses and those removed would consist of rounding errors."""
+    single, double = (near_limits(kind, limit, way, dtype) for dtype in (torch.float32, torch.float64))
+    for found, expected in zip(single, double, strict=True):
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 def test_equal_maxima_share_gradients_as_in_torch():
     """In the background of an image all responses are 0, and one of the channels receives the gradient."""
     tensors = operands(cyclic(4), side=10, dtype=torch.float64)
@@ -453,9 +476,13 @@ def test_attention_to_the_input_close_to_one_keeps_its_digits(attention, lifting
     for parameter in gate.parameters():
         torch.nn.init.constant_(parameter, 1 / parameter[0].numel())  # sums are means
     x = torch.full((1, 2, *(() if lifting else (4,)), 2, 2), 12.0)
-    exact = copy.deepcopy(gate).double()(x.double())
+    double = copy.deepcopy(gate).double()
+    found, exact = gate(x), double(x.double())
     assert 1e-12 < exact.abs().max() < 1e-3
-    torch.testing.assert_close(gate(x).double(), exact, rtol=1e-4, atol=0)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=0)
+    slopes = (torch.autograd.grad(out.sum(), part.parameters()) for out, part in ((found, gate), (exact, double)))
+    for single, wide in zip(*slopes, strict=True):
+        torch.testing.assert_close(single.double(), wide, rtol=1e-4, atol=0)
 
 
 def test_gates_of_planes_use_the_measure_and_all_channels():

@@ -18,6 +18,7 @@ from lieattn.ops import (
     reference_attention,
 )
 from tests.cases import some
+from tests.test_attentive_convolution import near_limits
 from tests.test_triton import Compilation, close, compiled, interpreted, on_gpu
 
 DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=on_gpu)]
@@ -255,6 +256,14 @@ def test_attentive_convolution_in_parts_twice_differentiable_and_in_float32(devi
         close(found, expected, 1e-4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("limit", ["both are 1", pytest.param("spatial", marks=pytest.mark.slow)])
+def test_attentive_convolution_loses_no_digits_where_attention_is_close_to_0_or_1(limit, device):
+    found = near_limits("full", limit, "triton", torch.float32, device)
+    for single, double in zip(found, near_limits("full", limit, "plain", torch.float64), strict=True):
+        assert (single.cpu() - double).abs().max() <= 1e-5 * double.abs().max()
+
+
 @compiled
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_networks_compile_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
@@ -277,6 +286,6 @@ def test_attentive_convolution_compiles_for_a_gpu_that_is_not_here(architecture,
     built = Compilation([_attentive], architecture, monkeypatch, tmp_path)
     x, kernel = torch.zeros(1, 2, 3, 6, 5, requires_grad=True), torch.zeros(4, 2, 3, 9, requires_grad=True)
     _attentive._statistics(x, kernel, Window(3))
-    kept, top = _attentive._ChannelSums.apply(Window(3), True, x, kernel, torch.ones(1, 4, 2, 3, requires_grad=True))
-    (kept + top).sum().backward()
+    levels = torch.zeros(1, 4, 2, 3, requires_grad=True)
+    sum(_attentive._ChannelSums.apply(Window(3), True, x, kernel, levels)).sum().backward()
     assert set(built.machine_code) == {"largest_places", "channel_sums", "pixel_gradients", "tap_products"}

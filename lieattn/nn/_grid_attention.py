@@ -37,6 +37,7 @@ from lieattn.nn._grid import (
     permuted_copies,
 )
 from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel, residual_branch
+from lieattn.ops._attentive import attention_of
 
 Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]
@@ -353,13 +354,14 @@ class GridInputAttention(TiedWeights):
         if self.channel is not None:
             flat = field.flatten(3)
             level = self.channel(flat.mean(-1), flat.amax(-1))[(..., *[None] * self.group.dim)]
-            scores, passed = torch.sigmoid(level), _passed(level, field)
-            removed = scores * field
+            scores, rest = attention_of(level)
+            passed, removed = rest * field, scores * field
         if self.spatial is not None:
             statistics = torch.stack([removed.mean(dim=1), removed.amax(dim=1)], dim=1)
             level = self.spatial(statistics[:, :, 0] if self.lifting else statistics)
             level = level.amax(dim=2, keepdim=True) if self.lifting else level
-            seen, passed = torch.sigmoid(level), passed + _passed(level, removed)
+            seen, rest = attention_of(level)
+            passed = passed.addcmul(rest, removed)
         if self.lifting:
             scores, seen = (None if part is None else part[:, :, 0] for part in (scores, seen))
         return passed.view_as(x), AttentionMaps(scores, seen) if return_maps else None
@@ -413,12 +415,8 @@ class GridPoseAttention(TiedWeights):
         else:
             level = torch.einsum("chg,bcg...->bh...", self.weight[:, self.relative], x)[:, None]
         level = self.measure * level
-        return _passed(level, x), AttentionMaps(None, torch.sigmoid(level)) if return_maps else None
-
-
-def _passed(level: Tensor, x: Tensor) -> Tensor:
-    """Return (1 - σ(level)) x, without cancellation where the attention is close to 1."""
-    return torch.sigmoid(-level) * x
+        seen, rest = attention_of(level)
+        return rest * x, AttentionMaps(None, seen) if return_maps else None
 
 
 def _uniform(*shape: int) -> nn.Parameter:

@@ -55,6 +55,15 @@ class Operands(NamedTuple):
     spatial: Tensor | None  # [outs, fiber, 2, spatial_size^dim]
 
 
+class ChannelSums(NamedTuple):
+    """Sums of the responses t of a sample, an output and an input pose over the channels, and spatial attention."""
+
+    passed: Tensor | None  # Σ_c (1 - α_C) t with constant α_C, [samples, outs, fiber, *sides]
+    kept: Tensor  # Σ_c α_C t with constant α_C
+    change: Tensor | None  # 0, with the derivatives of Σ_c α_C t with respect to α_C
+    levels: Tensor | None  # spatial attention before the sigmoid
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
     """The attention maps of a layer, with at least one of the factors ``channel`` and ``spatial``.
@@ -107,9 +116,9 @@ def attentive_convolution(
     **Equivariance.** If the group moves ``kernels``, ``channel`` and ``spatial`` to the output poses, as in the layers
     of this library, the output at stride 1 is equivariant to the group and, away from the border, to translations.
 
-    The sum is evaluated as Σ_h̃ (Σ_c t - α_X Σ_c α_C t). Only the two maxima require all responses, which are computed
-    for one pair of poses at a time, and recomputed in the backward pass. If several maxima are equal, one of them gets
-    the gradient, as in torch.
+    The sum is evaluated as Σ_h̃ (Σ_c (1 - α_C) t + (1 - α_X) Σ_c α_C t), without cancellation where attention is close
+    to 1. Only the two maxima require all responses, which are computed for one pair of poses at a time, and recomputed
+    in the backward pass. If several maxima are equal, one of them gets the gradient, as in torch.
 
     Parameters
     ----------
@@ -169,13 +178,13 @@ def attentive_convolution(
         )
         maps = None
         if return_maps:
-            kept, levels, scores = _attend(operands, window)
-            outs = kernels.shape[:2]
+            found, scores = _attend(operands, window)
+            outs, levels = kernels.shape[:2], found.levels
             maps = AttentionMaps(
                 None if scores is None else _over_positions(scores.unflatten(1, outs).transpose(3, 4), dim),
                 None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
             )
-            sums = _convolve(operands, window) - gate(kept, levels)
+            sums = weighted(found).sum(dim=2)
         elif stride == 1 and dim == 2 and not is_recorded() and (name := fused_kernel(x.device)) is not None:
             expect_gradients(operands)
             sums = _fused_sums(name, operands, window)
@@ -190,7 +199,7 @@ def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
     if name == "triton":
         from lieattn.ops.kernels.triton import _attentive as triton_kernels
 
-        return _convolve(operands, window) - triton_kernels.Fused.apply(window, *operands)
+        return cast(Tensor, triton_kernels.Fused.apply(window, *operands))
     from lieattn.ops.kernels.attentive import _launch
 
     return cast(Tensor, _launch.Fused.apply(window, *operands))
@@ -310,56 +319,65 @@ def _over_positions(x: Tensor, dim: int) -> Tensor:
     return x[(..., *[None] * dim)]
 
 
-def _attend(operands: Operands, window: Window) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *sides]``, and the channel attention."""
+def attention_of(levels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return α = σ(levels) and 1 - α. Derivatives of ``torch.sigmoid``, but not these, lose digits for α close to 1."""
+    return F.logsigmoid(levels).exp(), F.logsigmoid(-levels).exp()
+
+
+def _attend(operands: Operands, window: Window) -> tuple[ChannelSums, Tensor | None]:
+    """Return sums of the responses and, if there is one, the channel attention ``[samples, outs, fiber, in]``."""
     x, kernel, first, second, spatial = operands
     t = _responses(x, kernel, window)
-    scores = None
-    if first is not None and second is not None:
+    passed = change = scores = levels = None
+    if first is None or second is None:
+        kept = total = t.sum(dim=3)
+    else:
         pixels = t.flatten(4)
-        scores = torch.sigmoid(channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
-        t = _over_positions(scores, x.ndim - 3) * t
-    kept = t.sum(dim=3)
-    levels = None if spatial is None else spatial_levels(t.mean(dim=3), t.max(dim=3).values, spatial, window)
-    return kept, levels, scores
+        scores, rest = attention_of(channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
+        constant = scores.detach()
+        factors = torch.stack([rest.detach(), constant, scores - constant])
+        passed, kept, change = torch.einsum("ksofc,sofc...->ksof...", factors, t).unbind()
+        total = kept + change
+    if spatial is not None:
+        weighted = t if scores is None else _over_positions(scores, x.ndim - 3) * t
+        levels = spatial_levels(total / x.shape[2], weighted.max(dim=3).values, spatial, window)
+    return ChannelSums(passed, kept, change, levels), scores
 
 
-def gate(kept: Tensor, levels: Tensor | None) -> Tensor:
-    """Multiply Σ_c α_C t by the spatial attention, and sum over the fiber."""
-    return (kept if levels is None else torch.sigmoid(levels) * kept).sum(dim=2)
+def weighted(sums: ChannelSums) -> Tensor:
+    """Return Σ_c (1 - α_X α_C) t as Σ_c (1 - α_C) t + (1 - α_X) Σ_c α_C t - α_X change.
+
+    Terms do not cancel if attention is close to 1, nor do their derivatives if it is close to 0. Since ``change`` has
+    the derivatives with respect to α_C, they are those of -α_X α_C t, not of the difference of the first two terms.
+    """
+    passed, kept, change, levels = sums
+    if levels is None:
+        return torch.zeros_like(kept) if passed is None or change is None else passed - change
+    seen, rest = attention_of(levels)
+    if passed is None or change is None:
+        return rest * kept
+    return passed.addcmul(rest, kept).addcmul(seen, change, value=-1)
 
 
-def _gated(operands: Operands, window: Window) -> Tensor:
-    return gate(*_attend(operands, window)[:2])
+def _weighted(operands: Operands, window: Window) -> Tensor:
+    return weighted(_attend(operands, window)[0]).sum(dim=2)
 
 
 def residual_sums(operands: Operands, window: Window) -> Tensor:
-    """Return the weighted sum Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, *sides]``, by plain maths."""
-    return _convolve(operands, window) - gated_sums(operands, window)
-
-
-def _convolve(operands: Operands, window: Window) -> Tensor:
-    """Return the sum of all responses, Σ_h̃ Σ_c t ``[samples, outs, *sides]``."""
-    x, kernel = operands.x, operands.kernel
-    filters = kernel.flatten(1, 2).unflatten(-1, [window.size] * (x.ndim - 3))
-    return _CONVOLUTIONS[x.ndim - 3](x.flatten(1, 2), filters, stride=window.stride, dilation=window.dilation)
-
-
-def gated_sums(operands: Operands, window: Window) -> Tensor:
-    """Return the part removed by attention, Σ_h̃ α_X Σ_c α_C t ``[samples, outs, *sides]``.
+    """Return the weighted sum Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, *sides]``.
 
     It is computed by plain maths, in parts if there are many responses. It can be differentiated any number of times,
     on any device.
     """
     x, fiber, channels = operands.x, *operands.kernel.shape[1:3]
     pixels = math.prod([(side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[3:]])
-    return in_parts(_gated, operands, window, x.shape[0] * fiber * channels * pixels)
+    return in_parts(_weighted, operands, window, x.shape[0] * fiber * channels * pixels)
 
 
 def in_parts(
     evaluate: Callable[[Operands, Window], Tensor], operands: Operands, window: Window, entries: int
 ) -> Tensor:
-    """Evaluate gated sums for as many outputs at a time as memory allows, if each output takes ``entries`` numbers."""
+    """Evaluate weighted sums for as many outputs at a time as memory allows, if each takes ``entries`` numbers."""
     x, kernel, *tables = operands
     outs, at_once = len(kernel), max(1, _AT_ONCE // max(1, entries))
     if at_once >= outs:

@@ -82,10 +82,11 @@ def _see(t, place, value, here, seen, lanes):
 
 
 @part
-def channel_scores(s, first, second, mean, top, hidden, score, lanes):
-    """Compute the channel attention of one input pose. ``hidden`` stores the hidden values before the relu."""
+def channel_scores(s, first, second, numbers, lanes):
+    """Compute the channel attention α of one input pose, and 1 - α. ``hidden`` has the values before the relu."""
     stay_apart()
     wide = len(lanes)
+    mean, top, score, rest, _, _, _, _, hidden = _numbers(s, numbers, lanes)
     zero, one = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes)
     for n in range(s.hidden):
         of_mean = of_top = zero
@@ -102,6 +103,7 @@ def channel_scores(s, first, second, mean, top, hidden, score, lanes):
             of_top = maximum(load(hidden, (s.hidden + n) * wide, lanes), zero)
             level = multiply_add(load(second, (c * s.hidden + n) * wide, lanes), of_mean + of_top, level)
         store(score, c * wide, sigmoid(level, one))
+        store(rest, c * wide, sigmoid(zero - level, one))
 
 
 @part
@@ -109,14 +111,13 @@ def channel_gradients(s, first, second, numbers, grad_first, grad_second, lanes)
     """Compute the backward pass of :func:`channel_scores`, from the gradient of the scores to those of mean and top."""
     stay_apart()
     wide = len(lanes)
-    zero, one = fill(first, 0.0, lanes), fill(first, 1.0, lanes)
-    mean, top, score, slope, slope_mean, slope_top, _, hidden = _numbers(s, numbers, lanes)
+    zero = fill(first, 0.0, lanes)
+    mean, top, score, rest, slope, slope_mean, slope_top, _, hidden = _numbers(s, numbers, lanes)
     back = offset(hidden, 2 * s.hidden * wide)
     for n in range(2 * s.hidden):
         store(back, n * wide, zero)
     for c in range(s.channels):
-        given = load(score, c * wide, lanes)
-        level = load(slope, c * wide, lanes) * given * (one - given)
+        level = load(slope, c * wide, lanes) * load(score, c * wide, lanes) * load(rest, c * wide, lanes)
         for n in range(s.hidden):
             at, other = n * wide, (s.hidden + n) * wide
             of_mean, of_top = load(hidden, at, lanes), load(hidden, other, lanes)
@@ -140,7 +141,7 @@ def channel_gradients(s, first, second, numbers, grad_first, grad_second, lanes)
 
 @part
 def _numbers(s, numbers, lanes):
-    """Return pointers to vectors of every channel: mean, top, score, slope, slopes of mean and top, place, hidden."""
+    """Return pointers to vectors of channels: mean, top, α, 1 - α, slopes of α, mean and top, place of top, hidden."""
     step = s.channels * len(lanes)
     return (
         numbers,
@@ -151,6 +152,7 @@ def _numbers(s, numbers, lanes):
         offset(numbers, 5 * step),
         offset(numbers, 6 * step),
         offset(numbers, 7 * step),
+        offset(numbers, 8 * step),
     )
 
 
@@ -165,11 +167,12 @@ def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
     """Write the responses to one input pose, their statistics and channel scores to ``scratch``."""
     stay_apart()
     wide = len(lanes)
-    mean, top, score, _, _, _, place, hidden = _numbers(s, at_address(scratch.numbers, lanes), lanes)
+    numbers = at_address(scratch.numbers, lanes)
+    mean, top, score, rest, _, _, _, place, _ = _numbers(s, numbers, lanes)
     pair = block * s.fiber + pose
     x = row(at_address(p.x, lanes), sample * s.fiber + pose, s.channels * s.source)
     kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.whole_taps * wide)
-    one, share = fill(mean, 1.0, lanes), fill(mean, 1 / s.positions, lanes)
+    zero, one, share = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes), fill(mean, 1 / s.positions, lanes)
     for c in range(s.channels):
         own, t = row(kernel, c, s.whole_taps * wide), _inner(s, scratch.responses, c, lanes)
         total, largest, where = respond(s, tables, row(x, c, s.source), own, t, lanes)
@@ -177,36 +180,38 @@ def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
         store(top, c * wide, largest)
         store(place, c * wide, where)
         store(score, c * wide, one)
+        store(rest, c * wide, zero)
     if s.has_channel:
         matrix = s.hidden * s.channels * wide
         first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
-        channel_scores(s, first, second, mean, top, hidden, score, lanes)
+        channel_scores(s, first, second, numbers, lanes)
 
 
 @part
 def gather_channels(s, scratch, lanes):
-    """Sum responses, and their products with scores, over the channels; also take mean and maximum of the products."""
+    """Compute Σ_c (1 - α_C) t and Σ_c α_C t, and mean and maximum of α_C t over the channels."""
     stay_apart()
     wide = len(lanes)
     t, step = _inner(s, scratch.responses, 0, lanes), s.plane * wide
-    _, _, score, _, _, _, _, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
-    plain, kept = _inner(s, scratch.plain, 0, lanes), _inner(s, scratch.kept, 0, lanes)
+    _, _, score, rest, _, _, _, _, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
+    passed, kept = _inner(s, scratch.passed, 0, lanes), _inner(s, scratch.kept, 0, lanes)
     mean, largest = _inner(s, scratch.statistics, 0, lanes), _inner(s, scratch.statistics, 1, lanes)
     winner = _inner(s, scratch.winner, 0, lanes)
     share, zero, one = fill(t, 1 / s.channels, lanes), fill(t, 0.0, lanes), fill(t, 1.0, lanes)
     for at in range(0, s.length * wide, wide):
-        response = load(t, at, lanes)
-        total = top = load(score, 0, lanes) * response
+        own = load(t, at, lanes)
+        left, total = load(rest, 0, lanes) * own, load(score, 0, lanes) * own
+        top = total
         first = number = zero
         for c in range(1, s.channels):
             own = load(t, c * step + at, lanes)
             value = load(score, c * wide, lanes) * own
             number = number + one
-            response = response + own
+            left = multiply_add(load(rest, c * wide, lanes), own, left)
             total = total + value
             first = pick_greater(value, top, number, first)
             top = maximum(top, value)
-        store(plain, at, response)
+        store(passed, at, left)
         store(kept, at, total)
         if s.has_spatial:
             store(mean, at, share * total)
@@ -269,9 +274,9 @@ def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
     """
     wide = len(lanes)
     sums = at_address(sums_at, lanes)
-    plain, kept = _inner(s, scratch.plain, 0, lanes), _inner(s, scratch.kept, 0, lanes)
+    passed, kept = _inner(s, scratch.passed, 0, lanes), _inner(s, scratch.kept, 0, lanes)
     level = _inner(s, scratch.level, 0, lanes)
-    one = fill(sums, 1.0, lanes)
+    zero, one = fill(sums, 0.0, lanes), fill(sums, 1.0, lanes)
     for number in range(begin, end):
         sample, block = number // s.blocks, number % s.blocks
         to = row(sums, number, s.length * wide)
@@ -281,10 +286,10 @@ def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
             if s.has_spatial:
                 spatial_levels(p, s, tables, block * s.fiber + pose, scratch, lanes)
             for at in range(0, s.length * wide, wide):
-                removed = load(kept, at, lanes)
+                left = load(passed, at, lanes)
                 if s.has_spatial:
-                    removed = removed * sigmoid(load(level, at, lanes), one)
-                left = load(plain, at, lanes) - removed
+                    rest = sigmoid(zero - load(level, at, lanes), one)
+                    left = multiply_add(rest, load(kept, at, lanes), left)
                 if pose > 0:
                     left = left + load(to, at, lanes)
                 store(to, at, left)
@@ -292,21 +297,30 @@ def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
 
 @part
 def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
-    """Compute the gradients of Σ_c α_C t, in ``scratch.kept``, and of spatial levels from that of the result."""
+    """Compute gradients from that of the result: of Σ_c α_C t and of spatial levels.
+
+    The result is Σ_c t - α_X Σ_c α_C t, also Σ_c (1 - α_C) t + (1 - α_X) Σ_c α_C t. The gradient of Σ_c α_C t in the
+    first form, for the channel attention, replaces ``scratch.passed``, and that in the second one, for t, replaces
+    ``scratch.kept``.
+    """
     stay_apart()
     wide = len(lanes)
-    kept, level = _inner(s, scratch.kept, 0, lanes), _inner(s, scratch.level, 0, lanes)
-    slope = _inner(s, scratch.slope_of_map, 0, lanes)
-    zero, one = fill(grad, 0.0, lanes), fill(grad, 1.0, lanes)
+    passed, kept = _inner(s, scratch.passed, 0, lanes), _inner(s, scratch.kept, 0, lanes)
+    level, slope = _inner(s, scratch.level, 0, lanes), _inner(s, scratch.slope_of_map, 0, lanes)
+    zero, one, least = fill(grad, 0.0, lanes), fill(grad, 1.0, lanes), fill(grad, -80.0, lanes)
     if s.has_spatial:
         spatial_levels(p, s, tables, pair, scratch, lanes)
     for at in range(0, s.length * wide, wide):
-        given = zero - load(grad, at, lanes)
+        given = load(grad, at, lanes)
+        removed, left = zero - given, zero
         if s.has_spatial:
-            gate = sigmoid(load(level, at, lanes), one)
-            store(slope, at, given * load(kept, at, lanes) * gate * (one - gate))
-            given = given * gate
-        store(kept, at, given)
+            # Below this level the inverse is infinite in float32.
+            inverse = exp(zero - maximum(load(level, at, lanes), least))
+            gate = one / (one + inverse)
+            removed, left = removed * gate, given * inverse * gate
+            store(slope, at, removed * load(kept, at, lanes) * inverse * gate)
+        store(passed, at, removed)
+        store(kept, at, left)
 
 
 @part
@@ -381,22 +395,25 @@ def _put_three(table, k, three, wide):
 def score_slopes(p, s, grads, pair, scratch, lanes):
     """Compute gradients of the channel attention, from those of Σ_c α_C t and of its mean and maximum over channels.
 
-    The gradient of the mean is added to ``scratch.kept``.
+    The gradient of the mean is added to both gradients of Σ_c α_C t.
     """
     stay_apart()
     wide = len(lanes)
     numbers = at_address(scratch.numbers, lanes)
-    _, _, _, slope, _, _, _, _ = _numbers(s, numbers, lanes)
-    kept, of_mean = _inner(s, scratch.kept, 0, lanes), _inner(s, scratch.slopes, 0, lanes)
+    _, _, _, _, slope, _, _, _, _ = _numbers(s, numbers, lanes)
+    removed, kept = _inner(s, scratch.passed, 0, lanes), _inner(s, scratch.kept, 0, lanes)
+    of_mean = _inner(s, scratch.slopes, 0, lanes)
     share, zero = fill(kept, 1 / s.channels, lanes), fill(kept, 0.0, lanes)
     if s.has_spatial:
         for at in range(0, s.length * wide, wide):
-            store(kept, at, multiply_add(share, load(of_mean, at, lanes), load(kept, at, lanes)))
+            mean = load(of_mean, at, lanes)
+            store(removed, at, multiply_add(share, mean, load(removed, at, lanes)))
+            store(kept, at, multiply_add(share, mean, load(kept, at, lanes)))
     if s.has_channel:
         for c in range(s.channels):
             t, number, total = _inner(s, scratch.responses, c, lanes), fill(kept, float(c), lanes), zero
             for at in range(0, s.length * wide, wide):
-                total = multiply_add(_slope(s, scratch, at, number, zero, lanes), load(t, at, lanes), total)
+                total = multiply_add(_slope(s, scratch, removed, at, number, lanes), load(t, at, lanes), total)
             store(slope, c * wide, total)
         matrix = s.hidden * s.channels * wide
         first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
@@ -406,10 +423,11 @@ def score_slopes(p, s, grads, pair, scratch, lanes):
 
 
 @part
-def _slope(s, scratch, at, number, zero, lanes):
-    """Return the gradient of α_C t of the channel ``number`` at a pixel."""
-    value = load(_inner(s, scratch.kept, 0, lanes), at, lanes)
+def _slope(s, scratch, of_sum, at, number, lanes):
+    """Return the gradient of α_C t of the channel ``number`` at a pixel from that of Σ_c α_C t."""
+    value = load(of_sum, at, lanes)
     if s.has_spatial:
+        zero = fill(of_sum, 0.0, lanes)
         winner, of_top = _inner(s, scratch.winner, 0, lanes), _inner(s, scratch.slopes, 1, lanes)
         value = value + pick_equal(load(winner, at, lanes), number, load(of_top, at, lanes), zero)
     return value
@@ -420,17 +438,17 @@ def response_slopes(s, grad, scratch, lanes):
     """Replace the responses by their gradients."""
     stay_apart()
     wide = len(lanes)
-    _, _, score, _, slope_mean, slope_top, place, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
-    share, zero = fill(grad, 1 / s.positions, lanes), fill(grad, 0.0, lanes)
+    _, _, score, rest, _, slope_mean, slope_top, place, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
+    kept, share, zero = _inner(s, scratch.kept, 0, lanes), fill(grad, 1 / s.positions, lanes), fill(grad, 0.0, lanes)
     for c in range(s.channels):
         t, number = _inner(s, scratch.responses, c, lanes), fill(grad, float(c), lanes)
-        factor, base = load(score, c * wide, lanes), zero
+        factor, other, base = load(score, c * wide, lanes), load(rest, c * wide, lanes), zero
         if s.has_channel:
             base = share * load(slope_mean, c * wide, lanes)
         for r in range(s.rows):
             for at in range(r * s.stride * wide, (r * s.stride + s.columns) * wide, wide):
-                value = _slope(s, scratch, at, number, zero, lanes)
-                store(t, at, multiply_add(factor, value, base + load(grad, at, lanes)))
+                value = _slope(s, scratch, kept, at, number, lanes)
+                store(t, at, multiply_add(factor, value, multiply_add(other, load(grad, at, lanes), base)))
         if s.has_channel:
             # One of several equal maxima gets the gradient, as in torch.
             for lane in range(c * wide, (c + 1) * wide):

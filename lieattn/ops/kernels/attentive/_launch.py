@@ -164,13 +164,13 @@ class _Call:
             "responses": channels * plane,
             "statistics": 2 * plane,  # mean and maximum over the channels
             "winner": plane,  # number of the channel with the maximum
-            "plain": plane,
+            "passed": plane,
             "kept": plane,
             "level": plane,
             "slope_of_map": plane * backward,
             "slopes": 2 * plane * backward,  # gradients of the statistics
             "of_x": channels * s["source"] * backward,
-            "numbers": 7 * channels + 4 * s["hidden"],  # statistics and hidden values
+            "numbers": 8 * channels + 4 * s["hidden"],  # statistics and hidden values
         }
 
 

@@ -1,9 +1,10 @@
 """Attentive group convolution in Triton: the steps that need all responses, which are computed in registers.
 
 For a sample, an output with its pose and an input pose, the responses t_c(y) = Σ_p x_c(y + p) ψ_c(p) of all input
-channels are needed for two maxima, over positions and over channels, and for Σ_c α_c t_c. All other steps are plain
-maths. After a kernel has found a maximum over positions, plain maths multiplies its window by ψ, which defines the
-gradient. Gradients of the sums and of the maxima over channels are sums in a fixed order, each by one program.
+channels are needed for two maxima, over positions and over channels, and for the sums Σ_c (1 - α_c) t_c and
+Σ_c α_c t_c. All other steps are plain maths. After a kernel has found a maximum over positions, plain maths multiplies
+its window by ψ, which defines the gradient. Gradients of the sums and of the maxima over channels are sums in a fixed
+order, each by one program.
 """
 
 from __future__ import annotations
@@ -69,18 +70,23 @@ def largest_places(x, kernel, s, places):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def channel_sums(x, kernel, scores, s, kept, top, winner):  # type: ignore[no-untyped-def]
-    """Write Σ_c α_c t_c, the largest α_c t_c and its channel, all ``[samples, outs, fiber, height * width]``."""
+def channel_sums(x, kernel, scores, rest, s, passed, kept, top, winner):  # type: ignore[no-untyped-def]
+    """Write Σ_c (1 - α_c) t_c, Σ_c α_c t_c, the largest α_c t_c and its channel, all ``[samples, outs, fiber, y]``.
+
+    ``scores`` are α_c, and ``rest`` is 1 - α_c.
+    """
     number = tl.program_id(0).to(tl.int64)
     sample, out, pose = _split(number, s.outs, s.fiber)
     y = tl.program_id(1) * s.B + tl.arange(0, s.B)
     inside = y < s.height * s.width
+    left = tl.zeros([s.B], s.dtype)
     total = tl.zeros([s.B], s.dtype)
     largest = tl.full([s.B], float("-inf"), s.dtype)
     first = tl.zeros([s.B], tl.int32)
     for channel in range(s.channels):
         t = _responses(x, kernel, s, sample, out, pose, channel, y, inside)
         if s.gated:
+            left += t * tl.load(rest + number * s.channels + channel)
             t = t * tl.load(scores + number * s.channels + channel)
         total += t
         better = t > largest
@@ -88,15 +94,17 @@ def channel_sums(x, kernel, scores, s, kept, top, winner):  # type: ignore[no-un
         largest = tl.where(better, t, largest)
     at = number * (s.height * s.width) + y
     tl.store(kept + at, total, mask=inside)
+    if s.gated:
+        tl.store(passed + at, left, mask=inside)
     if s.topped:
         tl.store(top + at, largest, mask=inside)
         tl.store(winner + at, first, mask=inside)
 
 
 @triton.jit
-def _slopes(to_kept, to_top, winner, s, at, channel, inside):  # type: ignore[no-untyped-def]
-    """Return the gradient of α_c t_c, [B]."""
-    slope = tl.load(to_kept + at, mask=inside, other=0.0)
+def _slopes(to_sum, to_top, winner, s, at, channel, inside):  # type: ignore[no-untyped-def]
+    """Return the gradient of α_c t_c, [B], from that of Σ_c α_c t_c."""
+    slope = tl.load(to_sum + at, mask=inside, other=0.0)
     if s.topped:
         ours = tl.load(winner + at, mask=inside, other=-1) == channel
         slope += tl.where(ours, tl.load(to_top + at, mask=inside, other=0.0), 0.0)
@@ -104,7 +112,7 @@ def _slopes(to_kept, to_top, winner, s, at, channel, inside):  # type: ignore[no
 
 
 @triton.jit
-def pixel_gradients(kernel, scores, s, to_kept, to_top, winner, grad):  # type: ignore[no-untyped-def]
+def pixel_gradients(kernel, scores, rest, s, to_passed, to_kept, to_top, winner, grad):  # type: ignore[no-untyped-def]
     """Write the gradient of x, with a program for each block of pixels of a plane."""
     plane = tl.program_id(0).to(tl.int64)
     sample, pose, channel = _split(plane, s.fiber, s.channels)
@@ -115,47 +123,68 @@ def pixel_gradients(kernel, scores, s, to_kept, to_top, winner, grad):  # type: 
         number = (sample * s.outs + out) * s.fiber + pose
         taps = kernel + ((out * s.fiber + pose) * s.channels + channel) * (s.size * s.size)
         part = tl.zeros([s.B], s.dtype)
+        other = tl.zeros([s.B], s.dtype)
         for i in range(s.size):
             for j in range(s.size):
                 r, q = row - i * s.dilation, column - j * s.dilation
                 inside = (r >= 0) & (r < s.height) & (q >= 0) & (q < s.width)
                 at = number * (s.height * s.width) + r * s.width + q
-                slope = _slopes(to_kept, to_top, winner, s, at, channel, inside)
-                part += tl.load(taps + i * s.size + j) * slope
+                tap = tl.load(taps + i * s.size + j)
+                part += tap * _slopes(to_kept, to_top, winner, s, at, channel, inside)
+                if s.gated:
+                    other += tap * tl.load(to_passed + at, mask=inside, other=0.0)
         if s.gated:
-            part = part * tl.load(scores + number * s.channels + channel)
+            at = number * s.channels + channel
+            part = part * tl.load(scores + at) + other * tl.load(rest + at)
         total += part
     tl.store(grad + plane * (s.rows * s.columns) + pixel, total, mask=pixel < s.rows * s.columns)
 
 
 @triton.jit
-def tap_products(x, s, to_kept, to_top, winner, products):  # type: ignore[no-untyped-def]
-    """Write Σ_y slope_c(y) x_c(y + p), ``[samples, outs, fiber, channels, taps]``."""
+def tap_products(  # type: ignore[no-untyped-def]
+    x, kernel, scores, rest, s, to_passed, to_kept, to_change, to_top, winner, products, changes
+):
+    """Write Σ_y (gradient of t_c)(y) x_c(y + p) ``[samples, outs, fiber, channels, taps]``, and gradients of α_c.
+
+    Gradients of α_c, ``[samples, outs, fiber, channels]``, are those of ``change``.
+    """
     number, channel = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    sample, _, pose = _split(number, s.outs, s.fiber)
+    sample, out, pose = _split(number, s.outs, s.fiber)
     plane = x + ((sample * s.fiber + pose) * s.channels + channel) * (s.rows * s.columns)
     tap = tl.arange(0, s.P)
     reach = (tap // s.size * s.columns + tap % s.size) * s.dilation
     known = tap < s.size * s.size
     total = tl.zeros([s.P], s.dtype)
+    changed = tl.zeros([s.P], s.dtype)
     for first in range(0, s.height * s.width, s.B):
         y = first + tl.arange(0, s.B)
         inside = y < s.height * s.width
-        slope = _slopes(to_kept, to_top, winner, s, number * (s.height * s.width) + y, channel, inside)
+        place = number * (s.height * s.width) + y
+        slope = _slopes(to_kept, to_top, winner, s, place, channel, inside)
         at = y // s.width * s.columns + y % s.width
         seen = tl.load(plane + at[None, :] + reach[:, None], mask=known[:, None] & inside[None, :], other=0.0)
+        if s.gated:
+            slope = slope * tl.load(scores + number * s.channels + channel)
+            passed = tl.load(to_passed + place, mask=inside, other=0.0)
+            slope += passed * tl.load(rest + number * s.channels + channel)
+            change = _slopes(to_change, to_top, winner, s, place, channel, inside)
+            changed += tl.sum(seen * change[None, :], 1)
         total += tl.sum(seen * slope[None, :], 1)
     tl.store(products + (number * s.channels + channel) * (s.size * s.size) + tap, total, mask=known)
+    if s.gated:
+        taps = kernel + ((out * s.fiber + pose) * s.channels + channel) * (s.size * s.size)
+        weights = tl.load(taps + tap, mask=known, other=0.0)
+        tl.store(changes + number * s.channels + channel, tl.sum(weights * changed, 0))
 
 
 class Fused(torch.autograd.Function):
-    """Gated sums computed by the kernels. Second derivatives are those of the plain ``gated_sums``."""
+    """Weighted sums computed by the kernels. Second derivatives are those of the plain ``residual_sums``."""
 
     @staticmethod
     def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.window = window
-        return gated_sums(Operands(*operands), window)
+        return residual_sums(Operands(*operands), window)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -166,30 +195,31 @@ class Fused(torch.autograd.Function):
             leaves = (None if t is None else t.detach().requires_grad_(needs) for t, needs in leaves)
             operands = Operands(*leaves)
         with torch.enable_grad():
-            gated = (plain.gated_sums if again else gated_sums)(operands, ctx.window)
-        return None, *gradients_of([gated], operands, needed, grads, create_graph=again)
+            sums = (plain.residual_sums if again else residual_sums)(operands, ctx.window)
+        return None, *gradients_of([sums], operands, needed, grads, create_graph=again)
 
 
-def gated_sums(operands: Operands, window: Window) -> Tensor:
-    """Return Σ_h̃ α_X Σ_c α_C t ``[samples, outs, height, width]``, differentiable once, computed in parts."""
+def residual_sums(operands: Operands, window: Window) -> Tensor:
+    """Return Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, height, width]``, differentiable once, computed in parts."""
     x, kernel = operands.x, operands.kernel
     pixels = (x.shape[-2] - window.dilation * (window.size - 1)) * (x.shape[-1] - window.dilation * (window.size - 1))
-    return plain.in_parts(_gated, operands, window, x.shape[0] * x.shape[1] * max(pixels, kernel[0, 0].numel()))
+    return plain.in_parts(_weighted, operands, window, x.shape[0] * x.shape[1] * max(pixels, kernel[0, 0].numel()))
 
 
-def _gated(operands: Operands, window: Window) -> Tensor:
+def _weighted(operands: Operands, window: Window) -> Tensor:
     x, kernel, first, second, spatial = operands
-    scores = None
+    level = None
     if first is not None and second is not None:
         mean, top = _statistics(x, kernel, window)
-        scores = torch.sigmoid(plain.channel_levels(mean, top, first, second))
-    kept, top = _ChannelSums.apply(window, spatial is not None, x, kernel, scores)
-    sides = _Call(x, kernel, window).sides
-    kept = kept.unflatten(-1, sides)
+        level = plain.channel_levels(mean, top, first, second)
+    sides, found = _Call(x, kernel, window).sides, _ChannelSums.apply(window, spatial is not None, x, kernel, level)
+    planes: Any = (None if part is None else part.unflatten(-1, sides) for part in found)
+    passed, kept, change, top = planes
     levels = None
     if spatial is not None:
-        levels = plain.spatial_levels(kept / x.shape[2], top.unflatten(-1, sides), spatial, window)
-    return plain.gate(kept, levels)
+        total = kept if change is None else kept + change
+        levels = plain.spatial_levels(total / x.shape[2], top, spatial, window)
+    return plain.weighted(plain.ChannelSums(passed, kept, change, levels)).sum(dim=2)
 
 
 def _statistics(x: Tensor, kernel: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -209,39 +239,48 @@ def _statistics(x: Tensor, kernel: Tensor, window: Window) -> tuple[Tensor, Tens
 
 
 class _ChannelSums(torch.autograd.Function):
-    """Sum and maximum of α_c t_c over the channels, differentiable once."""
+    """``passed``, ``kept`` and ``change`` of :class:`ChannelSums` and the maximum of α_c t_c, differentiable once.
+
+    Channel attention is given before the sigmoid. Without it, ``passed`` and ``change`` are None. The maximum is None
+    if it is not needed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, window: Window, topped: bool, *operands: Any) -> tuple[Tensor, Tensor]:
-        given: Any = (None if t is None else t.contiguous() for t in operands)
-        x, kernel, scores = given
+    def forward(ctx: Any, window: Window, topped: bool, *operands: Any) -> tuple[Tensor | None, ...]:
+        x, kernel, level = operands
+        x, kernel, scores, rest = x.contiguous(), kernel.contiguous(), None, None
+        if level is not None:
+            scores, rest = (part.contiguous() for part in plain.attention_of(level))
         call = _Call(x, kernel, window)
         sizes = call.sizes(gated=scores is not None, topped=topped)
         shape = (len(x), len(kernel), x.shape[1], call.positions)
-        kept, top = x.new_empty(shape), x.new_empty(shape if topped else 0)
+        kept, top = x.new_empty(shape), x.new_empty(shape) if topped else None
+        passed = None if scores is None else torch.empty_like(kept)
         winner = x.new_empty(shape if topped else 0, dtype=torch.int32)
-        call.run(channel_sums, (*call.planes, call.blocks(call.positions)), x, kernel, scores, sizes, kept, top, winner)
-        ctx.save_for_backward(x, kernel, scores, winner)
+        grid = (*call.planes, call.blocks(call.positions))
+        call.run(channel_sums, grid, x, kernel, scores, rest, sizes, passed, kept, top, winner)
+        ctx.save_for_backward(x, kernel, scores, rest, winner)
         ctx.window, ctx.topped = window, topped
-        return kept, top
+        return passed, kept, None if scores is None else torch.zeros_like(kept), top
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, kernel, scores, winner = ctx.saved_tensors
+        x, kernel, scores, rest, winner = ctx.saved_tensors
         call = _Call(x, kernel, ctx.window)
         options = {"gated": scores is not None, "topped": ctx.topped}
-        slopes = (*(grad.contiguous() for grad in grads), winner)
+        to_passed, to_kept, to_change, to_top = (None if grad is None else grad.contiguous() for grad in grads)
         to_x = torch.empty_like(x) if ctx.needs_input_grad[2] else None
         if to_x is not None:
             grid = (x.shape[0] * x.shape[1] * x.shape[2], call.blocks(x.shape[-1] * x.shape[-2]))
-            call.run(pixel_gradients, grid, kernel, scores, call.sizes(**options), *slopes, to_x)
+            sizes = call.sizes(**options)
+            call.run(pixel_gradients, grid, kernel, scores, rest, sizes, to_passed, to_kept, to_top, winner, to_x)
         products = x.new_empty(len(x), *kernel.shape)
+        changes = None if scores is None else torch.empty_like(scores)
         sizes = call.sizes(windows=True, **options)
-        call.run(tap_products, (*call.planes, x.shape[2]), x, sizes, *slopes, products)
-        if scores is None:
-            return None, None, to_x, products.sum(0), None
-        to_kernel = torch.einsum("sofc,sofcp->ofcp", scores, products)
-        return None, None, to_x, to_kernel, torch.einsum("ofcp,sofcp->sofc", kernel, products)
+        slopes = to_passed, to_kept, to_change, to_top, winner
+        grid = (*call.planes, x.shape[2])
+        call.run(tap_products, grid, x, kernel, scores, rest, sizes, *slopes, products, changes)
+        return None, None, to_x, products.sum(0), None if changes is None else changes * scores * rest
 
 
 class _Call:

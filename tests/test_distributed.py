@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn.cli import main
+from lieattn.cli._together import Together
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
@@ -65,10 +66,13 @@ LIMIT = 300.0  # seconds within which processes must end, on a busy machine
 
 
 class Clouds(Dataset):
-    """Clouds of 3 to 8 points with a label, a target at every point, and a mask of the targets."""
+    """Clouds of 3 to 8 points with a label, a target at every point, and a mask of the targets.
 
-    def __init__(self, size: int, seed: int = 0) -> None:
-        self.size, self.seed = size, seed
+    The label of the cloud ``wrong`` is out of range.
+    """
+
+    def __init__(self, size: int, seed: int = 0, wrong: int | None = None) -> None:
+        self.size, self.seed, self.wrong = size, seed, wrong
 
     def __len__(self) -> int:
         return self.size
@@ -78,7 +82,8 @@ class Clouds(Dataset):
         points = 3 + int(torch.randint(6, (), generator=generator))
         x, pos, u = (torch.randn(points, n, generator=generator) for n in (1, 2, 1))
         counts = torch.rand(points, generator=generator) < 0.7
-        return Data(x=x, pos=pos, y=torch.tensor([index % 2]), u=u, u_mask=counts, number=torch.tensor([index]))
+        y = torch.tensor([9 if index == self.wrong else index % 2])
+        return Data(x=x, pos=pos, y=y, u=u, u_mask=counts, number=torch.tensor([index]))
 
 
 class Pool(nn.Module):
@@ -581,6 +586,32 @@ def test_a_killed_process_ends_the_others(victim, tmp_path):
     assert process.returncode in (1, -signal.SIGKILL)
     assert "another process of this training has ended" in output
     torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_one_process_is_one_message_with_its_status(rank, tmp_path):
+    options = [*write_run(tmp_path), "--trainer.devices", "2", "--data.val.init_args.wrong", str(rank)]
+    process = start("-m", "lieattn", "fit", *options)
+    output = end_of(process)
+    assert process.returncode == 2
+    (message,) = (line for line in output.splitlines() if line.startswith("lieattn"))
+    assert message == f"lieattn fit: data: expected labels y in 0 .. 1, got {rank} .. 9"
+
+
+def test_the_first_process_with_an_error_reports_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("lieattn.cli._together._WAIT", 0.2)
+    with Together() as first:
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        with Together() as second:
+            assert second.reported() is None
+            assert second.is_first(2)
+        assert not first.is_first(1)
+        assert first.reported() == second.reported() == 2
+    assert not second.is_first(1)
+    assert second.reported() == 1  # the first process has ended
+    with Together() as other:  # not started by a process of the command
+        assert other.is_first(2)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
@@ -35,14 +34,17 @@ from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import check_classes, output_file, package
+from lieattn.cli._options import check_classes, output_file, package, usage_message
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
+from lieattn.cli._together import Together, is_lost
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 
 # Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
+# Smaller numbers end with an error about a division, or have no effect.
+_LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0, "log_every_n_steps": 0}
 _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
@@ -63,8 +65,26 @@ _EXPECTED = (
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
 
-    The exit status is 0 for success, 1 if the training diverged, and 128 + n after signal n.
+    The exit status is 0 for success, 1 if the training diverged, and 128 + n after signal n. Of several processes with
+    an error, one raises it, and all have its status.
     """
+    with Together() as processes:
+        try:
+            return _run(name, arguments)
+        except Exception as error:
+            status = 1 if usage_message(error) is None else 2
+            if not is_lost(error):
+                if processes.is_first(status):
+                    raise
+                return status
+            if (found := processes.reported()) is None:
+                lost = "another process of this training has ended, or cannot be reached"
+                again = "to continue from the last checkpoint: --ckpt_path last"
+                sys.stderr.write(f"lieattn {name}: {lost}; {again}\n  {error}\n")
+            return found or 1
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
     train.register_types()
     trust = option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
@@ -100,13 +120,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
         _say(f"lieattn: {error}")
         return _status(1)
     except RuntimeError as error:
-        if str(error).startswith("Early stopping conditioned on"):
-            raise train.UsageError(f"trainer.callbacks: {error}") from error
-        if not (isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)):
+        if not str(error).startswith("Early stopping conditioned on"):
             raise
-        lost = "another process of this training has ended, or cannot be reached"
-        sys.stderr.write(f"lieattn {name}: {lost}; to continue from the last checkpoint: --ckpt_path last\n  {error}\n")
-        return 1
+        raise train.UsageError(f"trainer.callbacks: {error}") from error
     return 0
 
 
@@ -304,7 +320,7 @@ class _PointSetCLI(LightningCLI):
             self._change_steps(self.config_init[self.subcommand])
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: expected a data set to validate on, got none")
-        limit = f"limit_{self.subcommand.removesuffix('idate')}_batches"
+        limit = f"limit_{self._name.removesuffix('idate')}_batches"
         if self.subcommand != "fit" and getattr(self.trainer, limit) == 0:
             raise train.UsageError(f"trainer.{limit}: expected at least one batch, got 0")
         self.model.config = self._resolved if "model" in self._resolved else {}
@@ -330,6 +346,9 @@ class _PointSetCLI(LightningCLI):
         # Every device is a process, even if the machine does not have it.
         if devices.isdecimal() and int(devices) > _MOST_DEVICES:
             raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
+        for name, least in _LEAST.items():
+            if (value := settings.trainer[name]) is not None and value < least:
+                raise train.UsageError(f"trainer.{name}: expected at least {least}, got {value}")
         logger = settings.trainer.logger
         bare = settings.trainer.barebones
         if not bare and (logger is None or logger is True):

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
+_LIGHTNING = f"{os.sep}lightning{os.sep}pytorch{os.sep}"
 _OURS = (f"{os.sep}lieattn{os.sep}", f"{os.sep}lieattn_datasets{os.sep}")
 
 
@@ -153,8 +154,8 @@ def report(command: str, error: Exception) -> int:
 def usage_message(error: Exception) -> str | None:
     """The message for an error that the user can correct; None for other errors, which need a traceback.
 
-    The user can correct errors about files, and errors that are raised by a ``raise`` statement of this library. A
-    ValueError that Python raises inside the code of this library is a bug.
+    The user can correct errors about files, and errors that are raised by a ``raise`` statement of this library, or of
+    Lightning about its settings. A ValueError that Python raises inside the code of this library is a bug.
     """
     from lieattn.train import UsageError
 
@@ -163,15 +164,19 @@ def usage_message(error: Exception) -> str | None:
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    elif lightning is not None and isinstance(error, lightning.MisconfigurationException):
-        text = f"trainer: {error}"
+    elif lightning is not None and (
+        isinstance(error, lightning.MisconfigurationException)
+        or (isinstance(error, ValueError) and _is_raised_in(error, (_LIGHTNING,)))
+    ):
+        text = f"trainer: {text.strip()}"
     elif not isinstance(error, (argparse.ArgumentError, UsageError)) and not (
-        isinstance(error, checked) and _is_raised_here(error)
+        isinstance(error, checked) and _is_raised_in(error, _OURS)
     ):
         return None
     return "\n".join([text.strip(), *getattr(error, "__notes__", [])])
 
 
-def _is_raised_here(error: Exception) -> bool:
+def _is_raised_in(error: Exception, folders: Sequence[str]) -> bool:
+    """Whether an error was raised by a ``raise`` statement in one of these folders."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return any(part in last.filename for part in _OURS) and (last.line or "").startswith("raise ")
+    return any(part in last.filename for part in folders) and (last.line or "").startswith("raise ")

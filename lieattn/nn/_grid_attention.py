@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn._exact import KeptTables
+from lieattn._sigmoid import attention_of
 from lieattn._tied import TiedWeights
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid import (

@@ -28,6 +28,7 @@ from lieattn._checks import (
     kind,
 )
 from lieattn._recompute import may_recompute
+from lieattn._sigmoid import attention_of
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops.kernels._calls import expect_gradients
 
@@ -317,11 +318,6 @@ def spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -
 def _over_positions(x: Tensor, dim: int) -> Tensor:
     """Append axes of size 1 for the positions."""
     return x[(..., *[None] * dim)]
-
-
-def attention_of(levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return α = σ(levels) and 1 - α. Derivatives of ``torch.sigmoid``, but not these, lose digits for α close to 1."""
-    return F.logsigmoid(levels).exp(), F.logsigmoid(-levels).exp()
 
 
 def _attend(operands: Operands, window: Window) -> tuple[ChannelSums, Tensor | None]:

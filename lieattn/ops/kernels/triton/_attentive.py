@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lieattn._sigmoid import attention_of
 from lieattn.ops import _attentive as plain
 from lieattn.ops._attentive import Operands, Window
 from lieattn.ops._gradients import gradients_of
@@ -250,7 +251,7 @@ class _ChannelSums(torch.autograd.Function):
         x, kernel, level = operands
         x, kernel, scores, rest = x.contiguous(), kernel.contiguous(), None, None
         if level is not None:
-            scores, rest = (part.contiguous() for part in plain.attention_of(level))
+            scores, rest = (part.contiguous() for part in attention_of(level))
         call = _Call(x, kernel, window)
         sizes = call.sizes(gated=scores is not None, topped=topped)
         shape = (len(x), len(kernel), x.shape[1], call.positions)

@@ -22,6 +22,7 @@ from lieattn.models import (
     Lifting,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer
+from lieattn.nn import FieldBatchNorm, PointBatchNorm
 from lieattn.nn.relative import _pair_scores
 from lieattn.ops import _attentive, _pooled, backend, explain, group_attention
 from lieattn.spaces import Euclidean
@@ -297,6 +298,37 @@ def test_forces_are_differentiated_in_all_ways(stress):
     several = {name: torch.stack([weight, 2 * weight]) for name, weight in weights.items()}
     each = vmap(lambda own: outputs(data.pos, own))(several)
     torch.testing.assert_close(each[0], outputs(data.pos), **EXACT)
+
+
+@pytest.mark.parametrize("norm", [FieldBatchNorm, PointBatchNorm])
+def test_second_derivatives_of_batch_normalization_in_training(norm):
+    """Those of torch's function are wrong in all of these orders."""
+    layer = randomize(norm(3)).double().train()
+    x, direction, weight = torch.randn(3, 5, 2, 3, dtype=torch.float64)
+
+    def energy(step):  # buffers that a transform has captured cannot be changed
+        buffers = {name: value.clone() for name, value in layer.named_buffers()}
+        return (weight * functional_call(layer, buffers, (x + step * direction,))).sum()
+
+    step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(energy(step), step, create_graph=True)
+    (wanted,) = torch.autograd.grad(slope, step)
+    assert wanted.abs() > 1e-3
+    for first in (jacrev, jacfwd):
+        for second in (jacrev, jacfwd):
+            torch.testing.assert_close(second(first(energy))(step.detach()), wanted, **EXACT)
+
+
+@pytest.mark.parametrize("norm", [FieldBatchNorm, PointBatchNorm])
+def test_running_statistics_in_forward_mode(norm):
+    layer, other = norm(3).double(), norm(3).double()
+    x, direction = torch.randn(2, 5, 2, 3, dtype=torch.float64)
+    other(x)
+    with forward_ad.dual_level():
+        layer(forward_ad.make_dual(x, direction))
+        assert all(forward_ad.unpack_dual(buffer).tangent is None for buffer in layer.buffers())
+    for found, wanted in zip(layer.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted, **EXACT)
 
 
 def test_what_is_chosen_inside_of_a_transform():

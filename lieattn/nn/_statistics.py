@@ -23,6 +23,7 @@ from lieattn._checks import (
     check_tensor,
     may_look,
 )
+from lieattn._functional import transformed
 from lieattn._layer_norm import LayerNorm, layer_norm
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
@@ -316,8 +317,8 @@ class PointBatchNorm(_Affine):
             mean, variance, rows = _moments(wide)
             if rows and not region.get().again:
                 with torch.no_grad():
-                    self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-                    self.running_var.lerp_(variance.to(self.running_var), self.momentum)
+                    self.running_mean.lerp_(mean.detach().to(self.running_mean), self.momentum)
+                    self.running_var.lerp_(variance.detach().to(self.running_var), self.momentum)
         normal = (x - mean) * torch.rsqrt(variance.clamp(min=self.eps))
         return normal.to(x.dtype) * self.weight + self.bias
 
@@ -376,8 +377,9 @@ class FieldBatchNorm(_NormBase):
         updates = self.training and not region.get().again
         if updates:
             cast(Tensor, self.num_batches_tracked).add_(1)
-        if self.training and processes() > 1:
-            return self._of_all_processes(x, updates).view_as(input)
+        # Second derivatives of torch's function are wrong where reverse mode follows forward mode.
+        if self.training and (processes() > 1 or transformed()):
+            return self._by_moments(x, updates).view_as(input)
         known = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         # A recomputation must save the same number of tensors, but not update the running statistics.
         if self.training and region.get().again:
@@ -391,16 +393,16 @@ class FieldBatchNorm(_NormBase):
             return self.momentum or 0.0
         return 1.0 / float(cast(Tensor, self.num_batches_tracked))
 
-    def _of_all_processes(self, x: Tensor, updates: bool) -> Tensor:
+    def _by_moments(self, x: Tensor, updates: bool) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         rows = wide.movedim(1, -1)
         mean, variance, count = _moments(rows.reshape(-1, self.num_features))
         if updates and count > 1:
             with torch.no_grad():
                 average, share = cast(Tensor, self.running_mean), self._share()
-                average.lerp_(mean.to(average), share)
+                average.lerp_(mean.detach().to(average), share)
                 spread = cast(Tensor, self.running_var)
-                spread.lerp_((variance * (count / (count - 1))).to(spread), share)
+                spread.lerp_((variance.detach() * (count / (count - 1))).to(spread), share)
         normal = (rows - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
         return normal.movedim(-1, 1).to(x.dtype)
 

@@ -1609,6 +1609,16 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
             2,
             "--dim: .* no random clouds with --images",
         ),
+        (
+            ["picture", "springs", "--out", "run.yaml/a.png"],
+            2,
+            "--out: cannot write .*/run.yaml is not a writable folder",
+        ),
+        (
+            ["picture", "springs", "--out", "run.yaml"],
+            2,
+            "--out: expected a file .png, .*, or a folder, got 'run.yaml'",
+        ),
         (["picture", "springs", "--clouds", "3"], 2, "--clouds: .* springs is drawn for the item of its card"),
         (["certify", "{}", *TRUSTED, "--output", "y=banana"], 2, "outputs..y..: expected one of .*, got 'banana'"),
         (["compare"], 2, "arguments are required: --config"),

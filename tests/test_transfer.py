@@ -303,9 +303,12 @@ def test_command_starts_from_files_and_checkpoints(tmp_path, capsys, monkeypatch
     torch.testing.assert_close(other.field(cloud()).x, trained.field(cloud()).x)
 
 
-def test_commands_without_training_refuse_weights(tmp_path, capsys):
-    assert main(["test", "--config", configuration(tmp_path, 2), "--ckpt_path", "best", "--weights", "digits-c8"]) == 2
-    assert "weights: expected none for test, which has those of --ckpt_path" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["weights=digits-c8", "ema=0.9", "compile=true"])
+def test_commands_without_training_refuse_options_of_fit(option, tmp_path, capsys):
+    assert main(["test", "--config", configuration(tmp_path, 2), "--ckpt_path", "best", f"--{option}"]) == 2
+    name = option.partition("=")[0]
+    message = f"lieattn test: {name}: expected none for test, which uses the network and the weights of --ckpt_path\n"
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize(

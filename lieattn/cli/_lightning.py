@@ -47,6 +47,7 @@ _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", 
 _LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0, "log_every_n_steps": 0}
 _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
+_OF_FIT = ("weights", "ema", "checkpoint_activations", "compile", "cuda_graphs")
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 # Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
 # its continuation, evaluation without the callbacks of the training, no validation set, and a loss that is already
@@ -206,7 +207,7 @@ class _PointSetCLI(LightningCLI):
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self._asks_for_weights = any(word.partition("=")[0] == "--weights" for word in args)
+        self._of_fit = [name for name in _OF_FIT if any(word.partition("=")[0] == f"--{name}" for word in args)]
         for path in option(args, "--config", "-c", action="append", default=[])[0]:
             if Path(path).is_file():  # an error then names the file
                 content = train.read_yaml(path, "a configuration")
@@ -233,8 +234,9 @@ class _PointSetCLI(LightningCLI):
         """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
         named = settings.ckpt_path
-        if self._asks_for_weights and self.subcommand != "fit":  # in a file, they are those of its training
-            raise train.UsageError(f"weights: expected none for {self.subcommand}, which has those of --ckpt_path")
+        if self._of_fit and self.subcommand != "fit":  # in a file, they are those of its training
+            found = f"{self.subcommand}, which uses the network and the weights of --ckpt_path"
+            raise train.UsageError(f"{self._of_fit[0]}: expected none for {found}")
         if named is None and self.subcommand != "fit":
             raise train.CheckpointError(f"{self.subcommand} needs trained weights: use --ckpt_path best, last, or FILE")
         settings.ckpt_path = None if named is None else self._file(settings, named)

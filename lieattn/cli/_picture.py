@@ -22,7 +22,7 @@ from lieattn.cli._certify import (
     refuse,
     test_clouds,
 )
-from lieattn.cli._options import ArgumentParser, natural
+from lieattn.cli._options import ArgumentParser, natural, output_file
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
 _OUT = Path("pictures")
@@ -112,6 +112,7 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
     path = Path(text)
     if path.suffix and path.suffix not in suffixes and not path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file {', '.join(suffixes)}, or a folder, got {text!r}")
+    output_file(str(path if path.suffix in suffixes else path / "picture"))
     return path
 
 

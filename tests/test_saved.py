@@ -17,6 +17,7 @@ from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn._digest import digest
+from lieattn._recorded import describe
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
 from lieattn.models import (
@@ -96,6 +97,7 @@ def test_every_option_comes_back(tmp_path):
             again = lieattn.load(tmp_path / "network")
             assert repr(again) == repr(network), name
             assert next(again.parameters()).dtype == torch.float64
+            assert [one.dtype for one in again.buffers()] == [one.dtype for one in network.buffers()], name
 
 
 def small(group=None, **options):
@@ -118,6 +120,7 @@ class Own(Network):
     def __init__(self, inner, *, table):
         super().__init__()
         self.inner, self.table, self.head = inner, table, nn.Identity()
+        self.register_buffer("unit", torch.ones(1), persistent=False)
 
     @property
     def symmetry(self):
@@ -135,7 +138,7 @@ def test_networks_of_ones_own(tmp_path):
     again = lieattn.load(tmp_path / "own", trust=["tests", "torch"])
     assert again.table[2] == network.table[2]
     assert torch.equal(again.table["a"], network.table["a"])
-    assert next(again.parameters()).dtype == torch.bfloat16
+    assert next(again.parameters()).dtype == again.unit.dtype == torch.bfloat16
 
 
 class Pair(NamedTuple):
@@ -340,13 +343,15 @@ def test_groups_of_ones_own(tmp_path):
     assert torch.equal(lieattn.load(tmp_path / "network").group.elements, rounded.elements)
 
 
-def test_classes_are_named_by_their_public_modules(tmp_path):
+def test_classes_are_named_by_their_public_modules(tmp_path, monkeypatch):
     """Files stay readable if private modules get other names."""
     lieattn.save(small(neighborhood=Radius(2.0)), tmp_path / "network")
     with safe_open(tmp_path / "network", "pt") as file:
         found = json.loads(file.metadata()["lieattn"])["network"]
     assert found["class_path"] == "lieattn.models.FramewiseTransformer"
     assert found["init_args"]["neighborhood"]["class_path"] == "lieattn.geometry.Radius"
+    monkeypatch.setattr("lieattn.Radius", object(), raising=False)  # another object of this name
+    assert describe(Radius(2.0))["class_path"] == "lieattn.geometry.Radius"
 
 
 def rewritten(path, weights=(), digested=True, **changes):
@@ -440,6 +445,9 @@ def test_what_cannot_be_saved(tmp_path):
     changed = small()
     changed.head = nn.Linear(4, 1)
     refused(changed, "was changed after its construction")
+    wider = small(neighborhood=Radius(2.0))
+    wider.neighborhood = Radius(3.0)
+    refused(wider, "was changed after its construction")
     assert not list(tmp_path.iterdir())
 
 

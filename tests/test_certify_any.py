@@ -19,6 +19,7 @@ from torch_geometric.utils import to_dense_batch
 
 import lieattn
 from lieattn.certify import Certificate, certify
+from lieattn.certify._forces import conservation
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import record
 from lieattn.cli import main
@@ -664,6 +665,21 @@ def test_forces_are_not_judged_without_a_promise():
     for group, judged in ((None, None), (E(3), False)):
         found = certify(network, clouds(), group, **QUICK)
         assert [row.passed for row in found.rows if row.check == "gradient"] == [judged]
+
+
+def test_gradients_are_those_of_one_energy_for_each_cloud():
+    def measured(function, kinds=None, dtype=torch.float64, points=3):
+        cloud = Data(pos=torch.randn(points, 3))
+        rows = conservation(Probe(function, dtype, False), [cloud], kinds or {}, True, torch.Generator())
+        return [(row.check, row.passed) for row in rows]
+
+    def well(pos, batch):
+        return {"energy": global_add_pool(pos.square().sum(1), batch) / 2, "forces": -pos}
+
+    assert measured(well) == measured(well, points=1) == [("gradient", True)]
+    assert measured(lambda pos, batch: {**well(pos, batch), "forces": pos}) == [("gradient", False)]
+    assert measured(lambda pos, batch: {**well(pos, batch), "energy": pos.square().sum(1)}) == [("curl", None)]
+    assert measured(well, {"forces": "invariant"}) == measured(well, dtype=torch.float32) == []
 
 
 def test_forces_alone_have_a_curl_or_none():

@@ -198,6 +198,7 @@ class TestNBody:
             ({"size": 0}, "size: expected an integer of at least 1"),
             ({"size": 1, "particles": 0}, "particles: expected an integer of at least 1"),
             ({"size": 1, "seed": -1}, "seed: expected an integer in 0"),
+            ({"size": 1, "seed": 2**32}, r"seed: expected an integer in 0 \.\. 4294967295, got 4294967296"),
         ],
     )
     def test_bad_arguments(self, options, message):

@@ -979,6 +979,7 @@ class TestFrames:
             ),
             (lambda frames: frames[0].calc.results.update(dipole=1.8), ValueError, r"dipole .* \[3\], got \[\]"),
             (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames: expected at most 1e"),
+            (lambda frames: frames[0].cell.array.fill(-1e200), ValueError, "cell of frames: expected at most 1e"),
             (lambda frames: frames[0].numbers.fill(0), ValueError, "z: expected nuclear charges in 1 .. 118"),
         ],
     )
@@ -1093,6 +1094,8 @@ class TestFrames:
                 "lines are missing: line 4 promises 3 atoms, but the file has lines for 1",
             ),
             ("3\n", "lines are missing: line 1 promises 3 atoms, but the file has lines for 0"),
+            ("2\n\nH 0 0 0\n", "lines are missing: line 1 promises 2 atoms, but the file has lines for 1"),
+            ("0\n\n1\n\nH 0 0 0\n", "line 1: expected the number of atoms of a frame, got '0'"),
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4: expected the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz .* 'Xx' is no symbol of an element"),

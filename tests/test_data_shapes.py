@@ -63,6 +63,8 @@ class TestReading:
             (b"", "not begin with the header of an OFF file"),
             (b"COFF\nx y z\n", "not begin with the header of an OFF file"),
             (off(faces=7), "14 lines for 8 vertices and 7 faces"),
+            (off(faces=5), "14 lines for 8 vertices and 5 faces"),
+            (b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n4 0 1 2\n", "a face has fewer corners than it states"),
             (off()[:60], "lines for 8 vertices and 6 faces"),
             (off(squares=[(0, 1, 9)]), "broken mesh"),
             (off(corners=[(0, 0, 0), ("nan", 0, 0), (0, 1, 0)], squares=[(0, 1, 2)]), "broken mesh"),
@@ -162,6 +164,7 @@ class TestSampling:
             (np.eye(3), [[0, 1]], 1, r"faces: expected \[faces, 3\]"),
             (np.eye(3), np.zeros((0, 3), int), 1, "at least one face"),
             (np.eye(3), [[0, 1, 3]], 1, "indices of vertices in 0 .. 2, got 0 .. 3"),
+            (np.eye(3), [[0, 1, -1]], 1, "indices of vertices in 0 .. 2, got -1 .. 1"),
             (np.eye(3), [[0, 1, 2]], 0, "points: expected an integer of at least 1"),
         ],
     )
@@ -468,6 +471,9 @@ class TestProcedural:
         assert 0.5 * len(faces) < len(pierced) < len(faces)
         assert np.array_equal(_procedural._pierce(vertices, faces, 0, frozen_stream(1)), faces)
         assert not trimesh.Trimesh(vertices, pierced).is_watertight
+        most = _procedural._pierce(vertices, faces, 300, frozen_stream(1))
+        areas = [trimesh.Trimesh(vertices, some).area for some in (faces, most)]
+        assert 0.5 * areas[0] <= areas[1] < 0.7 * areas[0]
 
     def test_items(self):
         shapes = ld.ProceduralShapes(size=32, points=64)
@@ -515,6 +521,14 @@ class TestScenes:
             torch.testing.assert_close(data.normal.norm(dim=1), torch.ones(100))
         assert len(scenes.labels.unique()) == 3
 
+    def test_normals_turn_with_their_solids(self):
+        """They are nearly at right angles with the directions to the nearest points."""
+        for data in ld.ProceduralScenes(size=3, points=900, solids=1, kinds=["tube"]):
+            apart = data.pos[:, None] - data.pos
+            near = apart.norm(dim=-1).fill_diagonal_(9).argmin(dim=1)
+            steps = torch.nn.functional.normalize(apart[torch.arange(900), near], dim=1)
+            assert (steps * data.normal).sum(dim=1).abs().median() < 0.3
+
     def test_solids_are_apart_and_upright(self):
         """Each solid is in a sphere of its own, and a torus lies flat."""
         scenes = ld.ProceduralScenes(size=4, points=600, solids=3, kinds=["torus"])
@@ -557,6 +571,8 @@ def test_labels_of_points():
     pos, labels = rng.normal(size=(2, 5, 3)), rng.integers(3, size=(2, 5))
     shapes = ld.ShapePoints(pos, None, labels, ["seat", "back", "leg"])
     assert [data.y.tolist() for data in shapes] == labels.tolist()
+    shapes[0].y.fill_(-1)  # items own their labels
+    assert shapes[0].y.tolist() == labels[0].tolist()
     with pytest.raises(ValueError, match=r"\[shapes\] or \[shapes, points\], got \[2, 5, 3\] and \[2, 4\]"):
         ld.ShapePoints(pos, None, labels[:, :4], ["seat", "back", "leg"])
 

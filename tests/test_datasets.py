@@ -108,6 +108,13 @@ class TestImages:
         assert dataset._images.dtype == np.uint8
         assert len(pickle.dumps(dataset)) < 2_000
 
+    def test_items_own_their_intensities(self):
+        images = np.full((1, 2, 2), 0.5, dtype=np.float32)
+        data = ld.ImagePoints(images, [0], peak=2.0)[0]
+        assert (data.x == 0.25).all()
+        data.x.zero_()
+        assert (images == 0.5).all()
+
     def test_views(self):
         dataset = small_images()
         view = dataset.subset([4, -1, 0]).subset(torch.tensor([0, 2]))
@@ -128,6 +135,8 @@ class TestImages:
         values = torch.cat([data.x for data in dataset.with_transform(ld.Standardize(mean, std))])
         torch.testing.assert_close(values.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
         torch.testing.assert_close(values.std(0, correction=0), torch.ones(3), atol=1e-5, rtol=0)
+        low = ld.ImagePoints(COLOR[:, :2], LABELS[:10]).subset([1, 4])
+        np.testing.assert_allclose(low.statistics()[0], COLOR[[1, 4], :2].mean(axis=(0, 1, 2)) / 255)
 
     def test_loader_batches(self):
         (batch,) = DataLoader(small_images(), batch_size=6)
@@ -148,11 +157,13 @@ class TestImages:
             (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, .12., got .3."),
             (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels: expected integers, got float64"),
             (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "4 .num_classes - 1., got 0 .. 9"),
+            (lambda: ld.ImagePoints(GRAY, LABELS.astype(int) - 1), ValueError, "0 .. 8 .num_classes - 1., got -1 .. 8"),
             (lambda: ld.ImagePoints(GRAY.astype(np.int32), LABELS), TypeError, "floating dtype, got int32"),
             (lambda: ld.ImagePoints(GRAY / 1.0, LABELS), ValueError, r"in \[0, 1\], got values 0 .. 255"),
             (lambda: ld.ImagePoints(GRAY * np.nan, LABELS), ValueError, "images: expected finite"),
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=16), ValueError, r"in \[0, 16\]"),
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=0), ValueError, "peak: expected a positive finite number"),
+            (lambda: ld.ImagePoints(GRAY, LABELS, peak=np.inf), ValueError, "peak: expected a positive finite number"),
             (lambda: ld.image_to_data(np.zeros(3)), ValueError, r"got \[3\]"),
             (lambda: ld.grid_positions(0, 3), ValueError, "at least 1, got 0 and 3"),
             (lambda: small_images()[6], IndexError, "index: expected an integer in -6 .. 5, got 6"),
@@ -196,7 +207,7 @@ class TestIdx:
     def test_reads(self, tmp_path, pack, kind, folder):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         write_idx(tmp_path / folder, "t10k", pack=pack)
-        dataset = kind(tmp_path, "test", verify=False)
+        dataset = kind(tmp_path, "test", validation=4, verify=False)  # of the training images only
         assert torch.equal(dataset.labels, torch.from_numpy(LABELS.astype(np.int64)))
         np.testing.assert_allclose(image_of(dataset[3])[..., 0], GRAY[3] / 255, atol=1e-7)
 
@@ -602,6 +613,24 @@ class TestTransforms:
             found.append(tuple(turn(Data(pos=torch.tensor([[1.0, 0.0]]))).pos[0].tolist()))
         assert len(set(found)) == 3
         assert found[1] == found[3]
+
+    def test_splines_do_not_leave_the_range_of_intensities(self):
+        square = np.zeros((12, 12), dtype=np.float32)
+        square[3:9, 3:9] = 1.0
+        values = ld.RotateImage(0.5)(ld.image_to_data(square)).x
+        assert values.min() == 0
+        assert values.max() == 1
+
+    def test_the_seed_counts_where_torch_is_seeded_for_each_item(self):
+        turns, data = [ld.RandomRotatePoints(seed) for seed in (0, 1)], Data(pos=torch.eye(2))
+
+        def turned(number):
+            with torch.random.fork_rng():
+                torch.manual_seed(torch.initial_seed() + 1)
+                return turns[number](data).pos
+
+        assert torch.equal(turned(0), turned(0))
+        assert not torch.equal(turned(0), turned(1))
 
     def test_random_rotation_follows_its_seed(self):
         data = Data(pos=torch.tensor([[1.0, 0.0]]))

@@ -161,6 +161,7 @@ def test_one_cloud_may_have_a_plain_number(value):
     inputs, cloud = CloudInputs(("charge",), 2), clouds()[0]
     seen = inputs(changed(cloud, charge=value), lieattn.geometry.point_clouds(cloud))
     assert torch.equal(seen[:, 2], torch.full((4,), 2.0, dtype=torch.float64))
+    assert inputs.of_clouds(changed(cloud, charge=value), 1).dtype in (torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +170,12 @@ def test_one_cloud_may_have_a_plain_number(value):
         (None, r"data\.charge: expected a number for each cloud, \[clouds=2\] or \[2, 1\], got NoneType"),
         (torch.zeros(3), r"data\.charge: expected .* got torch.float32 \(3,\)"),
         (torch.zeros(10), r"data\.charge: expected .* got torch.float32 \(10,\)"),
+        (torch.zeros(()), r"data\.charge: expected .* got torch.float32 \(\)"),
         (torch.zeros(2, dtype=torch.complex64), r"data\.charge: expected .* got torch.complex64 \(2,\)"),
         (torch.tensor([0.0, torch.nan]), r"data\.charge: expected at most .* got nan"),
         ("one", r"data\.charge: expected .* got str"),
     ],
-    ids=["absent", "too many", "of points", "complex", "nan", "text"],
+    ids=["absent", "too many", "of points", "one for all", "complex", "nan", "text"],
 )
 def test_wrong_numbers(value, message):
     network = FramewiseTransformer(T, BOTH, 1, **SMALL)

@@ -16,12 +16,14 @@ from lieattn.models import (
     FieldModel,
     FramewiseOptions,
     FramewiseTransformer,
+    GSANet,
     HamiltonianDynamics,
     LieTransformer,
     Readout,
     Rescaled,
     transfer_weights,
 )
+from lieattn.models.gsa import GSAOptions
 from lieattn.nn import DipoleHead, FieldHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.reps import Pseudovector, Vector
 from lieattn.spaces import Euclidean
@@ -159,6 +161,10 @@ def test_what_a_network_promises_is_passed_on():
             ValueError, match=r"start: expected the factor 1 for pos, and none .*, got \S+ for (vector|invariant)"
         ):
             FieldModel(framewise(), head, start={"pos": factor, "vel": 1.0})
+    absolute = GSANet(
+        tetrahedral(), 1, 1, neighborhood=AllPairs(), channels=8, options=GSAOptions(positions="absolute", values=False)
+    )
+    assert FieldModel(absolute, VectorHead(8), start={"pos": 0.5}).kind == "vector"  # without translations
 
 
 def test_bad_arguments():

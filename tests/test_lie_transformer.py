@@ -1005,6 +1005,8 @@ def test_molecules_enter_by_their_charges():
     assert features.shape == (5, 15)
     assert features[1].tolist()[:6] == pytest.approx([1, 1 / 9, 1 / 81, 0, 0, 0])
     assert features[4].tolist()[12:] == [1, 1, 1]
+    without_fluorine = model.point_features(Data(z=z[:4]), model.geometry(Data(z=z[:4], pos=pos[:4])))
+    assert torch.equal(without_fluorine, features[:4])
     with pytest.raises(ValueError, match="charges among \\[1, 6, 7, 8, 9\\], got 17 for atom 2"):
         model(Data(z=torch.tensor([6, 1, 17, 1, 9]), pos=pos))
     with pytest.raises(TypeError, match="int64 nuclear charges"):
@@ -1025,6 +1027,8 @@ def test_constellations_enter_by_their_distances():
     assert torch.isfinite(pos.grad).all()
     with pytest.raises(ValueError, match="clouds of at most 17 points, got 18"):
         model(Data(pos=torch.randn(18, 2)))
+    with pytest.raises(ValueError, match=r"data\.cell: SortedDistances do not see periodic images"):
+        SortedDistances(3)(Data(), point_clouds(torch.randn(3, 2), cell=9 * torch.eye(2)))
 
 
 def test_distances_of_many_small_clouds_need_little_memory():

@@ -22,7 +22,20 @@ from lieattn.geometry import (
     ScaleFrames,
     pixel_positions,
 )
-from lieattn.groups import SE, SO, E, cyclic, cyclic_about, dihedral, octahedral, reflection, tetrahedral, trivial
+from lieattn.groups import (
+    SE,
+    SO,
+    E,
+    FiniteGroup,
+    Translations,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    octahedral,
+    reflection,
+    tetrahedral,
+    trivial,
+)
 from lieattn.models import (
     FieldModel,
     FramewiseTransformer,
@@ -31,9 +44,11 @@ from lieattn.models import (
     GSAReadout,
     LieTransformer,
     Stages,
+    Symmetry,
     Wrapper,
     published_table,
 )
+from lieattn.models._squares import of_squares
 from lieattn.nn import (
     GridGroupConvolution,
     GridInputAttention,
@@ -166,6 +181,19 @@ def test_pixel_squares_do_not_turn_by_45_degrees():
     model = network(group, blocks=Stages((1, 1), crops=(1, 0)))
     assert change(model, batch, group, moved) > 1e-3
     assert "quarter turns" in model.guarantee
+
+
+def test_squares_keep_a_part_of_a_symmetry():
+    """Squares of one pixel, and squares that contain all points with an influence, keep all of it."""
+    eighths = Symmetry(cyclic(8))
+    for square, window in ((PixelSquare(1), None), (PixelSquare(3), 1.0)):
+        assert of_squares(eighths, square, window) == eighths
+    for square, window in ((PixelSquare(3), None), (PixelSquare(3), 1.1), (PixelSquare(3, dilation=2), 2.0)):
+        assert of_squares(eighths, square, window).group.order == 4
+    stretched = FiniteGroup.from_matrices([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [0.5, 0.0]]])
+    assert of_squares(Symmetry(stretched), PixelSquare(3)).group.order == 1
+    sampled = of_squares(Symmetry(Translations(2), on_average=SE(2)), PixelSquare(3))
+    assert (sampled.group, sampled.on_average) == (Translations(2), None)
 
 
 @pytest.mark.usefixtures("every_backend")

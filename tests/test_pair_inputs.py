@@ -205,6 +205,7 @@ def changed(**attributes):
             changed(edge_attr=lambda data: data.edge_attr[:, :2]),
             r"data.edge_attr: expected features .*8, 3",
         ),
+        (changed(edge_attr=lambda data: data.edge_attr[:, 0]), r"data.edge_attr: expected features .*8, 3"),
         (changed(edge_attr=lambda data: data.edge_attr[1:]), r"data.edge_attr: expected features .*8, 3"),
         (changed(edge_index=lambda data: data.edge_index.int()), r"data.edge_index: expected int64 \[2, pairs\], got"),
         (

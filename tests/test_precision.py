@@ -81,6 +81,14 @@ def test_networks_take_inputs_of_any_precision(name):
             assert (data.pos.dtype, data.x.dtype) == (positions, features), "the data of the caller are changed"
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_are_read_in_the_dtype_of_the_weights_unless_they_are_too_large(name):
+    model, images = network(name), inputs(name, features=F64)
+    assert model.images(images).dtype == F32
+    with pytest.raises(ValueError, match=r"data: expected at most 1e\+15 in size"):
+        model(1e20 * images)
+
+
 @pytest.mark.parametrize("name", [*MODELS, *IMAGES])
 @pytest.mark.parametrize("features", [F32, BF16])
 def test_networks_under_autocast(name, features):

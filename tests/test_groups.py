@@ -144,6 +144,11 @@ def test_is_abelian_agrees_with_the_matrices(group):
     assert group.is_abelian == bool(commute)
 
 
+def test_groups_with_reflections_are_not_proper():
+    proper = [GROUPS[name].is_proper for name in ("C4", "O", "D3", "mirror3", "Oh")]
+    assert proper == [True, True, False, False, False]
+
+
 def test_which_groups_are_abelian():
     assert [name for name, group in GROUPS.items() if not group.is_abelian] == [
         *("D3", "D4", "D8", "D3_about_oblique", "T", "O", "I", "Th", "Td", "Oh", "Ih", "D3_x_C2", "S3", "O_conjugated")
@@ -176,6 +181,7 @@ def test_quarter_turns_are_exact():
     for group in (cyclic(4), dihedral(4), groups.cyclic_about(4), groups.octahedral()):
         assert torch.equal(group.elements, group.elements.round())
     assert torch.equal(cyclic(8).elements[2], cyclic(4).elements[1])
+    assert cyclic(6).elements[1, 0, 0] == 0.5
 
 
 @pytest.mark.parametrize("name", ["mirror2", "mirror2_x", "mirror2_oblique", "mirror3", "mirror3_oblique"])

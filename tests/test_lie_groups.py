@@ -705,6 +705,11 @@ def test_quaternions_and_rotations_both_ways():
         quaternion_from_rotation(q)
 
 
+def test_quaternions_of_subnormal_length_have_rotations():
+    smallest = torch.tensor([0.0, 1e-45, 0.0, 0.0])
+    assert torch.equal(rotation_from_quaternion(smallest), torch.diag(torch.tensor([1.0, -1.0, -1.0])))
+
+
 @pytest.mark.parametrize("length", [1.0, 0.01, 3.0, 1e5, 1e-200, 1e200])
 def test_gradients_by_quaternions_of_any_length(length):
     """The gradient of torch.ldexp is zero for negative exponents, that is for quaternions with components above 1."""

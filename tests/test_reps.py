@@ -328,6 +328,8 @@ def test_dtypes():
     with torch.autocast("cpu", torch.bfloat16):
         assert (rep.matrix(R).double() - exact).abs().max() < 1e-7
         torch.testing.assert_close(rep.act(R, torch.ones(2, 5)), exact.sum(dim=2).float())
+        tensors, features = SymmetricTensor(3), torch.randn(4, 6)
+        torch.testing.assert_close(tensors.from_tensor(tensors.to_tensor(features)), features)
 
 
 def test_linear_representations_take_any_matrix():

@@ -453,5 +453,7 @@ def test_spaces_are_immutable_values(space):
     assert copy.deepcopy(space) == space
     assert hash(copy.copy(space)) == hash(space)
     assert [other for other in SPACES.values() if other == space] == [space]
+    named = [Euclidean(SemidirectProduct(cyclic(n), "one name")) for n in (4, 8)]
+    assert named[0] != named[1]
     with pytest.raises(AttributeError):
         space.dim = 7

@@ -176,3 +176,21 @@ def test_the_command_has_the_tolerances_of_the_card(capsys):
     assert main(quick) == 0
     assert main([*quick, "--tolerance", "1e-9"]) == 1
     assert "guarantee NOT kept" in capsys.readouterr().out
+
+
+@every_network
+def test_the_table_of_the_documentation_is_that_of_the_cards(name):
+    card = CARDS[name]
+    page = (Path(__file__).parent.parent / "docs" / "trained.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    _, _, _, parameters, group, test, change, outside, minutes = [cell.strip() for cell in line[1:-1].split("|")]
+    assert int(parameters.replace(",", "")) == card["parameters"]
+    assert group == card["group"]
+    assert float(minutes) == card["training"]["minutes"]
+    for text, value in zip((change, outside), card["certificate"]["relative"].values(), strict=True):
+        assert (value is None) == (text == "refused")
+        assert value is None or float(text) == pytest.approx(value, abs=0.5001 * float(f"1{text[1:]}"))
+    value, items = float(test.split()[1]), test.rsplit("(", 1)[1].split()[0].replace(",", "")
+    assert int(items) == card["test"]["items"]
+    kind = {"accuracy": "accuracy", "MAE": "error", "MSE": "loss"}[test.split()[0]]
+    assert value == pytest.approx(card["test"][kind] * (100 if kind == "accuracy" else 1), rel=0.012)

@@ -342,8 +342,13 @@ class Translations(LieGroup):
     def exp(self, a: Tensor) -> Tensor:
         return self.element(a)
 
-    # The logarithm and the smooth coordinates are both the translation.
-    log = coordinates = LieGroup.translation
+    def log(self, g: Tensor) -> Tensor:
+        """Return the translation ``[*, dim]``, which is the logarithm and the inverse of :meth:`exp`."""
+        return self.translation(g)
+
+    def coordinates(self, g: Tensor) -> Tensor:
+        """Return the translation ``[*, dim]``."""
+        return self.translation(g)
 
     @property
     def num_coordinates(self) -> int:

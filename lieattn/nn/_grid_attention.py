@@ -258,7 +258,7 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
         reflections.
     **options
         Options of :class:`lieattn.nn.GridGroupConvolution`. The default of the measure is that of the authors' code,
-        2π/|H|, which for p4m differs from the default of the plain layer.
+        2π/|H| (for p4m π/4 instead of the π of the plain layer), and 1 in space or without rotations.
     """
 
 

@@ -11,3 +11,6 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(Path(__file__).resolve().parents[1] / "build" / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Inductor would start processes to compile on all cores, for tests that compile two small files of C++.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

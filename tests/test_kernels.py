@@ -833,14 +833,26 @@ def test_no_folder_for_compiled_kernels(monkeypatch):
     assert len(told) == 1
 
 
+_IMPORT = """
+import os, sys
+os.environ["LIEATTN_BACKEND"] = "fast"
+try:
+    import lieattn.ops
+except ValueError as error:
+    print(error)
+for name in [name for name in sys.modules if name.split(".")[0] == "lieattn"]:
+    del sys.modules[name]
+os.environ["LIEATTN_BACKEND"] = "plain"
+import lieattn.ops
+print("numba" in sys.modules, lieattn.ops._backend._State.asked)
+"""
+
+
 def test_import_is_light_and_the_variable_chooses():
-    script = "import sys, lieattn.ops; print('numba' in sys.modules, lieattn.ops._backend._State.asked)"
-    environment = {**os.environ, "LIEATTN_BACKEND": "plain"}
-    run = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "plain"]
-    failed = subprocess.run(run, env={**environment, "LIEATTN_BACKEND": "fast"}, capture_output=True, text=True)
-    assert "LIEATTN_BACKEND: expected one of" in failed.stderr
+    run = [sys.executable, "-W", "ignore", "-c", _IMPORT]
+    refused, chosen = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "LIEATTN_BACKEND: expected one of" in refused
+    assert chosen.split() == ["False", "plain"]
 
 
 def test_location_scores_on_several_threads(monkeypatch):

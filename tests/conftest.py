@@ -84,6 +84,14 @@ def records():
     root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def without_waiting_for_disks():
+    """Let files be written without ``os.fsync``, whose absence shows after a power failure only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 BACKENDS = ["plain", "dense", "numba"]
 
 

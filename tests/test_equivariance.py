@@ -181,6 +181,14 @@ def moves_of(case, dtype):
 
 
 @cache
+def graphs_alone(case):
+    """Return the graph of each of the two clouds of a case."""
+    pos, batch, _ = clouds_of(case, torch.float64)
+    parts = [pos[batch == cloud] for cloud in range(2)]
+    return [case.lift(part, torch.zeros(len(part), dtype=torch.int64)) for part in parts]
+
+
+@cache
 def graph_of_few(case, points):
     """Return the graph of a given number of points of a case."""
     pos, _, _ = clouds_of(case, torch.float32)
@@ -266,10 +274,9 @@ def test_points_may_be_permuted(name, case):
 def test_two_clouds_equal_each_alone(name, case):
     layer, x, pos, batch, graph = prepared(name, LIFTED[case], torch.float64)
     out = call(name, layer, x, graph)
-    for cloud in range(2):
+    for cloud, own in enumerate(graphs_alone(LIFTED[case])):
         mine = batch == cloud
         nodes = mine.repeat_interleave(graph.levels)
-        own = LIFTED[case].lift(pos[mine], torch.zeros(int(mine.sum()), dtype=torch.int64))
         alone = call(name, layer, x[mine if len(x) == len(pos) else nodes], own)
         together = out[nodes] if len(out) == graph.num_points else out[cloud : cloud + 1]
         torch.testing.assert_close(alone, together, rtol=1e-11, atol=1e-11)

@@ -321,6 +321,19 @@ def test_errors_about_settings_are_the_only_message(home, capsys, lines_of_light
     assert lines_of_lightning == []
 
 
+@pytest.mark.parametrize("option", ["--model.network.channels=3", "--model.optimizer=torch.optim.Adam"])
+def test_options_of_the_model_before_its_class(home, capsys, option):
+    assert main(["fit", option, "--config=run.yaml"]) == 2
+    expected = "expected after --config FILE or --model CLASS, whose settings it changes"
+    assert capsys.readouterr().err == f"lieattn fit: {option.partition('=')[0]}: {expected}\n"
+
+
+@pytest.mark.parametrize("given", [["-crun.yaml"], ["--model.class_path=PointSetClassifier", "-c", "run.yaml"]])
+def test_options_of_the_model_after_its_class(home, capsys, given):
+    assert main(["fit", *given, "--model.network.channels=3", "--print_config"]) == 0
+    assert "        channels: 3\n" in capsys.readouterr().out
+
+
 def test_a_run_tells_its_seed_and_devices_when_it_begins(home, lines_of_lightning):
     assert main(["fit", "--config=run.yaml"]) == 0
     assert lines_of_lightning[0] == "Seed set to 0"

@@ -48,6 +48,7 @@ _LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_
 _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
 _OF_FIT = ("weights", "ema", "checkpoint_activations", "compile", "cuda_graphs")
+_GIVE_MODEL = ("--config", "-c", "--model", "--model.class_path", "--model.help")
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 # Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
 # its continuation, evaluation without the callbacks of the training, no validation set, and a loss that is already
@@ -207,7 +208,11 @@ class _PointSetCLI(LightningCLI):
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self._of_fit = [name for name in _OF_FIT if any(word.partition("=")[0] == f"--{name}" for word in args)]
+        names = [word[:2] if word.startswith("-c") else word.partition("=")[0] for word in args]  # -cFILE
+        first = next((name for name in names if name in _GIVE_MODEL or name.startswith("--model.")), "--model")
+        if first not in _GIVE_MODEL:
+            raise train.UsageError(f"{first}: expected after --config FILE or --model CLASS, whose settings it changes")
+        self._of_fit = [name for name in _OF_FIT if f"--{name}" in names]
         for path in option(args, "--config", "-c", action="append", default=[])[0]:
             if Path(path).is_file():  # an error then names the file
                 content = train.read_yaml(path, "a configuration")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
+import re
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
 from lieattn.certify import Certificate, certify, moved
+from lieattn.certify._certificate import Row
 from lieattn.cli import main
 from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import (
@@ -202,6 +205,39 @@ def test_nan_is_a_failure_and_is_written_as_such():
     assert content["passed"] is False
     assert content["rows"][0]["max_error"] == "nan"
     assert "FAILED" in certificate.table()
+    endless = dataclasses.replace(certificate, spread=math.inf)
+    assert Certificate.from_json(endless.to_json()).spread == math.inf
+
+
+def test_the_worst_row_of_each_output_is_printed():
+    row = Row("element", "0", "a", "float64", 1e-3, 1e-3, 1e-6, False)
+    rows = (
+        row,
+        dataclasses.replace(row, label="1", output="b"),
+        dataclasses.replace(row, label="2", max_error=math.nan),
+    )
+    certificate = Certificate("none", "C3", 3, 1, 4, 1.0, 0, rows)
+    assert certificate.failure == "outputs are not finite, and an error is beyond its tolerance"
+    other = [dataclasses.replace(row, check="outside", max_error=error) for error in (math.nan, 1.0)]
+    assert dataclasses.replace(certificate, rows=(*rows, *other)).unique is True  # refused clouds say nothing
+    assert dataclasses.replace(certificate, rows=(*rows, *other[:1])).unique is None
+    text = str(certificate)
+    assert re.findall(r"element .*\)", text) == ["element 2, worst of 2 (a)", "element 1 (b)"]
+
+
+def test_the_page_draws_the_worst_error_of_each_check_on_a_logarithmic_axis():
+    row = Row("element", "0", "", "float64", 1e-3, 1e-3, 1e-6, False)
+    rows = [row, dataclasses.replace(row, label="1", max_error=1e-9, passed=True)]
+    rows.append(dataclasses.replace(row, check="permutation", label="<b>", max_error=math.inf))
+    rows.append(dataclasses.replace(row, check="outside", label="4", max_error=1e-20, allowed=None, passed=None))
+    page = Certificate("none", "C3", 3, 1, 4, 1.0, 0, tuple(rows)).to_html()
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="5" fill="(#\w+)"><title>(.*?)</title>', page)
+    assert dots == [
+        ("561.7", "#b42318", "0: 1.00e-03"),  # 15 / 18 of the axis from 1e-18 to 1
+        ("620.0", "#b42318", "&lt;b&gt;: inf"),
+        ("270.0", "#57606a", "4: 1.00e-20"),
+    ]
+    assert re.findall(r'<line x1="([\d.]+)" [^>]*stroke="#1f2328"/>', page) == ["503.3", "503.3"]  # what is allowed
 
 
 def test_errors_are_those_of_the_outputs():

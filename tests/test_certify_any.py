@@ -379,6 +379,9 @@ def test_rounding_of_positions_far_from_the_origin_is_seen_where_it_matters():
     assert one.cause == "rounding of positions far from the origin"
     assert "in float32" in one.check
     assert "center the data" in one.evidence
+    centers = [cloud.pos.mean(dim=0) for cloud in far]
+    apart = [c.norm() / (cloud.pos - c).norm(dim=1).max() for cloud, c in zip(far, centers, strict=True)]
+    assert f"float32 rounds them to {2**-23 * float(max(apart)):.0e} of the extent" in one.evidence
     broken = certify(spoiled(Components), far, E(3), **options)
     assert one.cause not in {told.cause for told in broken.diagnoses}
 
@@ -665,6 +668,29 @@ def test_forces_are_not_judged_without_a_promise():
     for group, judged in ((None, None), (E(3), False)):
         found = certify(network, clouds(), group, **QUICK)
         assert [row.passed for row in found.rows if row.check == "gradient"] == [judged]
+
+
+def test_a_search_judges_every_output_in_its_own_size():
+    def network(pos, batch):
+        size = global_add_pool((pos - global_mean_pool(pos, batch)[batch]).norm(dim=1), batch)
+        odd = 100 + global_add_pool((pos @ pos.new_tensor([1.0, 2.0, 3.0])).pow(3), batch)
+        return {"odd": odd, "size": size}
+
+    found = certify(network, clouds(), "search", dtypes=[torch.float64], continuity=False)
+    assert found.group is None  # although distances have all symmetries
+    sizes = {row.max_error / row.relative for row in found.rows if (row.check, row.output) == ("searched", "odd")}
+    assert min(sizes) == pytest.approx(max(sizes))
+    assert min(sizes) > 100
+
+
+def test_a_search_finds_groups_that_keep_the_origin_and_none_for_nan():
+    options = {"dtypes": [torch.float64], "continuity": False}
+    found = certify(lambda pos, batch: global_add_pool(pos.pow(4).sum(1), batch), clouds(), "search", **options)
+    assert found.group == "Oh"
+    assert found.passed, str(found)  # translations are not promised
+    assert (
+        certify(lambda pos, batch: global_add_pool(pos, batch) * math.nan, clouds(), "search", **options).group is None
+    )
 
 
 def test_gradients_are_those_of_one_energy_for_each_cloud():

@@ -27,6 +27,7 @@ from lieattn.geometry import (
     farthest_by_distance,
     farthest_points,
     lift,
+    pixel_positions,
     point_clouds,
 )
 from lieattn.geometry._principal_frames import principal_axes
@@ -890,7 +891,11 @@ def test_farthest_points_of_ragged_clouds():
     batch = torch.randint(4, (40,), generator=generator(2))
     batch[batch == 2] = 1  # cloud 2 is empty
     ptr_free = {"batch": batch}
-    for wanted, number in (({"count": 5}, lambda n: min(n, 5)), ({"fraction": 0.3}, lambda n: max(1, round(0.3 * n)))):
+    for wanted, number in (
+        ({"count": 5}, lambda n: min(n, 5)),
+        ({"fraction": 0.3}, lambda n: max(1, round(0.3 * n))),
+        ({"fraction": 0.01}, lambda n: 1),
+    ):
         kept = farthest_points(pos, start="first", **wanted, **ptr_free)
         expected = []
         for cloud in (0, 1, 3):
@@ -900,8 +905,8 @@ def test_farthest_points_of_ragged_clouds():
 
 
 def test_farthest_points_start_where_they_are_told():
-    pos = torch.randn(20, 3, generator=generator(1), dtype=F64)
     batch = torch.arange(20) % 2
+    pos = torch.randn(20, 3, generator=generator(1), dtype=F64) + 9.0 * batch[:, None]
     outermost = []
     for cloud in (0, 1):
         mine = (batch == cloud).nonzero()[:, 0]
@@ -1008,6 +1013,32 @@ def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, name, p
     assert (seen[0] - seen[1]).abs().max() < 1e-14
     with pytest.raises(ValueError, match=rf"vectors: expected \[points={points}, count, 3\], got"):
         lift_to(pos, space, PrincipalFrames(of=of), AllPairs(), vectors=vectors[:, 0])
+
+
+def test_chosen_edges_keep_given_coordinates_of_shared_rows():
+    whole = lift(pixel_positions(3, 3), cyclic(4), PixelSquare(3))
+    whole = whole.with_relative(whole.relative.bounded())
+    kept = torch.arange(1, whole.neighbors.num_edges, 3)
+    found = whole.select_edges(kept).relative.coordinates
+    assert torch.equal(found, whole.relative.coordinates[whole.relative.row[kept]])
+
+
+def test_input_vectors_give_the_scale_that_points_at_one_place_do_not():
+    pos, vectors = torch.zeros(3, 3, dtype=F64), torch.randn(3, 2, 3, generator=generator(1), dtype=F64)
+
+    def volume(vectors):
+        frames = lift(pos, PrincipalFrames(), AllPairs(), Euclidean(Sim(3)), vectors=vectors).frames
+        return torch.linalg.det(frames).abs()
+
+    torch.testing.assert_close(volume(2 * vectors), 8 * volume(vectors))
+
+
+def test_degenerate_neighborhoods_are_told_point_by_point():
+    pos = torch.randn(6, 2, generator=generator(1), dtype=F64)
+    pos[5] = 99.0  # has no neighbors
+    clouds, space = point_clouds(pos), Euclidean(SE(2))
+    sites = Sites(clouds, lift(clouds, cyclic(1), Radius(9.0)).neighbors, space)
+    assert PrincipalFrames(of="neighborhood").degenerate(sites).tolist() == [False] * 5 + [True]
 
 
 def test_values_are_printed_on_one_screen():

@@ -1015,6 +1015,15 @@ def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, name, p
         lift_to(pos, space, PrincipalFrames(of=of), AllPairs(), vectors=vectors[:, 0])
 
 
+def test_chosen_points_have_the_images_and_windows_of_their_neighborhood():
+    pos, cell, kept = torch.rand(6, 2, dtype=F64), torch.eye(2, dtype=F64), torch.tensor([0, 2, 5])
+    near = Radius(1.2, smooth=True)
+    found = lift(point_clouds(pos, cell=cell), cyclic(4), Radius(1.0)).subset(kept, near)
+    expected = lift(point_clouds(pos[kept], cell=cell), cyclic(4), near)
+    torch.testing.assert_close(found.degree, expected.degree)
+    assert found.degree.min() > 1
+
+
 def test_chosen_edges_keep_given_coordinates_of_shared_rows():
     whole = lift(pixel_positions(3, 3), cyclic(4), PixelSquare(3))
     whole = whole.with_relative(whole.relative.bounded())

@@ -43,10 +43,10 @@ class Muon(torch.optim.Optimizer):
         W \leftarrow (1 - \eta \lambda) W - 0.2\, \eta \sqrt{\max(r, c)}\; U V^\top
         \quad\text{where}\quad (1 - \mu) g + \mu m = U \Sigma V^\top
 
-    The singular value decomposition is replaced by five Newton-Schulz steps, which bring singular values between 0.7
-    and 1.2. ``torch.optim.Muon`` does this for matrices ``[r, c]`` only. Here the last two axes of a parameter are
-    matrices, so that a kernel on a group ``[order, r, c]``, such as the weight of :class:`lieattn.nn.GroupLinear`,
-    has one matrix for each group element.
+    The singular value decomposition is replaced by five Newton-Schulz steps, which bring singular values to about 0.7
+    to 1.2, and very small ones to less. ``torch.optim.Muon`` does this for matrices ``[r, c]`` only. Here the last two
+    axes of a parameter are matrices, so that a kernel on a group ``[order, r, c]``, such as the weight of
+    :class:`lieattn.nn.GroupLinear`, has one matrix for each group element.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return matrices ``[n, r, c]`` with the same singular vectors, and with singular values between 0.7 and 1.2."""
+    """Return matrices ``[n, r, c]`` with the same singular vectors, and with singular values of about 0.7 to 1.2."""
     wide = torch.float32 if matrices.dtype == torch.float16 else matrices.dtype  # norms exceed the range of float16
     x = matrices.to(wide)
     x = x / x.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1)  # squares of large entries exceed the range of float32

@@ -39,6 +39,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """Write a text file with :func:`replacing`."""
+    """Write a text file in UTF-8 with :func:`replacing`."""
     with replacing(path) as part:
-        part.write_text(text)
+        part.write_bytes(text.encode())

@@ -74,7 +74,7 @@ def save(network: nn.Module, path: str | Path) -> None:
 
 def trained_cards() -> dict[str, dict[str, Any]]:
     """Return the cards of the trained networks of the library by their names, which :func:`load` accepts."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(_TRAINED.glob("*.json"))}
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(_TRAINED.glob("*.json"))}
 
 
 @torch.inference_mode(False)  # weights that are created in inference mode can never be differentiated

@@ -218,7 +218,7 @@ def cifar10_subset(sources: Path) -> _Content:
 def qm9_subset(sources: Path) -> _Content:
     """Select a published sample of one molecule in nine, without fluorine, with the geometries of QM9's authors."""
     left_out = read_left_out(_source(sources, SOURCES["QM9"][1].name))
-    with _source(sources, _SAMPLE).open(newline="") as table:
+    with _source(sources, _SAMPLE).open(newline="", encoding="utf-8") as table:
         rows = {
             (int(row["mol_id"].removeprefix("gdb_")), place): row for place, row in enumerate(csv.DictReader(table))
         }

@@ -37,10 +37,10 @@ def main(
     config: str, values: Sequence[str] = (), options: Sequence[str] = (), place: str | None = None
 ) -> dict[str, dict[str, float | str]]:
     """Train and test the network for each value, in a folder of ``place``; print and return the errors."""
-    content = yaml.safe_load(Path(config).read_text())
+    content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
     data = content["data"]
     if isinstance(data, str):
-        data = yaml.safe_load((Path(config).parent / data).read_text())
+        data = yaml.safe_load((Path(config).parent / data).read_text(encoding="utf-8"))
     name = data["train"]["class_path"].rpartition(".")[2]
     if name not in KNOWN:
         raise UsageError(f"config: expected a file that trains on {' or '.join(KNOWN)}, got {config} with {name}")
@@ -61,8 +61,8 @@ def main(
         found[value] = {**figures, "unit": ", ".join(test.target_units)}
         print(f"{value:16}" + ", ".join(f"{name} {error:.4g}" for name, error in figures.items()), found[value]["unit"])
         written = folder / "errors.json"
-        before = json.loads(written.read_text()) if written.exists() else {}
-        written.write_text(json.dumps({**before, value: found[value]}, indent=1))
+        before = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+        written.write_text(json.dumps({**before, value: found[value]}, indent=1), encoding="utf-8")
     return found
 
 

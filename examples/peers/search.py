@@ -64,11 +64,11 @@ def run() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "search.yaml"
     content = searched(dataclasses.replace(settings, models=chosen), options.rates, options.seconds)
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     command = ["compare", "--config", str(file), "--out", str(folder), "--json", str(folder / "comparison.json")]
     if status := main(command):
         sys.exit(status)
-    cells = json.loads((folder / "comparison.json").read_text())["cells"]
+    cells = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["cells"]
     for cell in cells:
         print(f"{cell['model']}: {cell.get('validation')} in {cell.get('steps')} steps")
 

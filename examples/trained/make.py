@@ -178,7 +178,7 @@ def main(name: str, out: Path, checkpoint: Path | None, minutes: float | None, m
         "example": example(network, plain[0]),
     }
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in card.items())
-    (out / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")
+    (out / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     print(f"{name}: {figures}, {(out / f'{name}.safetensors').stat().st_size:,} bytes")
     return card
 
@@ -188,9 +188,9 @@ def check_source(name: str, checkpoint: Path, saved: dict[str, Any], config: Pat
 
     The weights of the checkpoint have to fit the network of the configuration, with its group and geometry.
     """
-    content = yaml.safe_load(config.read_text())
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
     data = content["data"]
-    data = yaml.safe_load((config.parent / data).read_text()) if isinstance(data, str) else data
+    data = yaml.safe_load((config.parent / data).read_text(encoding="utf-8")) if isinstance(data, str) else data
     expected, found = data["train"]["class_path"], saved["lieattn"]["config"]["data"]["train"]["class_path"]
     if expected.rpartition(".")[2] != found.rpartition(".")[2]:
         raise train.UsageError(f"--checkpoint: {name} is trained on {expected}, {checkpoint} on {found}")
@@ -199,7 +199,7 @@ def check_source(name: str, checkpoint: Path, saved: dict[str, Any], config: Pat
 
 def configured(config: Path) -> nn.Module:
     """Return the network of a configuration, with random weights."""
-    spec = yaml.safe_load(config.read_text())["model"]["init_args"]["network"]
+    spec = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["init_args"]["network"]
     return train.build(nn.Module, spec, str(config))
 
 

@@ -225,7 +225,7 @@ def _peak(build: Callable[[], Problem], threads: int) -> float:
         ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library reuses freed memory, and the step seems smaller
     except (AttributeError, OSError, TypeError):
         pass
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory of the process (Linux)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak memory of the process (Linux)
     before = _status("VmRSS")
     _timed(problem)
     return _status("VmHWM") - before
@@ -233,5 +233,5 @@ def _peak(build: Callable[[], Problem], threads: int) -> float:
 
 def _status(field: str) -> float:
     """A field of ``/proc/self/status`` in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), float("nan"))

@@ -64,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
     from lieattn._memory import keep_freed_memory
-    from lieattn.cli._options import asks_for_help, import_catalog, importable_folder, report
+    from lieattn.cli._options import asks_for_help, import_catalog, importable_folder, printable_output, report
 
     keep_freed_memory()
     try:
-        with importable_folder():
+        with importable_folder(), printable_output():
             if COMMANDS[name].packages and not asks_for_help(rest):  # their configurations name classes
                 import_catalog()
             status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)

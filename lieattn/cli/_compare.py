@@ -275,7 +275,7 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
     elif any(math.isfinite(row["test"]["mean"]) for row in content["summary"]):
         from lieattn.viz import comparison, save
 
-        written.append(save(comparison(json.loads(path.read_text())), path.with_suffix(".png")))
+        written.append(save(comparison(json.loads(path.read_text(encoding="utf-8"))), path.with_suffix(".png")))
         picture = written[-1].read_bytes()
     written.append(path.with_suffix(".html"))
     replace_text(written[-1], compare.page(content, picture))

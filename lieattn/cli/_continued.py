@@ -108,7 +108,7 @@ def written(config: Any, folder: Path) -> list[str]:
     if config is None:
         return []
     file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(config))
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
     return ["--config", str(file)]
 
 

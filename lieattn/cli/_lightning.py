@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace
+from jsonargparse.typing import Path as ConfigurationPath
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -28,6 +29,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lieattn import train
+from lieattn._files import replace_text
 from lieattn._saved import load
 from lieattn._suggestions import suggested
 from lieattn.cli._announced import Announcements
@@ -41,6 +43,7 @@ from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Ne
 
 # Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
+_READ = ConfigurationPath.read_text
 _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 # Smaller numbers end with an error about a division, or have no effect.
@@ -166,10 +169,27 @@ class _Parser(LightningArgumentParser):
             )
         return added
 
+    def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
+        """Parse arguments, and the files that they name, which are in UTF-8 on every system."""
+        setattr(ConfigurationPath, "read_text", _read_utf8)  # noqa: B010 - mypy would refuse a method
+        try:
+            return super().parse_args(*arguments, **options)
+        finally:
+            setattr(ConfigurationPath, "read_text", _READ)  # noqa: B010
+
+    def save(self, cfg: Namespace, path: str | Path, *, overwrite: bool, multifile: bool, **options: Any) -> None:
+        """Write the configuration of a run to one file, in UTF-8 on every system."""
+        replace_text(path, self.dump(cfg, **options))
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if _NO_MODEL.fullmatch(message):
             message = "no model was given: use --config FILE, or --ckpt_path with a checkpoint of `lieattn fit`"
         raise train.UsageError(train.short_message(ValueError(suggested(message, self)))) from ex
+
+
+def _read_utf8(path: ConfigurationPath) -> str:
+    file = Path(path.absolute)
+    return file.read_text(encoding="utf-8") if file.is_file() else _READ(path)
 
 
 class _PointSetCLI(LightningCLI):

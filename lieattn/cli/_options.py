@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -125,6 +126,23 @@ def importable_folder() -> Iterator[None]:
         del sys.path[-1 - sys.path[::-1].index(folder)]  # the last entry, since the folder may have been there before
 
 
+@contextmanager
+def printable_output() -> Iterator[None]:
+    """Print characters that the encoding of the output lacks as escapes, as Python does in error messages.
+
+    On Windows, files and pipes have the encoding of the system, without many mathematical symbols.
+    """
+    stream, errors = sys.stdout, getattr(sys.stdout, "errors", None)
+    if errors != "strict" or not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=errors)
+
+
 def report(command: str, error: Exception) -> int:
     """Print one message about an error, and return the exit status: 2 for errors that the user can correct, else 1.
 
@@ -133,7 +151,7 @@ def report(command: str, error: Exception) -> int:
     """
     if isinstance(error, BrokenPipeError):  # for example from `| head`; Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no such signal
     message, status, notes = usage_message(error), 2, ""  # this message contains the notes
     if message is None:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
@@ -142,13 +160,23 @@ def report(command: str, error: Exception) -> int:
         users = [frame for frame in frames if not any(part in frame.filename for part in foreign)]
         ours = [frame for frame in frames if any(part in frame.filename for part in _OURS)]
         place = (users or ours or frames)[-1]
-        with tempfile.NamedTemporaryFile("w", prefix="lieattn-", suffix=".txt", delete=False) as file:
-            file.writelines(traceback.format_exception(error))
-        where = f"\n  in {place.filename}, line {place.lineno}: {place.line}\n  traceback: {file.name}"
+        where = f"\n  in {place.filename}, line {place.lineno}: {place.line}\n  traceback: {_written_traceback(error)}"
         message, status, notes = f"{type(error).__name__}: {error}", 1, f"{notes}{where}"
     sys.stdout.flush()
     sys.stderr.write(f"lieattn {command}: {message}{notes}\n")
     return status
+
+
+def _written_traceback(error: Exception) -> str:
+    """Write a traceback to a temporary file, and return its path; the traceback itself if no folder is writable."""
+    text = "".join(traceback.format_exception(error))
+    options: Any = {"prefix": "lieattn-", "suffix": ".txt", "delete": False}
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="backslashreplace", **options) as file:
+            file.write(text)
+    except OSError:
+        return text.rstrip()
+    return file.name
 
 
 def usage_message(error: Exception) -> str | None:

@@ -33,7 +33,7 @@ class _Answers:
     """Reads requests from standard input and sends answers, which output printed by a model does not disturb."""
 
     def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "w")
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.busy = False

@@ -183,7 +183,7 @@ class _Widths:
         content: Any = {"by": "parameters"}  # before the file existed, all models were matched by parameters
         if self.path.is_file():
             try:
-                content = json.loads(self.path.read_text())
+                content = json.loads(self.path.read_text(encoding="utf-8"))
                 if not {"by", "models"} <= set(content):
                     raise ValueError("it was not written by `lieattn compare`")
                 if not all(one.keys() >= {"key", "chosen", "value"} for one in content["models"].values()):

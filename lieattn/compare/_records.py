@@ -75,7 +75,7 @@ class CellStore:
         if not path.is_file():
             return None
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(content, dict) or not isinstance(content.get("record"), dict) or "key" not in content:
                 raise ValueError("it was not written by `lieattn compare`")
             digest = _digest(content["record"])

@@ -46,7 +46,7 @@ def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
         import yaml
 
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
         _check_keys(yaml.compose(text, yaml.SafeLoader), path)
         content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -66,10 +66,10 @@ def write_page(
         "sums over the frames of the keys, unless one of them is selected.",
     }
     folder = resources.files("lieattn.viz")
-    page = Template((folder / "microscope.html").read_text()).substitute(
+    page = Template((folder / "microscope.html").read_text(encoding="utf-8")).substitute(
         **{name: html.escape(text) for name, text in texts.items()},
         data=json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        script=(folder / "microscope.js").read_text(),
+        script=(folder / "microscope.js").read_text(encoding="utf-8"),
     )
     replace_text(path, page)
     return path

@@ -1,0 +1,110 @@
+"""Windows, macOS and clusters, as far as Linux can pretend to be them: encodings, missing functions, closed folders."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lieattn.cli._options import report
+from tests.test_cli import folder_of_user
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(does not have many workers|smaller than the logging).*")
+
+ROOT = Path(__file__).parent.parent
+# Without UTF-8 mode, the encoding is ASCII, so every other character that is not encoded by name is an error.
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "1"}
+
+SETS = {name: {"class_path": "X"} for name in ("train", "val", "test")}
+
+
+def python(script: str, folder: Path, **environment: str) -> str:
+    """Run a script in another process, and return what it prints."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "datasets")])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path, "PL_GLOBAL_SEED": "0", **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode("utf-8", "replace")
+    return done.stdout.decode("cp1252")
+
+
+def test_text_files_are_opened_with_their_encoding():
+    """Otherwise it is that of the system, and on Windows not UTF-8."""
+    found = []
+    paths = [path for folder in ("lieattn", "datasets", "examples") for path in (ROOT / folder).rglob("*.py")]
+    for path in paths:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or any(key.arg in ("encoding", None) for key in call.keywords):
+                continue
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            modes = {arg.value for arg in call.args if isinstance(arg, ast.Constant)}
+            text = isinstance(call.func, ast.Attribute) and name in ("read_text", "write_text")
+            opened = name in ("open", "fdopen") and modes & {"r", "w", "a", "x"}
+            temporary = name in ("NamedTemporaryFile", "TemporaryFile") and modes & {"w", "w+"}
+            if text or opened or temporary or (isinstance(call.func, ast.Name) and name == "open" and not modes):
+                found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert found == []
+
+
+@pytest.mark.slow
+def test_configurations_are_in_utf8(tmp_path):
+    """They are read and written with their characters, whatever the encoding of the system."""
+    folder_of_user(tmp_path)
+    content = yaml.safe_load((tmp_path / "run.yaml").read_text(encoding="utf-8"))
+    content["data"]["train"] = {"class_path": "mydata.Clouds", "init_args": {"fault": "kcal/(mol Å)"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    python(
+        "import sys; from lieattn.cli import main; sys.exit(main(['fit', '--config', 'run.yaml']))", tmp_path, **ASCII
+    )
+    written = yaml.safe_load((tmp_path / "runs" / "config.yaml").read_text(encoding="utf-8"))
+    assert written["data"]["train"] == content["data"]["train"]
+
+
+@pytest.mark.slow
+def test_lists_are_printed_in_any_encoding(tmp_path):
+    """Signs that the encoding of a file or pipe lacks are escaped."""
+    script = "import sys; from lieattn.cli import main; sys.exit(main(['models']))"
+    told = python(script, tmp_path, PYTHONIOENCODING="cp1252")
+    assert "R^d \\u22ca H" in told
+
+
+def raised(text: str) -> KeyError:
+    """Return an error with a traceback."""
+    try:
+        raise KeyError(text)
+    except KeyError as error:
+        return error
+
+
+def test_tracebacks_with_any_characters_are_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = os.fsdecode(b"energ\xff")  # of a file, not in UTF-8
+    assert report("fit", raised(f"{name} ⋊")) == 1
+    (written,) = tmp_path.iterdir()
+    assert "⋊" in written.read_text(encoding="utf-8")
+    assert f"traceback: {written}" in capsys.readouterr().err
+
+
+def test_tracebacks_are_shown_if_no_folder_is_writable(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert report("fit", raised("energy")) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("lieattn fit: KeyError: 'energy'\n")
+    assert "traceback: Traceback (most recent call last)" in told
+
+
+def test_broken_pipes_where_no_signal_tells_of_them(monkeypatch):
+    monkeypatch.delattr(signal, "SIGPIPE")
+    monkeypatch.setattr(os, "dup2", lambda *descriptors: None)
+    assert report("models", BrokenPipeError()) == 141

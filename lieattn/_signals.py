@@ -1,4 +1,4 @@
-"""Signals to a process and its children. These functions have no effect on Windows, which lacks sessions and masks."""
+"""Signals to a process and its children. Windows has neither sessions nor masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SESSIONS, _MASKS = hasattr(os, "setsid"), hasattr(signal, "pthread_sigmask")
 
 
 def leave_session() -> None:
-    """Start a new session, so that a terminal sends no signals to this process."""
+    """Start a new session, if there are any, so that a terminal sends no signals to this process."""
     if _SESSIONS:
         os.setsid()
 
@@ -23,6 +23,14 @@ def pass_signal(pid: int, signum: int) -> None:
     """
     if _SESSIONS:
         os.kill(pid, signum)
+
+
+def terminate() -> None:
+    """Let this process receive SIGTERM, whose handler may save its state."""
+    if _SESSIONS:
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        signal.raise_signal(signal.SIGTERM)  # on Windows, os.kill would end the process at once
 
 
 @contextmanager

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 
-from lieattn.cli._options import report
+from lieattn import _signals
+from lieattn.cli import _warm_up, main
+from lieattn.cli._options import command_line, report
+from lieattn.ops.kernels import _compiled
 from tests.test_cli import folder_of_user
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not have many workers|smaller than the logging).*")
@@ -108,3 +114,55 @@ def test_broken_pipes_where_no_signal_tells_of_them(monkeypatch):
     monkeypatch.delattr(signal, "SIGPIPE")
     monkeypatch.setattr(os, "dup2", lambda *descriptors: None)
     assert report("models", BrokenPipeError()) == 141
+
+
+def test_processes_end_themselves_with_their_handlers(monkeypatch):
+    """On Windows, which has no sessions, os.kill would end the process at once."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *signaled: received.append(signaled[0]))
+    try:
+        _signals.terminate()
+        monkeypatch.setattr(_signals, "_SESSIONS", False)
+        monkeypatch.delattr(os, "kill")
+        _signals.terminate()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM] * 2
+
+
+def test_commands_are_quoted_for_the_shell(monkeypatch):
+    words = ["lieattn", "fit", "--ckpt_path", "my runs\\last.ckpt", "--data", "runs\\a"]
+    assert shlex.split(command_line(words)) == words
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        found = command_line(words)
+    assert found == 'lieattn fit --ckpt_path "my runs\\last.ckpt" --data runs\\a'
+
+
+def test_jobs_do_not_exceed_the_cases(monkeypatch, capsys):
+    """Windows allows at most 61 processes."""
+    asked = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, jobs, mp_context):
+            asked.append(jobs)
+            super().__init__(1)
+
+    monkeypatch.setattr(_warm_up, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(_warm_up, "compile_case", lambda case, dtype: 0.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3)))
+    assert main(["warm-up", "--jobs", "128"]) == 0
+    assert main(["warm-up"]) == 0
+    assert asked == [len(_warm_up._CASES), 3]
+
+
+def test_kernels_that_another_process_replaces(tmp_path, monkeypatch):
+    """Windows refuses access to a file in use. That says nothing about the folder."""
+    cache = _compiled._Cache.__new__(_compiled._Cache)
+    cache._cache_path = str(tmp_path)
+    monkeypatch.setattr(_compiled, "_WINDOWS", True)
+    monkeypatch.setattr(_compiled, "_told", set())
+    with cache._guard_against_spurious_io_errors():
+        raise PermissionError(errno.EACCES, "Permission denied")
+    with pytest.warns(UserWarning, match="cannot be stored here"), cache._guard_against_spurious_io_errors():
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -9,8 +9,6 @@ import json
 import logging
 import math
 import multiprocessing
-import os
-import shlex
 import signal
 import sys
 import threading
@@ -25,9 +23,17 @@ from tqdm import tqdm
 
 from lieattn import compare
 from lieattn._files import replace_text
-from lieattn._signals import interrupts_held, leave_session, pass_signal, release_interrupts
+from lieattn._signals import interrupts_held, leave_session, pass_signal, release_interrupts, terminate
 from lieattn.cli._lightning import without_warnings
-from lieattn.cli._options import ArgumentParser, import_catalog, output_file, positive, report, take_settings
+from lieattn.cli._options import (
+    ArgumentParser,
+    command_line,
+    import_catalog,
+    output_file,
+    positive,
+    report,
+    take_settings,
+)
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.train import TrainingInterrupted, UsageError
 
@@ -46,7 +52,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     folder = options.out or Path("runs") / options.config[-1].stem
     status = _status(name, partial(_compare, options, folder))
     if status > 128:
-        again = shlex.join(["lieattn", name, *arguments])
+        again = command_line(["lieattn", name, *arguments])
         _say(f"lieattn {name}: interrupted; finished cells are kept in {folder}\nTo continue: {again}")
     return status
 
@@ -233,7 +239,7 @@ def _stop_without_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+        terminate()
 
 
 def _finished(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from collections.abc import Sequence
 from typing import get_args
@@ -11,6 +10,7 @@ from typing import get_args
 import torch
 
 from lieattn._checks import counted
+from lieattn._system import usable_cores
 from lieattn.cli._options import ArgumentParser
 from lieattn.ops import Pattern, cpu_kernels
 
@@ -23,7 +23,7 @@ _DESCRIPTION = "Show versions, threads, and the backend that evaluates each oper
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print what the library found on this machine, and return the exit status 0; no option but ``--help`` is taken."""
     ArgumentParser(prog=f"lieattn {name}", description=_DESCRIPTION).parse_args(arguments)
-    cores, threads = counted(os.cpu_count() or 1, "core"), counted(torch.get_num_threads(), "thread")
+    cores, threads = counted(usable_cores(), "core"), counted(torch.get_num_threads(), "thread")
     print(f"Python {platform.python_version()}, {cores}, torch uses {threads}")
     for about, found in cpu_kernels().items():
         print(f"{about} of the kernels for CPUs: {found}")

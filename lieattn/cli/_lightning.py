@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import re
-import shlex
 import shutil
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import check_classes, output_file, package, usage_message
+from lieattn.cli._options import check_classes, command_line, output_file, package, usage_message
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.cli._together import Together, is_lost
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
@@ -118,7 +117,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         rest = option(arguments, "--ckpt_path", nargs="?")[1]
         # Without a configuration, the checkpoint must be given as a file, which says what to train.
         state = "last" if config is None and task is None else str(stop.path)
-        again = shlex.join(["lieattn", name, *rest, "--ckpt_path", state])
+        again = command_line(["lieattn", name, *rest, "--ckpt_path", state])
         _say(f"lieattn: {stop}\nTo continue: {again}")
         return _status(128 + stop.signum)
     except train.NonFiniteError as error:

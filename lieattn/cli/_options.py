@@ -6,7 +6,9 @@ import argparse
 import importlib
 import io
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -57,6 +59,11 @@ def natural(text: str, least: int = 0) -> int:
     if not least <= value < 2**63:
         raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
     return value
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command as it is typed into the shell of this system."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def check_classes(content: Any, path: str | Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import counted
+from lieattn._system import usable_cores
 from lieattn.cli._options import ArgumentParser, positive
 from lieattn.geometry import AllPairs, Radius
 from lieattn.ops import (
@@ -51,18 +51,18 @@ def run(name: str, arguments: Sequence[str]) -> int:
         help="dtypes to compile for (default: float32)",
     )
     parser.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, help="number of processes (default: one per core)"
+        "--jobs", type=positive, default=usable_cores(), help="number of processes (default: one per usable core)"
     )
     options = parser.parse_args(arguments)
     if not cpu_kernels():
         print("lieattn: there are no kernels to compile, since numba is not installed", file=sys.stderr)
         return 1
     cases = [(case, dtype) for dtype in dict.fromkeys(options.dtype) for case in _CASES]
-    processes = counted(min(options.jobs, len(cases)), "process")
-    print(f"compiling for {cpu_kernels()['instruction set']}, {processes}")
+    jobs = min(options.jobs, len(cases))  # Windows allows 61
+    print(f"compiling for {cpu_kernels()['instruction set']}, {counted(jobs, 'process')}")
     start = time.perf_counter()
     # A forked process would inherit the state of torch's thread pool, but not its threads.
-    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = {pool.submit(compile_case, *case): case for case in cases}
         for done in as_completed(found):
             print(f"  {', '.join(found[done]):44} {done.result():5.1f} s", flush=True)

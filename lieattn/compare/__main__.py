@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lieattn._signals import terminate
 from lieattn.compare._cell import CellRunner
 from lieattn.compare._interpreter import version
 from lieattn.compare._meter import LocalMeter
@@ -44,7 +45,7 @@ class _Answers:
             self._requests.put(json.loads(line))
         self._requests.put(None)
         if self.busy:  # the parent process has ended: save the cell in progress and stop
-            os.kill(os.getpid(), signal.SIGTERM)
+            terminate()
 
     def next(self) -> Any:
         """Return the next request, or None if there are no more."""

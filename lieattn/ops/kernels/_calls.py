@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn._system import usable_cores
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels import _ahead
@@ -63,8 +64,7 @@ def compile_together(
     if kind in _prepared:
         return
     _prepared.add(kind)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = min(cores, torch.get_num_threads())
+    processes = min(usable_cores(), torch.get_num_threads())
     if processes > 1:
         _ahead.start(forward() + (backward() if _expected.gradients else []), processes)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from lieattn.ops.kernels import _ahead
 _NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")
 _INSTRUCTIONS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE2", "sve": "SVE", "neon": "NEON"}
 _OPTIONS = {"nopython": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_WINDOWS = os.name == "nt"
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -140,7 +143,8 @@ class _Cache(FunctionCache):
         try:
             yield
         except OSError as error:
-            _cannot_be_kept(self.cache_path, error)
+            if not (_WINDOWS and error.errno == errno.EACCES):  # another process reads or replaces the file
+                _cannot_be_kept(self.cache_path, error)
 
 
 class _Files(IndexDataCacheFile):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import errno
 import os
 import shlex
@@ -10,16 +11,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from lightning.pytorch.accelerators import MPSAccelerator
 
 from lieattn import _signals
 from lieattn.cli import _warm_up, main
 from lieattn.cli._options import command_line, report
+from lieattn.compare._build import make_trainer
+from lieattn.compare._settings import settings_from
+from lieattn.geometry import Radius
 from lieattn.ops.kernels import _compiled
+from lieattn.train import UsageError
 from tests.test_cli import folder_of_user
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not have many workers|smaller than the logging).*")
@@ -114,6 +122,43 @@ def test_broken_pipes_where_no_signal_tells_of_them(monkeypatch):
     monkeypatch.delattr(signal, "SIGPIPE")
     monkeypatch.setattr(os, "dup2", lambda *descriptors: None)
     assert report("models", BrokenPipeError()) == 141
+
+
+class OnApplesGPU(torch.Tensor):
+    """A tensor that pretends to be there."""
+
+    @staticmethod
+    def __new__(cls, here):
+        return torch.Tensor._make_wrapper_subclass(cls, here.shape, device="mps", dtype=here.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+
+
+def test_points_on_a_device_without_float64():
+    with pytest.raises(NotImplementedError, match="pos: geometry is computed in float64, which device mps lacks; move"):
+        Radius(1.0)(OnApplesGPU(torch.zeros(3, 2)))
+
+
+def test_automatic_devices_have_float64(tmp_path, monkeypatch, capsys):
+    """Lightning would choose Apple's GPU, if there is one."""
+    folder_of_user(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+    content = yaml.safe_load((tmp_path / "run.yaml").read_text(encoding="utf-8"))
+    del content["trainer"]["accelerator"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert main(["fit", "--config", "run.yaml"]) == 0
+    settings = settings_from(
+        {"models": {"a": {"class_path": "X"}}, "task": {"class_path": "X"}, "data": SETS, "budget": {"steps": 1}}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a GPU that is not used, as in `lieattn compare`
+        assert make_trainer(settings).strategy.root_device.type == "cpu"
+    with pytest.raises(UsageError, match="quantum"):
+        make_trainer(dataclasses.replace(settings, trainer={"accelerator": "quantum"}))
 
 
 def test_processes_end_themselves_with_their_handlers(monkeypatch):

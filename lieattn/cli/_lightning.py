@@ -31,6 +31,7 @@ from lieattn import train
 from lieattn._files import replace_text
 from lieattn._saved import load
 from lieattn._suggestions import suggested
+from lieattn._system import usable_accelerator
 from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
@@ -375,6 +376,9 @@ class _PointSetCLI(LightningCLI):
         for name, least in _LEAST.items():
             if (value := settings.trainer[name]) is not None and value < least:
                 raise train.UsageError(f"trainer.{name}: expected at least {least}, got {value}")
+        kwargs["accelerator"] = usable_accelerator(settings.trainer.accelerator)
+        if kwargs["accelerator"] != settings.trainer.accelerator:  # Lightning would recommend the GPU
+            warnings.filterwarnings("ignore", ".*GPU available but not used")
         logger = settings.trainer.logger
         bare = settings.trainer.barebones
         if not bare and (logger is None or logger is True):

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 
+from lieattn._system import usable_accelerator
 from lieattn.certify import Kind, moved
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group
@@ -208,9 +209,10 @@ def build_group(name: str, model: ModelSettings) -> Group | None:
 
 def make_trainer(settings: Settings, **options: Any) -> Trainer:
     """Make a trainer without progress bar and logger, with the options of the settings; UsageError if one is wrong."""
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    given: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     # Forces are gradients, which cannot be computed in inference mode.
+    given |= {"inference_mode": False, "devices": 1, "accelerator": "auto", **settings.trainer, **options}
     try:
-        return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
+        return Trainer(**given | {"accelerator": usable_accelerator(given["accelerator"])})
     except (ImportError, TypeError, ValueError) as error:
         raise UsageError(f"trainer: {error}") from error

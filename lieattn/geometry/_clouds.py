@@ -25,8 +25,8 @@ def as_coordinates(pos: Tensor) -> Tensor:
     """Convert coordinates ``[points, dim]`` of any floating dtype to float64, without gradient, on the same device.
 
     TypeError or ValueError is raised if ``pos`` has another dtype or shape, or a coordinate is NaN, infinite or beyond
-    1e100. RuntimeError is raised in ``torch.jit.trace`` and ``torch.export``, and for positions that
-    ``torch.func.vmap`` maps over.
+    1e100; NotImplementedError on Apple's GPUs, which lack float64; RuntimeError in ``torch.jit.trace`` and
+    ``torch.export``, and for positions that ``torch.func.vmap`` maps over.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         advice = "compute it outside, geometry = network.geometry(data), and use torch.export"
@@ -38,6 +38,9 @@ def as_coordinates(pos: Tensor) -> Tensor:
         )
     check_tensor("pos", pos, "a floating tensor [points, dim]")
     check_has_numbers("pos", pos)
+    if pos.device.type == "mps":
+        advice = "move points and network to the CPU"
+        raise NotImplementedError(f"pos: geometry is computed in float64, which device {pos.device} lacks; {advice}")
     check_not_batched(pos)
     if pos.dim() != 2 or pos.shape[1] == 0:
         raise ValueError(f"pos: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")

@@ -126,6 +126,21 @@ def test_no_step_looks_at_numbers(name, monkeypatch):
     assert looking.found != []  # control: on CPUs, values are read
 
 
+def test_points_are_counted_without_looking_at_numbers(monkeypatch):
+    """Data that are no ``Batch`` need not have the row pointers ``ptr``."""
+    network = NETWORKS["extensive"]()
+    batch, geometry = inputs_of(network)
+    data = Data(x=batch.x, pos=batch.pos, batch=batch.batch)
+    with backend("plain"):
+        expected = network(batch, geometry)
+        monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())  # as on a GPU
+        network(data, geometry)
+        with Waits() as waits:
+            found = network(data, geometry)
+    assert waits.found == []
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NETWORKS)

@@ -182,7 +182,7 @@ def _check_turning(name: str, kind: Any, scale: Tensor, shift: Tensor) -> None:
 def _points_of_clouds(data: Any, clouds: int) -> Tensor:
     """Return the number of points of each cloud, ``[clouds]``.
 
-    Data are checked where checks may read them. Compiled code cannot read the number of clouds from the data, so it is
+    Data are checked where checks may read them. Elsewhere the number of clouds cannot be read from the data, so it is
     an argument.
     """
     pos, batch, ptr = (getattr(data, name, None) for name in ("pos", "batch", "ptr"))
@@ -192,4 +192,4 @@ def _points_of_clouds(data: Any, clouds: int) -> Tensor:
         return torch.diff(ptr)
     if batch is None:
         return torch.full((1,), len(pos), device=pos.device)
-    return counts(batch, clouds) if torch.compiler.is_compiling() else point_clouds(data).counts
+    return counts(batch, clouds)

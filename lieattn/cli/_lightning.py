@@ -192,6 +192,17 @@ def _read_utf8(path: ConfigurationPath) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else _READ(path)
 
 
+def _check_trainer(trainer: Namespace) -> None:
+    """Raise UsageError for settings that Lightning ignores, or that end with an error about something else."""
+    devices = str(trainer.devices)
+    # Every device is a process, even if the machine does not have it.
+    if devices.isdecimal() and int(devices) > _MOST_DEVICES:
+        raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
+    for name, least in _LEAST.items():
+        if (value := trainer[name]) is not None and value < least:
+            raise train.UsageError(f"trainer.{name}: expected at least {least}, got {value}")
+
+
 class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration.
 
@@ -369,13 +380,7 @@ class _PointSetCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]
         root = settings.trainer.default_root_dir
-        devices = str(settings.trainer.devices)
-        # Every device is a process, even if the machine does not have it.
-        if devices.isdecimal() and int(devices) > _MOST_DEVICES:
-            raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
-        for name, least in _LEAST.items():
-            if (value := settings.trainer[name]) is not None and value < least:
-                raise train.UsageError(f"trainer.{name}: expected at least {least}, got {value}")
+        _check_trainer(settings.trainer)
         kwargs["accelerator"] = usable_accelerator(settings.trainer.accelerator)
         if kwargs["accelerator"] != settings.trainer.accelerator:  # Lightning would recommend the GPU
             warnings.filterwarnings("ignore", ".*GPU available but not used")

@@ -38,7 +38,6 @@ from lieattn.nn._grid import (
     permuted_copies,
 )
 from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel, residual_branch
-from lieattn.ops._attentive import attention_of
 
 Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]

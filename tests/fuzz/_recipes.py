@@ -506,6 +506,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train.Constant.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
     "train.EpochSampler.set_epoch": {"epoch": 1},
     "train.EpochSampler.start": {"epoch": 1, "skip": 0},
+    "train.PointSetData.setup": {"stage": "fit"},
     "train.PointSetClassifier.forward": {"batch": BATCH},
     "train.PointSetRegressor.forward": {"batch": BATCH},
     "train.random_clouds": {"kind": describe_input(BATCH), "number": 2, "seed": 0},

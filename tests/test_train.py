@@ -236,13 +236,30 @@ def finished(tmp_path_factory) -> Path:
     return root
 
 
-def test_a_run_of_less_than_an_epoch_does_not_miss_its_validation(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    settings = config(tmp_path, max_steps=1)
+def less_than_an_epoch(root: Path) -> str:
+    settings = config(root, max_steps=1)
     del settings["model"]["init_args"]["schedule"]
     settings["trainer"]["callbacks"][0]["init_args"]["check_on_train_epoch_end"] = False
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", settings)]) == 0, capsys.readouterr().err
+    return write(root / "run.yaml", settings)
+
+
+def test_a_run_of_less_than_an_epoch_does_not_miss_its_validation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    assert main(["fit", "--config", less_than_an_epoch(tmp_path)]) == 0, capsys.readouterr().err
     assert (tmp_path / "checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "replaces"), [([], True), (["--ckpt_path", "last"], False), (["--trainer.fast_dev_run", "true"], False)]
+)
+def test_a_run_says_that_it_replaces_checkpoints_of_an_earlier_one(tmp_path, monkeypatch, capsys, options, replaces):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    command = ["fit", "--config", less_than_an_epoch(tmp_path)]
+    assert main(command) == 0
+    message = f"{tmp_path / 'checkpoints'}: checkpoints of an earlier run will be replaced; to continue that run"
+    assert message not in capsys.readouterr().err
+    assert main([*command, *options]) == 0
+    assert (message in capsys.readouterr().err) is replaces
 
 
 # Schedules

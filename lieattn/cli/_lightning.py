@@ -48,6 +48,7 @@ _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 # Smaller numbers end with an error about a division, or have no effect.
 _LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0, "log_every_n_steps": 0}
+_NAMED = ("last", "best")  # checkpoints
 _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
 _OF_FIT = ("weights", "ema", "checkpoint_activations", "compile", "cuda_graphs")
@@ -298,7 +299,7 @@ class _PointSetCLI(LightningCLI):
 
     def _file(self, settings: Any, name: str) -> str:
         """The file of a checkpoint; the name may be ``last`` or ``best``."""
-        if name not in ("last", "best"):
+        if name not in _NAMED:
             return name
         path = _folder(settings) / f"{name}.ckpt"
         if not path.is_file():
@@ -414,6 +415,14 @@ class _PointSetCLI(LightningCLI):
             raise train.UsageError(f"trainer: {error}") from error
         trainer.callbacks.insert(0, self._lines)  # type: ignore[attr-defined]
         return trainer
+
+    def before_fit(self) -> None:
+        """Say that checkpoints of an earlier run in the same folder will be replaced, unless that run continues."""
+        settings = self.config_init["fit"]
+        folder = _folder(settings)
+        saves = settings.last in self.trainer.callbacks  # type: ignore[attr-defined]
+        if saves and settings.ckpt_path is None and any((folder / f"{name}.ckpt").is_file() for name in _NAMED):
+            _say(f"{folder}: checkpoints of an earlier run will be replaced; to continue that run: --ckpt_path last")
 
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.

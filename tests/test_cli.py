@@ -9,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import lightning.pytorch
 import pytest
 import yaml
 from torch import nn
@@ -18,9 +20,10 @@ from torch.utils.data import Dataset
 
 import lieattn
 import lieattn_datasets
+from lieattn import train
 from lieattn.cli import COMMANDS, main
 from lieattn.cli._certify import _spec
-from lieattn.cli._options import report
+from lieattn.cli._options import report, short_warnings
 from lieattn.train import UsageError, build
 
 pytestmark = [
@@ -332,6 +335,14 @@ def test_options_of_the_model_before_its_class(home, capsys, option):
 def test_options_of_the_model_after_its_class(home, capsys, given):
     assert main(["fit", *given, "--model.network.channels=3", "--print_config"]) == 0
     assert "        channels: 3\n" in capsys.readouterr().out
+
+
+def test_warnings_are_short_unless_they_name_a_line_of_the_user():
+    ours = [sys.argv[0], train.__file__, lightning.pytorch.__file__]
+    with short_warnings():
+        assert {warnings.formatwarning("text", UserWarning, file, 3) for file in ours} == {"lieattn: warning: text\n"}
+        assert warnings.formatwarning("text", UserWarning, "mydata.py", 3).startswith("mydata.py:3: UserWarning: text")
+    assert warnings.formatwarning("text", UserWarning, train.__file__, 3) != "lieattn: warning: text\n"
 
 
 def test_a_run_tells_its_seed_and_devices_when_it_begins(home, lines_of_lightning):

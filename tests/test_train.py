@@ -892,6 +892,7 @@ def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_pa
     ("options", "reason"),
     [
         ({"limit_train_batches": 0}, "trainer.limit_train_batches is 0"),
+        ({"limit_train_batches": 0, "schedule": WarmupCosine(1)}, "trainer.limit_train_batches is 0"),
         ({"max_epochs": 0}, "trainer.max_epochs is 0"),
         ({"max_steps": 0}, "trainer.max_steps is 0"),
         ({"max_time": {"seconds": 0}, "min_epochs": 0}, "trainer.max_time is over, or a callback has stopped it"),
@@ -899,7 +900,7 @@ def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_pa
 )
 def test_a_training_without_a_step_says_so(tmp_path, options, reason):
     with pytest.warns(UserWarning, match=f"no training step was made: {reason}"):
-        fit(tmp_path, schedule=Constant(), **options)
+        fit(tmp_path, **{"schedule": Constant(), **options})
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -43,4 +43,4 @@ class Announcements(Callback):
             logging.getLogger(record.name).handle(record)
         self._kept.clear()
 
-    on_sanity_check_start = on_train_start = on_validation_start = on_test_start = on_predict_start = _release
+    on_fit_start = on_validation_start = on_test_start = on_predict_start = _release

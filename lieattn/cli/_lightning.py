@@ -36,7 +36,7 @@ from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import check_classes, command_line, output_file, package, usage_message
+from lieattn.cli._options import check_classes, command_line, output_file, package, short_warnings, usage_message
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.cli._together import Together, is_lost
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
@@ -134,8 +134,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def without_warnings(*others: str) -> Iterator[None]:
-    """Ignore the warnings that are expected from Lightning, and warnings whose message matches one of ``others``."""
-    with warnings.catch_warnings():
+    """Ignore the warnings that are expected from Lightning, or that match one of ``others``, and shorten the rest."""
+    with warnings.catch_warnings(), short_warnings():
         for message in (*_EXPECTED, *others):
             warnings.filterwarnings("ignore", message)
         yield

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -148,6 +149,24 @@ def printable_output() -> Iterator[None]:
         yield
     finally:
         stream.reconfigure(errors=errors)
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Print warnings of the library and of Lightning as one line; others also name a line of the user's code."""
+    before = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        theirs = filename != sys.argv[0] and not any(part in filename for part in (*_OURS, _LIGHTNING))
+        return before(message, category, filename, lineno, line) if theirs else f"lieattn: warning: {message}\n"
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def report(command: str, error: Exception) -> int:

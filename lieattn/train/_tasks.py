@@ -168,9 +168,10 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
             raise UsageError(f"optimizer: {error}") from error
         if isinstance(self.schedule, Constant) or cast(Any, self.trainer).fast_dev_run:  # too short for a warm-up
             return optimizer
-        self.trainer.fit_loop.setup_data()  # counts the batches
-        steps = float(self.trainer.estimated_stepping_batches)
-        batches = int(self.trainer.num_training_batches)
+        self.trainer.fit_loop.setup_data()  # counts the batches, unless trainer.limit_train_batches is 0
+        if math.isinf(self.trainer.num_training_batches):
+            return optimizer
+        steps, batches = float(self.trainer.estimated_stepping_batches), int(self.trainer.num_training_batches)
         per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
         if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:
             raise UsageError("schedule: a plateau needs a validation set, data.val")

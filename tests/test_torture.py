@@ -80,7 +80,7 @@ def test_errors_of_read_only_disks_name_the_file(tmp_path, monkeypatch):
     def refuse(self, *_, **__):
         raise OSError(errno.EROFS, "Read-only file system", str(self))
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(OSError, match=r"cannot write: Read-only file system: .*/report\.json'$"):
         replace_text(tmp_path / "report.json", "content")

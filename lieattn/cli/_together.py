@@ -37,7 +37,7 @@ class Together:
     def is_first(self, status: int) -> bool:
         """Note the exit status of an error of this process, and return whether no other process has reported one."""
         try:
-            with (self._folder / "status").open("x") as file:
+            with (self._folder / "status").open("x", encoding="utf-8") as file:
                 file.write(str(status))
         except OSError:  # the file exists, or the first process has ended and has removed the folder
             return False
@@ -48,7 +48,7 @@ class Together:
         until = time.monotonic() + _WAIT
         while self._folder.exists() and time.monotonic() < until:
             try:
-                return int((self._folder / "status").read_text())
+                return int((self._folder / "status").read_text(encoding="utf-8"))
             except (OSError, ValueError):  # not there, or not yet written
                 time.sleep(0.05)
         return None if self._folder.exists() else 1

@@ -371,6 +371,17 @@ def test_points_can_need_gradients_after_a_graph_was_used(points):
     torch.testing.assert_close(loss(graph).detach(), before)
 
 
+def test_given_coordinates_keep_their_rows_and_points():
+    pos = pixel_positions(3, 4, dtype=torch.float64)
+    graph = lift(pos, cyclic(4), PixelSquare(3))
+    graph = graph.with_relative(graph.relative.bounded())
+    rows = graph.relative.row
+    pos.requires_grad_()
+    assert graph.relative.row is rows
+    with pytest.raises(ValueError, match="coordinates depend on its points"):
+        graph.at(pos + 1.0)
+
+
 def test_gradients_reach_every_coordinate_and_equal_finite_differences():
     group = dihedral(3)
     pos = pixel_positions(3, 4, dtype=torch.float64).requires_grad_()  # a grid, whose displacements repeat

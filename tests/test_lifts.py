@@ -27,6 +27,7 @@ from lieattn.geometry import (
     farthest_by_distance,
     farthest_points,
     lift,
+    natural_space,
     pixel_positions,
     point_clouds,
 )
@@ -1030,6 +1031,22 @@ def test_chosen_edges_keep_given_coordinates_of_shared_rows():
     kept = torch.arange(1, whole.neighbors.num_edges, 3)
     found = whole.select_edges(kept).relative.coordinates
     assert torch.equal(found, whole.relative.coordinates[whole.relative.row[kept]])
+
+
+def test_fibers_on_the_sphere_rotate_with_their_pose():
+    pos = torch.nn.functional.normalize(torch.randn(5, 3, generator=generator(1), dtype=F64), dim=1)
+    group, pose = cyclic(4), SampledFrames(1, per="cloud")
+    found = lift(pos, FiniteFrames(group, pose), AllPairs(), Sphere())
+    frames = pose(Sites(found, found.neighbors, Sphere())) @ group.elements
+    expected = lift(pos, GivenFrames(frames), AllPairs(), Sphere())
+    torch.testing.assert_close(found.elements, expected.elements)
+
+
+def test_given_frames_determine_their_space():
+    frames = torch.eye(2).repeat(3, 1, 1, 1)
+    assert natural_space(GivenFrames(frames)).name == Euclidean(SE(2)).name
+    frames[1, 0, 0, 0] = -1.0  # one reflection
+    assert natural_space(GivenFrames(frames)).name == Euclidean(E(2)).name
 
 
 def test_input_vectors_give_the_scale_that_points_at_one_place_do_not():

@@ -91,6 +91,7 @@ def test_edges_and_coordinates_are_those_of_the_definition(group, reach):
         assert graph.log_measure[edge] == pytest.approx(-group.dim * offset * math.log(1.5))
     full = graph.relative.coordinates
     assert full.shape == (len(found), group.order, group.order, coordinates_of(group))
+    assert graph.relative.num_coordinates == full.shape[-1]
     a, b = group.order - 1, 0
     assert torch.equal(full[:, a, b, : group.dim], graph.relative.positions[:, a])
     relative = group.elements[group.relative_index[a, b]].flatten()
@@ -341,6 +342,15 @@ def test_no_points_and_one_point():
     assert torch.isfinite(one.relative.coordinates).all()
 
 
+def test_parts_of_a_graph_of_scales():
+    group = GROUPS["C4"]
+    pos, _, batch = cloud(group)
+    graph = on_scales(pos, group, 0.9, FIBER, batch=batch)
+    levels, kept = FIBER["levels"], torch.arange(0, graph.neighbors.num_edges, 2)
+    assert graph.scales.batch.tolist() == [levels * int(c) + k for c in batch for k in range(levels)]
+    assert torch.equal(graph.select_edges(kept).log_measure, graph.log_measure[kept])
+
+
 def test_bad_arguments():
     group, pos = GROUPS["C4"], torch.rand(3, 2)
     shear = cyclic(4).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
@@ -356,6 +366,7 @@ def test_bad_arguments():
         (ValueError, "group: expected", lambda: on_scales(pos, shear, 1.0, FIBER)),
         (ValueError, "weights: expected", lambda: on_scales(pos, group, 1.0, FIBER, weights=torch.ones(2))),
         (ValueError, "weights: .* positive", lambda: on_scales(pos, group, 1.0, FIBER, weights=torch.zeros(3))),
+        (ValueError, "coordinates: expected 'smooth'", lambda: on_scales(pos, group, 1.0, FIBER, coordinates="log")),
     ):
         with pytest.raises(error, match=message):
             call()

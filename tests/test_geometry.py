@@ -371,6 +371,25 @@ def test_points_can_need_gradients_after_a_graph_was_used(points):
     torch.testing.assert_close(loss(graph).detach(), before)
 
 
+def test_dilated_clouds_of_a_batch_do_not_share_displacements():
+    grid = pixel_positions(4, 4, dtype=torch.float64)
+    pos, batch = torch.cat([grid, 2 * grid]), torch.arange(32) // 16
+    relative = lift(pos, cyclic(4), AllPairs(), batch=batch).relative
+    assert relative.num_rows == 98  # 49 of each grid
+    i, j = relative.neighbors.target, relative.neighbors.source
+    torch.testing.assert_close(relative.positions[relative.row][:, 0], pos[j] - pos[i])
+
+
+def test_poses_get_the_gradients_of_their_own_cloud():
+    pos, batch = pixel_positions(3, 3, dtype=torch.float64).repeat(2, 1), torch.arange(18) // 9
+    relative = lift(pos, cyclic(4), PixelSquare(3), batch=batch).relative
+    pose = torch.eye(2, dtype=torch.float64).repeat(18, 1, 1).requires_grad_()
+    posed = replace(relative, pose=pose)
+    assert posed.row is None
+    (grad,) = torch.autograd.grad(posed.positions.square().sum(), pose)
+    torch.testing.assert_close(grad[:9].sum(dim=0), grad[9:].sum(dim=0))
+
+
 def test_given_coordinates_keep_their_rows_and_points():
     pos = pixel_positions(3, 4, dtype=torch.float64)
     graph = lift(pos, cyclic(4), PixelSquare(3))
@@ -443,6 +462,13 @@ def test_collating_collections_of_clouds_counts_on():
     assert both.batch.tolist() == [1, 0, 1, 0, 3, 2, 3, 2]
     assert both.num_clouds == 4
     assert both.neighbors.num_edges == 16
+
+
+def test_collating_graphs_of_which_one_was_used():
+    used, other = (lift(pixel_positions(3, 3), cyclic(4), Radius(1.5)) for _ in range(2))
+    positions = used.relative.positions
+    both = LiftedGraph.collate([used, other]).relative
+    torch.testing.assert_close(both.positions[both.row], positions[used.relative.row].repeat(2, 1, 1))
 
 
 def test_moving_to_another_device_moves_every_tensor():

@@ -22,6 +22,7 @@ from lieattn.geometry import (
     ScaleFrames,
     lift,
     pieces,
+    pixel_positions,
     point_clouds,
 )
 from lieattn.groups import cyclic, cyclic_about, tetrahedral, trivial
@@ -227,10 +228,35 @@ def test_pieces_give_the_rows_of_the_whole(name, size):
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["given coordinates", "one scale"])
+def test_edges_of_pieces_keep_their_coordinates_and_measure(kind):
+    pos = pixel_positions(4, 4, dtype=torch.float64)
+    if kind == "one scale":
+        graph = lift(pos, ScaleFrames(cyclic(4), levels=1), Radius(1.5), weights=torch.rand(16) + 0.5)
+    else:
+        graph = lift(pos, cyclic(4), Radius(1.5))
+        graph = graph.with_relative(graph.relative.bounded())
+
+    def of_edges(graph):
+        relative, row = graph.relative, graph.relative.row
+        return relative.coordinates if row is None else relative.coordinates[row]
+
+    for piece in pieces(graph, 5):
+        edges = torch.isin(graph.neighbors.target, piece.points[piece.own])
+        torch.testing.assert_close(of_edges(piece.graph), of_edges(graph)[edges])
+        if kind == "one scale":
+            assert torch.equal(piece.graph.log_measure, graph.log_measure[edges])
+
+
 def test_clouds_are_cut_apart_first():
     batch = torch.arange(40) % 2
     graph = lift(100 * clouds(40).pos, trivial(3), Radius(40.0), batch=batch)
     assert [set(batch[piece.points].tolist()) for piece in pieces(graph, 20)] == [{0}, {1}]
+
+
+def test_most_pieces_have_the_given_size():
+    graph = lift(clouds(50).pos, trivial(3), Radius(0.4))
+    assert [len(piece.own) for piece in pieces(graph, 20)] == [20, 20, 10]
 
 
 def test_pieces_of_given_parts():

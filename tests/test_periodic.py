@@ -413,3 +413,22 @@ def test_cells_may_have_another_dtype_than_the_points(dtype, of_cell):
     expected = Radius(1.0)(pos, cell=torch.eye(2))
     assert torch.equal(found.edge_index, expected.edge_index)
     assert torch.equal(found.shift, expected.shift.to(dtype))
+
+
+def test_atoms_at_the_origin_share_displacements():
+    cell = 0.3 * torch.eye(2).repeat(3, 1, 1)
+    relative = lift(point_clouds(torch.zeros(3, 2), batch=torch.arange(3), cell=cell), cyclic(4), Radius(0.5)).relative
+    assert relative.num_rows == relative.neighbors.num_edges // 3
+
+
+def test_cells_alone_can_need_gradients():
+    grid = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0)).double()
+    clouds = point_clouds(grid, cell=3 * torch.eye(2, dtype=torch.float64))
+    graph = lift(clouds, cyclic(4), Radius(1.2), length=1.0)
+    deformation = torch.eye(2, dtype=torch.float64)[None].requires_grad_()
+    positions = graph.at(grid, deformation).relative.positions[:, 0]
+    (found,) = torch.autograd.grad(positions.square().sum(), deformation)
+    neighbors = graph.neighbors
+    wanted = 2 * neighbors.shift.mT @ neighbors.displacements(grid)
+    torch.testing.assert_close(found[0], wanted)
+    assert wanted.abs().max() > 1

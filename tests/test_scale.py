@@ -342,6 +342,13 @@ def test_no_points_and_one_point():
     assert torch.isfinite(one.relative.coordinates).all()
 
 
+def test_windows_are_dilated_with_the_scales():
+    pos, _, batch = cloud(GROUPS["C4"])
+    relative = lift(pos, ScaleFrames(GROUPS["C4"], **FIBER), Radius(0.9, smooth=True), batch=batch).relative
+    square = relative.positions[:, 0].square().sum(dim=1)
+    torch.testing.assert_close(relative.log_window, -square / (1 - square))
+
+
 def test_parts_of_a_graph_of_scales():
     group = GROUPS["C4"]
     pos, _, batch = cloud(group)

@@ -351,6 +351,12 @@ def test_a_run_tells_its_seed_and_devices_when_it_begins(home, lines_of_lightnin
     assert any(line.startswith("GPU available") for line in lines_of_lightning)
 
 
+def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):
+    assert main(["fit", "--config=run.yaml", "--data.val=null"]) == 0
+    assert main(["test", "--config=run.yaml", "--ckpt_path=best"]) == 2
+    assert "best.ckpt: use --ckpt_path last, since no validation chose a best one\n" in capsys.readouterr().err
+
+
 def test_options_have_their_full_names(home, capsys):
     for command in (["fit", "--conf=run.yaml"], ["compare", "--config=x", "--plann"], ["certify", "x", "--rand"]):
         assert main(command) == 2

@@ -228,9 +228,7 @@ class _PointSetCLI(LightningCLI):
         parser.add_argument("--ema", type=float | None, default=None, help=averages)
         source = "trained network, file of lieattn.save or checkpoint with the weights that fit starts from"
         parser.add_argument("--weights", type=str | None, default=None, help=source)
-        again = (
-            "fit stores the fields between the blocks of the network only, and recomputes the rest in the backward pass"
-        )
+        again = "fit stores only the fields between the blocks, and recomputes the rest in the backward pass"
         parser.add_argument("--checkpoint_activations", type=bool, default=False, help=again)
         compiled = "fit compiles the network with torch.compile, which takes a minute and makes steps on GPUs faster"
         parser.add_argument("--compile", type=bool, default=False, help=compiled)
@@ -304,6 +302,8 @@ class _PointSetCLI(LightningCLI):
         path = _folder(settings) / f"{name}.ckpt"
         if not path.is_file():
             hint = "start without --ckpt_path" if self.subcommand == "fit" else "train first, or name a file"
+            if (path.parent / "last.ckpt").is_file():  # of a run without a validation
+                hint = "use --ckpt_path last, since no validation chose a best one"
             raise train.CheckpointError(f"there is no checkpoint {path}: {hint}")
         return str(path)
 

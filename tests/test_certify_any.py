@@ -20,11 +20,12 @@ from torch_geometric.utils import to_dense_batch
 import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.certify._forces import conservation
+from lieattn.certify._moves import Move, degenerate, elements_of, outside_of, scrambled, transform
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import record
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, pixel_positions
-from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral
+from lieattn.groups import SE, SO, E, SemidirectProduct, cyclic, dihedral, octahedral, reflection, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
@@ -1278,3 +1279,76 @@ def test_a_search_refuses_outputs_of_a_wrong_size():
         ValueError, match=r"network: expected an output \[clouds, \*\] .* 1 cloud and 3 points, got \(\)"
     ):
         certify(lambda pos: pos.sum(), Data(pos=torch.randn(3, 3)), "search")
+
+
+def generator_of(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_rotations_as_outputs_stay_rotations_under_mirrors():
+    mirror, turn = reflection(3).elements[1], SO(3).sample(4, generator=generator_of(), dtype=torch.float64)
+    moved = transform("outputs", "rotation", turn, mirror, torch.zeros(4, 3, dtype=torch.float64))
+    assert torch.allclose(moved, -mirror @ turn)
+    assert torch.allclose(torch.linalg.det(moved), torch.ones(4, dtype=torch.float64))
+
+
+def test_all_elements_of_a_finite_group_with_translations_are_measured():
+    group = SemidirectProduct(cyclic(4))
+    elements = list(elements_of(group, 2, generator_of()))
+    assert [element.label for element in elements] == ["0", "1", "2", "3"]
+    assert all(element.translation is None for element in elements)
+    assert torch.equal(torch.stack([element.linear for element in elements]), cyclic(4).elements)
+
+
+@pytest.mark.parametrize(
+    ("group", "labels"),
+    [
+        (cyclic(2), ["of C4", "of C6", "of D2", "of D4"]),
+        (dihedral(3), ["of D6"]),
+        (tetrahedral(), ["of O", "of Th", "of Td", "of I", "inversion"]),
+    ],
+)
+def test_larger_groups_are_tried_by_an_element_each(group, labels):
+    found = list(outside_of(group, group.dim, 2, generator_of()))
+    assert [one.label for one in found[2:]] == labels
+    assert (found[1].label == "random reflection") is not (group == dihedral(3))  # which has mirrors itself
+    named = [one.linear for one in found if one.label != "inversion"]  # which may also be the element of T_h
+    matrices = torch.stack([*group.elements, *named]).flatten(1)
+    assert (torch.cdist(matrices, matrices) < 1e-6).sum() == len(matrices)  # each of them is tried once
+
+
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_scrambled_points_keep_their_distances_unless_scaled(centered, scaled):
+    cloud = clouds(sizes=(9,))[0]
+    cloud.pos += 2
+    other = scrambled(cloud, "position", 3, centered=centered, scaled=scaled, generator=generator_of())
+    center = cloud.pos.double().mean(dim=0) if centered else torch.zeros(3, dtype=torch.float64)
+    before, after = ((one.pos.double() - center).norm(dim=1) for one in (cloud, other))
+    assert torch.allclose(before, after) is not scaled
+    assert ((after / before > 0.5 - 1e-6) & (after / before < 1.5 + 1e-6)).all()
+
+
+def test_degenerate_clouds_have_attributes_of_their_points_only():
+    for name, cloud in degenerate(clouds(sizes=(7,))[0], 3, centered=True).items():
+        assert len(cloud.x) == len(cloud.z) == len(cloud.pos), name
+
+
+def test_indices_of_points_follow_them_into_another_order():
+    cloud = clouds(sizes=(5,))[0]
+    cloud.edge_index = torch.tensor([[0, 1, 2, 3, -1], [1, 4, 0, 2, 3]])
+    zero, still = torch.zeros(1, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    move = Move("permutation", "", True, still, zero, orders=(torch.tensor([3, 0, 4, 1, 2]),))
+    (other,) = move.apply([cloud], {})
+    assert torch.equal(other.edge_index < 0, cloud.edge_index < 0)
+    known = cloud.edge_index >= 0
+    assert torch.equal(other.pos[other.edge_index[known]], cloud.pos[cloud.edge_index[known]])
+
+
+def test_scrambled_images_keep_their_raster():
+    side = torch.arange(3.0)
+    image = Data(x=torch.rand(9, 1), pos=torch.cartesian_prod(side, side), grid=torch.tensor([[3, 3]]))
+    other = scrambled(image, "position", 2, centered=True, scaled=True, generator=generator_of())
+    assert torch.equal(other.pos, image.pos)
+    assert not torch.equal(other.x, image.x)
+    assert torch.equal(other.x.sort(dim=0)[0], image.x.sort(dim=0)[0])

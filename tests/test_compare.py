@@ -37,7 +37,7 @@ from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
-from lieattn.compare._meter import LocalMeter, count_parameters
+from lieattn.compare._meter import LocalMeter, count_parameters, scalar
 from lieattn.compare._records import _curve
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivial
@@ -1003,6 +1003,46 @@ def test_seconds_of_the_processor_do_not_pass_while_it_waits(clock):
     budget.on_train_batch_end(trainer, module, None, SimpleNamespace(num_graphs=1))
     assert (budget.seconds >= 0.5) == (clock == "wall")
     assert budget.steps == 1
+
+
+def test_a_budget_counts_and_continues():
+    """With a simulated clock: two steps of 2 and 3 s with 4 clouds each."""
+    now = iter([10.0, 12.0, 20.0, 23.0, 30.0, 31.5])
+    reports = []
+    budget = budgets.Budget(BudgetSettings(seconds=6.0, clock="wall"), report=lambda *spent: reports.append(spent))
+    budget._clock = lambda: next(now)
+    trainer = SimpleNamespace(should_stop=False, is_last_batch=True, val_check_batch=1)
+    module, batch = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(num_graphs=4)
+    for _ in range(2):
+        budget.on_train_batch_start(trainer, module)
+        budget.on_train_batch_end(trainer, module, None, batch)
+    assert reports == [(1, 2.0), (2, 5.0)]
+    assert not trainer.should_stop
+    budget.on_train_batch_start(trainer, module)
+    assert budget.spent == 1  # 1.5 s of the step that runs count too, and more than all is never spent
+    steps = budgets.Budget(BudgetSettings(steps=20))
+    steps.steps, steps.seconds = 5, 100.0
+    assert steps.spent == 0.25
+    budget.history, budget.best, budget.best_value = [[1, 2.0, 0.5]], {"w": torch.ones(1)}, 0.5
+    other = budgets.Budget(BudgetSettings(seconds=6.0))
+    other.load_state_dict(budget.state_dict())
+    assert (other.steps, other.seconds, other.clouds) == (2, 5.0, 8)
+    assert (other.history, other.best, other.best_value) == ([[1, 2.0, 0.5]], {"w": torch.ones(1)}, 0.5)
+
+
+def test_the_rate_counts_clouds_of_all_batches_but_the_first(monkeypatch):
+    now = iter([0.0, 9.0, 10.0, 11.0, 20.0, 23.0])
+    monkeypatch.setattr(budgets, "_now", lambda *_: next(now))
+    clock = budgets.InferenceClock()
+    for count in (8, 8, 4):
+        clock.on_test_batch_start(None, None)
+        clock.on_test_batch_end(None, None, None, SimpleNamespace(num_graphs=count))
+    assert clock.rate == pytest.approx((8 + 4) / (1 + 3))
+
+
+def test_losses_of_measured_steps_use_outputs_with_gradients_only():
+    weight = torch.tensor([1.0, -2.0], requires_grad=True)
+    assert scalar({"a": weight, "b": torch.full((2,), 9.0), "c": "text"}) == 2.5
 
 
 def test_clocks_are_those_that_there_are(tmp_path):

@@ -1,5 +1,6 @@
 """Affine Self Convolution: equivariance on clouds and grids, special cases, and the networks of the paper."""
 
+import copy
 import math
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock, FieldModel
+from lieattn.models.affine import _RasterGraphs
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,
@@ -1028,3 +1030,13 @@ def test_pooled_frames_have_no_pairs(name):
     terms = RelativeTerms(key_psi=torch.randn(neighbors.num_edges, 4, 4, 2, 3))
     with pytest.raises(ValueError, match=r"terms\.key_psi: needs a query"):
         group_attention(None, None, signals[2], neighbors, pattern="pooled", terms=terms)
+
+
+def test_graphs_of_blocks_are_kept_for_few_rasters():
+    graphs, device = _RasterGraphs(cyclic(4), 3), torch.device("cpu")
+    for images in range(1, 8):
+        graph = graphs(Raster(images, (2, 3)), device)
+        assert graph.num_points == 6 * images
+        assert graphs(Raster(images, (2, 3)), device) is graph
+    assert len(graphs.known) <= 4
+    assert copy.deepcopy(graphs).known == {}

@@ -31,6 +31,7 @@ from lieattn.nn import (
     GridGroupConvolution,
     GridInputAttention,
     GridPoseAttention,
+    InvariantHead,
     VectorHead,
     act_on_grid,
 )
@@ -394,7 +395,7 @@ def test_an_operator_of_a_user_moves_along(group):
 
 def _untied(responses):
     """Return one weight per input frame, independent of the output frame, which breaks the equivariance."""
-    return torch.sigmoid(responses) * torch.arange(4.0)[:, None, None, None, None]
+    return torch.sigmoid(responses) * torch.arange(4.0)[:, None, None]
 
 
 @pytest.mark.parametrize(
@@ -413,6 +414,14 @@ def test_operators_that_break_the_symmetry_are_refused(operator, error, message)
         GridAttentiveConvolution(cyclic(4), 3, 2, 3, attention=operator)
 
 
+def test_frames_of_broken_maps_are_named():
+    def weighted(responses):  # one weight for each output frame
+        return torch.sigmoid(responses) * torch.tensor([0.0, 0.0, 5.0, 0.0])[:, None, None, None, None]
+
+    with pytest.raises(ValueError, match=r"most between frame [23] of the output and 0 of the input"):
+        GridAttentiveLifting(cyclic(4), 3, 2, 3, attention=weighted)
+
+
 def test_parameters_at_zero_hide_nothing():
     """The condition is measured with random parameters, because the initial ones could hide a violation."""
 
@@ -424,6 +433,21 @@ def test_parameters_at_zero_hide_nothing():
     nn.init.zeros_(operator.weight)
     with pytest.raises(ValueError, match="attention: expected maps that move with the group"):
         GridAttentiveConvolution(cyclic(4), 2, 2, 3, attention=operator)
+
+
+def test_the_condition_is_measured_on_a_copy_without_dropout():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.dropout = nn.Parameter(torch.tensor(0.25)), nn.Dropout(0.5)
+
+        def forward(self, responses):
+            return self.dropout(torch.sigmoid(self.scale * responses))
+
+    operator = Scaled()
+    GridAttentiveConvolution(cyclic(4), 2, 2, 3, attention=operator)
+    assert operator.training
+    assert torch.equal(operator.scale.detach(), torch.tensor(0.25))
 
 
 def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
@@ -703,6 +727,63 @@ def test_networks_on_voxels_are_invariant(group, kind):
             assert (vectors[h] - group.act(h, vectors[:1])).abs().max() < size
     with pytest.raises(ValueError, match="data: expected floating images with 1 channels and 3 sides"):
         network.images(torch.randn(1, 1, 8, 8, dtype=dtype))
+
+
+def test_initial_kernels_of_planar_networks_are_normal():
+    network = AttentiveCNN(Z2, channels=20)
+    for layer in network.layers[1:-1]:
+        weight = layer.weight.detach()
+        assert float(weight.std()) == pytest.approx((20 * 9) ** -0.5, rel=0.1)
+        assert weight.abs().max() > 2.5 * weight.std()
+
+
+def test_all_cnn_goes_down_in_layers_3_and_6():
+    strided = AttentiveAllCNN(P4, channels=1, downsampling="strided")
+    assert [layer.stride for layer in strided.layers] == [1, 1, 2, 1, 1, 2, 1, 1, 1]
+    pooled, outputs, pooling = AttentiveAllCNN(P4, channels=1), [], []
+    for number in (2, 5):
+        pooled.layers[number].register_forward_hook(lambda *found: outputs.append(found[2]))
+    pooled.pool.register_forward_hook(lambda *found: pooling.append(found[1][0]))
+    pooled(torch.randn(1, 3, 8, 8))
+    for response, seen in zip(outputs, pooling, strict=True):  # maxima are taken before normalization and relu
+        assert torch.equal(response, seen)
+
+
+@pytest.mark.parametrize("build", [AttentiveCNN, AttentiveAllCNN])
+def test_vectors_are_added_to_the_first_responses_only(build):
+    network = build(P4, 1, channels=2, vector_inputs=("wind",))
+    nn.init.zeros_(network.layers[1].weight)
+    fields = network.fields(torch.randn(1, 1, 28, 28), torch.randn(1, 2, 4, 28, 28))
+    assert fields[0].abs().max() > 0
+    assert (fields[1] == 0).all()
+
+
+def test_layers_have_dropout_where_documented():
+    for network, side, places in (
+        (AttentiveCNN(P4, channels=1), 28, {"dropout": [26, 10, 8, 6, 4]}),
+        (AttentiveAllCNN(P4, channels=1), 8, {"input_dropout": [8], "dropout": [4, 2]}),
+    ):
+        found = {name: [] for name in places}
+        for name in places:
+            part = getattr(network, name)
+            part.register_forward_hook(lambda _, inputs, __, sides=found[name]: sides.append(inputs[0].shape[-1]))
+        network(torch.randn(1, network.in_channels, side, side))
+        assert found == places
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_another_head_replaces_the_logits(name):
+    build, (channels, side) = ARCHITECTURES[name]
+    network = build(P4, "none").eval()
+    images = torch.randn(2, channels, side, side)
+    head = InvariantHead(network.features(images)[-2].shape[1], 7)
+    assert network.with_head(head)(images).shape == (2, 7)
+
+
+@pytest.mark.parametrize("kind", ["full", "input", "pose"])
+def test_networks_return_the_maps_of_all_layers(kind):
+    found = AttentiveResNet(P4, channels=(1, 1, 1), blocks=1, attention=kind).attention_maps(torch.randn(1, 3, 8, 8))
+    assert len(found) == 10  # lifting, two in each block, two shortcuts, and head
 
 
 def test_other_sizes_are_refused_where_they_are_not_exact():

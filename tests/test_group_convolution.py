@@ -20,7 +20,7 @@ from lieattn.nn import (
     grid_images,
     to_grid,
 )
-from lieattn.nn._grid import published_measure
+from lieattn.nn._grid import permuted_copies, published_measure
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import GROUPS, SMALL_GROUPS, turns
@@ -303,6 +303,28 @@ def test_grid_errors_name_the_argument(make, message):
         make()
 
 
+def test_borders_and_dilations_count_for_strides():
+    with pytest.raises(ValueError, match="side 3 with dilation 2 and pad 0 does not fit into 4 x 4"):
+        GridGroupConvolution(cyclic(4), 1, 1, 3, dilation=2)(torch.zeros(1, 1, 4, 4, 4))
+    with pytest.raises(ValueError, match="use 3 pixels, or"):  # -1 pixels would be exact, too
+        GridGroupConvolution(cyclic(4), 1, 1, 1, stride=4, pad=1)(torch.zeros(1, 1, 4, 2, 2))
+
+
+def test_initial_kernels_in_space_are_uniform():
+    largest = float(GridGroupConvolution(LATTICE_GROUPS["T"], 2, 2, 3).weight.detach().abs().max())
+    assert 0.9 * 54**-0.5 < largest <= 54**-0.5
+
+
+def test_gradients_of_permuted_copies():
+    orders = torch.tensor([[1, 2, 0, 3], [3, 0, 1, 2]])
+    weight, factor = torch.randn(3, 4, requires_grad=True), torch.randn(3, 2, 4)
+    found, wanted = (
+        torch.autograd.grad((copies * factor).sum(), weight)[0]
+        for copies in (permuted_copies(weight, orders), weight[:, orders])
+    )
+    torch.testing.assert_close(found, wanted)
+
+
 # --- images as points -----------------------------------------------------------------------------------------
 
 
@@ -336,6 +358,10 @@ def test_points_off_the_lattice_are_refused():
         grid_images(Data(pos=batch.pos))
     with pytest.raises(ValueError, match="data: expected points of images"):
         grid_images(Data(x=batch.x[:16], pos=batch.pos[:16]))
+    with pytest.raises(ValueError, match=r"data\.x: expected a row for each of 16 points"):
+        grid_images(Data(x=batch.x, pos=batch.pos[:16], grid=torch.tensor([[4, 4]])))
+    with pytest.raises(ValueError, match=r"data\.x.*data\.pos|data\.pos.*data\.x"):
+        grid_images(Data(x=batch.x[:16].to("meta"), pos=batch.pos[:16], grid=torch.tensor([[4, 4]])))
     with pytest.raises(ValueError, match="data: expected images"):
         grid_images(torch.randn(4, 4))
     single = Data(x=torch.ones(1, 1), pos=torch.tensor([[5.0, 2.0]]), grid=torch.tensor([[1, 1]]))

@@ -1040,3 +1040,19 @@ def test_graphs_of_blocks_are_kept_for_few_rasters():
         assert graphs(Raster(images, (2, 3)), device) is graph
     assert len(graphs.known) <= 4
     assert copy.deepcopy(graphs).known == {}
+
+
+def test_heads_of_stand_alone_attention_have_both_coordinates():
+    for layer, heads in (("affine", 8), ("stand-alone", 4)):
+        assert AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, channels=8).blocks[0].layer.heads == heads
+
+
+def test_networks_have_the_given_scale_of_scores():
+    net = AffineSelfConvNet(cyclic(4), blocks=1, channels=8, scale=0.3)
+    assert [block.layer.scale for block in net.blocks] == [0.3] * 3
+
+
+def test_initial_linear_maps_count_frames():
+    weight = AffineSelfConvNet(cyclic(4), blocks=1).blocks[2].linear2.weight.detach()
+    order, _, fan = weight.shape
+    assert float(weight.std()) == pytest.approx((2 / (order * fan)) ** 0.5, rel=0.05)

@@ -414,6 +414,15 @@ def test_operators_that_break_the_symmetry_are_refused(operator, error, message)
         GridAttentiveConvolution(cyclic(4), 3, 2, 3, attention=operator)
 
 
+def test_maps_of_zero_leave_the_dilated_convolution():
+    options = {"dilation": 2, "pad": 1}
+    layer = GridAttentiveConvolution(P4, 2, 2, 3, attention=torch.zeros_like, **options).double()
+    plain = GridGroupConvolution(P4, 2, 2, 3, measure=layer.measure, **options).double()
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 2, 4, 7, 7, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), plain(x))
+
+
 def test_frames_of_broken_maps_are_named():
     def weighted(responses):  # one weight for each output frame
         return torch.sigmoid(responses) * torch.tensor([0.0, 0.0, 5.0, 0.0])[:, None, None, None, None]
@@ -537,6 +546,16 @@ def test_gates_of_planes_are_their_formulas():
     level = gates["spatial"].spatial(torch.stack([x.mean(1), x.amax(1)], dim=1)).amax(2)
     torch.testing.assert_close(gates["spatial"](x), (1 - torch.sigmoid(level)) * x, rtol=1e-10, atol=1e-10)
     assert torch.autograd.gradcheck(gates["full"], x)
+
+
+def test_gates_with_both_kinds_of_attention_are_their_formula():
+    layer = randomize(GridInputAttention(P4, 3, spatial_size=3)).double()
+    x = torch.randn(2, 3, 4, 5, 5, dtype=torch.float64)
+    out, maps = layer.attend(x, return_maps=True)
+    torch.testing.assert_close(out, (1 - maps.spatial * maps.channel) * x)
+    seen = maps.channel * x
+    statistics = torch.stack([seen.mean(dim=1), seen.amax(dim=1)], dim=1)
+    torch.testing.assert_close(maps.spatial, layer.spatial(statistics).sigmoid())
 
 
 def test_spatial_kernels_of_layers_are_dilated():

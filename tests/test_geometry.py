@@ -380,6 +380,12 @@ def test_dilated_clouds_of_a_batch_do_not_share_displacements():
     torch.testing.assert_close(relative.positions[relative.row][:, 0], pos[j] - pos[i])
 
 
+def test_two_copies_of_a_cloud_share_displacements():
+    pos, batch = torch.randn(5, 2, dtype=torch.float64).repeat(2, 1), torch.arange(10) // 5
+    relative = lift(pos, cyclic(4), Radius(9.0, include_self=False), batch=batch).relative
+    assert relative.num_rows == relative.neighbors.num_edges // 2
+
+
 def test_poses_get_the_gradients_of_their_own_cloud():
     pos, batch = pixel_positions(3, 3, dtype=torch.float64).repeat(2, 1), torch.arange(18) // 9
     relative = lift(pos, cyclic(4), PixelSquare(3), batch=batch).relative

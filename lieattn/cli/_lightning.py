@@ -55,13 +55,13 @@ _OF_FIT = ("weights", "ema", "checkpoint_activations", "compile", "cuda_graphs")
 _GIVE_MODEL = ("--config", "-c", "--model", "--model.class_path", "--model.help")
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 # Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
-# its continuation, evaluation without the callbacks of the training, no validation set, and a loss that is already
-# reduced; and about its own use of other packages.
+# its continuation, evaluation without the callbacks of the training, no validation set, another precision than that of
+# the printed size, and a loss that is already reduced; and about its own use of other packages.
 _EXPECTED = (
     ".*does not have many workers",
     ".*Checkpoint directory .* exists and is not empty",
     ".*callbacks used to create the checkpoint need to be provided",
-    ".*have no `val_dataloader`",
+    ".*(have no `val_dataloader`|is not supported by the model summary)",
     ".*when logging on epoch level in distributed setting",
     ".*LeafSpec.* is deprecated",
     r"\s*.*(JsonargparseDeprecationWarning|was deprecated in v4)",

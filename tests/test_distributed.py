@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -599,19 +599,32 @@ def test_an_error_in_one_process_is_one_message_with_its_status(rank, tmp_path):
     assert message == f"lieattn fit: data: expected labels y in 0 .. 1, got {rank} .. 9"
 
 
-def test_the_first_process_with_an_error_reports_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("lieattn.cli._together._WAIT", 0.2)
+def raised(error: Exception) -> Exception:
+    """Return an error with its traceback."""
+    with pytest.raises(type(error)) as found:
+        raise error
+    return found.value
+
+
+def test_the_first_process_with_an_error_reports_it(monkeypatch):
+    """Its callback notes the error before connections break; errors that end all processes are not noted."""
+    trainer, model = Trainer(logger=False, enable_checkpointing=False), LightningModule()
+    lost, wrong, bug = map(raised, (torch.distributed.DistNetworkError("broken"), UsageError("wrong"), KeyError("bug")))
     with Together() as first:
         monkeypatch.setenv("LOCAL_RANK", "1")
-        with Together() as second:
+        with Together() as second, Together() as third:
+            for error in (lost, NonFiniteError(), KeyboardInterrupt()):
+                second.on_exception(trainer, model, error)
             assert second.reported() is None
-            assert second.is_first(2)
-        assert not first.is_first(1)
+            second.on_exception(trainer, model, wrong)
+            assert second.is_first(wrong)
+        assert not first.is_first(bug)
         assert first.reported() == second.reported() == 2
-    assert not second.is_first(1)
-    assert second.reported() == 1  # the first process has ended
+    assert not third.is_first(bug)
+    assert third.reported() == 1  # the first process has ended
     with Together() as other:  # not started by a process of the command
-        assert other.is_first(2)
+        assert other.is_first(bug)
+        assert other.reported() == 1
 
 
 @pytest.mark.slow

@@ -36,18 +36,15 @@ from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import check_classes, command_line, output_file, package, short_warnings, usage_message
+from lieattn.cli._options import check_classes, check_trainer, command_line, output_file, package, short_warnings
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
-from lieattn.cli._together import Together, is_lost
+from lieattn.cli._together import Together, is_lost, status_of
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 
 # Inference mode is off because forces are gradients.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _READ = ConfigurationPath.read_text
-_MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
-# Smaller numbers end with an error about a division, or have no effect.
-_LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0, "log_every_n_steps": 0}
 _NAMED = ("last", "best")  # checkpoints
 _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
@@ -76,13 +73,12 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """
     with Together() as processes:
         try:
-            return _run(name, arguments)
+            return _run(name, arguments, processes)
         except Exception as error:
-            status = 1 if usage_message(error) is None else 2
             if not is_lost(error):
-                if processes.is_first(status):
+                if processes.is_first(error):
                     raise
-                return status
+                return status_of(error)
             if (found := processes.reported()) is None:
                 lost = "another process of this training has ended, or cannot be reached"
                 again = "to continue from the last checkpoint: --ckpt_path last"
@@ -90,7 +86,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
             return found or 1
 
 
-def _run(name: str, arguments: Sequence[str]) -> int:
+def _run(name: str, arguments: Sequence[str], *callbacks: Callback) -> int:
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
     train.register_types()
     trust = option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
@@ -103,7 +99,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
                 name,
                 config is not None,
                 others,
-                lines,
+                (lines, *callbacks),
                 task or train.PointSetTask,
                 train.PointSetData,
                 subclass_mode_model=task is None,
@@ -193,29 +189,24 @@ def _read_utf8(path: ConfigurationPath) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else _READ(path)
 
 
-def _check_trainer(trainer: Namespace) -> None:
-    """Raise UsageError for settings that Lightning ignores, or that end with an error about something else."""
-    devices = str(trainer.devices)
-    # Every device is a process, even if the machine does not have it.
-    if devices.isdecimal() and int(devices) > _MOST_DEVICES:
-        raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
-    for name, least in _LEAST.items():
-        if (value := trainer[name]) is not None and value < least:
-            raise train.UsageError(f"trainer.{name}: expected at least {least}, got {value}")
-
-
 class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration.
 
     ``name`` is the command. ``checked`` says that the configuration comes from the checkpoint, which is not trusted.
-    ``others`` are further checkpoints, whose networks form an ensemble with the network of the first one. ``lines`` are
-    printed when the trainer begins.
+    ``others`` are further checkpoints, whose networks form an ensemble with the network of the first one. The
+    callbacks ``first`` come before all others.
     """
 
     def __init__(
-        self, name: str, checked: bool, others: Sequence[str], lines: Announcements, *arguments: Any, **options: Any
+        self,
+        name: str,
+        checked: bool,
+        others: Sequence[str],
+        first: Sequence[Callback],
+        *arguments: Any,
+        **options: Any,
     ) -> None:
-        self._name, self._checked, self._others, self._lines = name, checked, others, lines
+        self._name, self._checked, self._others, self._first = name, checked, others, first
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -381,7 +372,7 @@ class _PointSetCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]
         root = settings.trainer.default_root_dir
-        _check_trainer(settings.trainer)
+        check_trainer(settings.trainer)
         kwargs["accelerator"] = usable_accelerator(settings.trainer.accelerator)
         if kwargs["accelerator"] != settings.trainer.accelerator:  # Lightning would recommend the GPU
             warnings.filterwarnings("ignore", ".*GPU available but not used")
@@ -413,7 +404,7 @@ class _PointSetCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (ImportError, ValueError) as error:
             raise train.UsageError(f"trainer: {error}") from error
-        trainer.callbacks.insert(0, self._lines)  # type: ignore[attr-defined]
+        trainer.callbacks[:0] = self._first  # type: ignore[attr-defined]
         return trainer
 
     def before_fit(self) -> None:

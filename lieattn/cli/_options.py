@@ -22,6 +22,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
+_MOST_DEVICES = 512
+# Smaller numbers end with an error about a division, or have no effect.
+_LEAST = {"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "gradient_clip_val": 0, "log_every_n_steps": 0}
 _LIGHTNING = f"{os.sep}lightning{os.sep}pytorch{os.sep}"
 _OURS = (f"{os.sep}lieattn{os.sep}", f"{os.sep}lieattn_datasets{os.sep}")
 
@@ -65,6 +68,19 @@ def natural(text: str, least: int = 0) -> int:
 def command_line(words: Sequence[str]) -> str:
     """Return a command as it is typed into the shell of this system."""
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raise UsageError for settings that Lightning ignores, or that end with an error about something else."""
+    from lieattn.train import UsageError
+
+    devices = str(trainer.devices)
+    # Every device is a process, even if the machine does not have it.
+    if devices.isdecimal() and int(devices) > _MOST_DEVICES:
+        raise UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
+    for name, least in _LEAST.items():
+        if (value := trainer[name]) is not None and value < least:
+            raise UsageError(f"trainer.{name}: expected at least {least}, got {value}")
 
 
 def check_classes(content: Any, path: str | Path) -> None:

@@ -112,7 +112,7 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
     path = Path(text)
     if path.suffix and path.suffix not in suffixes and not path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file {', '.join(suffixes)}, or a folder, got {text!r}")
-    output_file(str(path if path.suffix in suffixes else path / "picture"))
+    output_file(str(path if path.suffix in suffixes and not path.is_dir() else path / "picture"))
     return path
 
 

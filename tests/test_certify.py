@@ -149,10 +149,6 @@ def clouds(dim: int = 2, number: int = 3, seed: int = 0) -> list[Data]:
     ]
 
 
-# Without the search for jumps, most of the time of a certificate, which no network of these tests has to pass.
-of_moves = partial(certify, continuity=False)
-
-
 def failed(certificate) -> set[str]:
     return {row.check for row in certificate.rows if row.passed is False}
 
@@ -177,12 +173,12 @@ def test_a_network_is_only_as_invariant_as_it_is():
     """Quarter turns pass and eighth turns fail, as expected of this function."""
     torch.manual_seed(0)
     network = Squares()
-    assert of_moves(network, clouds(), cyclic(4)).passed
-    certificate = of_moves(network, clouds(), cyclic(8))
+    assert certify(network, clouds(), cyclic(4)).passed
+    certificate = certify(network, clouds(), cyclic(8))
     assert not certificate.passed
     verdicts = {int(row.label): row.passed for row in certificate.rows if row.check == "element"}
     assert verdicts == {h: h % 2 == 0 for h in range(8)}
-    outside = [row for row in of_moves(network, clouds(), dihedral(4)).rows if row.check == "outside"]
+    outside = [row for row in certify(network, clouds(), dihedral(4)).rows if row.check == "outside"]
     assert all(row.passed is None and row.allowed is None and row.max_error > 1e-3 for row in outside)
 
 
@@ -192,7 +188,7 @@ def test_a_network_is_only_as_invariant_as_it_is():
 )
 def test_each_check_fails_for_its_own_fault(network, checks):
     torch.manual_seed(0)
-    assert failed(of_moves(network(cyclic(4)), clouds())) == checks
+    assert failed(certify(network(cyclic(4)), clouds())) == checks
 
 
 def test_nan_is_a_failure_and_is_written_as_such():
@@ -249,7 +245,7 @@ def test_errors_are_those_of_the_outputs():
             return global_add_pool(spread.abs()[:, :1], data.batch)
 
     cloud = Data(pos=torch.tensor([[3.0, 1.0], [-3.0, -1.0]]))
-    rows = of_moves(Sum(), cloud, cyclic(4), dtypes=[torch.float64], tolerances={torch.float64: 0.5}).rows
+    rows = certify(Sum(), cloud, cyclic(4), dtypes=[torch.float64], tolerances={torch.float64: 0.5}).rows
     assert [row.max_error for row in rows[:4]] == pytest.approx([0.0, 4.0, 0.0, 4.0], abs=1e-12)
     assert rows[1].relative == pytest.approx(4 / 6)
     assert rows[1].allowed == pytest.approx(0.5 * 6)
@@ -312,7 +308,7 @@ def test_points_are_numbered_anew_where_they_change_places(dtype):
         data.append(
             Molecule(x=torch.rand(points, 1), pos=torch.randn(points, 2), edge_index=edges.to(dtype), ring_index=ring)
         )
-    certificate = of_moves(Walks(SO(2)), data)
+    certificate = certify(Walks(SO(2)), data)
     assert certificate.passed, str(certificate)
     assert {row.check for row in certificate.rows} >= {"permutation", "alone", "element"}
 
@@ -340,20 +336,20 @@ def test_gpus_multiply_in_float32_while_it_measures():
 
 
 def test_symmetry_is_unique_or_larger_than_promised():
-    assert of_moves(Pairs(cyclic(4)), clouds()).unique is False  # only distances
-    assert of_moves(Pairs(cyclic(4)), clouds(), rotations=0).unique is None
-    certificate = of_moves(Pinwheel(cyclic(4)), clouds())
+    assert certify(Pairs(cyclic(4)), clouds()).unique is False  # only distances
+    assert certify(Pairs(cyclic(4)), clouds(), rotations=0).unique is None
+    certificate = certify(Pinwheel(cyclic(4)), clouds())
     assert certificate.unique
     labels = [row.label for row in certificate.rows if row.check == "outside"]
     assert labels[3:8] == ["random reflection", "of C8", "of C12", "of D4", "of D8"]
-    assert of_moves(Squares(cyclic(4)), clouds()).unique is False  # it is invariant to mirrors too
-    assert of_moves(Pinwheel(cyclic(2)), clouds()).unique is False  # it is invariant to quarter turns too
-    assert of_moves(Squares(dihedral(4)), clouds()).unique
+    assert certify(Squares(cyclic(4)), clouds()).unique is False  # it is invariant to mirrors too
+    assert certify(Pinwheel(cyclic(2)), clouds()).unique is False  # it is invariant to quarter turns too
+    assert certify(Squares(dihedral(4)), clouds()).unique
     far = Rescaled(Pinwheel(cyclic(4)), {"y": 1.0}, {"y": 1e5})
     assert certify(far, clouds(), cyclic(4), continuity=False).unique  # although float32 rounds the differences away
-    inversions = [row.label for row in of_moves(Pairs(tetrahedral()), clouds(3)).rows if row.check == "outside"]
+    inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3)).rows if row.check == "outside"]
     assert {"of O", "of Th", "of Td", "of I", "inversion"} <= set(inversions)
-    about = [row.label for row in of_moves(Pairs(cyclic_about(3)), clouds(3)).rows if row.check == "outside"]
+    about = [row.label for row in certify(Pairs(cyclic_about(3)), clouds(3)).rows if row.check == "outside"]
     assert {"of C6 about its axis", "1 rad about its axis"} <= set(about)
 
 
@@ -404,7 +400,7 @@ def test_what_does_not_depend_on_its_input_is_vacuous(dtypes):
     alike = clouds()
     for cloud in alike:
         cloud.x = torch.ones_like(cloud.x)
-    certificate = of_moves(Blind(cyclic(4)), alike, dtypes=dtypes)
+    certificate = certify(Blind(cyclic(4)), alike, dtypes=dtypes)
     assert certificate.vacuous == ("",)
     assert (certificate.verdict, certificate.promised, certificate.passed) == ("vacuous", True, False)
     assert certificate.spread == 0
@@ -413,7 +409,7 @@ def test_what_does_not_depend_on_its_input_is_vacuous(dtypes):
     content = json.loads(certificate.to_json())
     assert (content["verdict"], content["vacuous"], content["passed"]) == ("vacuous", [""], False)
     assert Certificate.from_json(certificate.to_json()) == certificate
-    assert of_moves(Pairs(cyclic(4)), alike[0], dtypes=dtypes).verdict == "kept"
+    assert certify(Pairs(cyclic(4)), alike[0], dtypes=dtypes).verdict == "kept"
 
 
 def test_an_output_is_vacuous_by_itself():
@@ -422,19 +418,19 @@ def test_an_output_is_vacuous_by_itself():
     lines = certificate.table().splitlines()
     assert all(line.endswith("vacuous") for line in lines if "(constant)" in line and "outside" not in line)
     assert all(line.endswith("ok") for line in lines if "(seen)" in line and "outside" not in line)
-    assert of_moves(Leaking(cyclic(4)), clouds()).verdict == "failed"
+    assert certify(Leaking(cyclic(4)), clouds()).verdict == "failed"
     network = Named()
     network.symmetry = None
-    assert of_moves(network, clouds()).verdict == "not promised"
+    assert certify(network, clouds()).verdict == "not promised"
 
 
 def test_a_symmetry_may_be_without_translations():
     torch.manual_seed(0)
     network = Absolute()
     network.symmetry = Symmetry(cyclic(4), translations=False)
-    assert of_moves(network, clouds()).passed
+    assert certify(network, clouds()).passed
     network.symmetry = Symmetry(cyclic(4))
-    assert failed(of_moves(network, clouds())) == {"element", "degenerate"}
+    assert failed(certify(network, clouds())) == {"element", "degenerate"}
 
 
 def test_clouds_are_moved_by_hand():
@@ -455,8 +451,8 @@ def test_certificates_are_reproducible_and_depend_on_the_seed():
 def test_images_keep_the_order_of_their_points():
     image = [Data(x=torch.rand(6, 1), pos=torch.randn(6, 2), grid=torch.tensor([[2, 3]])) for _ in range(2)]
     network = FirstPoint(cyclic(4))
-    assert of_moves(network, image).passed
-    assert failed(of_moves(network, image, permute=True)) == {"permutation"}
+    assert certify(network, image).passed
+    assert failed(certify(network, image, permute=True)) == {"permutation"}
 
 
 def test_table_and_json_hold_everything():
@@ -995,46 +991,46 @@ KINDS = {
 
 def test_a_lie_group_is_tried_where_it_matters():
     torch.manual_seed(0)
-    certificate = of_moves(Pairs(), clouds(3), E(3), elements=2)
+    certificate = certify(Pairs(), clouds(3), E(3), elements=2)
     assert certificate.passed
     assert (certificate.group, certificate.order) == ("E(3)", None)
     labels = [row.label for row in certificate.rows if row.check == "element" and row.dtype == "float64"]
     assert labels == ["random 0", "random 1", "near identity", "half turn", "reflection", "inversion"]
     assert not [row for row in certificate.rows if row.check == "outside"]
-    outside = {row.label for row in of_moves(Pairs(), clouds(3), SE(3), elements=2).rows if row.check == "outside"}
+    outside = {row.label for row in certify(Pairs(), clouds(3), SE(3), elements=2).rows if row.check == "outside"}
     assert outside == {"random reflection"}
 
 
 def test_half_turns_are_not_the_only_rotations():
     torch.manual_seed(0)
-    rows = of_moves(Squares(), clouds(), SO(2), dtypes=[torch.float64]).rows
+    rows = certify(Squares(), clouds(), SO(2), dtypes=[torch.float64]).rows
     verdicts = {row.label: row.passed for row in rows if row.check == "element"}
     assert verdicts.pop("half turn") is True
     assert set(verdicts.values()) == {False}
 
 
 def test_mirrors_belong_to_one_group_and_not_to_the_other():
-    certificate = of_moves(Chiral(), clouds(3), SE(3), permute=False)
+    certificate = certify(Chiral(), clouds(3), SE(3), permute=False)
     assert certificate.passed
     assert all(row.max_error > 1e-2 for row in certificate.rows if row.check == "outside")
-    improper = {row.label for row in of_moves(Chiral(), clouds(3), E(3), permute=False).rows if row.passed is False}
+    improper = {row.label for row in certify(Chiral(), clouds(3), E(3), permute=False).rows if row.passed is False}
     assert {"reflection", "inversion"} <= improper
     assert not any(label.endswith(("near identity", "half turn")) for label in improper)
 
 
 def test_groups_without_translations_keep_the_origin():
     torch.manual_seed(0)
-    assert of_moves(Absolute(), clouds(), SO(2)).passed
-    assert failed(of_moves(Absolute(), clouds(), SE(2))) == {"element", "degenerate"}
-    assert failed(of_moves(Absolute(), clouds(), Translations(2))) == {"element", "degenerate"}
-    assert failed(of_moves(Pairs(), clouds(), RotationDilations(2))) == {"element", "degenerate"}
+    assert certify(Absolute(), clouds(), SO(2)).passed
+    assert failed(certify(Absolute(), clouds(), SE(2))) == {"element", "degenerate"}
+    assert failed(certify(Absolute(), clouds(), Translations(2))) == {"element", "degenerate"}
+    assert failed(certify(Pairs(), clouds(), RotationDilations(2))) == {"element", "degenerate"}
 
 
 # --- inputs and outputs ----------------------------------------------------------------------------------------
 
 
 def test_every_kind_of_output_turns_as_it_should():
-    certificate = of_moves(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs=KINDS)
+    certificate = certify(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs=KINDS)
     assert certificate.passed, certificate.table()
     assert {row.output for row in certificate.rows} == {"energy", *KINDS}
     assert "(spin)" in certificate.table()
@@ -1123,10 +1119,10 @@ def test_named_tuples_and_tensors_are_alike():
             arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
             return Pair(global_add_pool(arrow.square().sum(dim=1), data.batch), -2 * arrow)
 
-    certificate = of_moves(Bonds(), clouds(3), E(3))
+    certificate = certify(Bonds(), clouds(3), E(3))
     assert certificate.passed
     assert {row.output for row in certificate.rows} == {"energy", "force"}
-    assert failed(of_moves(Bonds(), clouds(3), E(3), outputs="invariant")) == {"element", "degenerate"}
+    assert failed(certify(Bonds(), clouds(3), E(3), outputs="invariant")) == {"element", "degenerate"}
 
 
 # --- images ----------------------------------------------------------------------------------------------------

@@ -335,8 +335,8 @@ def _attend(operands: Operands, window: Window) -> tuple[ChannelSums, Tensor | N
         passed, kept, change = torch.einsum("ksofc,sofc...->ksof...", factors, t).unbind()
         total = kept + change
     if spatial is not None:
-        weighted = t if scores is None else _over_positions(scores, x.ndim - 3) * t
-        levels = spatial_levels(total / x.shape[2], weighted.max(dim=3).values, spatial, window)
+        products = t if scores is None else _over_positions(scores, x.ndim - 3) * t
+        levels = spatial_levels(total / x.shape[2], products.max(dim=3).values, spatial, window)
     return ChannelSums(passed, kept, change, levels), scores
 
 

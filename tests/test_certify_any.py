@@ -25,7 +25,19 @@ from lieattn.certify._probe import Probe
 from lieattn.certify._trace import record
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, pixel_positions
-from lieattn.groups import SE, SO, E, SemidirectProduct, cyclic, dihedral, octahedral, reflection, tetrahedral
+from lieattn.groups import (
+    SE,
+    SO,
+    E,
+    FiniteGroup,
+    SemidirectProduct,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    octahedral,
+    reflection,
+    tetrahedral,
+)
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
@@ -1305,16 +1317,26 @@ def test_all_elements_of_a_finite_group_with_translations_are_measured():
     [
         (cyclic(2), ["of C4", "of C6", "of D2", "of D4"]),
         (dihedral(3), ["of D6"]),
-        (tetrahedral(), ["of O", "of Th", "of Td", "of I", "inversion"]),
+        (tetrahedral(), ["of O", "of Td", "of I", "inversion"]),  # the inversion is the element of Th
+        (
+            cyclic_about(4),
+            ["of D4z", "of D8z", "of O", "inversion", "of C8 about its axis", "1 rad about its axis"],
+        ),
     ],
 )
 def test_larger_groups_are_tried_by_an_element_each(group, labels):
     found = list(outside_of(group, group.dim, 2, generator_of()))
     assert [one.label for one in found[2:]] == labels
     assert (found[1].label == "random reflection") is not (group == dihedral(3))  # which has mirrors itself
-    named = [one.linear for one in found if one.label != "inversion"]  # which may also be the element of T_h
-    matrices = torch.stack([*group.elements, *named]).flatten(1)
-    assert (torch.cdist(matrices, matrices) < 1e-6).sum() == len(matrices)  # each of them is tried once
+    # None is in the group, or is another one after an element of the group.
+    cosets = torch.cat([group.elements, *(group.elements @ one.linear for one in found)]).flatten(1)
+    assert (torch.cdist(cosets, cosets) < 1e-6).sum() == len(cosets)
+
+
+def test_elements_of_the_octahedral_group_make_it_with_quarter_turns():
+    """Control: a half turn about another axis is in O too, but makes D4 only."""
+    (matrix,) = (one.linear for one in outside_of(cyclic_about(4), 3, 2, generator_of()) if one.label == "of O")
+    assert FiniteGroup.generate(torch.stack([*cyclic_about(4).elements, matrix])).order == 24
 
 
 @pytest.mark.parametrize("centered", [True, False])

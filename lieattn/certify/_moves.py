@@ -188,31 +188,39 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
     Random motions almost never belong to these larger groups. In the plane, they are C_2n, C_3n, and D_n and D_2n with
     a mirror on the x axis. In space, they are T, O, T_h, T_d, I, D_n and D_2n about the z axis, and the group extended
     by the inversion. For rotations about one axis, a rotation by half the smallest angle and one by 1 rad are added.
+    Elements that the group makes of another one of these are not repeated.
     """
-    proper = group.elements[torch.linalg.det(group.elements) > 0]
-    n = len(proper)
+    n = int((torch.linalg.det(group.elements) > 0).sum())
     if group.dim == 2:
         known = [cyclic(2 * n), cyclic(3 * n), dihedral(n), dihedral(2 * n)]
     elif group.dim == 3:
         known = [tetrahedral(), octahedral(), pyritohedral(), full_tetrahedral(), icosahedral()]
         known += [dihedral_about(number) for number in sorted({n, 2 * n, max(1, n // 2)})]
+        known.sort(key=lambda larger: larger.order)  # the element of a larger group is not one of its subgroups
     else:
         return
-    tried = [group.elements]
+    named = list(_extended(group, n)) if group.dim == 3 else []
+    tried = torch.cat([group.elements, *(group.elements @ matrix for _, matrix in named)])
     for larger in known:
         if bool(are_among(group.elements, larger.elements, group.tolerance).all()):
-            others = larger.elements[~are_among(larger.elements, torch.cat(tried), group.tolerance)]
+            others = larger.elements[~are_among(larger.elements, tried, group.tolerance)]
             if len(others) > 0:
-                tried.append(others[:1])
+                tried = torch.cat([tried, group.elements @ others[0]])
                 yield f"of {larger.name}", others[0]
-    if group.dim == 3:
-        if not are_among(-torch.eye(3, dtype=torch.float64)[None], group.elements, group.tolerance).any():
-            yield "inversion", -torch.eye(3, dtype=torch.float64)
-        fixed = proper.mean(dim=0)  # the projection onto the vectors that all rotations leave unchanged
-        if n > 1 and float(fixed.trace()) > 0.5:
-            axis = torch.linalg.eigh(fixed)[1][:, -1]
-            yield f"of C{2 * n} about its axis", cyclic_about(2 * n, axis.tolist()).elements[1]
-            yield "1 rad about its axis", SO(3).exp(axis)
+    yield from named
+
+
+def _extended(group: FiniteGroup, n: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the inversion and rotations about the axis of ``n`` rotations in space, if they are outside of a group."""
+    inversion = -torch.eye(3, dtype=torch.float64)
+    if not are_among(inversion[None], group.elements, group.tolerance).any():
+        yield "inversion", inversion
+    # The projection onto the vectors that all rotations leave unchanged.
+    fixed = group.elements[torch.linalg.det(group.elements) > 0].mean(dim=0)
+    if n > 1 and float(fixed.trace()) > 0.5:
+        axis = torch.linalg.eigh(fixed)[1][:, -1]
+        yield f"of C{2 * n} about its axis", cyclic_about(2 * n, axis.tolist()).elements[1]
+        yield "1 rad about its axis", SO(3).exp(axis)
 
 
 def are_among(matrices: Tensor, others: Tensor, tolerance: float) -> Tensor:

@@ -1,6 +1,7 @@
 """Images as point sets: one point per pixel, at the pixel's center."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import real_array
+from lieattn_datasets._arrays import plain_array
 from lieattn_datasets._checks import check_arguments, check_attribute
 
 CHUNK = 1024
@@ -71,7 +72,8 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     Parameters
     ----------
     image
-        Intensities ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8 or floating.
+        Intensities ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8 or floating. Nested
+        lists of integers are read as uint8.
     label
         Class of the image. If it is None, the result has no ``y``.
     peak
@@ -92,8 +94,7 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
         If the type of the values is neither uint8 nor floating.
     """
     check_arguments(image_to_data, locals())
-    real_array("image", image)
-    array = np.asarray(image)
+    array = image_array("image", image)
     if array.ndim not in (2, 3):
         raise ValueError(f"image: expected [height, width] or [height, width, channels], got {list(array.shape)}")
     peak = check_images(array[None], peak)
@@ -125,6 +126,18 @@ def data_to_image(data: Data) -> Tensor:
             "permuted, which have no image without resampling"
         )
     return x.reshape(height, width, -1)
+
+
+def image_array(argument: str, values: ArrayLike) -> NDArray[Any]:
+    """Return intensities as an array of their own dtype; integers in nested lists, which have none, become uint8."""
+    found, inner = plain_array(argument, values), values
+    while isinstance(inner, Sequence) and len(inner):
+        inner = inner[0]
+    if type(inner) is not int or found.dtype.kind not in "iu":
+        return found
+    if found.min() < 0 or found.max() > 255:
+        raise ValueError(f"{argument}: expected integers in 0 .. 255 in lists, got {found.min()} .. {found.max()}")
+    return found.astype(np.uint8)
 
 
 def check_images(images: ImageArray, peak: float | None) -> float:

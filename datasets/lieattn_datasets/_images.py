@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import class_array, plain_array
+from lieattn_datasets._arrays import class_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
+from lieattn_datasets._grid import CHUNK, ImageArray, check_images, image_array, make_data
 
 __all__ = ["ImagePoints", "Transform"]
 
@@ -30,7 +30,8 @@ class ImagePoints(Clouds):
     ----------
     images
         Intensities ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first, uint8 or
-        floating: an array, a tensor, a list of images, or a file that is indexed like an array.
+        floating: an array, a tensor, a list of images, or a file that is indexed like an array. Nested lists of
+        integers are read as uint8.
     labels
         Class of each image, integers ``[images]`` in ``0 .. num_classes - 1``.
     num_classes
@@ -76,7 +77,7 @@ class ImagePoints(Clouds):
     ) -> None:
         check_arguments(ImagePoints.__init__, locals())
         listed = isinstance(images, Tensor | Sequence)
-        images = plain_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
+        images = image_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
         if not hasattr(images, "shape") or not hasattr(images, "dtype"):
             raise TypeError(
                 f"images: expected an array, or an object that is indexed like one, got {type(images).__name__}"

@@ -29,6 +29,7 @@ from lieattn.geometry import (
     ScaleFrames,
     lift,
     pixel_positions,
+    point_clouds,
 )
 from lieattn.groups import SO, cyclic, dihedral, tetrahedral
 from lieattn.models import AttentionOptions, ConvolutionOptions, Lifting, Stages, irreps
@@ -37,8 +38,9 @@ from lieattn.nn.relative import RelativePositionTable
 from lieattn.spaces import Sphere
 from lieattn.testing import randomize
 from lieattn.viz import _draw as draw
+from lieattn.viz import _recording
 from lieattn.viz._observation import Observation
-from lieattn.viz._recording import Recorder, _partners, rolled_out
+from lieattn.viz._recording import Places, Recorder, _moved_to, _partners, rolled_out
 from lieattn.viz._scene import bonds_of
 from lieattn.viz._views import _in_input
 
@@ -717,6 +719,21 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
     assert not Path("p.xyz").exists()
     assert main(["picture", "rot-mnist-p4", "--view", "attention", "--out", "a.gif"]) == 2
     assert "got AttentiveCNN without it; it has fields: use view 'field'" in capsys.readouterr().err
+
+
+def test_weights_move_to_other_points_without_the_distances_of_all_pairs(monkeypatch):
+    torch.manual_seed(0)
+    pos, flow = pixel_positions(8, 5, dtype=torch.float64), torch.rand(3, 40, 4, dtype=torch.float64)
+    below = torch.cat([pos + torch.tensor([0.1, 0.0]), pos - torch.tensor([0.1, 0.0])])  # two are equally near
+    places = Places(point_clouds(below), None, 4)
+    whole, sizes, measure = _moved_to(places, pos, flow), [], torch.cdist
+    monkeypatch.setattr(_recording, "_PAIRS", 300)
+    monkeypatch.setattr(torch, "cdist", lambda a, b: sizes.append(len(a) * len(b)) or measure(a, b))
+    torch.testing.assert_close(_moved_to(places, pos, flow), whole, rtol=1e-12, atol=0)
+    assert sum(sizes) == 40 * 80
+    assert max(sizes) <= 300
+    near = (measure(pos, below) < 0.2).double() / 2
+    torch.testing.assert_close(whole, torch.einsum("apf,pq->aqf", flow, near), rtol=1e-12, atol=0)
 
 
 def test_points_in_another_order_are_found_without_the_distances_of_all_pairs(monkeypatch):

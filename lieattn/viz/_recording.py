@@ -18,6 +18,7 @@ from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
 from lieattn.reps import Irreps
 
 _APART = 1e-3  # relative to the size of a cloud: points with a smaller distance are the same point
+_PAIRS = 2**22  # of points, whose distances are in memory at a time
 _NOT_LAYERS = (nn.Identity, nn.Linear, nn.LayerNorm, nn.Dropout, nn.ModuleList, CloudNorm, FieldBatchNorm)
 
 
@@ -347,10 +348,14 @@ def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:
     """Map weights ``[*, points, fiber]`` at ``pos`` to the points of a previous layer."""
     if pos.shape == places.pos.shape and torch.equal(pos, places.pos):
         return flow
-    distance = torch.cdist(pos, places.pos)
-    nearest = distance <= distance.amin(dim=1, keepdim=True) + _APART * distance.max()
-    share = nearest / nearest.sum(dim=1, keepdim=True, dtype=flow.dtype)
-    return torch.einsum("...pf,pq->...qf", flow, share)
+    size = 2 * torch.cat([pos, places.pos]).sub(places.pos.mean(dim=0)).norm(dim=1).max()
+    moved, rows = flow.new_zeros(*flow.shape[:-2], len(places.pos), flow.shape[-1]), max(1, _PAIRS // len(places.pos))
+    for part, weights in zip(pos.split(rows), flow.split(rows, dim=-2), strict=True):
+        distance = torch.cdist(part, places.pos)
+        nearest = distance <= distance.amin(dim=1, keepdim=True) + _APART * size
+        share = nearest / nearest.sum(dim=1, keepdim=True, dtype=flow.dtype)
+        moved += torch.einsum("...pf,pq->...qf", weights, share)
+    return moved
 
 
 def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lifting: bool) -> Attention:

@@ -496,6 +496,23 @@ def test_masks_of_points_are_not_those_of_as_many_clouds():
     assert target_weights(batch, "force", batch.force).tolist() == [1.0, 0.0]
 
 
+def test_shared_weights_of_single_points_apply_to_all_targets():
+    """Those with names apply to one target, whatever the batch."""
+    one, two = (
+        Data(pos=torch.zeros(n, 3), energy=torch.ones(1), force=torch.zeros(n, 3), weight=torch.full((n,), 2.0))
+        for n in (1, 2)
+    )
+    for clouds, expected in (([one], [2.0]), ([one, one], [2.0, 2.0]), ([one, two], None)):
+        batch = Batch.from_data_list(clouds)
+        found = target_weights(batch, "energy", batch.energy)
+        assert expected == (None if found is None else found.tolist())
+        assert target_weights(batch, "force", batch.force).tolist() == [2.0] * batch.num_nodes
+        batch.force_weight = batch.weight
+        del batch.weight
+        assert target_weights(batch, "energy", batch.energy) is None
+        assert target_weights(batch, "force", batch.force).tolist() == [2.0] * batch.num_nodes
+
+
 def test_points_may_be_masked_for_one_target():
     """``mask`` and ``weight`` of points do not affect the energies of clouds."""
     items = [Springs()[i] for i in range(3)]

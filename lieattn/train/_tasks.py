@@ -268,9 +268,11 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     It logs ``loss`` and the mean absolute ``error`` in the units of the data (``error_NAME`` for each of several
     targets), prefixed by ``train/``, ``val/`` and ``test/``. All targets are masked by ``data.mask`` (bool) and
     weighted by ``data.weight``, ``[clouds]`` or ``[points]`` like the target, and a single target by
-    ``data.NAME_mask`` and ``data.NAME_weight``, if the data have them; masked entries may be NaN. ValueError is raised
-    if options contradict each other, or in training if a target is missing or not shaped like its prediction, or if
-    ``data.mask`` or ``data.weight`` fits no target.
+    ``data.NAME_mask`` and ``data.NAME_weight``, if the data have them; masked entries may be NaN. In a batch whose
+    clouds have one point each, such as isolated atoms, ``data.mask`` and ``data.weight`` apply to targets of clouds and
+    of points alike, so give such data those with names. ValueError is raised if options contradict each other, or in
+    training if a target is missing or not shaped like its prediction, or if ``data.mask`` or ``data.weight`` fits no
+    target.
 
     Parameters
     ----------

@@ -77,7 +77,8 @@ def _applies(data: Batch | Data, attribute: str, name: str, target: Tensor, othe
 def _of_one_kind(data: Batch | Data, attribute: str, name: str, others: Container[str]) -> bool:
     """Whether two attributes may both be those of clouds, or both those of points.
 
-    A batch may have as many clouds as points, so their numbers in each cloud are compared.
+    A batch may have as many clouds as points, so their numbers in each cloud are compared. If each cloud has one point,
+    both may be of any kind.
     """
     if attribute in others:
         return False

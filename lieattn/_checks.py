@@ -23,6 +23,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
 
 _LARGEST = 1e15  # squares are finite in float32, with a margin for sums and weights
+_TINY = 1e-9  # entries of orthogonal matrices up to this size count as 0
 _SHORT = 60  # largest number of characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
@@ -180,6 +181,13 @@ def any_negative(numbers: int | Tensor) -> bool:
     if isinstance(numbers, Tensor):
         return may_look(numbers) and bool((numbers < 0).any())
     return numbers < 0
+
+
+def permute_axes(matrices: Tensor) -> Tensor:
+    """Return a mask ``[n]`` of the matrices ``[n, dim, dim]`` that permute and reverse coordinate axes."""
+    entries = matrices.abs()
+    # Such matrices have a single entry, 1 or -1, in each row.
+    return (((entries > _TINY).sum(dim=-1) == 1) & ((entries.sum(dim=-1) - 1).abs() < _TINY)).all(dim=1)
 
 
 def check_size(argument: str, numbers: Tensor, unit: float = 1.0, *, always: bool = False) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lieattn._checks import permute_axes
 from lieattn.geometry import Neighborhood, PixelSquare
 from lieattn.groups import FiniteGroup, Group, Translations
 from lieattn.models._network import Symmetry
-
-_TINY = 1e-9  # entries of matrices up to this size count as 0
 
 
 def of_squares(promised: Symmetry, neighborhood: Neighborhood | None, window: float | None = None) -> Symmetry:
@@ -33,7 +32,5 @@ def _of_axes(group: Group) -> Group | None:
     """Return the elements of a group that keep the squares; of Lie groups, only the translations are returned."""
     if not isinstance(group, FiniteGroup):
         return Translations(group.dim) if group.is_affine else None
-    entries = group.elements.abs()
-    # Such matrices have a single entry, 1 or -1, in each row.
-    whole = (((entries > _TINY).sum(dim=-1) == 1) & ((entries.sum(dim=-1) - 1).abs() < _TINY)).all(dim=1)
+    whole = permute_axes(group.elements)
     return group if bool(whole.all()) else FiniteGroup(f"{group.name} on pixels", group.elements[whole])

@@ -24,6 +24,7 @@ from lieattn._checks import (
     check_is,
     check_positive,
     check_tensor,
+    permute_axes,
 )
 from lieattn._default_device import on_cpu
 from lieattn._functional import transformed
@@ -133,10 +134,7 @@ def grid_images(data: Any) -> Tensor:
 def check_lattice_group(group: FiniteGroup) -> None:
     """Raise an error unless a group maps the lattice of pixels or voxels, and its square windows, to themselves."""
     check_group("group", group)
-    entries = group.elements.round().abs()
-    integer = bool((group.elements.abs() - entries).abs().max() < 1e-9)
-    moves = integer and bool((entries.sum(dim=-1) == 1).all())
-    if group.dim not in CONVOLUTIONS or not moves:
+    if group.dim not in CONVOLUTIONS or not bool(permute_axes(group.elements).all()):
         raise ValueError(
             "group: expected a group of the plane or space that permutes and reverses coordinate axes, such as "
             f"cyclic(4), dihedral(4) or octahedral(), got {group.name}; for other groups use the layers on point clouds"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius, SampledFrames, ScaleFrames, pixel_positions
@@ -337,3 +337,23 @@ def test_what_is_chosen_inside_of_a_transform():
     grad(lambda y: [chosen.append(str(explain(y, y, y))), y.sum()][1])(x)
     assert chosen[0].startswith("plain (not ")
     assert "transforms of torch.func need plain PyTorch operations" in chosen[0]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's lerp_
+@pytest.mark.parametrize("norm", [FieldBatchNorm, PointBatchNorm])
+def test_vmap_over_batches_in_training_needs_statistics_for_each(norm):
+    torch.manual_seed(0)
+    x, layers = torch.randn(3, 10, 2, 4), [norm(4).double() for _ in range(3)]
+    x = x.double()
+    with pytest.raises(
+        RuntimeError, match=r"x: torch\.func\.vmap cannot map over batches in training .* call eval\(\)"
+    ):
+        vmap(layers[0])(x)
+    assert not layers[0].running_mean.any()
+    weights, statistics = stack_module_state(layers)
+    found = vmap(lambda *state: functional_call(layers[0], state[:2], state[2:]))(weights, statistics, x)
+    torch.testing.assert_close(found, torch.stack([layer(one) for layer, one in zip(layers, x, strict=True)]), **EXACT)
+    for name in ("running_mean", "running_var"):
+        wanted = torch.stack([getattr(layer, name) for layer in layers])
+        torch.testing.assert_close(statistics[name], wanted, **EXACT)
+    torch.testing.assert_close(vmap(layers[0].eval())(x)[1], layers[0](x[1]), **EXACT)

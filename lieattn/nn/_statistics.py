@@ -23,7 +23,7 @@ from lieattn._checks import (
     check_tensor,
     may_look,
 )
-from lieattn._functional import transformed
+from lieattn._functional import is_batched, is_mapped, transformed
 from lieattn._layer_norm import LayerNorm, layer_norm
 from lieattn._processes import processes, summed
 from lieattn._recompute import region
@@ -313,6 +313,7 @@ class PointBatchNorm(_Affine):
         check_features(x, self.weight, len(self.weight))
         mean, variance = self.running_mean, self.running_var
         if self.training:
+            _check_not_mapped(x, mean)
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
             mean, variance, rows = _moments(wide)
             if rows and not region.get().again:
@@ -321,6 +322,14 @@ class PointBatchNorm(_Affine):
                     self.running_var.lerp_(variance.detach().to(self.running_var), self.momentum)
         normal = (x - mean) * torch.rsqrt(variance.clamp(min=self.eps))
         return normal.to(x.dtype) * self.weight + self.bias
+
+
+def _check_not_mapped(x: Tensor, running: Tensor) -> None:
+    """Raise RuntimeError if ``torch.func.vmap`` maps over batches that share their running statistics."""
+    if is_mapped(x) and not is_batched(running):
+        reason = "torch.func.vmap cannot map over batches in training mode, since they share running statistics"
+        advice = "call eval(), or map over the statistics too, see torch.func.stack_module_state"
+        raise RuntimeError(f"x: {reason}; {advice}")
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -376,6 +385,7 @@ class FieldBatchNorm(_NormBase):
             raise ValueError(f"x: expected {self.num_features} channels on axis {self.axis}, got {tuple(input.shape)}")
         updates = self.training and not region.get().again
         if updates:
+            _check_not_mapped(x, cast(Tensor, self.running_mean))
             cast(Tensor, self.num_batches_tracked).add_(1)
         # Second derivatives of torch's function are wrong where reverse mode follows forward mode.
         if self.training and (processes() > 1 or transformed()):

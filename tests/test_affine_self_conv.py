@@ -262,6 +262,12 @@ def test_a_zero_border_has_an_edge_for_every_offset():
     assert RelativePositionTable.square(5).edges(graph).neighbors is graph.neighbors
 
 
+def test_a_zero_border_may_be_wider_than_the_image():
+    graph = lift(pixel_positions(1, 2), cyclic(4), PixelSquare(5))
+    edges = RelativePositionTable.square(5, border="zero").edges(graph)
+    assert edges.neighbors.degree.tolist() == [25, 25, 0]
+
+
 def test_zero_border_is_a_ring_of_points_with_zero_embeddings():
     group, table = cyclic(4), RelativePositionTable.square(3, border="zero")
     layer = layer_of("affine", group, table)
@@ -691,6 +697,7 @@ def test_parameter_counts_are_those_of_the_paper(name):
 
 
 WINDOW = RelativePositionTable.square(3, border="zero")
+TALL = RelativePositionTable((*WINDOW.offsets, (0.0, -2.0), (0.0, 2.0)), border="zero")
 LAYERS = ("affine", "simple", "stand-alone", "convolution")
 
 
@@ -725,7 +732,7 @@ def test_networks_are_invariant(group, layer, dtype):
 
 
 def test_networks_of_full_matrices_and_pairwise_scores_are_invariant_and_train():
-    model, window = network(dihedral(4)), RelativePositionTable.square(5, border="zero")
+    model, window = network(dihedral(4)), WINDOW
     for block in model.blocks:
         width = block.norm1.weight.numel()
         layer = AffineSelfConvolution(dihedral(4), width, width, window, heads=1, full_psi=True, pairwise=True)
@@ -977,6 +984,16 @@ ERRORS = {
         lambda: AffineSelfConvNet(P4, window=RelativePositionTable.square(3, spacing=2.0)),
         ValueError,
         r"window: expected all 5 x 5 pixels, as in RelativePositionTable.square\(5\), got 9 offsets without some",
+    ),
+    "tall window": (
+        lambda: asc(cyclic(2), TALL)(torch.randn(36, 2, 3), lift(pixel_positions(6, 6), cyclic(2), PixelSquare(3))),
+        ValueError,
+        r"graph: its neighborhoods lack the points at the offset \[0.0, -2.0\] of the window, which border 'zero'",
+    ),
+    "tall window of a network": (
+        lambda: AffineSelfConvNet(cyclic(2), window=TALL),
+        ValueError,
+        r"window: expected all 5 x 5 pixels, as in RelativePositionTable.square\(5\), got 11 offsets without some",
     ),
     "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a group of the plane"),
     "group of space": (lambda: AffineSelfConvNet(tetrahedral()), ValueError, "group: expected a planar group"),

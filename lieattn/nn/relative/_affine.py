@@ -23,7 +23,7 @@ from lieattn._checks import (
 )
 from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry import LiftedGraph, Neighbors
+from lieattn.geometry import LiftedGraph, Neighbors, Radius
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import RelativeFunction, check_lifted_to, rows_of_table, seen_offsets
 from lieattn.ops import RelativeTerms
@@ -53,7 +53,7 @@ class RelativePositionTable:
         ``RelativePositionTable.square(5)`` for ``PixelSquare(5)``.
     border
         Treatment of offsets without a point: ``"mask"`` omits them, and ``"zero"`` gives them an embedding of zero, so
-        that only beta contributes.
+        that only beta contributes. Neighborhoods must then contain the window.
     tolerance
         Largest distance of a displacement from its row, in the units of the points.
     """
@@ -105,7 +105,8 @@ class RelativePositionTable:
     def edges(self, graph: LiftedGraph) -> AffineEdges:
         """Return the edges of a graph and their rows, computed once per graph and device.
 
-        ValueError is raised if a displacement is not in the table, or the frames are not those of a finite group.
+        ValueError is raised if a displacement is not in the table, if the frames are not those of a finite group, or if
+        border ``"zero"`` would take points for absent because no neighborhood reaches an offset.
         """
         check_is("graph", graph, LiftedGraph)
         if graph.group is None:
@@ -122,7 +123,7 @@ class RelativePositionTable:
             shared = graph.relative.row
             index = row if shared is None else row[shared]
             found = AffineEdges(graph.neighbors, index)
-            found = found if self.border == "mask" else _with_padding(graph.neighbors, index, len(rows))
+            found = found if self.border == "mask" else _with_padding(graph, index, rows, self.tolerance)
         vars(graph)[_EDGES] = (*known, (self, found))
         return found
 
@@ -183,11 +184,12 @@ def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Ten
     return rows, torch.cdist(turned.flatten(0, 1), rows).argmin(dim=-1).view(len(rows), group.order)
 
 
-def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges:
+def _with_padding(graph: LiftedGraph, index: Tensor, rows: Tensor, tolerance: float) -> AffineEdges:
     """Add an edge from the padding, the last point, for every row without a neighbor."""
-    points = neighbors.num_points
-    missing = torch.ones(points, rows, dtype=torch.bool, device=index.device)
+    neighbors, points = graph.neighbors, graph.num_points
+    missing = torch.ones(points, len(rows), dtype=torch.bool, device=index.device)
     missing[neighbors.target, index] = False
+    _check_reached(graph, rows[missing.all(dim=0)], tolerance)
     at, row = missing.nonzero().unbind(1)
     target = torch.cat([neighbors.target, at])
     order = torch.argsort(target, stable=True)
@@ -195,6 +197,18 @@ def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges
     counts = torch.bincount(target, minlength=points + 1)
     row_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     return AffineEdges(Neighbors(row_ptr, source, target[order]), torch.cat([index, row])[order], padding=True)
+
+
+def _check_reached(graph: LiftedGraph, offsets: Tensor, tolerance: float) -> None:
+    """Raise ValueError if a point of a cloud lies at one of the offsets ``[n, dim]`` from another one."""
+    for offset in offsets if graph.num_points else ():
+        pos = graph.pos.to(offset)
+        clouds = {"batch_x": graph.batch, "batch_y": graph.batch}
+        if Radius(tolerance)._between(pos, pos + offset, **clouds).numel():
+            raise ValueError(
+                f"graph: its neighborhoods lack the points at the offset {offset.tolist()} of the window, which border "
+                "'zero' would take for absent; use neighborhoods that contain the window, such as PixelSquare"
+            )
 
 
 class OfEdges(RelativeFunction):

@@ -53,6 +53,9 @@ MODELS = {
     "FramewiseTransformer, T in a sampled pose": lambda: framewise(
         FiniteFrames(tetrahedral(), SampledFrames(1, per="cloud"))
     ),
+    "FramewiseTransformer, O, messages alone": lambda: framewise(
+        octahedral(), options=FramewiseOptions(attention="none", basis=3, hidden=5, angles=2)
+    ),
     "DirectionConvNet, O": lambda: steerable(partial(DirectionConvNet, octahedral())),
     "GSANet, T": lambda: GSANet(tetrahedral(), 2, 1, neighborhood=NEAR, channels=8, heads=2, blocks=(1,)),
     "LieTransformer, T": lambda: lie(tetrahedral()),

@@ -76,9 +76,9 @@ def _status(name: str, work: Callable[[], int]) -> int:
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        description="Train several models under the same budget, with matched numbers of parameters, and compare them. "
-        "Results of finished cells (model, share of the data, seed) are kept, so that the same command continues a "
-        "comparison. Later configuration files override earlier ones, and options such as --budget.seconds 20 "
+        description="Train several models of equal size or cost under the same budget, and compare them. Results of "
+        "finished cells (model, share of the data, seed) are kept, so that the same command continues a comparison. "
+        "Later configuration files override earlier ones, and options such as --budget.seconds 20 "
         "--data.rotate_train true override the files.",
     )
     add = parser.add_argument

@@ -33,7 +33,7 @@ _GLYPH = (".......", ".#####.", ".#.....", ".###...", ".#.....", ".#.....", "...
 
 
 def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 0) -> dict[str, Figure]:
-    """Fields of a GSA-Net when its input turns (GSA-Nets, Figure 1).
+    """Fields of a GSA-Net when its input is rotated (GSA-Nets, Figure 1).
 
     The network is untrained. For groups with other rotations than quarter turns, its neighborhoods are discs in place
     of pixel squares.
@@ -65,7 +65,7 @@ def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 
 def attention_maps(
     weights: Path, *, image: int = 0, arrows: Literal["dominant", "all"] = "dominant"
 ) -> dict[str, Figure]:
-    """Attention maps of a released network when its input turns (attentive group convolution, Figures 7, 8 and 11).
+    """Attention maps of a released network, input rotated (attentive group convolution, Figures 7, 8 and 11).
 
     One picture shows α⁻, the attention that the layers subtract, as in the figures of the paper. The other one shows
     1 - α⁻, which the layers let pass. For networks of `lieattn fit` use `lieattn picture CHECKPOINT`.
@@ -181,7 +181,7 @@ def asc_filters(
 
 
 def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[str, Figure]:
-    """Weights of a convolution and of attention, turned (GSA-Nets, Figure 2).
+    """Weights of a convolution and of attention, rotated (GSA-Nets, Figure 2).
 
     Positional scores rotate without interpolation. Their error is compared with the error of interpolated weights.
 

@@ -71,7 +71,7 @@ def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
         usage=f"lieattn {name} TARGET [options], or lieattn {name} FIGURE [options]",
-        description="Draw attention maps, attention roll-out and fields of a trained network for clouds of its test\n"
+        description="Draw attention maps, attention rollout and fields of a trained network for clouds of its test\n"
         "set. Those of `lieattn models --trained` are drawn for the item of their card, or for --data.\n\n"
         "Or draw a figure of the papers, with its own options (FIGURE --help):\n" + "\n".join(lines),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110),
@@ -80,7 +80,7 @@ def _parser(name: str) -> ArgumentParser:
     add = parser.add_argument
     views = ["overview", "attention", "rollout", "field"]
     add("--view", choices=views, help="what to draw (default: overview, or attention for .gif and .html)")
-    add("--point", type=natural, help="index of the point that attends (default: one in the middle)")
+    add("--point", type=natural, help="index of the query point (default: one in the middle)")
     add("--layer", type=int, help="index of the layer, negative from the last (default: up to four layers, one field)")
     add(
         "--frame",

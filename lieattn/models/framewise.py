@@ -123,10 +123,10 @@ class FramewiseTransformer(Network):
     motions; with a sampled pose, it holds for rigid motions on average.
 
     **Periodic clouds.** With ``FramewiseOptions(attention="neighborhood")``, points attend to the neighbors and
-    periodic images within a ``Radius`` in place of the whole cloud. The network then accepts crystals with
-    ``data.cell`` and ``data.pbc``. It does not depend on the choice of the cell, except that sums over the points are
-    proportional to its size. A lattice has neither a center nor principal axes, so the frames are those of H, as they
-    are or in a sampled pose.
+    periodic images within a ``Radius`` in place of the whole cloud. With this option, or with ``attention="none"``,
+    the network accepts crystals with ``data.cell`` and ``data.pbc``. It does not depend on the choice of the cell,
+    except that sums over the points are proportional to its size. A lattice has neither a center nor principal axes, so
+    the frames are those of H, as they are or in a sampled pose.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class Window(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The operands of the gated sum. ``outs`` is the number of pairs of an output channel and an output pose."""
+    """The operands of the gated sum. ``outs`` is the number of pairs of an output channel and an output frame."""
 
     x: Tensor  # padded, [samples, fiber, in, *sides]
     kernel: Tensor  # [outs, fiber, in, size^dim]
@@ -57,7 +57,7 @@ class Operands(NamedTuple):
 
 
 class ChannelSums(NamedTuple):
-    """Sums of the responses t of a sample, an output and an input pose over the channels, and spatial attention."""
+    """Sums of the responses t of a sample, an output and an input frame over the channels, and spatial attention."""
 
     passed: Tensor | None  # Σ_c (1 - α_C) t with constant α_C, [samples, outs, fiber, *sides]
     kept: Tensor  # Σ_c α_C t with constant α_C
@@ -112,13 +112,13 @@ def attentive_convolution(
         \alpha_X &= \sigma\big( \psi_X * (\operatorname{mean}_c \alpha_C t, \max_c \alpha_C t) \big), \\
         f'_o(h, y) &= \mu \sum_c \sum_{\tilde h} (1 - \alpha_X \alpha_C) t_{oc}
 
-    separately for every output channel o and pair of poses (h, h̃) (Romero et al. 2020, Eqs. 14-20 as implemented).
+    separately for every output channel o and pair of frames (h, h̃) (Romero et al. 2020, Eqs. 14-20 as implemented).
 
-    **Equivariance.** If the group moves ``kernels``, ``channel`` and ``spatial`` to the output poses, as in the layers
+    **Equivariance.** If the group moves ``kernels``, ``channel`` and ``spatial`` to the output frames, as in the layers
     of this library, the output at stride 1 is equivariant to the group and, away from the border, to translations.
 
     The sum is evaluated as Σ_h̃ (Σ_c (1 - α_C) t + (1 - α_X) Σ_c α_C t), without cancellation where attention is close
-    to 1. Only the two maxima require all responses, which are computed for one pair of poses at a time, and recomputed
+    to 1. Only the two maxima require all responses, which are computed for one pair of frames at a time, and recomputed
     in the backward pass. If several maxima are equal, one of them gets the gradient, as in torch.
 
     Parameters
@@ -127,7 +127,7 @@ def attentive_convolution(
         ``[batch, in, fiber, *sides]``, with 2 sides (rows, columns) or 3 (layers, rows, columns). The fiber of images
         is 1.
     kernels
-        ``[out, order, in, fiber, *sizes]``, with as many equal sizes as sides, moved to all output poses.
+        ``[out, order, in, fiber, *sizes]``, with as many equal sizes as sides, moved to all output frames.
     channel
         W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]``, or None for α_C = 1.
     spatial
@@ -224,7 +224,7 @@ def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: i
     """Return the responses of a group convolution before any sum, ``[batch, out, order, in, fiber, *sides']``.
 
     Parameters and errors are those of :func:`attentive_convolution`. The result has a plane for every pair of channels
-    and poses.
+    and frames.
     """
     _check(x, kernels, None, None, stride=stride, pad=pad, dilation=dilation)
     check_features(x, kernels, beside="the kernels")

@@ -27,7 +27,7 @@ _ARROW = 1.6  # pixels that the longest arrow spans
 def attention_picture(
     network: AttentiveNetwork, images: Tensor, *, planar: bool = True, passed: bool = False
 ) -> Tensor:
-    """Return the product of the spatial attention of all layers, for each pose, at the size of the image.
+    """Return the product of the spatial attention of all layers, for each frame, at the size of the image.
 
     The map of every layer is resized to the image bilinearly with corner pixels aligned, as in the figures of
     attentive group convolution. The maps are the output of the sigmoid, the residual α⁻ that is *subtracted*: layers
@@ -36,12 +36,12 @@ def attention_picture(
     Parameters
     ----------
     network
-        Network with attention to the input of its layers (α_F) or to their poses (α_RH), whose maps are shared by all
+        Network with attention to the input of its layers (α_F) or to its frames (α_RH), whose maps are shared by all
         output channels. It is evaluated in eval mode.
     images
         Images ``[images, in_channels, rows, columns]``.
     planar
-        Whether the map of the first layer, which has no poses, is a factor for all poses (rotated MNIST, PCam and p4m
+        Whether the map of the first layer, which has no frames, is a factor for all frames (rotated MNIST, PCam and p4m
         All-CNN in the paper) or is left out (p4 All-CNN).
     passed
         Whether the factors are 1 - α⁻, the share that passes, instead of α⁻.
@@ -49,7 +49,7 @@ def attention_picture(
     Returns
     -------
     Tensor
-        Products ``[images, order, rows, columns]``. Their sum over the poses is the picture. ValueError is raised if
+        Products ``[images, order, rows, columns]``. Their sum over the frames is the picture. ValueError is raised if
         the network has another kind of attention.
     """
     check_arguments(attention_picture, locals())
@@ -84,10 +84,10 @@ def attention_under_group(
     """Draw the attention of a network for one image moved by every element of its group.
 
     Each column is an element, with the image above and its attention picture below (:func:`attention_picture`, summed
-    over the poses). An arrow at every pixel shows the pose with the largest product of maps. It points to the image of
-    "up" under the pose, and its length is the difference of the product to the mean over the poses; the longest arrow
-    spans 1.6 pixels. For an equivariant network the columns are moved copies of the first. The title gives the measured
-    largest difference after moving them back, relative to the largest entry.
+    over the frames). An arrow at every pixel shows the frame with the largest product of maps. It points to the image
+    of "up" under the frame, and its length is the difference of the product to the mean over the frames; the longest
+    arrow spans 1.6 pixels. For an equivariant network the columns are moved copies of the first. The title gives the
+    measured largest difference after moving them back, relative to the largest entry.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def attention_under_group(
     image
         One image ``[in_channels, rows, columns]`` with as many rows as columns; ValueError is raised otherwise.
     arrows
-        ``"dominant"`` as above; ``"all"`` for the arrows of all poses as in the paper, whose lengths are the products;
+        ``"dominant"`` as above; ``"all"`` for the arrows of all frames as in the paper, whose lengths are the products;
         or ``"none"``.
     """
     require_matplotlib()
@@ -121,7 +121,7 @@ def attention_under_group(
             _draw_poses(axes[1][h], group, lengths[h], longest, dominant=arrows == "dominant")
         for axis in axes[:, h]:
             axis.set_axis_off()
-    figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the poses")
+    figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the frames")
     what = r"product of $1 - \alpha^-$ (passes)" if passed else r"product of $\alpha^-$ (is subtracted)"
     apart = _difference(group, pictures)
     figure.suptitle(f"{what}; relative difference of columns that are moved back: {apart:.1e}", fontsize=10)

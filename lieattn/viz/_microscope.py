@@ -1,4 +1,4 @@
-"""A microscope for networks: attention, its roll-out and the fields of one cloud, as figures and files."""
+"""A microscope for networks: attention, its rollout and the fields of one cloud, as figures and files."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class Recorder:
             yield _on_grid(network, f"block {number}", x)
         for name, maps in network.attention_maps(data).items():
             if (gate := maps.spatial) is not None:
-                # Shapes are [images, 1, *sides] (lifting), [images, 1, order, *sides], or one gate per pair of poses.
+                # Shapes are [images, 1, *sides] (lifting), [images, 1, order, *sides], or one gate per pair of frames.
                 dim = network.group.dim
                 gate = gate.mean(dim=(1, 3, 4))[:, None] if gate.ndim == 5 + dim else gate
                 gate = gate if gate.ndim == 3 + dim else gate[:, :, None]
@@ -272,7 +272,7 @@ def rolled_out(layers: tuple[Attention, ...], flow: Tensor) -> Tensor:
     r"""Roll out attention over layers (Abnar, Zuidema 2020), for queries of the last layer.
 
     Let A be the mean of the weights of a layer over its heads, a matrix of group elements (point, frame) whose rows sum
-    to 1. The roll-out is
+    to 1. The rollout is
 
     .. math::  R = \tilde A_L P_L \tilde A_{L-1} \cdots P_2 \tilde A_1, \qquad \tilde A = (A + I) / 2,
 

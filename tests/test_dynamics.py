@@ -189,6 +189,7 @@ def test_energy_drift_in_numbers():
     assert (drift.initial, drift.largest, drift.final, drift.relative) == (-1.0, 0.5, 0.25, 0.125)
     assert energy_drift(torch.tensor([0.0, 1.0])).relative == math.inf
     assert energy_drift(torch.zeros(3)).relative == 0
+    assert energy_drift(torch.tensor([[2, 4], [3, 8]])).initial == 3
 
 
 # --- learned potentials ---------------------------------------------------------------------------------------
@@ -259,6 +260,7 @@ def test_modes_without_gradients():
         found = dynamics.field(q, p, mass, features)[1]
     assert not found.requires_grad
     torch.testing.assert_close(found, expected.detach())
+    assert dynamics.eval().field(q, p, mass, features)[1].requires_grad
     with torch.inference_mode():
         inside = [value * 1 for value in (q, p, mass, features)]
         found = dynamics.field(*inside)[1]
@@ -298,6 +300,35 @@ def test_velocities_masses_and_other_attributes():
     torch.testing.assert_close(seen["pos"].mean(dim=0), torch.zeros(3).double(), atol=1e-14, rtol=0)
     HamiltonianDynamics(Watching(), center=False).field(q, p, mass)
     torch.testing.assert_close(seen["pos"], q)
+
+
+def test_positions_are_relative_to_the_mean_of_their_own_cloud():
+    def quartic(data):
+        return torch.zeros(2).double().index_add(0, data.batch, data.pos.pow(4).sum(dim=1))
+
+    q, p, mass, _ = system(clouds=2)
+    centered, given = (HamiltonianDynamics(quartic, center=center).hamiltonian for center in (True, False))
+    torch.testing.assert_close(centered(q, p, mass), given(q - q.mean(dim=1, keepdim=True), p, mass))
+
+
+def test_tolerances_reach_the_solver():
+    q, p, mass, features = system()
+    times, ends = torch.tensor([0.0, 2.0]).double(), []
+    for tolerances in ({}, {"atol": 10.0}, {"rtol": 10.0}):
+        dynamics = HamiltonianDynamics(SpringPotential(), method="dopri5", **tolerances)
+        with torch.no_grad():
+            ends.append(dynamics.trajectory(q, p, mass, times, features).position[1])
+    assert all(float((end - ends[0]).abs().max()) > 1e-4 for end in ends[1:])
+
+
+def test_data_with_momentum_and_velocities_and_names():
+    """The momentum is used, times may differ by rounding, and other attributes than tensors are ignored."""
+    data = Data(**STATE, vel=torch.full_like(Q[0], 5.0), time=torch.tensor([[0.0, 0.1]]), name="springs")
+    expected = SPRING_DYNAMICS(Data(**STATE, time=data.time))
+    torch.testing.assert_close(SPRING_DYNAMICS(data), expected)
+    other = Data(**STATE, time=data.time + 1e-6, name="springs", vel=data.vel)
+    both = SPRING_DYNAMICS(Batch.from_data_list([data, other]))
+    torch.testing.assert_close(both, torch.cat([expected, expected]))
 
 
 def test_data_have_all_inputs_of_the_potential():
@@ -381,7 +412,7 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
         ),
         (lambda: SPRING_DYNAMICS(Data(pos=Q[0], time=torch.ones(1, 2))), TypeError, "data: expected momentum or vel"),
         (
-            lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0], [0.0, 2.0]]))),
+            lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0], [0.0, 1.001]]))),
             ValueError,
             r"data: expected time \[clouds, times\], the same in all clouds",
         ),

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -1056,7 +1057,19 @@ def test_attention_is_drawn_under_the_group(kind):
     assert picture.shape == (1, 4, 28, 28)
     without = attention_picture(network, image[None], planar=False)
     assert (without >= picture).all()
-    assert (attention_picture(network, image[None], passed=True) - picture).abs().max() > 1e-6
+    maps = [layer.spatial for layer in network.attention_maps(image[None]).values()]
+    maps = [one if one.ndim == 4 else one[:, 0] for one in maps]
+    sizes = {"size": (28, 28), "mode": "bilinear", "align_corners": True}
+    maps = [nn.functional.interpolate(one, **sizes) for one in maps]
+    torch.testing.assert_close(picture, math.prod(maps))
+    torch.testing.assert_close(without, math.prod(maps[1:]))
+    torch.testing.assert_close(attention_picture(network, image[None], passed=True), math.prod(1 - one for one in maps))
+    lengths = sum(np.hypot(part.U, part.V).sum() for part in figure.axes[4].collections)
+    assert lengths == pytest.approx(float((picture.amax(dim=1) - picture.mean(dim=1)).sum()))
+    up, left = drawn["all"].axes[4].collections[:2]  # of the identity, and of a quarter turn
+    assert (up.V >= 0).all()
+    assert (left.U <= 0).all()
+    np.testing.assert_allclose(np.concatenate([up.U, left.V]), 0, atol=1e-15)
     assert not network.training
     with pytest.raises(ValueError, match="image: expected one square image"):
         attention_under_group(network, image[:, :5])

@@ -16,6 +16,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
+from lieattn._reports import aligned, page, table, titled_table
 from lieattn.certify import Certificate, certify, moved
 from lieattn.certify._certificate import Row
 from lieattn.cli import main
@@ -321,6 +322,16 @@ def test_certificates_are_printed_on_one_screen():
     assert max(map(len, lines)) < 120
     assert lines[2].startswith("verdict: kept; 3 clouds")
     assert any(line.startswith("element ") and "worst of 24" in line for line in lines)
+
+
+def test_tables_of_reports():
+    assert aligned([["a", "bcd"], ["ef", "g"]]) == "a   bcd\n--  ---\nef  g"
+    assert table([[1, "<2>"]]) == "<table><tr><td>1</td><td>&lt;2&gt;</td></tr></table>"
+    found = titled_table("<t>", [["x"]], ["<h>"])
+    rows = "<tr><th>&lt;h&gt;</th></tr><tr><td>x</td></tr>"
+    assert found == f"<div><b>&lt;t&gt;</b><table>{rows}</table></div>"
+    assert "<title>&lt;t&gt;</title>" in page("<t>", "<p>text</p>")
+    assert '<div class="lieattn"><p>text</p>' in page("<t>", "<p>text</p>")
 
 
 def test_gpus_multiply_in_float32_while_it_measures():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import lightning.pytorch
 import pytest
+import torch
 import yaml
 from torch import nn
 from torch.utils.data import Dataset
@@ -21,7 +22,9 @@ from torch.utils.data import Dataset
 import lieattn
 import lieattn_datasets
 from lieattn import train
+from lieattn._system import usable_accelerator, usable_cores
 from lieattn.cli import COMMANDS, main
+from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import _spec
 from lieattn.cli._options import report, short_warnings
 from lieattn.train import UsageError, build
@@ -349,6 +352,41 @@ def test_a_run_tells_its_seed_and_devices_when_it_begins(home, lines_of_lightnin
     assert main(["fit", "--config=run.yaml"]) == 0
     assert lines_of_lightning[0] == "Seed set to 0"
     assert any(line.startswith("GPU available") for line in lines_of_lightning)
+
+
+@pytest.mark.parametrize("begin", ["on_fit_start", "on_validation_start", "on_test_start", "on_predict_start"])
+def test_lines_are_kept_until_a_trainer_begins(lines_of_lightning, begin):
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.getEffectiveLevel()
+    logger.setLevel(logging.INFO)
+    with Announcements():
+        logger.info("dropped, since no trainer begins")
+    with Announcements() as announcements:
+        logger.info("kept")
+        logger.warning("warning")
+        assert lines_of_lightning == ["warning"]
+        getattr(announcements, begin)(None, None)
+        logger.info("later")
+    getattr(announcements, begin)(None, None)
+    logger.info("last")
+    logger.setLevel(level)
+    assert lines_of_lightning == ["warning", "kept", "later", "last"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "apple", "used"), [("auto", True, "cpu"), ("auto", False, "auto"), ("gpu", True, "gpu")]
+)
+def test_the_gpu_of_apple_is_used_only_if_asked_for(monkeypatch, asked, apple, used):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
+    assert usable_accelerator(asked) == used
+
+
+def test_cores_are_those_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == 64
 
 
 def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):

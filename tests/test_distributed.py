@@ -613,7 +613,10 @@ def test_the_first_process_with_an_error_reports_it(monkeypatch):
     with Together() as first:
         monkeypatch.setenv("LOCAL_RANK", "1")
         with Together() as second, Together() as third:
-            for error in (lost, NonFiniteError(), KeyboardInterrupt()):
+            broken = RuntimeError(
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+            )
+            for error in (lost, broken, NonFiniteError(), KeyboardInterrupt()):
                 second.on_exception(trainer, model, error)
             assert second.reported() is None
             second.on_exception(trainer, model, wrong)
@@ -625,6 +628,19 @@ def test_the_first_process_with_an_error_reports_it(monkeypatch):
     with Together() as other:  # not started by a process of the command
         assert other.is_first(bug)
         assert other.reported() == 1
+
+
+def test_commands_do_not_share_their_errors(monkeypatch, tmp_path):
+    """A command that is started by another one has a folder of its own. A status that is being written is none yet."""
+    monkeypatch.setenv("LIEATTN_PROCESSES", str(tmp_path))
+    with Together() as command:
+        assert command.is_first(raised(UsageError("wrong")))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("LIEATTN_PROCESSES", str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    (tmp_path / "status").touch()
+    with Together() as second:
+        assert second.reported() is None
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,6 +16,7 @@ from lieattn.cli import main
 from lieattn.cli._figures import FIGURES
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet
+from lieattn.testing import randomize
 from tests.cases import some
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +131,27 @@ def test_filters_of_attention_turn_with_the_image(layer):
     maps = viz.affine_maps(network, block=1, channels=3)
     tables = 1 if layer == "simple" else 2
     assert len(maps.axes) == 3 * tables * 5 + 1
+
+
+def test_filters_are_attention_times_the_factors_that_the_maps_show():
+    network = randomize(AffineSelfConvNet(cyclic(2), 1, 2, blocks=1, channels=2, heads=2)).double().train()
+    layer, image = network.blocks[1].layer, torch.randn(1, 8, 8)
+    drawn = [viz.affine_maps(network, block=1, channels=9)]
+    drawn += [viz.effective_filters(network, image, block=1, channel=channel) for channel in (1, 2)]
+    maps, *filters = (
+        [np.asarray(axes.collections[0].get_array()) for axes in figure.axes if axes.get_xlim() != (0, 1)]
+        for figure in drawn
+    )
+    assert network.training
+    tables = [torch.cat([table.psi, table.beta[None]]).movedim(2, 1) for table in (layer.key_map, layer.value_map)]
+    tables = torch.stack(tables).flatten(0, 2).detach()  # first the keys, then frames and summand, then channels
+    np.testing.assert_allclose(np.stack(maps[: len(tables)]), tables[:, : maps[0].size], rtol=1e-6)
+    for channel, panels in enumerate(filters, 1):
+        factors = tables[len(tables) // 2 + channel, : maps[0].size]
+        for pixel in range(3):
+            alpha, weighted = panels[1 + 2 * pixel : 3 + 2 * pixel]
+            np.testing.assert_allclose(weighted, alpha * factors.numpy(), rtol=1e-5)
+    assert not np.allclose(filters[0][1], filters[1][1])  # attention of two heads
 
 
 def test_networks_without_affine_maps_have_no_filters():

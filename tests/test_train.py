@@ -922,11 +922,24 @@ def test_loss_that_is_not_finite_stops_and_the_last_checkpoint_stays(tmp_path):
 def test_errors_about_numbers_that_are_not_finite_name_the_precision(precision, advice):
     task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
     task.trainer = Trainer(accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
-    with pytest.raises(NonFiniteError, match=rf"training loss is nan at step .*\. {advice}$"):
-        check_loss(torch.tensor(torch.nan), task)
-    task.network.mlp[0].bias.data[0] = torch.inf
-    with pytest.raises(NonFiniteError, match=rf"weights of network\.mlp\.0\.bias are not finite .*\. {advice}$"):
-        check_weights(task)
+    check_loss(torch.tensor(3e38), task)
+    check_weights(task)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        with pytest.raises(NonFiniteError, match=rf"training loss is {value} at step .*\. {advice}$"):
+            check_loss(torch.tensor(value), task)
+        task.network.mlp[0].bias.data[0] = value
+        with pytest.raises(NonFiniteError, match=rf"weights of network\.mlp\.0\.bias are not finite .*\. {advice}$"):
+            check_weights(task)
+
+
+def test_numbers_of_half_precision_end_early(monkeypatch):
+    task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
+    with pytest.raises(NonFiniteError, match="Lower the learning rate, or clip gradients"):
+        check_loss(torch.tensor(torch.inf), task)
+    task.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    monkeypatch.setattr(Trainer, "precision", "16-mixed")  # on CPUs, Lightning replaces it
+    with pytest.raises(NonFiniteError, match="Numbers in float16 end at 65504"):
+        check_loss(torch.tensor(torch.inf), task)
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

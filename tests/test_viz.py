@@ -31,6 +31,7 @@ from lieattn.models import (
 )
 from lieattn.models.published import published_table
 from lieattn.testing import randomize
+from lieattn.viz._draw import element_name, in_words
 
 QUARTERS = [0.0, math.pi / 2]
 
@@ -212,6 +213,15 @@ def test_accuracy_by_angle():
     np.testing.assert_allclose(first.get_ydata(), [100, 30, 20])
     np.testing.assert_allclose(second.get_ydata(), [90, 20, 90])
     assert [text.get_text() for text in axes.texts] == ["Z2", "C4"]  # counted from the bottom
+    assert axes.get_ylim() == (0, 102)
+    assert set(np.diff(axes.get_xticks())) == {15}
+
+
+def test_more_curves_than_colors_have_other_markers():
+    (axes,) = viz.error_curves({str(n): ([0, 10, 20], [1.0, 0.1, 0.01]) for n in range(9)}, "steps", "error").axes
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 9
+    assert axes.get_xscale() == "linear"
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
 def test_error_curves_in_order_on_logarithmic_axes():
@@ -304,6 +314,7 @@ CURVE_ERRORS = {
     "empty": ({"C4": ([], [])}, r"curves\['C4'\]: expected as many accuracies as angles and at least one"),
     "percent": ({"C4": ([0.0], [97.0])}, r"curves\['C4'\]: expected finite angles and accuracies in \[0, 1\]"),
     "nan": ({"C4": ([math.nan], [0.9])}, r"curves\['C4'\]: expected finite angles"),
+    "negative": ({"C4": ([0.0], [-0.1])}, r"curves\['C4'\]: expected finite angles and accuracies in \[0, 1\]"),
 }
 
 
@@ -355,3 +366,51 @@ def test_ticks_of_costs_do_not_overlap():
         boxes = [text.get_window_extent() for text in seen]
         assert len(boxes) >= 2
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def summary(model, fraction, errors, **more):
+    """Return a row of a report: a model with errors of two seeds on average, in two validations and in the test."""
+    points = [{"steps": 10, "seconds": 1.0}, {"steps": 20, "seconds": 2.0}]
+    curve = [{**point, "mean": error, "std": 0.1} for point, error in zip(points, errors, strict=False)]
+    test, cost = {"mean": errors[-1], "std": None}, {"steps": {"mean": 25}, "seconds": {"mean": 2.5}}
+    row = {"model": model, "fraction": fraction, "parameters": 100, "operations": 1000, "curve": curve, "test": test}
+    return {**row, "clouds": int(100 * fraction), **cost, **more}
+
+
+def test_comparisons_show_errors_against_costs():
+    rows = [summary("a", 1.0, (0.4, 0.3, 0.2)), summary("b", 1.0, (0.8, 0.1, 0.05), parameters=200)]
+    rows += [summary("b", 0.5, (0.9, 0.8, 0.7)), summary("a", 0.5, (0.5, 0.5, 0.5), test={"mean": None})]
+    figure = viz.comparison({"summary": rows, "higher_is_better": False, "metric": "distance"})
+    names = ["seconds of training", "steps", "multiply-adds", "parameters", "training clouds"]
+    assert [axes.get_xlabel() for axes in figure.axes] == names
+    assert figure.axes[0].get_ylabel() == "distance"
+    drawn = [[line.get_xydata().tolist() for line in axes.lines] for axes in figure.axes]
+    places = ((1, 2, 2.5), (10, 20, 25), (1e4, 2e4, 2.5e4))
+    for axes, lines, (first, second, end) in zip(figure.axes, drawn, places, strict=False):
+        assert lines[:2] == [[[first, 0.4], [second, 0.3]], [[end, 0.2]]]
+        bands = [set(part.get_paths()[0].vertices[:, 1].round(9)) for part in axes.collections[::2]]
+        assert bands == [{0.3, 0.5, 0.2, 0.4}, {0.7, 0.9, 0.02, 0.2}]  # not below a fifth of the mean
+    assert drawn[3][0] == [[100, 0.2]]
+    assert [[50, 0.7], [100, 0.05]] in drawn[4]
+    rates = viz.comparison({"summary": rows[:1], "higher_is_better": True, "metric": "accuracy"})
+    assert [axes.get_xlabel() for axes in rates.axes] == names[:3]
+    assert rates.axes[0].get_ylabel() == "error rate"
+    np.testing.assert_allclose(rates.axes[0].lines[0].get_ydata(), [0.6, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words", "name"),
+    [
+        ([[0, -1], [1, 0]], "rotated by 90°", "90°"),
+        ([[0, 1], [-1, 0]], "rotated by 270°", "270°"),
+        ([[1, 0], [0, -1]], "reflected, axis at 0°", "0° m"),
+        ([[-1, 0], [0, 1]], "reflected, axis at 90°", "180° m"),
+        ([[0, -1, 0], [1, 0, 0], [0, 0, 1]], "rotated by 90°", None),
+        ([[-1, 0, 0], [0, -1, 0], [0, 0, -1]], "rotated by 0°, inverted", None),
+        ([[1, 0, 0], [0, 1, 0], [0, 0, -1]], "rotated by 180°, inverted", None),
+    ],
+)
+def test_words_for_matrices(matrix, words, name):
+    matrix = torch.tensor(matrix, dtype=torch.float64)
+    assert in_words(matrix) == words
+    assert name is None or element_name(matrix) == name

@@ -36,7 +36,8 @@ CORE = frozenset(BELOW)
 # Modules that all parts may import, and which import no part.
 _SHARED = (
     "autocast checks default_device digest exact extras files functional layer_norm lengths memory processes recompute "
-    "recorded reports returned saved segments sigmoid signals suggestions system tied trust values warnings watch"
+    "recorded reports returned saved sections segments sigmoid signals suggestions system tied trust values warnings "
+    "watch"
 )
 FOUNDATION = frozenset(f"_{name}" for name in _SHARED.split())
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})

@@ -53,6 +53,7 @@ from lieattn.train import (
     PointSetRegressor,
     Schedule,
     TrainingInterrupted,
+    UsageError,
     WarmupCosine,
     build,
     load_data,
@@ -1795,6 +1796,32 @@ def test_a_section_that_occurs_twice_is_named(tmp_path, monkeypatch, capsys, com
     assert main([command, "--config", "run.yaml"]) == 2
     found = f"'trainer' in lines {at} and {len(twice.splitlines())}"
     assert f"run.yaml: expected each key of a section once, got {found}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a: &x {b: *x}\n", 1), ("a: 1\nb: &x\n  - 2\n  - {c: *x}\n", 2), ("a: 1\nb: &x {<<: *x, c: 1}\n", 2)],
+)
+def test_an_alias_of_itself_is_named(tmp_path, text, line):
+    """It ended with RecursionError."""
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UsageError, match=rf"run.yaml: expected sections that end, got one in line {line} with"):
+        read_yaml(tmp_path / "run.yaml", "settings")
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--trainer", "callbacks: &x [*x]\n", "got one in line 1 with an alias of itself"),
+        ("--data.train", "class_path: Digits\ninit_args: {}\ninit_args: {}\n", "got 'init_args' in lines 2 and 3"),
+    ],
+)
+def test_files_that_options_name_are_checked_too(tmp_path, capsys, option, text, message):
+    """The first never ended, and of the second a part was dropped."""
+    (tmp_path / "part.yaml").write_text(text)
+    given = ["--config", write(tmp_path / "run.yaml", config(tmp_path))]
+    assert main(["fit", *given, option, str(tmp_path / "part.yaml")]) == 2
+    assert re.search(rf"^lieattn fit: [^\n]*part\.yaml: [^\n]*{message}\n$", capsys.readouterr().err)
 
 
 def test_yaml_may_repeat_keys_of_merged_sections_and_aliases(tmp_path):

@@ -30,6 +30,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lieattn import train
 from lieattn._files import replace_text
 from lieattn._saved import load
+from lieattn._sections import check_sections
 from lieattn._suggestions import suggested
 from lieattn._system import usable_accelerator
 from lieattn.cli._announced import Announcements
@@ -186,7 +187,14 @@ class _Parser(LightningArgumentParser):
 
 def _read_utf8(path: ConfigurationPath) -> str:
     file = Path(path.absolute)
-    return file.read_text(encoding="utf-8") if file.is_file() else _READ(path)
+    if not file.is_file():
+        return _READ(path)
+    text = file.read_text(encoding="utf-8")
+    try:
+        check_sections(text)
+    except ValueError as error:
+        raise train.UsageError(f"{path.relative}: {error}") from error
+    return text
 
 
 class _PointSetCLI(LightningCLI):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from lieattn._checks import check_arguments
 from lieattn._extras import needs_extra
+from lieattn._sections import check_sections
 
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
@@ -40,42 +41,22 @@ class UsageError(ValueError):
 
 
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
-    """Read a mapping from a YAML file; UsageError says what was expected, or which key occurs twice in a mapping."""
+    """Read a mapping from a YAML file; UsageError names a key that occurs twice, or an alias of itself."""
     check_arguments(read_yaml, locals())
     with needs_extra("lieattn.train.read_yaml", "train"):
         import yaml
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        _check_keys(yaml.compose(text, yaml.SafeLoader), path)
+        check_sections(text)
         content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: expected {expected}, got {content!r}")
     return content
-
-
-def _check_keys(top: Any, path: str | Path) -> None:
-    """Raise UsageError if a key occurs twice; of two sections with one name, YAML would drop the first."""
-    seen: set[int] = set()  # an anchor may be an alias of itself
-    nodes = [top]
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
-            continue
-        seen.add(id(node))
-        lines: dict[str, int] = {}
-        for part in node.value:
-            key, value = part if isinstance(part, tuple) else (None, part)
-            nodes.append(value)
-            if key is None or not isinstance(key.value, str) or key.value == "<<":
-                continue
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                found = f"{key.value!r} in lines {lines[key.value]} and {line}"
-                raise UsageError(f"{path}: expected each key of a section once, got {found}")
-            lines[key.value] = line
 
 
 def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:

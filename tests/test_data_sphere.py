@@ -56,16 +56,6 @@ class TestDirections:
             counts = np.histogram(chosen, bins=[0, 1, 41, 101, 161, 221])[0]
             np.testing.assert_allclose(counts, areas * 10, atol=1.0)
 
-    @pytest.mark.parametrize("points", [1, 50, 101, 110, 1100, 50000, 100999])
-    def test_rings_have_their_share_of_points(self, points):
-        """Also beside many small rings, whose remainders add up."""
-        areas, sizes = np.array([50.0] + [0.5] * 100), np.array([1000] * 101)
-        chosen, _ = _sphere.choose_on_rings(sizes, areas, points, frozen_stream(0))
-        counts = np.bincount(chosen // 1000, minlength=101)
-        first = min(points / 2, 1000)
-        share = np.array([first] + [(points - first) / 100] * 100)
-        assert np.abs(counts - share).max() < 1
-
     def test_rings_have_enough_points(self):
         with pytest.raises(ValueError, match=r"points: expected None or an integer in 1 \.\. 4, got 5"):
             _sphere.choose_on_rings([2, 2], [1.0, 1.0], 5, frozen_stream(0))

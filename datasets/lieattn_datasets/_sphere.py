@@ -252,18 +252,13 @@ def choose_on_rings(
 
 
 def _apportion(areas: NDArray[np.float64], most: NDArray[np.int64], points: int) -> NDArray[np.int64]:
-    """Distribute a number of points over rings in proportion to their areas, up to the number of points on each.
-
-    Shares are rounded down; the rings with the largest remainders get one more point.
-    """
-    full = np.zeros(len(most), dtype=bool)
-    while True:  # rings that are full leave their points to the others
-        left = points - int(most[full].sum())
-        share = np.where(full, most, left * areas / (areas[~full].sum() or 1.0))
-        beyond = ~full & (share >= most)
-        if not beyond.any():
-            break
-        full |= beyond
-    kept = np.where(full, most, np.floor(share).astype(np.int64))
-    kept[np.argsort(kept - share, kind="stable")[: points - int(kept.sum())]] += 1
+    """Distribute a number of points over rings in proportion to their areas, up to the number of points on each."""
+    kept = np.zeros_like(most)
+    while (left := points - int(kept.sum())) > 0:
+        open_areas = np.where(kept < most, areas, 0.0)
+        share = left * open_areas / open_areas.sum()
+        added = np.minimum(np.floor(share).astype(np.int64), most - kept)
+        if not added.any():  # all shares are below one: the largest come first
+            added[np.argsort(-share, kind="stable")[:left]] = 1
+        kept += added
     return kept

@@ -62,7 +62,7 @@ def match_models(settings: Settings, folder: Path | None = None, names: Collecti
 
 
 def in_words(settings: Settings, value: float) -> str:
-    """The value by which a model was matched in words, such as ``"48012 parameters"``."""
+    """The value by which a model was matched, in words, such as ``"48012 parameters"``."""
     return _UNITS[settings.match.by].format(value)
 
 

@@ -50,18 +50,18 @@ class PrincipalFrames:
     adjacent eigenvalues λ ≥ μ count as equal if λ - μ < ``gap`` sqrt(λ₁ λ), where λ₁ is the largest. A
     :class:`DegenerateFramesWarning` is then issued, and the undetermined axes are replaced one after the other. Each
     new axis points to the point that is farthest from the center, measured perpendicular to the axes found so far. Of
-    several equally far points, the first one is chosen. With ``of="neighborhood"``, the points are the neighbors first.
-    If all of them lie on the axes found, the points of the cloud are used, and if these do too (points on a line, or at
-    one place), the longest of the ``vectors`` passed to :func:`lift`. If these lie on the axes as well, the new axis is
-    arbitrary, but a function of the others.
+    several equally far points, the first one is chosen. With ``of="neighborhood"``, the neighbors are tried first, then
+    all points of the cloud. If all of these lie on the axes found (points on a line, or at one place), the longest of
+    the ``vectors`` passed to :func:`lift` is used. If these lie on the axes as well, the new axis is arbitrary, but a
+    function of the others.
 
     Networks remain exact for rigid motions in this case. An arbitrary axis is orthogonal to the displacements of all
     points, so none has a component along it, and it cancels out of vector outputs, since the fiber contains it with
     both signs. Only components of higher tensors along it are undetermined. Outputs may depend on the order of the
-    points, however, if several points are equally far. Only invariant outputs of a cloud whose symmetry, in the group,
-    exchanges these points do not, with ``of="cloud"``. Frames are also discontinuous where a difference of eigenvalues
-    reaches the gap, and where another point becomes the farthest. Points that are closer together than the rounding of
-    their coordinates count as one point.
+    points, however, if several points are equally far. With ``of="cloud"``, invariant outputs of a cloud do not if a
+    symmetry of the cloud in the group exchanges these points. Frames are also discontinuous where a difference of
+    eigenvalues reaches the gap, and where another point becomes the farthest. Points that are closer together than the
+    rounding of their coordinates count as one point.
 
     **Derivatives.** They are correct wherever frames are continuous: to all orders where no moments are degenerate (in
     ``torch.func`` and forward mode, to the seventh), and to first order elsewhere.

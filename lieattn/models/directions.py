@@ -66,9 +66,9 @@ class DirectionOptions:
     gain
         Positive factor of the initial kernels of the blocks. 1 suits molecules with about ten neighbors and up to four
         blocks. The field grows from block to block: on compact molecules of 18 atoms, initial outputs are about 20 for
-        four blocks within 3 Å, but several hundred for six blocks or within 5 Å, and training reduces them slowly. (In
-        QM9 they are a tenth of that.) There, 0.1 keeps them near 1 or below. Use 0.01 for sampled clouds, with tens of
-        neighbors or points much closer together than the cutoff, where they would be up to 10^6 and more.
+        four blocks within 3 Å, but several hundred for six blocks or within 5 Å (in QM9 a tenth of that), and training
+        reduces them slowly. With 0.1 they are near 1 or below. Use 0.01 for sampled clouds with tens of neighbors or
+        points much closer together than the cutoff, for which they would be up to 10^6 and more.
     """
 
     axis: Sequence[float] | None = None

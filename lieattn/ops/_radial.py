@@ -38,8 +38,8 @@ def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
 def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor:
     """Return a window ``[*]`` of ``x`` ``[*]``: 1 at 0 and 0 for x >= 1, with ``power`` - 1 continuous derivatives.
 
-    It is (1 - x²)^power, by default with power 4, and has the purpose of the window in DimeNet, Eq. 8. If ``squared``,
-    the argument is x², of which it is a polynomial. TypeError or ValueError is raised if ``x`` is not a floating
+    It is (1 - x²)^power and serves as the window of DimeNet, Eq. 8. If ``squared``, the argument is x², of which it is
+    a polynomial. TypeError or ValueError is raised if ``x`` is not a floating
     tensor, or ``power`` is not positive.
     """
     check_tensor("x", x, "a floating tensor")

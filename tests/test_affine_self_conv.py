@@ -985,6 +985,11 @@ ERRORS = {
         ValueError,
         r"window: expected all 5 x 5 pixels, as in RelativePositionTable.square\(5\), got 9 offsets without some",
     ),
+    "smooth neighborhoods": (
+        lambda: asc(P4, WINDOW)(torch.randn(36, 4, 3), lift(pixel_positions(6, 6), P4, Radius(1.5, smooth=True))),
+        ValueError,
+        "graph: the weights of smooth neighborhoods differ between edges, .* one row for each edge, not a table",
+    ),
     "tall window": (
         lambda: asc(cyclic(2), TALL)(torch.randn(36, 2, 3), lift(pixel_positions(6, 6), cyclic(2), PixelSquare(3))),
         ValueError,

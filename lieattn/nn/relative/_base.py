@@ -87,7 +87,8 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization,
     if measure is None and (terms.row is row or not terms.reads_rows):
         terms = replace(terms, row=row)
     elif terms.row is not None:
-        raise ValueError("graph: its measure differs between edges, which needs terms with one row for each edge")
+        what = "weights of smooth neighborhoods differ" if measure is None else "measure differs"
+        raise ValueError(f"graph: the {what} between edges, which needs terms with one row for each edge, not a table")
     elif window is not None and row is not None:
         window = window[row]
     log_weight = cast(Tensor, window if measure is None else measure if window is None else measure + window)

@@ -1158,6 +1158,13 @@ def test_equivariance_is_measured_on_clouds_with_points(tmp_path):
         ({"data__train": spec("Sticks")}, "data.train cannot be built"),
         ({"task__init_args": {"classes": 1}}, "classes: expected at least 2"),
         ({"schedule": {"class_path": "lieattn.train.WarmupCosine"}}, "schedule: the whole budget counts as one epoch"),
+        (
+            {
+                "schedule": {"class_path": "lieattn.train.WarmupCosine", "init_args": {"warmup_epochs": 0.9}},
+                "budget": {"steps": 3},
+            },
+            "schedule: the whole budget counts as one epoch .* got 3 steps: lower warmup_epochs, or train longer",
+        ),
         ({"schedule": {"class_path": "lieattn.train.Plateau"}}, "schedule: expected another one than Plateau"),
     ],
     ids=str,

@@ -30,6 +30,7 @@ from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationSched
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import global_mean_pool
 
 from lieattn._digest import add_digests, digest
@@ -386,9 +387,9 @@ def test_named_parameters_have_no_weight_decay():
     [
         (lambda: WarmupCosine(warmup_epochs=-1), "warmup_epochs: expected a number >= 0, got -1"),
         (lambda: WarmupCosine(floor=2), r"floor: expected a factor in \[0, 1\], got 2"),
-        (lambda: WarmupCosine(10).factor(0, 20, 5), "longer, finite training than 20 steps"),
-        (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "longer, finite training than inf steps"),
-        (lambda: WarmupCosine(4).factor(20, 20, 5), "longer, finite training than 20 steps"),
+        (lambda: WarmupCosine(10).factor(0, 20, 5), "a training that ends after its warm-up .*, got 20 steps"),
+        (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "after its warm-up of 1 epochs .*, got one without end"),
+        (lambda: WarmupCosine(4).factor(20, 20, 5), "a training that ends after its warm-up .*, got 20 steps"),
         (lambda: MultiStep([3, 3]), r"milestones: expected increasing numbers above 0, got \[3, 3\]"),
         (lambda: MultiStep([0, 3]), r"milestones: expected increasing numbers above 0, got \[0, 3\]"),
         (lambda: MultiStep([3], gamma=2), r"gamma: expected a factor in \(0, 1\], got 2"),
@@ -895,7 +896,9 @@ def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_pa
         ({"limit_train_batches": 0}, "trainer.limit_train_batches is 0"),
         ({"limit_train_batches": 0, "schedule": WarmupCosine(1)}, "trainer.limit_train_batches is 0"),
         ({"max_epochs": 0}, "trainer.max_epochs is 0"),
+        ({"max_epochs": 0, "schedule": WarmupCosine(1)}, "trainer.max_epochs is 0"),
         ({"max_steps": 0}, "trainer.max_steps is 0"),
+        ({"max_steps": 0, "schedule": WarmupCosine(1)}, "trainer.max_steps is 0"),
         ({"max_time": {"seconds": 0}, "min_epochs": 0}, "trainer.max_time is over, or a callback has stopped it"),
     ],
 )
@@ -903,6 +906,15 @@ def test_a_training_without_a_step_says_so(tmp_path, options, reason):
     with pytest.warns(UserWarning, match=f"no training step was made: {reason}"):
         fit(tmp_path, **{"schedule": Constant(), **options})
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_schedules_need_an_epoch_with_a_known_number_of_batches(tmp_path):
+    """The rate was constant, without a message."""
+    task = PointSetClassifier(ToyNetwork(cyclic(4)), classes=2, schedule=WarmupCosine(1))
+    options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 3}
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_model_summary=False, **options)
+    with pytest.raises(UsageError, match=r"^schedule: expected a training set with a length, since it counts epochs"):
+        trainer.fit(task, DataLoader(ToyStream(), batch_size=2), DataLoader(ToyClouds(2)))
 
 
 def test_loss_that_is_not_finite_stops_and_the_last_checkpoint_stays(tmp_path):

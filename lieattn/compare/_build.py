@@ -193,7 +193,8 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
     if isinstance(task.schedule, Plateau):
         raise UsageError("schedule: expected another one than Plateau, which counts epochs, since a budget has none")
     try:
-        task.schedule.factor(0, 1000, 1000)
+        total = settings.budget.steps or 1000
+        task.schedule.factor(0, total, total)
     except ValueError as error:
         raise UsageError(
             f"schedule: the whole budget counts as one epoch (a warm-up of 0.05 epochs is its first 5 %): {error}"

@@ -35,9 +35,15 @@ def resume_accumulation(trainer: Trainer) -> None:
             trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
 
 
+def setting_of_no_step(trainer: Trainer) -> str:
+    """Return the setting of a trainer with which a training has no step, such as ``trainer.max_epochs``, or ``""``."""
+    names = ("limit_train_batches", "max_epochs", "max_steps")
+    return next((f"trainer.{name}" for name in names if getattr(trainer, name) == 0), "")
+
+
 def warn_of_no_step(trainer: Trainer) -> None:
     """Warn if a training has ended without any step, and say why."""
-    settings = {name: getattr(trainer, name) for name in ("limit_train_batches", "max_epochs", "max_steps")}
-    zero = next((f"trainer.{name} is 0" for name, value in settings.items() if value == 0), None)
-    if zero or trainer.global_step == 0:
-        rank_zero_warn(f"no training step was made: {zero or 'trainer.max_time is over, or a callback has stopped it'}")
+    setting = setting_of_no_step(trainer)
+    if setting or trainer.global_step == 0:
+        reason = f"{setting} is 0" if setting else "trainer.max_time is over, or a callback has stopped it"
+        rank_zero_warn(f"no training step was made: {reason}")

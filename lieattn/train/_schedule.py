@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
-from lieattn._checks import check_arguments, check_count
+from lieattn._checks import check_arguments, check_count, counted
 
 
 class Schedule(abc.ABC):
@@ -71,9 +71,12 @@ class WarmupCosine(Schedule):
         check_arguments(WarmupCosine.factor, locals())
         warmup = round(self.warmup_epochs * steps_per_epoch)
         if not warmup < steps < math.inf:
+            found = "one without end: set trainer.max_epochs or trainer.max_steps"
+            if steps <= warmup:
+                found = f"{counted(round(steps), 'step')}: lower warmup_epochs, or train longer"
             raise ValueError(
-                f"schedule: a warm-up of {self.warmup_epochs:g} epochs ({warmup} steps) and a decay need a longer, "
-                f"finite training than {steps:g} steps: set trainer.max_epochs or trainer.max_steps"
+                f"schedule: expected a training that ends after its warm-up of {self.warmup_epochs:g} epochs "
+                f"({counted(warmup, 'step')}), got {found}"
             )
         if step < warmup:
             return (step + 1) / warmup

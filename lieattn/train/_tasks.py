@@ -27,7 +27,7 @@ from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
 from lieattn.models import Rescaled
 from lieattn.train._averaging import check_averaging
-from lieattn.train._callbacks import check_callbacks, resume_accumulation, warn_of_no_step
+from lieattn.train._callbacks import check_callbacks, resume_accumulation, setting_of_no_step, warn_of_no_step
 from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check_group, describe_group, describe_input
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
@@ -166,11 +166,13 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
             optimizer = refuse_other_states(self.make_optimizer(self._parameter_groups()))
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
-        if isinstance(self.schedule, Constant) or cast(Any, self.trainer).fast_dev_run:  # too short for a warm-up
+        short = cast(Any, self.trainer).fast_dev_run or setting_of_no_step(self.trainer)  # too short for a warm-up
+        if isinstance(self.schedule, Constant) or short:
             return optimizer
-        self.trainer.fit_loop.setup_data()  # counts the batches, unless trainer.limit_train_batches is 0
+        self.trainer.fit_loop.setup_data()  # counts the batches
         if math.isinf(self.trainer.num_training_batches):
-            return optimizer
+            advice = "set trainer.limit_train_batches to the number of batches in an epoch"
+            raise UsageError(f"schedule: expected a training set with a length, since it counts epochs; {advice}")
         steps, batches = float(self.trainer.estimated_stepping_batches), int(self.trainer.num_training_batches)
         per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
         if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:

@@ -13,6 +13,7 @@ _UNKNOWN = re.compile(
     r"|Subcommand '(?P<command>\w+)' does not accept option '(?P<key>[\w.]+)'$",
     re.MULTILINE,
 )
+_OF_THE_PARSER = ("config", "print_config", "print_shtab")  # the last one exists where shtab is installed
 _MOST_NAMES = 30  # options are listed if there are not more
 
 
@@ -34,7 +35,7 @@ def suggested(message: str, parser: Any) -> str:
         if unknown["argument"]:
             similar = difflib.get_close_matches(unknown["argument"], names, 1)
             return unknown[0] + "".join(f" (did you mean --{name}?)" for name in similar)
-        names = [name for name in names if not name.endswith(("help", "+")) and name not in ("config", "print_config")]
+        names = [name for name in names if not name.endswith(("help", "+")) and name not in _OF_THE_PARSER]
         sections = list(dict.fromkeys(name.partition(".")[0] for name in names))
         given = unknown["option"] or unknown["key"]
         if (section := given.partition(".")[0]) not in sections:

@@ -207,7 +207,7 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
         ({"species": "abc"}, "in_channels: .*'lieattn.models.Species': species: expected Sequence, got abc$"),
         (
             {"wrong": 3},
-            "in_channels: .*.Species': Option 'wrong' is not accepted .accepted are species.",
+            "in_channels: .*.Species': Option 'wrong' is not accepted .accepted are species\\)",
         ),
         (1.5, "in_channels: expected int or Species or SortedDistances or CloudInputs, got 1.5$"),
         ("lieattn.models.GSANet", "in_channels: expected int or Species .*, got lieattn.models.GSANet$"),

@@ -191,6 +191,17 @@ def test_options_reach_into_presets():
     assert task_of(settings(EXPERIMENTS["gsa/rot_mnist_r4"], changes=changes)).network.blocks[0].attention.heads == 3
 
 
+def test_objects_that_presets_take_only_in_python_are_named(capsys):
+    """The message spoke of a dict, without its place."""
+    path = str(EXPERIMENTS["gsa/rot_mnist_r4"])
+    given = "{class_path: lieattn.geometry.Radius, init_args: {radius: 2.0}}"
+    assert main(["fit", "--config", path, "--model.network.dict_kwargs.neighborhood", given]) == 2
+    found = "an object, lieattn.geometry.Radius, which lieattn.models.GSANet.rot_mnist takes only in Python"
+    place = "model.init_args.network.dict_kwargs.neighborhood"
+    message = f"{place}: expected a number, a text or a list of them, got {found}"
+    assert capsys.readouterr().err == f"lieattn fit: {message}\n"
+
+
 @pytest.mark.parametrize("name", ["homogeneous/qm9_lietransformer_t3", "homogeneous/qm9_lietransformer_se3"])
 def test_molecules_of_lietransformer_have_the_moments_of_its_code(name):
     """train_molecule.py of the authors: Adam with beta1 0.5 and beta2 0.9, for constellations as well."""

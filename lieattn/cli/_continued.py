@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from jsonargparse import Namespace
 
 from lieattn import train
 from lieattn.cli._options import ArgumentParser
@@ -101,6 +104,20 @@ def one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], list
     if name == "fit":
         raise train.UsageError(f"--ckpt_path: expected one checkpoint, since fit continues one run, got {len(paths)}")
     return [*rest, "--ckpt_path", paths[0]], paths[1:]
+
+
+def plain(value: Any) -> Any:
+    """Replace defaults of Lightning's callbacks that YAML cannot write by the texts that mean the same, in place."""
+    if isinstance(value, Namespace):
+        for name, entry in vars(value).items():
+            setattr(value, name, plain(entry))
+    elif isinstance(value, list):
+        value[:] = map(plain, value)
+    elif isinstance(value, torch.device):
+        return str(value)
+    elif isinstance(value, Enum) and isinstance(value, str):
+        return str(value.value)
+    return value
 
 
 def written(config: Any, folder: Path) -> list[str]:

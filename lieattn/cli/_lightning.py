@@ -13,7 +13,6 @@ import warnings
 from argparse import Action
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,9 +34,17 @@ from lieattn._suggestions import suggested
 from lieattn._system import usable_accelerator
 from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import is_network
-from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, written
+from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, plain, written
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._options import check_classes, check_trainer, command_line, output_file, package, short_warnings
+from lieattn.cli._options import (
+    check_built,
+    check_classes,
+    check_trainer,
+    command_line,
+    output_file,
+    package,
+    short_warnings,
+)
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.cli._together import Together, is_lost, status_of
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
@@ -253,7 +260,7 @@ class _PointSetCLI(LightningCLI):
                     elif not isinstance(value, dict):
                         named = "settings by name, or a file with them"
                         raise train.UsageError(f"{path}: {section}: expected {named}, got {value!r}")
-        self.config = _plain(parser.parse_args(args))
+        self.config = plain(parser.parse_args(args))
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would change the configuration according to the checkpoint."""
@@ -276,6 +283,7 @@ class _PointSetCLI(LightningCLI):
         settings.ckpt_path = None if named is None else self._file(settings, named)
         self._checkpoint = None if settings.ckpt_path is None else train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
+        check_built(dumped)
         # There is no model if the checkpoint describes its task.
         self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}
         if self._checked:  # a second check, because files named in the configuration have been read by now
@@ -452,20 +460,6 @@ class _PointSetCLI(LightningCLI):
         tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
         for path, rows in write_tables(root, tables):
             _say(f"predictions, {rows} rows: {path}")
-
-
-def _plain(value: Any) -> Any:
-    """Replace defaults of Lightning's callbacks that YAML cannot write by the texts that mean the same, in place."""
-    if isinstance(value, Namespace):
-        for name, entry in vars(value).items():
-            setattr(value, name, _plain(entry))
-    elif isinstance(value, list):
-        value[:] = map(_plain, value)
-    elif isinstance(value, torch.device):
-        return str(value)
-    elif isinstance(value, Enum) and isinstance(value, str):
-        return str(value.value)
-    return value
 
 
 def _folder(settings: Any) -> Path:

@@ -98,6 +98,21 @@ def check_classes(content: Any, path: str | Path) -> None:
         check_classes(value, path)
 
 
+def check_built(content: Any, place: str = "") -> None:
+    """Raise UsageError if dict_kwargs, whose values stay as they are, describe an object that should be built."""
+    from lieattn.train import UsageError
+
+    entries = dict(enumerate(content)) if isinstance(content, list) else content
+    if not isinstance(entries, dict):
+        return
+    for name, value in (entries.get("dict_kwargs") or {}).items():
+        if isinstance(value, dict) and "class_path" in value:
+            found = f"an object, {value['class_path']}, which {entries['class_path']} takes only in Python"
+            raise UsageError(f"{place}dict_kwargs.{name}: expected a number, a text or a list of them, got {found}")
+    for name, value in entries.items():
+        check_built(value, f"{place}{name}.")
+
+
 def output_file(text: str) -> Path:
     """Parse a path, and check that a file can be written there before the work begins."""
     path = Path(text)

@@ -81,6 +81,40 @@ def test_what_one_network_has_the_ensemble_has():
         assert ensemble.sees_order
     plain = Ensemble([smooth, Stating((), False, False)])
     assert (plain.jumps, plain.has_kinks, plain.sees_order) == (("first",), False, False)
+    assert Ensemble([smooth, Stating(None, False, False)]).jumps is None  # not known
+    smooth.cloud_inputs, other.cloud_inputs = ("charge",), ("spin", "charge")
+    assert Ensemble([smooth, other]).cloud_inputs == ("charge", "spin")
+
+
+def test_geometry_and_options_reach_each_network(networks, clouds, monkeypatch):
+    batch, ensemble = Batch.from_data_list(clouds), Ensemble(networks)
+    expected, geometry = ensemble.spread(batch), ensemble.geometry(batch)
+    assert len(geometry) == len(networks)
+    with monkeypatch.context() as patched:
+        for member in networks:
+            patched.setattr(member, "geometry", None)  # it is not computed again
+        for given in (geometry, geometry[0]):
+            torch.testing.assert_close(ensemble.spread(batch, given), expected)
+            torch.testing.assert_close(ensemble(batch, given), expected.mean)
+    with pytest.raises(ValueError, match=f"geometry: expected one for each of {len(networks)} networks, got 1"):
+        ensemble(batch, geometry[:1])
+    forces = Ensemble([EnergyForces(member) for member in networks]).eval()
+    assert forces(batch, create_graph=True).force.requires_grad
+    assert forces.spread(batch, create_graph=True).std.force.requires_grad
+
+
+def test_names_may_be_in_another_order():
+    class Named(nn.Module):
+        def __init__(self, outputs):
+            super().__init__()
+            self.outputs = outputs
+
+        def forward(self, data):
+            return {name: torch.tensor([value]) for name, value in self.outputs.items()}
+
+    mean, std = Ensemble([Named({"a": 1.0, "b": 4.0}), Named({"b": 8.0, "a": 3.0})]).spread(None)
+    assert (mean["a"].item(), mean["b"].item()) == (2.0, 6.0)
+    assert std["b"].item() == pytest.approx(8**0.5)
 
 
 def test_means_of_sums_over_the_points_are_in_the_units_of_the_first_task(networks, clouds):

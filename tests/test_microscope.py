@@ -38,10 +38,10 @@ from lieattn.nn.relative import RelativePositionTable
 from lieattn.spaces import Sphere
 from lieattn.testing import randomize
 from lieattn.viz import _draw as draw
-from lieattn.viz import _recording
+from lieattn.viz import _page, _recording
 from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Places, Recorder, _moved_to, _partners, rolled_out
-from lieattn.viz._scene import bonds_of
+from lieattn.viz._scene import bonds_of, camera_of
 from lieattn.viz._views import _in_input
 
 
@@ -452,6 +452,28 @@ def test_bonds():
     assert len(bonds_of(Data(pos=torch.zeros(3, 3)))) == 0
 
 
+def test_bonds_are_short_and_few():
+    pytest.importorskip("ase")
+    carbon = torch.full((2,), 6)
+    for distance, count in ((1.85, 1), (1.95, 0)):  # 1.25 times the sum of the covalent radii is 1.9
+        pos = torch.tensor([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]])
+        assert len(bonds_of(Data(pos=pos, z=carbon))) == count
+    every = torch.cartesian_prod(torch.arange(10), torch.arange(10)).T
+    assert len(bonds_of(Data(pos=torch.randn(10, 3), edge_index=every))) == 0
+    assert len(bonds_of(Data(pos=torch.randn(10, 3), edge_index=every[:, :80]))) == 9 + 8 + 7 + 6 + 5 + 4 + 3 + 2
+
+
+def test_the_camera_sees_the_broadest_side():
+    """Slightly tilted: the longest axis of the cloud is to the right, and the second upwards."""
+    c, s = np.cos(0.3), np.sin(0.3)
+    tilted = torch.tensor([[c, 0, s], [s * s, c, -s * c], [-s * c, s, c * c]])
+    for sizes, order, sign in (([1.0, 5.0, 2.0], [1, 2, 0], 1), ([5.0, 1.0, 2.0], [0, 2, 1], -1)):  # right-handed
+        ends = torch.diag(torch.tensor(sizes))
+        camera = camera_of(torch.cat([ends, -ends]) + 7.0)
+        torch.testing.assert_close(camera[:, order] * torch.tensor([1, 1, sign]), tilted)
+    torch.testing.assert_close(camera_of(torch.ones(1, 3)), tilted)
+
+
 def test_bonds_of_large_molecules():
     """The distances of all pairs of atoms would take hundreds of gigabytes."""
     pytest.importorskip("ase")
@@ -509,6 +531,36 @@ def test_a_page_refuses_what_it_cannot_show(tmp_path):
     with pytest.raises(ValueError, match="network: expected finite attention and fields for this cloud"):
         viz.Microscope(network, cloud).save(tmp_path / "page.html", "attention")
     assert not list(tmp_path.iterdir())
+
+
+def test_pages_of_large_clouds_have_means_and_sums(monkeypatch):
+    data = Data(x=torch.rand(5, 1), pos=torch.rand(5, 2))
+    microscope = viz.Microscope(randomize(gsa(cyclic(2), blocks=(2,))), data, turns=2)
+    scope, layer = microscope._seen, microscope._seen.recording.attention[1]
+    count, means = layer.weights.numel(), layer.weights.mean(dim=3, keepdim=True)
+    assert min(layer.weights.shape[1:]) > 1
+    fewer = {1: layer.weights, layer.heads: means, layer.heads * layer.keys: means.sum(dim=2, keepdim=True)}
+    for factor, expected in fewer.items():
+        monkeypatch.setattr(_page, "_MOST_NUMBERS", count // factor)
+        found = _page._attention(layer, [], scope)
+        np.testing.assert_allclose(unpacked(found["weights"]), expected, atol=1e-4)
+        assert (found["heads"], len(found["key_frames"])) == tuple(expected.shape[:1:-1])
+    monkeypatch.setattr(_page, "_MOST_NUMBERS", count // (layer.heads * layer.keys) - 1)
+    with pytest.raises(ValueError, match=r"data: expected at most .* numbers per layer for a page"):
+        _page._attention(layer, [], scope)
+    monkeypatch.setattr(_page, "_MOST_NUMBERS", 5 * 5)
+    rolled = _page._rollouts(scope, [])[-1]
+    assert rolled["frames"] == [""]
+    np.testing.assert_allclose(unpacked(rolled["values"])[2, 0], microscope.rollout(2).sum(dim=1), atol=1e-4)
+    framed = viz.Microscope(randomize(models.FramewiseTransformer(cyclic(4), 1, 1, channels=4)), data, turns=2)
+    monkeypatch.undo()
+    values = unpacked(_page._rollouts(framed._seen, [])[-1]["values"])
+    np.testing.assert_allclose(values[2].mean(axis=0), framed.rollout(2).sum(dim=1), atol=1e-4)
+    monkeypatch.setattr(_page, "_MOST_NUMBERS", 3 * 2 * 5 * layer.places.fiber * len(scope.recording.fields))
+    field = _page._field(scope, 0, [])
+    assert field["channels"] == ["norm over the channels", "channel 0", "channel 1"]
+    np.testing.assert_allclose(unpacked(field["raw"])[..., 1:], microscope.fields(0)[..., :2], atol=1e-4)
+    assert field["deviation"] == pytest.approx([0.0, microscope.deviation(0)])
 
 
 def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):

@@ -37,6 +37,7 @@ from lieattn.groups import (
     trivial,
 )
 from lieattn.models import (
+    Dropouts,
     FieldModel,
     FramewiseTransformer,
     GSANet,
@@ -421,6 +422,56 @@ def test_vectors_go_in_and_out(name):
 
 
 @torch.no_grad()
+def test_dropouts_are_where_their_names_say():
+    dropout = Dropouts(attention=0.1, value=0.2, input=0.3, pool=0.4)
+    options = {"channels": 8, "heads": 2, "blocks": Stages((1, 1), expansions=(1, 2)), "dropout": dropout}
+    network = GSANet(cyclic(4), 3, 5, neighborhood=PixelSquare(3), **options).eval()
+    seen = {}
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            add = seen.setdefault(module.p, []).append
+            module.register_forward_hook(lambda _, inputs, __, add=add: add(tuple(inputs[0].shape)))
+    network(images(1, 8, 8, 3))
+    assert seen.pop(0.3) == [(64, 3)]
+    assert seen.pop(0.4) == [(16, 4, 8)]
+    assert seen == {0.2: [(64, 4, 8), (16, 4, 16)]}
+    assert [layer.dropout for layer in (network.lifting, *(block.attention for block in network.blocks))] == [0.1] * 3
+
+
+@pytest.mark.parametrize(
+    ("preset", "attention", "others"),
+    [
+        (GSANet.rot_mnist, 0.1, (0.0, 0.0)),
+        (GSANet.cifar10, 0.1, (0.2, 0.3)),
+        (GSANet.pcam, 0.1, (0.0, 0.0)),
+    ],
+)
+def test_presets_have_the_options_of_the_authors(preset, attention, others):
+    network = preset(cyclic(1), channels=6, heads=2, size=3)
+    assert (network.input_dropout.p, network.pool_dropout.p) == others
+    assert {layer.attention.dropout for layer in network.blocks} == {attention}
+    assert network.options.init_scale == (1.0 if preset == GSANet.rot_mnist else math.sqrt(2))
+    assert not network.options.values
+    assert network.stages.inexact == ("warn" if preset == GSANet.pcam else "refuse")
+
+
+@pytest.mark.parametrize(
+    ("frames", "order"),
+    [
+        (cyclic(4), "points_first"),
+        (ScaleFrames(cyclic(4), base=1.6, levels=2, reach=1), "points_first"),
+        (FiniteFrames(cyclic(4), PrincipalFrames()), "points_first"),
+        (PrincipalFrames(), "frames_first"),
+    ],
+    ids=["group", "scales", "oriented", "principal"],
+)
+def test_the_order_of_pooling_is_that_of_the_frames(frames, order):
+    options = {"neighborhood": AllPairs(), "channels": 6, "heads": 2}
+    assert GSANet(frames, **options).head.order == order
+    other = {"points_first": "frames_first", "frames_first": "points_first"}[order]
+    assert GSANet(frames, readout=GSAReadout(order=other), **options).head.order == other
+
+
 def test_other_frames_of_the_points():
     """Random frames break rotations, as their guarantee says; given frames are exact if they are transformed too."""
     data = cloud(3)

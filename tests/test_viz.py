@@ -392,7 +392,8 @@ def test_comparisons_show_errors_against_costs():
         assert bands == [{0.3, 0.5, 0.2, 0.4}, {0.7, 0.9, 0.02, 0.2}]  # not below a fifth of the mean
     assert drawn[3][0] == [[100, 0.2]]
     assert [[50, 0.7], [100, 0.05]] in drawn[4]
-    rates = viz.comparison({"summary": rows[:1], "higher_is_better": True, "metric": "accuracy"})
+    rows = [rows[0], summary("c", 1.0, (0.8, 0.1, 0.05), parameters=110)]  # with as many parameters, nearly
+    rates = viz.comparison({"summary": rows, "higher_is_better": True, "metric": "accuracy"})
     assert [axes.get_xlabel() for axes in rates.axes] == names[:3]
     assert rates.axes[0].get_ylabel() == "error rate"
     np.testing.assert_allclose(rates.axes[0].lines[0].get_ydata(), [0.6, 0.7])

@@ -426,6 +426,10 @@ def test_what_does_not_depend_on_its_input_is_vacuous(dtypes):
 def test_an_output_is_vacuous_by_itself():
     certificate = certify(Named(cyclic(4)), clouds(), continuity=False)
     assert certificate.vacuous == ("constant",)
+    assert certificate.spread > 1e-3  # the largest one
+    few = {"dtypes": [torch.float64], "elements": 1, "rotations": 0, "continuity": False}
+    # Large tolerances do not make outputs constant.
+    assert certify(Named(cyclic(4)), clouds(), tolerances={torch.float64: 1e3}, **few).vacuous == ("constant",)
     lines = certificate.table().splitlines()
     assert all(line.endswith("vacuous") for line in lines if "(constant)" in line and "outside" not in line)
     assert all(line.endswith("ok") for line in lines if "(seen)" in line and "outside" not in line)

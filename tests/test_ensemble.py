@@ -86,6 +86,11 @@ def test_what_one_network_has_the_ensemble_has():
     assert Ensemble([smooth, other]).cloud_inputs == ("charge", "spin")
 
 
+class Scaled(nn.Module):
+    def forward(self, data, geometry=None, factor=1.0):
+        return torch.tensor([geometry * factor])
+
+
 def test_geometry_and_options_reach_each_network(networks, clouds, monkeypatch):
     batch, ensemble = Batch.from_data_list(clouds), Ensemble(networks)
     expected, geometry = ensemble.spread(batch), ensemble.geometry(batch)
@@ -98,6 +103,9 @@ def test_geometry_and_options_reach_each_network(networks, clouds, monkeypatch):
             torch.testing.assert_close(ensemble(batch, given), expected.mean)
     with pytest.raises(ValueError, match=f"geometry: expected one for each of {len(networks)} networks, got 1"):
         ensemble(batch, geometry[:1])
+    both = Ensemble([Scaled(), Scaled()])
+    assert both(None, [1.0, 3.0], factor=5.0).item() == both(None, 2.0, factor=5.0).item() == 10.0
+    assert both.spread(None, [1.0, 3.0], factor=5.0).std.item() == pytest.approx(50**0.5)
     forces = Ensemble([EnergyForces(member) for member in networks]).eval()
     assert forces(batch, create_graph=True).force.requires_grad
     assert forces.spread(batch, create_graph=True).std.force.requires_grad

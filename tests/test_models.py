@@ -422,10 +422,12 @@ def test_vectors_go_in_and_out(name):
 
 
 @torch.no_grad()
-def test_dropouts_are_where_their_names_say():
+def test_dropouts_and_activations_are_where_their_names_say():
     dropout = Dropouts(attention=0.1, value=0.2, input=0.3, pool=0.4)
     options = {"channels": 8, "heads": 2, "blocks": Stages((1, 1), expansions=(1, 2)), "dropout": dropout}
+    options["options"] = GSAOptions(activation="gelu")
     network = GSANet(cyclic(4), 3, 5, neighborhood=PixelSquare(3), **options).eval()
+    assert all(part.activation is F.gelu for part in (network, *network.blocks))
     seen = {}
     for module in network.modules():
         if isinstance(module, torch.nn.Dropout):

@@ -11,7 +11,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
-from lieattn.geometry import AllPairs, PrincipalFrames, lift
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
 from lieattn.groups import (
     Dilations,
     E,
@@ -206,6 +206,28 @@ def test_trajectories_turn_with_the_initial_state(group):
             moved = dynamics.trajectory(group.act(g, q) + 3.0, group.act(g, p), mass, times, features)
             torch.testing.assert_close(moved.position, group.act(g, path.position) + 3.0, atol=1e-9, rtol=0)
             torch.testing.assert_close(moved.momentum, group.act(g, path.momentum), atol=1e-9, rtol=0)
+
+
+def test_trajectories_that_diverge_are_nan_and_wrong_positions_are_named():
+    """The error was about the positions of the data also if those were fine."""
+    dynamics = HamiltonianDynamics(lambda data: 1e40 * data.pos.pow(4).sum().reshape(1), jumps="allow")
+    q, p, mass = torch.tensor([[0.0], [1.0]]), torch.zeros(2, 1), torch.ones(2)
+    times = torch.tensor([0.0, 1.0, 2.0])
+    found = dynamics.trajectory(q, p, mass, times)
+    assert torch.equal(found.position[0], q)
+    assert found.position[-1].isnan().all()
+    dynamics = HamiltonianDynamics(Refusing(), jumps="allow")
+    assert dynamics.trajectory(q, p, mass, times).position[-1].isnan().all()
+    with pytest.raises(ValueError, match="pos: expected finite coordinates"):
+        dynamics.trajectory(q / 0, p, mass, times)
+
+
+class Refusing(nn.Module):
+    """Strong springs between points whose neighbors are searched."""
+
+    def forward(self, data):
+        Radius(1.0)(data.pos)
+        return 1e30 * data.pos.pow(4).sum().reshape(1)
 
 
 def test_clouds_of_different_sizes():

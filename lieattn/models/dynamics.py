@@ -25,6 +25,7 @@ from lieattn.models._wrapper import Wrapper
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
+_FARTHEST = 1e15  # networks refuse larger positions
 _STATE = ("pos", "momentum", "vel", "mass", "x", "time", "batch")  # data that the potential gets in another way
 
 
@@ -382,7 +383,8 @@ class HamiltonianDynamics(Wrapper):
 
         The arguments are those of :meth:`field` and floating ``times`` ``[times]``, strictly increasing or decreasing
         (otherwise ValueError). The given state is that of the first time. ImportError is raised without the package
-        torchdiffeq (``pip install lieattn[dynamics]``).
+        torchdiffeq (``pip install lieattn[dynamics]``). With a method of fixed steps, a trajectory that leaves the
+        coordinates that V accepts, as in a training that diverges, is NaN from there on.
         """
         if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
             raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
@@ -398,7 +400,7 @@ class HamiltonianDynamics(Wrapper):
             from torchdiffeq import odeint
         solver = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": self.options or None}
         start = (system.position, system.momentum)
-        states = odeint(lambda _, state: self._field(state[0], state[1], system), start, times, **solver)
+        states = odeint(lambda _, state: self._change(state[0], state[1], system), start, times, **solver)
         return Trajectory(times, *(state.reshape(len(times), *position.shape) for state in states))
 
     def drift(
@@ -437,6 +439,16 @@ class HamiltonianDynamics(Wrapper):
         given = Given(batch=clouds.batch, attributes=others)
         found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, **given)
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
+
+    def _change(self, q: Tensor, p: Tensor, system: System) -> tuple[Tensor, Tensor]:
+        """The field at a state of a trajectory."""
+        try:
+            return self._field(q, p, system)
+        except ValueError:
+            begins_far, is_far = (not bool((x.detach().abs() <= _FARTHEST).all()) for x in (system.position, q))
+            if begins_far or not is_far or self.method in _ADAPTIVE:
+                raise
+            return p * math.nan, q * math.nan
 
     def _field(self, q: Tensor, p: Tensor, system: System) -> tuple[Tensor, Tensor]:
         graph = torch.is_grad_enabled()

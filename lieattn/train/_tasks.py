@@ -162,8 +162,9 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, and the schedule if the rate changes."""
+        groups = self._parameter_groups()
         try:
-            optimizer = refuse_other_states(self.make_optimizer(self._parameter_groups()))
+            optimizer = refuse_other_states(self.make_optimizer(groups))
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
         short = cast(Any, self.trainer).fast_dev_run or setting_of_no_step(self.trainer)  # too short for a warm-up
@@ -176,7 +177,8 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         steps, batches = float(self.trainer.estimated_stepping_batches), int(self.trainer.num_training_batches)
         per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
         if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:
-            raise UsageError("schedule: a plateau needs a validation set, data.val")
+            found = "trainer.limit_val_batches 0" if self.trainer.limit_val_batches == 0 else "no data.val"
+            raise UsageError(f"schedule: expected validations, which a plateau watches, got {found}")
         schedulers: Any = self.schedule._schedulers(optimizer, steps, per_epoch, batches, self.monitor)
         return [optimizer], schedulers
 

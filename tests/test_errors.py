@@ -998,6 +998,7 @@ LAYERS = [
         ValueError,
         ("x: ", "points=6, *, 4", "(5, 4)"),
     ),
+    ("norm, one axis", lambda: CloudNorm(6)(zeros(6), lifted()), ValueError, ("x: ", "points=6, *, 6", "(6,)")),
     ("linear from nothing", lambda: GroupLinear(cyclic(4), 0, 5), ValueError, ("in_channels: ", "at least 1", "got 0")),
     ("norm of nothing", lambda: CloudNorm(0), ValueError, ("channels: ", "at least 1", "got 0")),
     (

@@ -317,6 +317,10 @@ def test_errors_of_heads():
         VectorHead(CHANNELS, pool="max")
     with pytest.raises(ValueError, match="norm: expected False, since readout 'point_first' has no normalization"):
         InvariantHead(3, 1, readout="point_first", norm=True)
+    for shape in ((4, CHANNELS), (3, 24, CHANNELS), (4, 2, 24, CHANNELS)):  # the first was averaged over the points
+        for pool in ("none", "mean"):
+            with pytest.raises(ValueError, match=r"x: expected a field \[points=4, fiber, channels\], got \("):
+                InvariantHead(CHANNELS, 1, pool=pool).double()(draw(*shape), graph)
     with pytest.raises(ValueError, match="hidden: expected an integer"):
         VectorHead(3, hidden=0)
     with pytest.raises(TypeError, match="rep: expected a Representation"):

@@ -345,7 +345,7 @@ class GridInputAttention(TiedWeights):
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
         """Return the gated input and, with ``return_maps``, the attention maps.
 
-        The channel map is ``[batch, channels, (order,) 1, 1]``, the spatial map ``[batch, 1, (order,) *sides]``.
+        The channel map is ``[batch, channels, (order,) *ones]``, the spatial map ``[batch, 1, (order,) *sides]``.
         """
         check_flag(return_maps=return_maps)
         field = check_grid(x, self.group, self.channels, next(self.parameters()), lifting=self.lifting)

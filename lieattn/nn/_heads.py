@@ -174,6 +174,9 @@ class InvariantHead(Recorded, nn.Module):
         """Map a field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
         first = cast(nn.Linear, self.linears[0])
         check_features(x, first.weight, first.in_features)
+        check_is("graph", graph, PointClouds)
+        if x.ndim != 3 or len(x) != graph.num_points:
+            raise ValueError(f"x: expected a field [points={graph.num_points}, fiber, channels], got {tuple(x.shape)}")
         act = activation_named("activation", self.activation)
         if self.readout == "point_first":
             return self._pool(self.linears[0](act(x)), graph)

@@ -242,7 +242,7 @@ class CloudNorm(_Affine):
         """Normalize ``[points, *, channels]`` over the clouds of a graph."""
         check_graph(graph, PointClouds, x)
         check_features(x, self.weight)
-        if x.ndim == 0 or x.shape[0] != graph.num_points or x.shape[-1] != len(self.weight):
+        if x.ndim < 2 or x.shape[0] != graph.num_points or x.shape[-1] != len(self.weight):
             raise ValueError(f"x: expected [points={graph.num_points}, *, {len(self.weight)}], got {tuple(x.shape)}")
         graph = graph.scales if isinstance(graph, LiftedGraph) else graph
         wide = x if x.dtype == torch.float64 else x.float()

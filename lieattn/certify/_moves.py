@@ -202,19 +202,17 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
     named = list(_extended(group, n)) if group.dim == 3 else []
     tried = torch.cat([group.elements, *(group.elements @ matrix for _, matrix in named)])
     for larger in known:
-        if bool(are_among(group.elements, larger.elements, group.tolerance).all()):
-            others = larger.elements[~are_among(larger.elements, tried, group.tolerance)]
-            if len(others) > 0:
-                tried = torch.cat([tried, group.elements @ others[0]])
-                yield f"of {larger.name}", others[0]
+        others = larger.elements[~are_among(larger.elements, tried, group.tolerance)]
+        if len(others) > 0 and bool(are_among(group.elements, larger.elements, group.tolerance).all()):
+            tried = torch.cat([tried, group.elements @ others[0]])
+            yield f"of {larger.name}", others[0]
     yield from named
 
 
 def _extended(group: FiniteGroup, n: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the inversion and rotations about the axis of ``n`` rotations in space, if they are outside of a group."""
-    inversion = -torch.eye(3, dtype=torch.float64)
-    if not are_among(inversion[None], group.elements, group.tolerance).any():
-        yield "inversion", inversion
+    if not are_among(inversion := -torch.eye(3, dtype=torch.float64)[None], group.elements, group.tolerance).any():
+        yield "inversion", inversion[0]
     # The projection onto the vectors that all rotations leave unchanged.
     fixed = group.elements[torch.linalg.det(group.elements) > 0].mean(dim=0)
     if n > 1 and float(fixed.trace()) > 0.5:

@@ -24,7 +24,7 @@ from lieattn.certify._moves import Move, degenerate, elements_of, outside_of, sc
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import record
 from lieattn.cli import main
-from lieattn.geometry import PrincipalFrames, pixel_positions
+from lieattn.geometry import PrincipalFrames, Radius, pixel_positions
 from lieattn.groups import (
     SE,
     SO,
@@ -38,7 +38,7 @@ from lieattn.groups import (
     reflection,
     tetrahedral,
 )
-from lieattn.models import EnergyForces, FramewiseTransformer
+from lieattn.models import CloudInputs, EnergyForces, FramewiseTransformer, GSANet
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
 
@@ -1141,6 +1141,22 @@ def test_the_command_takes_saved_networks(tmp_path, capsys):
     assert "2 random clouds of 5 points in 3 dimensions" in printed
     assert main(["test", "--ckpt_path", str(path)]) == 2
     assert "is a network of lieattn.save, which has neither task nor data" in capsys.readouterr().err
+
+
+def test_random_clouds_have_the_features_and_the_dimension_of_a_network_of_the_library():
+    # Without --features and --dim, its files were refused: data.x got None, or the group acts on 2 coordinates.
+    from lieattn.cli._target import drawn_clouds
+
+    inputs = CloudInputs(("charge",), points=2)
+    network = EnergyForces(FramewiseTransformer(tetrahedral(), inputs, 1, channels=4, layers=1, heads=1))
+    assert drawn_clouds(network, 1, 5, None, None, 0)[0].x.shape == (5, 2)
+    assert drawn_clouds(network, 1, 5, None, 3, 0)[0].x.shape == (5, 3)
+    planar = GSANet(cyclic(4), 2, 1, neighborhood=Radius(1.0), channels=8, heads=1)
+    cloud = drawn_clouds(planar, 1, 5, None, None, 0)[0]
+    assert (cloud.x.shape, cloud.pos.shape) == ((5, 2), (5, 2))
+    cloud = drawn_clouds(nn.Linear(2, 1), 1, 5, None, None, 0)[0]
+    assert cloud.x is None
+    assert cloud.pos.shape == (5, 3)
 
 
 class Scaled(nn.Module):

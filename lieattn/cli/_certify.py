@@ -111,7 +111,7 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
         clouds, source = item_of_card(options.checkpoint)
     else:
         clouds = drawn_clouds(network, options.clouds, options.points, options.dim, options.features, options.seed)
-        source = f"{options.clouds} random clouds of {options.points} points in {options.dim} dimensions"
+        source = f"{options.clouds} random clouds of {options.points} points in {clouds[0].pos.shape[1]} dimensions"
     return network, clouds, source, {}
 
 
@@ -226,8 +226,9 @@ def _parser(name: str) -> ArgumentParser:
     add("--device", type=_device, help="device to measure on, such as cuda (default: that of the network)")
     named = "of random clouds for MODULE:NAME; its arguments are given as --model.OPTION VALUE"
     add("--points", type=positive, default=12, help=f"points {named} (default 12)")
-    add("--dim", type=positive, default=3, help="dimension of random clouds (default 3)")
-    add("--features", type=positive, metavar="CHANNELS", help="channels of features x of random clouds (default: no x)")
+    add("--dim", type=positive, help="dimension of random clouds (default: that of the network's group, or 3)")
+    needed = "channels of features x of random clouds (default: as many as a network of the library needs, or no x)"
+    add("--features", type=positive, metavar="CHANNELS", help=needed)
     add("--images", type=positive, nargs="+", metavar="SIZE", help="use random images instead: channels, rows, columns")
     return parser
 

@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from lieattn.models import CloudInputs, EquivariantModule, Symmetry
 from lieattn.train import UsageError, random_clouds
 
 _SPECIES = (1, 6, 7, 8)  # atomic numbers of random molecules
@@ -84,16 +85,33 @@ def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Da
     return [data[index] for index in range(min(number, len(data)))]
 
 
-def drawn_clouds(network: Any, number: int, points: int, dim: int, features: int | None, seed: int) -> list[Data]:
-    """Random clouds with ``pos`` [points, dim], atomic numbers ``z`` and, if asked for, features ``x``.
+def drawn_clouds(
+    network: Any, number: int, points: int, dim: int | None, features: int | None, seed: int
+) -> list[Data]:
+    """Random clouds with ``pos`` [points, dim], atomic numbers ``z`` and, if asked for or needed, features ``x``.
 
-    They also have the vectors that the network states as its inputs, and 1 for each number of a whole cloud.
+    They also have the vectors that the network states as its inputs, and 1 for each number of a whole cloud. If the
+    dimension is None, it is that of the network's group, or 3.
     """
+    if dim is None:
+        group = Symmetry.stated_by(network).group
+        dim = 3 if group is None else group.dim
+    features = _needed_features(network) if features is None else features
     attributes: dict[str, Any] = {"z": {"values": list(_SPECIES), "shape": []}}
     for name in getattr(network, "cloud_inputs", ()):
         attributes[name] = {"value": [1.0], "integer": False}
     kind = {"dim": dim, "points": points, "grid": None, "channels": features, "attributes": attributes}
     return random_clouds(kind, number, seed, tuple(getattr(network, "vector_inputs", ())))
+
+
+def _needed_features(network: Any) -> int | None:
+    """The number of features ``x`` that a network of the library, or the one inside of it, needs; None for none."""
+    for module in network.modules() if isinstance(network, nn.Module) else ():
+        inputs = getattr(module, "inputs", None)
+        own = inputs.points if isinstance(inputs, CloudInputs) else inputs
+        if isinstance(module, EquivariantModule) and isinstance(own, int):
+            return own if own > 1 else None
+    return None
 
 
 def drawn_images(number: int, shape: Sequence[int], seed: int) -> Tensor:

@@ -201,7 +201,11 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0, *, always: boo
         return
     check_has_numbers(argument, numbers)
     largest = float(numbers.detach().abs().max()) * max(1.0, 1 / unit)
-    if not largest <= _LARGEST:  # true for NaN
+    if math.isnan(largest):
+        raise ValueError(
+            f"{argument}: expected finite numbers, got nan; fill in missing values, and mark them by a feature"
+        )
+    if largest > _LARGEST:
         divided = "" if unit >= 1 else f" after division by the length {unit:g}"
         allowed = f"expected at most {_LARGEST:.0e} in size, so that products stay finite"
         raise ValueError(f"{argument}: {allowed}, got {largest:.1e}{divided}; use a larger unit")

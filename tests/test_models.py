@@ -579,6 +579,15 @@ def test_inputs_too_large_to_be_squared_are_named(name, dtype):
         network(Data(**{**inputs, name: inputs[name] * 1e20}))
 
 
+@pytest.mark.parametrize("name", ["x", "vel"])
+def test_missing_values_are_not_a_matter_of_units(name):
+    network = GSANet(tetrahedral(), 1, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), vector_inputs=("vel",))
+    data = Data(x=torch.ones(5, 1), pos=torch.randn(5, 3), vel=torch.randn(5, 3))
+    data[name][3, 0] = torch.nan
+    with pytest.raises(ValueError, match=f"data.{name}: expected finite numbers, got nan; fill in missing values"):
+        network(data)
+
+
 def networks_of(group, radius, pose=None):
     frames = FiniteFrames(group, pose)
     yield GSANet(frames, 1, 2, neighborhood=Radius(radius), channels=8, blocks=(1,))

@@ -179,6 +179,27 @@ def test_other_rotations_are_not_promised():
     assert relative_error(model(other), model(data)) > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("frames", "axis", "told"),
+    [
+        (tetrahedral(), None, False),
+        (octahedral(), None, False),
+        (icosahedral(), None, False),
+        (tetrahedral(), (1.0, 2.0, 4.0), True),
+        (PrincipalFrames(), None, True),
+        (PrincipalFrames(improper=True), None, False),
+    ],
+    ids=["T", "O", "I", "T, another axis", "signs", "improper"],
+)
+def test_mirror_images_are_told_apart_only_if_no_reflection_maps_the_directions_to_themselves(frames, axis, told):
+    model, data = network(frames, options=replace(SMALL, axis=axis)).double(), cloud(tetrahedral(), (7, 5))
+    signs = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
+    mirrors = [torch.diag(signs), torch.eye(3, dtype=torch.float64)[[1, 0, 2]]]  # the second one maps those of T
+    others = [data.clone().update({"pos": data.pos @ m.T, "vel": data.vel @ m.T}) for m in mirrors]
+    least = min(float(relative_error(model(other), model(data))) for other in others)
+    assert least > 1e-4 if told else least < 1e-10
+
+
 @pytest.mark.parametrize("random_poses", [True, False])
 def test_random_poses_are_for_training_alone(random_poses):
     model = network(PrincipalFrames(), options=replace(SMALL, random_poses=random_poses)).double()

@@ -24,7 +24,12 @@ def of_squares(promised: Symmetry, neighborhood: Neighborhood | None, window: fl
     broken = promised.group if promised.on_average is None else promised.on_average
     if broken is None or broken == kept:
         return promised
-    note = f"pixel squares are symmetric to quarter turns and reflections only, not to {broken.name}; use a Radius"
+    if isinstance(kept, FiniteGroup):
+        note = (
+            f"{kept.name} are its quarter turns and reflections, which keep the squares; use a Radius for {broken.name}"
+        )
+    else:
+        note = f"pixel squares are symmetric to quarter turns and reflections only, not to {broken.name}; use a Radius"
     return replace(promised, group=kept, on_average=None, notes=(*promised.notes, note))
 
 

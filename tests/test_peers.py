@@ -342,3 +342,59 @@ def test_the_table_of_particles_is_that_of_its_record():
         assert has_mean(own, rotated)
         assert has_steps(own, steps)
         assert COLUMNS["change"](own, change)
+
+
+AGAINST_IRREPS = ("forces", "molecules", "dipoles", "shapes", "shapes_so3")
+
+
+def against_irreps():
+    """Return rows of the comparison with irreps, written from its records: results, steps and change of each model."""
+    runs = {}
+    for name in AGAINST_IRREPS:
+        runs[name] = recorded(json.loads((DOCS / f"compare_{name}.json").read_text())["cells"])
+    rows = {}
+    for model in dict.fromkeys(run["model"] for run in runs["forces"]):
+        own = {name: [run for run in runs[name] if run["model"] == model] for name in AGAINST_IRREPS}
+        assert all(sorted(run["seed"] for run in some) == [0, 1, 2] for some in own.values())
+        results = []
+        for (name, some), digits in zip(own.items(), (2, 0, 3, 1, 1), strict=True):
+            values = [(100 if name.startswith("shapes") else 1) * run["result"] for run in some]
+            unit = " %" if name.startswith("shapes") else ""
+            results.append(f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit}")
+        steps = [statistics.mean(run["steps"] for run in own[name]) for name in ("forces", "molecules", "shapes")]
+        change = max(run["equivariance"]["after"]["rotations"] for run in own["forces"])
+        rows[model] = [*results, ", ".join(f"{number:.0f}" for number in steps), f"{change:.0e}"]
+    return rows
+
+
+def printed(page, start):
+    """Return the cells of the first table of a page whose head starts like this, without bold type."""
+    tables = re.findall(r"(?:^\|.*\n)+", (DOCS / page).read_text(), flags=re.MULTILINE)
+    (table,) = [table for table in tables if table.startswith(start)]
+    return [[cell.strip(" *") for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_tables_against_irreps_are_those_of_the_records():
+    rows = against_irreps()
+    lines = printed("results.md", "| model | forces, kcal/(mol Å) | HOMO, meV | dipole, D | shapes, z/SO(3) | shapes,")
+    assert {model: cells for model, *cells in lines} == rows
+    chosen = {
+        "`FramewiseTransformer`, `PrincipalFrames()`": "framewise exact frames",
+        "`FramewiseTransformer`, `octahedral()`": "framewise O",
+        "`FramewiseTransformer`, `icosahedral()`": "framewise I",
+        "`LieTransformer`, `PrincipalFrames()`": "joint exact frames",
+        "`LieTransformer`, `tetrahedral()`": "joint T",
+        "`irreps.TensorFieldNetwork`": "tensor field network",
+        "`irreps.SE3Transformer`": "SE(3)-Transformer",
+        "`irreps.DistanceTransformer`": "distances",
+    }
+    lines = printed(
+        "which_model.md", "| model | forces, kcal/(mol Å) | HOMO, meV | dipole, D | shapes, z/SO(3) | steps"
+    )
+    assert [line[0] for line in lines] == list(chosen)
+    first = int(rows["framewise exact frames"][5].split(", ")[1])
+    for model, forces, homo, dipole, shapes, steps, time, change in lines:
+        row = rows[chosen[model]]
+        means = [cell.split(" ± ")[0] for cell in row[:4]]
+        assert [forces, homo, dipole, shapes.removesuffix(" %"), steps, change] == [*means, *row[5:]]
+        assert is_rounded(first / int(row[5].split(", ")[1]), time)

@@ -227,7 +227,7 @@ def _parser(name: str) -> ArgumentParser:
     named = "of random clouds for MODULE:NAME; its arguments are given as --model.OPTION VALUE"
     add("--points", type=positive, default=12, help=f"points {named} (default 12)")
     add("--dim", type=positive, help="dimension of random clouds (default: that of the network's group, or 3)")
-    needed = "channels of features x of random clouds (default: as many as a network of the library needs, or no x)"
+    needed = "channels of features x of random clouds (default: as many as needed)"
     add("--features", type=positive, metavar="CHANNELS", help=needed)
     add("--images", type=positive, nargs="+", metavar="SIZE", help="use random images instead: channels, rows, columns")
     return parser

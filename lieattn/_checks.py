@@ -22,7 +22,7 @@ from lieattn._functional import is_mapped
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
 
-_LARGEST = 1e15  # squares are finite in float32, with a margin for sums and weights
+LARGEST = 1e15  # squares are finite in float32, with a margin for sums and weights
 _TINY = 1e-9  # entries of orthogonal matrices up to this size count as 0
 _SHORT = 60  # largest number of characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
@@ -137,8 +137,8 @@ def check_number(argument: str, number: float) -> None:
     """Raise TypeError or ValueError unless a value is a number whose products are finite."""
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{argument}: expected a number, got {shown(number)}")
-    if not abs(number) <= _LARGEST:  # true for NaN
-        raise ValueError(f"{argument}: expected at most {_LARGEST:.0e} in size, got {number}")
+    if not abs(number) <= LARGEST:  # true for NaN
+        raise ValueError(f"{argument}: expected at most {LARGEST:.0e} in size, got {number}")
 
 
 def check_choice(argument: str, value: object, allowed: Any) -> None:
@@ -205,9 +205,9 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0, *, always: boo
         raise ValueError(
             f"{argument}: expected finite numbers, got nan; fill in missing values, and mark them by a feature"
         )
-    if largest > _LARGEST:
+    if largest > LARGEST:
         divided = "" if unit >= 1 else f" after division by the length {unit:g}"
-        allowed = f"expected at most {_LARGEST:.0e} in size, so that products stay finite"
+        allowed = f"expected at most {LARGEST:.0e} in size, so that products stay finite"
         raise ValueError(f"{argument}: {allowed}, got {largest:.1e}{divided}; use a larger unit")
 
 

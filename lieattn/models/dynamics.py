@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_has_numbers, kind
+from lieattn._checks import LARGEST, check_arguments, check_choice, check_has_numbers, kind
 from lieattn._extras import needs_extra
 from lieattn.geometry import point_clouds
 from lieattn.models._energies import ONE, check_energies
@@ -25,7 +25,6 @@ from lieattn.models._wrapper import Wrapper
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
-_FARTHEST = 1e15  # networks refuse larger positions
 _STATE = ("pos", "momentum", "vel", "mass", "x", "time", "batch")  # data that the potential gets in another way
 
 
@@ -441,12 +440,12 @@ class HamiltonianDynamics(Wrapper):
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
 
     def _change(self, q: Tensor, p: Tensor, system: System) -> tuple[Tensor, Tensor]:
-        """The field at a state of a trajectory."""
+        """The field at a state of a trajectory, NaN where the positions are larger than networks accept."""
         try:
             return self._field(q, p, system)
         except ValueError:
-            begins_far, is_far = (not bool((x.detach().abs() <= _FARTHEST).all()) for x in (system.position, q))
-            if begins_far or not is_far or self.method in _ADAPTIVE:
+            started, stays = (bool((x.detach().abs() <= LARGEST).all()) for x in (system.position, q))
+            if stays or not started or self.method in _ADAPTIVE:
                 raise
             return p * math.nan, q * math.nan
 

@@ -64,52 +64,6 @@ def test_published_networks(monkeypatch, capsys):
         assert results[name]["unchanged_by_quarter_turn"] == 1.0
 
 
-def results_of(script):
-    """Return the results of a script in the records, run by run."""
-    records = json.loads((EXAMPLES / "results.json").read_text())
-    return [record["results"] for record in records if f" examples/{script}.py" in record["command"]]
-
-
-def printed(start):
-    """Return the cells of the table in docs/results.md whose head starts like this."""
-    page = (EXAMPLES.parent / "docs" / "results.md").read_text()
-    table = page[page.index(f"\n{start}") + 1 :].split("\n\n")[0]
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
-
-
-def test_the_table_of_digits_is_that_of_the_records():
-    runs = results_of("rotated_digits")
-    assert len(runs) == 2
-    columns = ["upright", "group_angles", "45_degrees", "random_angles"]
-    expected = []
-    for name in runs[0]:
-        own = [run[name] for run in runs]
-        shares = [" / ".join(f"{100 * run[f'accuracy_{column}']:.1f}" for run in own) + " %" for column in columns]
-        change = max(run["equivariance_error"] for run in own)
-        seconds = sum(run["seconds_per_epoch"] for run in own) / len(own)
-        size = f"{own[0]['parameters']:,}"
-        expected.append([name, size, *shares, f"{change:.1e}" if change else "0", f"{seconds:.1f}"])
-    assert printed("| network | parameters | upright |") == expected
-
-
-def test_the_table_of_published_networks_is_that_of_the_records():
-    expected = []
-    for run in results_of("published_networks"):
-        for name, one in run.items():
-            digits = 2 if "CNN" in name else 1
-            share = f"{100 * one['accuracy']:.{digits}f} %"
-            expected.append([f"{one['parameters']:,}", share, f"{one['training_minutes']:.1f} min"])
-            assert "p4" not in name or one["unchanged_by_quarter_turn"] == 1
-    assert [cells[2:] for cells in printed("| data | network | parameters |")] == expected
-
-
-def test_the_accuracy_of_rotated_mnist_is_that_of_the_record():
-    (run,) = results_of("rotated_mnist")
-    page = (EXAMPLES.parent / "docs" / "results.md").read_text()
-    assert f"in {run['training_minutes']:.1f} minutes" in page
-    assert f"It classifies {100 * run['accuracy']:.1f} % of 10,000" in " ".join(page.split())
-
-
 def run_script(name, monkeypatch, *arguments):
     """Run a script with its command line, and return what it exits with."""
     monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])

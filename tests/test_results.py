@@ -1,0 +1,201 @@
+"""Tables of results in the documentation are those of the records."""
+
+import itertools
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
+PEERS = EXAMPLES / "peers"
+
+
+def recorded(content):
+    """Return the runs of a record with a test result, at any depth."""
+    if isinstance(content, list):
+        return [run for part in content for run in recorded(part)]
+    if not isinstance(content, dict):
+        return []
+    if "model" in content and content.get("metrics"):
+        metrics = content.get("rotated_metrics") or content["metrics"]
+        return [{**content, "result": metrics.get("accuracy", metrics.get("error"))}]
+    return [run for part in content.values() for run in recorded(part)]
+
+
+def printed(page, start):
+    """Return the cells of the first table of a page whose head starts like this, without bold type."""
+    tables = re.findall(r"(?:^\|.*\n)+", (DOCS / page).read_text(), flags=re.MULTILINE)
+    (table,) = [table for table in tables if table.startswith(start)]
+    return [[cell.strip(" *") for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
+
+
+def is_rounded(value, text):
+    """Whether a printed number, perhaps in percent, is the rounded value."""
+    unit = 10.0 ** -len(text.partition(".")[2])
+    return any(abs(factor * value - float(text)) <= 0.5001 * unit for factor in (1, 100))
+
+
+def numbers(cell):
+    return re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", cell))
+
+
+def runs_of(cell, runs):
+    """Return all choices of different runs of one model with the printed results."""
+    found = []
+    for model in dict.fromkeys(run["model"] for run in runs):
+        own = [
+            [run for run in runs if run["model"] == model and is_rounded(run["result"], one)] for one in numbers(cell)
+        ]
+        found += [some for some in itertools.product(*own) if len({id(run) for run in some}) == len(own)]
+    return found
+
+
+def has_mean(runs, cell):
+    mean, *deviation = numbers(cell)
+    results = [run["result"] for run in runs]
+    return is_rounded(statistics.mean(results), mean) and all(
+        is_rounded(statistics.stdev(results), one) for one in deviation
+    )
+
+
+def has_steps(runs, cell):
+    printed, steps = [int(one) for one in numbers(cell)], [run["steps"] for run in runs]
+    listed = [min(steps), max(steps)] if " to " in cell else steps
+    return sorted(printed) == sorted(listed) or printed == [round(statistics.mean(steps))]
+
+
+COLUMNS = {
+    "mean": has_mean,
+    "steps": has_steps,
+    "parameters": lambda runs, cell: all(run["parameters"] == int(numbers(cell)[0]) for run in runs),
+    "change": lambda runs, cell: f"{max(run['equivariance']['after']['rotations'] for run in runs):.0e}" == cell,
+}
+TABLES = re.findall(r"(?:^\|.*\n)+", (DOCS / "results.md").read_text().split("### Beside peers")[1], flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [table for table in TABLES if "seeds 0, 1, 2" in table.splitlines()[0]],
+    ids=lambda table: table.splitlines()[0][:40],
+)
+def test_tables_of_results_are_those_of_the_records(table):
+    """Results of seeds are found in the records, and means, steps, parameters and changes are those of these runs."""
+    runs = [run for path in (PEERS / "results").glob("*.json") for run in recorded(json.loads(path.read_text()))]
+    runs = [run for run in runs if run["result"] is not None]
+    header, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+    rows = [row for row in rows if "the same with" not in row[1]]  # runs of two models
+    checked = 0
+    for row in rows:
+        chosen = None
+        for name, cell in zip(header, [re.sub(r"[*ᵃᵇᶜ]", "", cell) for cell in row], strict=True):
+            kind = re.split(r"[ ,]", name)[0]
+            if "seeds" in name or name.startswith(("N-body", "ethanol", "10 minutes")):
+                chosen = runs_of(cell, runs) if numbers(cell) else None
+                assert chosen != [], (row[0], name, cell)
+            elif kind in COLUMNS and chosen is not None and "(" not in name and numbers(cell):
+                chosen = [some for some in chosen if COLUMNS[kind](some, cell)]
+                assert chosen, (row[0], name, cell)
+                checked += 1
+    assert checked >= len(rows)
+
+
+def test_the_table_of_particles_is_that_of_its_record():
+    record = json.loads((DOCS / "compare_nbody.json").read_text())
+    runs = recorded(record["cells"])
+    for model, error, rotated, steps, change in printed("results.md", "| model | error | rotated |"):
+        own = [run for run in runs if run["model"] == model]
+        assert has_mean([{"result": run["metrics"]["error"]} for run in own], error)
+        assert has_mean(own, rotated)
+        assert has_steps(own, steps)
+        assert COLUMNS["change"](own, change)
+
+
+AGAINST_IRREPS = ("forces", "molecules", "dipoles", "shapes", "shapes_so3")
+
+
+def against_irreps():
+    """Return rows of the comparison with irreps, written from its records: results, steps and change of each model."""
+    runs = {}
+    for name in AGAINST_IRREPS:
+        runs[name] = recorded(json.loads((DOCS / f"compare_{name}.json").read_text())["cells"])
+    rows = {}
+    for model in dict.fromkeys(run["model"] for run in runs["forces"]):
+        own = {name: [run for run in runs[name] if run["model"] == model] for name in AGAINST_IRREPS}
+        assert all(sorted(run["seed"] for run in some) == [0, 1, 2] for some in own.values())
+        results = []
+        for (name, some), digits in zip(own.items(), (2, 0, 3, 1, 1), strict=True):
+            values = [(100 if name.startswith("shapes") else 1) * run["result"] for run in some]
+            unit = " %" if name.startswith("shapes") else ""
+            results.append(f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}{unit}")
+        steps = [statistics.mean(run["steps"] for run in own[name]) for name in ("forces", "molecules", "shapes")]
+        change = max(run["equivariance"]["after"]["rotations"] for run in own["forces"])
+        rows[model] = [*results, ", ".join(f"{number:.0f}" for number in steps), f"{change:.0e}"]
+    return rows
+
+
+def test_the_tables_against_irreps_are_those_of_the_records():
+    rows = against_irreps()
+    lines = printed("results.md", "| model | forces, kcal/(mol Å) | HOMO, meV | dipole, D | shapes, z/SO(3) | shapes,")
+    assert {model: cells for model, *cells in lines} == rows
+    chosen = {
+        "`FramewiseTransformer`, `PrincipalFrames()`": "framewise exact frames",
+        "`FramewiseTransformer`, `octahedral()`": "framewise O",
+        "`FramewiseTransformer`, `icosahedral()`": "framewise I",
+        "`LieTransformer`, `PrincipalFrames()`": "joint exact frames",
+        "`LieTransformer`, `tetrahedral()`": "joint T",
+        "`irreps.TensorFieldNetwork`": "tensor field network",
+        "`irreps.SE3Transformer`": "SE(3)-Transformer",
+        "`irreps.DistanceTransformer`": "distances",
+    }
+    lines = printed(
+        "which_model.md", "| model | forces, kcal/(mol Å) | HOMO, meV | dipole, D | shapes, z/SO(3) | steps"
+    )
+    assert [line[0] for line in lines] == list(chosen)
+    first = int(rows["framewise exact frames"][5].split(", ")[1])
+    for model, forces, homo, dipole, shapes, steps, time, change in lines:
+        row = rows[chosen[model]]
+        means = [cell.split(" ± ")[0] for cell in row[:4]]
+        assert [forces, homo, dipole, shapes.removesuffix(" %"), steps, change] == [*means, *row[5:]]
+        assert is_rounded(first / int(row[5].split(", ")[1]), time)
+
+
+def results_of(script):
+    """Return the results of a script in the records, run by run."""
+    records = json.loads((EXAMPLES / "results.json").read_text())
+    return [record["results"] for record in records if f" examples/{script}.py" in record["command"]]
+
+
+def test_the_table_of_digits_is_that_of_the_records():
+    runs = results_of("rotated_digits")
+    assert len(runs) == 2
+    columns = ["upright", "group_angles", "45_degrees", "random_angles"]
+    expected = []
+    for name in runs[0]:
+        own = [run[name] for run in runs]
+        shares = [" / ".join(f"{100 * run[f'accuracy_{column}']:.1f}" for run in own) + " %" for column in columns]
+        change = max(run["equivariance_error"] for run in own)
+        seconds = sum(run["seconds_per_epoch"] for run in own) / len(own)
+        size = f"{own[0]['parameters']:,}"
+        expected.append([name, size, *shares, f"{change:.1e}" if change else "0", f"{seconds:.1f}"])
+    assert printed("results.md", "| network | parameters | upright |") == expected
+
+
+def test_the_table_of_published_networks_is_that_of_the_records():
+    expected = []
+    for run in results_of("published_networks"):
+        for name, one in run.items():
+            digits = 2 if "CNN" in name else 1
+            share = f"{100 * one['accuracy']:.{digits}f} %"
+            expected.append([f"{one['parameters']:,}", share, f"{one['training_minutes']:.1f} min"])
+            assert "p4" not in name or one["unchanged_by_quarter_turn"] == 1
+    assert [cells[2:] for cells in printed("results.md", "| data | network | parameters |")] == expected
+
+
+def test_the_accuracy_of_rotated_mnist_is_that_of_the_record():
+    (run,) = results_of("rotated_mnist")
+    page = (DOCS / "results.md").read_text()
+    assert f"in {run['training_minutes']:.1f} minutes" in page
+    assert f"It classifies {100 * run['accuracy']:.1f} % of 10,000" in " ".join(page.split())

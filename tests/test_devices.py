@@ -92,7 +92,7 @@ def test_certificates(name):
 
 @pytest.mark.parametrize("grid", [None, torch.tensor([[3, 2]])], ids=["points", "pixels"])
 def test_certificates_of_data_on_another_device(grid):
-    network = randomize(FramewiseTransformer(cyclic(4), 1, 3, channels=4))
+    network = randomize(FramewiseTransformer(cyclic(4), 1, 3, channels=4, layers=1))
     pos = torch.randn(6, 2) if grid is None else pixel_positions(3, 2)
     clouds = [Data(pos=pos, x=torch.randn(6, 1)) for _ in range(2)]
     for cloud in clouds if grid is not None else ():

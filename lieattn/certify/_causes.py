@@ -12,19 +12,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import NOT_PROMISED, Diagnosis
-from lieattn.certify._moves import (
-    Element,
-    Kind,
-    Move,
-    are_among,
-    elements_of,
-    is_whole,
-    motion,
-    other_images,
-    permutation,
-    raster_motion,
-    sizes_of,
-)
+from lieattn.certify._clouds import is_whole, sizes_of
+from lieattn.certify._elements import Element, are_among, elements_of
+from lieattn.certify._kinds import Kind
+from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
 from lieattn.certify._probe import Probe, possible_kinds
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
 from lieattn.groups import SO, FiniteGroup, Group, O, linear_part

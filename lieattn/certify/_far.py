@@ -8,7 +8,9 @@ import torch
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Diagnosis, Row
-from lieattn.certify._moves import Kind, Move, center_and_extent, shifted
+from lieattn.certify._clouds import center_and_extent, shifted
+from lieattn.certify._kinds import Kind
+from lieattn.certify._moves import Move
 from lieattn.certify._probe import Probe
 from lieattn.certify._rows import degenerate_rows, move_rows
 from lieattn.groups import FiniteGroup

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
-from lieattn.certify._moves import Kind, center_and_extent, shifted
+from lieattn.certify._clouds import center_and_extent, shifted
+from lieattn.certify._kinds import Kind
 from lieattn.certify._probe import Probe
 
 _ENERGY, _FORCES = "energy", ("force", "forces")

@@ -16,22 +16,12 @@ from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn._default_device import on_cpu
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
+from lieattn.certify._clouds import clouds_of_images, scrambled, sizes_of
+from lieattn.certify._elements import elements_of, outside_of
 from lieattn.certify._far import MOVED, far_away
 from lieattn.certify._forces import conservation
-from lieattn.certify._moves import (
-    Kind,
-    Move,
-    check_kind,
-    clouds_of_images,
-    elements_of,
-    motion,
-    other_images,
-    outside_of,
-    permutation,
-    raster_motion,
-    scrambled,
-    sizes_of,
-)
+from lieattn.certify._kinds import Kind, check_kind
+from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
 from lieattn.certify._rows import continuity_rows, degenerate_rows, kinds_of_outputs, move_rows, not_finite, spreads_of
 from lieattn.certify._search import search

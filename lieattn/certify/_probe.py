@@ -13,7 +13,8 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import counted
 from lieattn._default_device import as_for_caller, on_cpu
-from lieattn.certify._moves import Kind, images_of_clouds
+from lieattn.certify._clouds import images_of_clouds
+from lieattn.certify._kinds import Kind
 
 REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 """Errors with which networks refuse clouds that their users never pass, such as clouds without edges."""

@@ -14,8 +14,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
+from lieattn.certify._clouds import degenerate, point_indices, sizes_of
 from lieattn.certify._continuity import largest_jumps, paths
-from lieattn.certify._moves import Kind, Move, check_kind, degenerate, elements_of, motion, point_indices, sizes_of
+from lieattn.certify._elements import elements_of
+from lieattn.certify._kinds import Kind, check_kind
+from lieattn.certify._moves import Move, motion
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs
 from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry

@@ -13,17 +13,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
-from lieattn.certify._moves import (
-    Element,
-    Kind,
-    Move,
-    elements_of,
-    motion,
-    other_images,
-    permutation,
-    raster_motion,
-    sizes_of,
-)
+from lieattn.certify._clouds import sizes_of
+from lieattn.certify._elements import Element, elements_of
+from lieattn.certify._kinds import Kind
+from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs, possible_kinds
 from lieattn.groups import (
     SE,

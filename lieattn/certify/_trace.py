@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
-from lieattn.certify._moves import moved
+from lieattn.certify._clouds import moved
 from lieattn.certify._probe import Probe
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import FiniteGroup

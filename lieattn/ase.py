@@ -17,7 +17,7 @@ from lieattn._extras import needs_extra
 from lieattn._recorded import uncompiled
 from lieattn._tied import settle
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
-from lieattn.models.dynamics import differentiated, energy_among
+from lieattn.models.forces import differentiated, energy_among
 
 with needs_extra("lieattn.ase", "chem"):
     from ase import Atoms, units

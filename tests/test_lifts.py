@@ -23,7 +23,7 @@ from lieattn.geometry import (
     Radius,
     SampledFrames,
     Sites,
-    _principal_frames,
+    _principal_axes,
     farthest_by_distance,
     farthest_points,
     lift,
@@ -31,7 +31,7 @@ from lieattn.geometry import (
     pixel_positions,
     point_clouds,
 )
-from lieattn.geometry._principal_frames import principal_axes
+from lieattn.geometry._principal_axes import principal_axes
 from lieattn.groups import (
     SE,
     SO,
@@ -744,7 +744,7 @@ def test_axes_of_isolated_points_need_memory_for_each_point_only(monkeypatch):
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         expected = call()
     assert max(x.numel() for x in saved) < 100 * len(pos)
-    monkeypatch.setattr(_principal_frames, "_AT_ONCE", 3 * len(pos))
+    monkeypatch.setattr(_principal_axes, "_AT_ONCE", 3 * len(pos))
     assert torch.equal(call(), expected)
 
 

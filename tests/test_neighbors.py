@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lieattn.geometry import _search, find_neighbors, pixel_positions, point_clouds
-from lieattn.geometry._clouds import cloud_index
+from lieattn.geometry._indices import cloud_index
 from lieattn.geometry._neighbors import (
     AllPairs,
     Given,

@@ -11,14 +11,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_has_numbers, check_is, check_none, check_tensor
+from lieattn._checks import check_has_numbers, check_is, check_tensor
 from lieattn._functional import check_not_batched
 from lieattn._reports import titled_table
 from lieattn._segments import counts, maxima, means, sums
+from lieattn.geometry._indices import check_indices, cloud_index, first_true
 from lieattn.geometry._movable import Movable, OnFirstUse
+from lieattn.geometry._padding import check_mask
 
 # Sums of squares of coordinates up to this size are finite in float64.
 COORDINATE_LIMIT = 1e100
+_FLAT = 1e-8  # smallest volume of a cell, relative to the product of its edge lengths
 
 
 def as_coordinates(pos: Tensor) -> Tensor:
@@ -53,44 +56,6 @@ def as_coordinates(pos: Tensor) -> Tensor:
     return pos
 
 
-def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, int]:
-    """Return the cloud of each point, int64 ``[points]``, and the number of clouds.
-
-    The ``points`` are a tensor ``[points, ...]`` or their number. ``batch`` is the cloud of each point, int64
-    ``[points]``, in any order; clouds may be empty. ``ptr`` contains the first point of each cloud and, as last entry,
-    the number of points, int64 ``[clouds + 1]``; unlike ``batch``, it can describe empty clouds at the end. If both are
-    given, they must describe the same clouds; if both are absent, all points are one cloud. TypeError or ValueError is
-    raised if they do not fit.
-    """
-    number, device = (len(points), points.device) if isinstance(points, Tensor) else (points, None)
-    if batch is not None:
-        check_indices("batch", batch, dim=1, device=device)
-        if len(batch) != number:
-            raise ValueError(f"batch: expected one entry for each of {number} points, got {len(batch)}")
-        if number and batch.min() < 0:
-            i = first_true(batch < 0)
-            raise ValueError(f"batch: expected ids from 0, got batch[{i}] = {int(batch[i])}")
-        device = batch.device
-    if ptr is None:
-        if batch is None:
-            return torch.zeros(number, dtype=torch.int64, device=device), 1
-        return batch, int(batch.max()) + 1 if number else 0
-    check_indices("ptr", ptr, dim=1, device=device)
-    if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != number:
-        got = f"from {int(ptr[0])} to {int(ptr[-1])}" if len(ptr) else "no entries"
-        raise ValueError(f"ptr: expected to go from 0 to {number}, the number of points, got {got}")
-    if (ptr.diff() < 0).any():
-        i = first_true(ptr.diff() < 0)
-        raise ValueError(f"ptr: expected ascending, got {int(ptr[i])} before {int(ptr[i + 1])} at entry {i + 1}")
-    num_clouds = len(ptr) - 1
-    of_ptr = torch.repeat_interleave(torch.arange(num_clouds, device=ptr.device), ptr.diff(), output_size=number)
-    if batch is not None and not torch.equal(batch, of_ptr):
-        i = first_true(batch != of_ptr)
-        got = f"got batch[{i}] = {int(batch[i])} where ptr puts point {i} in cloud {int(of_ptr[i])}"
-        raise ValueError(f"batch, ptr: expected the same clouds from both, or only one of them, {got}")
-    return of_ptr, num_clouds
-
-
 def check_grid(grid: Tensor, device: torch.device | None = None, dim: int = 2) -> None:
     """Raise an error unless a value is an int64 tensor ``[clouds, dim]`` on ``device`` (any if None)."""
     check_indices("grid", grid, dim=2, device=device)
@@ -98,27 +63,6 @@ def check_grid(grid: Tensor, device: torch.device | None = None, dim: int = 2) -
     if grid.shape[1] != dim:
         sides = "depth, height and width" if dim == 3 else "height and width"
         raise ValueError(f"grid: expected [clouds, {dim}], {sides} of each image, got {tuple(grid.shape)}")
-
-
-def check_indices(
-    name: str, value: Tensor, dim: int, device: torch.device | None = None, below: int | None = None
-) -> None:
-    """Raise an error unless a value is an int64 tensor with ``dim`` dimensions on ``device`` (any if None).
-
-    If ``below`` is given, entries must be from 0 to ``below - 1``.
-    """
-    check_tensor(name, value, "an int64 tensor", torch.int64)
-    if value.dim() != dim:
-        raise ValueError(f"{name}: expected {dim} dimension(s), got shape {tuple(value.shape)}")
-    if device is not None and value.device != device:
-        raise ValueError(f"{name}: expected on {device} as the other inputs, got on {value.device}")
-    if below is not None:
-        check_none(name, (value < 0) | (value >= below), f"is out of range: expected indices from 0 to {below - 1}")
-
-
-def first_true(mask: Tensor) -> int:
-    """Return the first index at which ``mask`` [n] is true."""
-    return int(mask.nonzero()[0])
 
 
 def point_weights(weights: Tensor, pos: Tensor, *, positive: bool = False) -> Tensor:
@@ -131,71 +75,6 @@ def point_weights(weights: Tensor, pos: Tensor, *, positive: bool = False) -> Te
         i, expected = first_true(bad), "positive volumes" if positive else "finite numbers from 0"
         raise ValueError(f"weights: expected {expected}, got {float(weights[i])} for point {i}")
     return weights.double()
-
-
-def members(batch: Tensor, num_clouds: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of the points sorted by cloud ``[points]``, and the start and size of each cloud in them."""
-    size = torch.bincount(batch, minlength=num_clouds)
-    return batch.argsort(stable=True), size.cumsum(0) - size, size
-
-
-def ranks(batch: Tensor, num_clouds: int) -> Tensor:
-    """Return the rank of each point within its cloud, ``[points]`` int64."""
-    order, first, _ = members(batch, num_clouds)
-    place = torch.empty_like(batch)
-    place[order] = torch.arange(len(order), device=order.device)
-    return place - first[batch]
-
-
-def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Concatenate the ranges ``first[s] ... first[s] + count[s] - 1``. Return the s of each number, and the numbers."""
-    segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
-    position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]
-    return segment, position
-
-
-@dataclass(frozen=True, eq=False)
-class Padding(Movable):
-    """The layout of points in a padded tensor, in which every cloud has the size of the largest. See :func:`padding`.
-
-    ``shape`` is (clouds, places per cloud), and ``cloud`` ``[points]`` int64 is the cloud of each point. ``place``
-    ``[points]`` int64 is the index of each point in the flattened layout, and ``mask`` ``[clouds, places]`` bool is
-    true at points. Both are None if the clouds have equal sizes and are sorted, so that padding needs no copy.
-    """
-
-    shape: tuple[int, int]
-    cloud: Tensor
-    place: Tensor | None = None
-    mask: Tensor | None = None
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Convert ``[points, *]`` to ``[clouds, places, *]``, filled up with zeros."""
-        if self.place is None:
-            return x.unflatten(0, self.shape)
-        flat = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
-        return flat.index_copy(0, self.place, x).unflatten(0, self.shape)
-
-    def unpad(self, x: Tensor) -> Tensor:
-        """Convert ``[clouds, places, *]`` to ``[points, *]``."""
-        flat = x.flatten(0, 1)
-        return flat if self.place is None else flat.index_select(0, self.place)
-
-
-def padding(batch: Tensor, num_clouds: int) -> Padding:
-    """Return the padded layout of points with the clouds ``batch`` ``[points]`` int64, in any order.
-
-    Clouds may be empty.
-    """
-    counts = torch.bincount(batch, minlength=num_clouds)
-    places = int(counts.max()) if num_clouds else 0
-    regular = len(batch) == num_clouds * places
-    if regular and not bool((batch[1:] < batch[:-1]).any()):
-        return Padding((num_clouds, places), batch)
-    mask = torch.arange(places, device=batch.device) < counts[:, None]
-    return Padding((num_clouds, places), batch, batch * places + ranks(batch, num_clouds), mask)
-
-
-_FLAT = 1e-8  # smallest volume of a cell, relative to the product of its edge lengths
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -351,7 +230,7 @@ def point_clouds(
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
         if batch is not None or ptr is not None:
             raise ValueError("batch, ptr: expected None, since padded points [clouds, N, dim] define their clouds")
-        _check_mask(mask, points.device, points.shape[:2])
+        check_mask(mask, points.device, points.shape[:2])
         counts = mask.sum(dim=1)
         ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         points = points[mask]
@@ -448,42 +327,6 @@ def collate_clouds(graphs: Sequence[PointClouds], alike: Sequence[str]) -> Point
         each=sizes.pop() if len(sizes) == 1 else None,
         **{name: torch.cat([getattr(part, name) for part in graphs]) for name in given},
     )
-
-
-def flatten(padded: Tensor, mask: Tensor) -> Tensor:
-    """Select the points of a padded layout: ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``.
-
-    TypeError or ValueError is raised if dtypes, shapes or devices do not fit.
-    """
-    check_is("padded", padded, Tensor)
-    _check_mask(mask, padded.device, padded.shape[:2])
-    return padded[mask]
-
-
-def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
-    """Restore the padded layout, filled up with zeros: ``[points, *]`` with mask ``[clouds, N]`` to ``[clouds, N, *]``.
-
-    TypeError or ValueError is raised if dtypes, shapes or devices do not fit.
-    """
-    check_is("flat", flat, Tensor)
-    _check_mask(mask, flat.device)
-    rows = len(flat) if flat.ndim else 0
-    if rows != int(mask.sum()):
-        raise ValueError(f"flat: expected {int(mask.sum())} points as in mask, got {rows}")
-    padded = flat.new_zeros(*mask.shape, *flat.shape[1:])
-    padded[mask] = flat
-    return padded
-
-
-def _check_mask(mask: Tensor, device: torch.device, shape: torch.Size | None = None) -> None:
-    check_tensor("mask", mask, "a bool tensor [clouds, N]", torch.bool)
-    if mask.ndim != 2:
-        raise ValueError(f"mask: expected [clouds, N], got {tuple(mask.shape)}")
-    if shape is not None and mask.shape != shape:
-        raise ValueError(f"mask: expected shape {tuple(shape)}, got {tuple(mask.shape)}")
-    if mask.device != device:
-        raise ValueError(f"mask: expected on {device} as the points, got on {mask.device}")
-    check_has_numbers("mask", mask)
 
 
 def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int, dim: int) -> None:

@@ -26,7 +26,8 @@ from lieattn._checks import (
 )
 from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry._clouds import PointClouds, ranks
+from lieattn.geometry._clouds import PointClouds
+from lieattn.geometry._indices import ranks
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group, trivial

@@ -17,8 +17,10 @@ from torch import Tensor
 from lieattn._checks import check_count, check_counts, check_floating
 from lieattn._default_device import on_cpu
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry._clouds import PointClouds, check_grid, first_true, ranges
-from lieattn.geometry._lift import LiftedGraph, lift
+from lieattn.geometry._clouds import PointClouds, check_grid
+from lieattn.geometry._indices import first_true, ranges
+from lieattn.geometry._lift import lift
+from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import OFF_LATTICE, PixelSquare
 from lieattn.groups import FiniteGroup

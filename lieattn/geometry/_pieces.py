@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lieattn._checks import check_arguments, check_count, check_tensor, may_look
 from lieattn._recompute import may_recompute
-from lieattn.geometry._clouds import PointClouds, check_indices, ranges
-from lieattn.geometry._lift import LiftedGraph
+from lieattn.geometry._clouds import PointClouds
+from lieattn.geometry._indices import check_indices, ranges
+from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._relative import RelativeElements

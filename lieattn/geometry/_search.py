@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry._clouds import members, ranges, ranks
+from lieattn.geometry._indices import members, ranges, ranks
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree

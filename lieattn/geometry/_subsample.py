@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lieattn._checks import check_count, check_is, check_tensor
 from lieattn._functional import outside_of_transforms
-from lieattn.geometry._clouds import PointClouds, as_coordinates, check_indices, first_true, members, point_clouds
+from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
+from lieattn.geometry._indices import check_indices, first_true, members
 from lieattn.geometry._search import TIE_TOLERANCE
 
 # Distances of points that were chosen, and of padding: below those of all other points, padding last.

@@ -22,14 +22,12 @@ from lieattn.models.attentive import (
 )
 from lieattn.models.directions import DirectionConvNet, DirectionOptions
 from lieattn.models.dynamics import (
-    EnergyAndForce,
     EnergyDrift,
-    EnergyForces,
-    EnergyForceStress,
     HamiltonianDynamics,
     Trajectory,
     energy_drift,
 )
+from lieattn.models.forces import EnergyAndForce, EnergyForces, EnergyForceStress
 from lieattn.models.framewise import FramewiseOptions, FramewiseTransformer
 from lieattn.models.gsa import Dropouts, GSAGeometry, GSANet, GSAOptions, GSAReadout, Stages
 from lieattn.models.lie._finite_se2 import FiniteSE2Transformer

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from lieattn._checks import kind
 from lieattn.models._network import EquivariantModule
 from lieattn.models._rescaled import Rescaled
 from lieattn.models._tied_options import pool_of
 from lieattn.models._wrapper import Wrapper
 from lieattn.nn import Heads
 
-ONE = "one energy per cloud, [clouds] or [clouds, 1]"
+_ONE = "one energy per cloud, [clouds] or [clouds, 1]"
 
 
 def energy_among(outputs: Any, argument: str = "model") -> Any:
@@ -28,7 +31,7 @@ def check_energies(argument: str, model: Any) -> None:
     """Raise ValueError if a model states other outputs than one energy per cloud; otherwise the first call does."""
     energy_among(getattr(model, "kind", None), argument)
     if Rescaled.turning(model, ("energy",)):
-        raise ValueError(f"{argument}: expected {ONE}, got outputs that change under rotations")
+        raise ValueError(f"{argument}: expected {_ONE}, got outputs that change under rotations")
     while isinstance(model, Wrapper):
         (model, *_) = model._wrapped
     if not isinstance(model, EquivariantModule):  # what follows the head of another network is not known
@@ -38,6 +41,18 @@ def check_energies(argument: str, model: Any) -> None:
     found = (getattr(head, name, None) for name in ("outputs", "out_channels", "out_features"))
     count = next((number for number in found if isinstance(number, int)), 1)
     if count != 1:
-        raise ValueError(f"{argument}: expected {ONE}, got a network with {count} outputs")
+        raise ValueError(f"{argument}: expected {_ONE}, got a network with {count} outputs")
     if pool_of(head) == "none":
-        raise ValueError(f"{argument}: expected {ONE}, got a network with outputs at the points, pool='none'")
+        raise ValueError(f"{argument}: expected {_ONE}, got a network with outputs at the points, pool='none'")
+
+
+def per_cloud(values: Any, clouds: int | None = None, argument: str = "model") -> Tensor:
+    """Return one energy for each cloud, ``[clouds]``; TypeError or ValueError is raised for other values."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{argument}: expected {_ONE}, got {kind(values)}")
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1:
+        raise ValueError(f"{argument}: expected {_ONE}, got {tuple(values.shape)}")
+    if clouds is not None and len(values) != clouds:
+        raise ValueError(f"{argument}: expected one energy for each of {clouds} clouds, got {len(values)}")
+    return values

@@ -14,6 +14,7 @@ from lieattn.nn._convolution import (
     LieConvolution,
     LiftingConvolution,
 )
+from lieattn.nn._fields import lift_field, project_field
 from lieattn.nn._grid import GridGroupConvolution, GridLiftingConvolution, act_on_grid, from_grid, grid_images, to_grid
 from lieattn.nn._grid_attention import (
     GridAttentiveConvolution,
@@ -30,8 +31,6 @@ from lieattn.nn._heads import (
     Pooling,
     RotationHead,
     VectorHead,
-    lift_field,
-    project_field,
 )
 from lieattn.nn._linear import (
     FiberToIrreps,

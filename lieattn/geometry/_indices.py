@@ -1,0 +1,88 @@
+"""Indices of points and clouds: which points belong to which cloud."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_none, check_tensor
+
+
+def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, int]:
+    """Return the cloud of each point, int64 ``[points]``, and the number of clouds.
+
+    The ``points`` are a tensor ``[points, ...]`` or their number. ``batch`` is the cloud of each point, int64
+    ``[points]``, in any order; clouds may be empty. ``ptr`` contains the first point of each cloud and, as last entry,
+    the number of points, int64 ``[clouds + 1]``; unlike ``batch``, it can describe empty clouds at the end. If both are
+    given, they must describe the same clouds; if both are absent, all points are one cloud. TypeError or ValueError is
+    raised if they do not fit.
+    """
+    number, device = (len(points), points.device) if isinstance(points, Tensor) else (points, None)
+    if batch is not None:
+        check_indices("batch", batch, dim=1, device=device)
+        if len(batch) != number:
+            raise ValueError(f"batch: expected one entry for each of {number} points, got {len(batch)}")
+        if number and batch.min() < 0:
+            i = first_true(batch < 0)
+            raise ValueError(f"batch: expected ids from 0, got batch[{i}] = {int(batch[i])}")
+        device = batch.device
+    if ptr is None:
+        if batch is None:
+            return torch.zeros(number, dtype=torch.int64, device=device), 1
+        return batch, int(batch.max()) + 1 if number else 0
+    check_indices("ptr", ptr, dim=1, device=device)
+    if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != number:
+        got = f"from {int(ptr[0])} to {int(ptr[-1])}" if len(ptr) else "no entries"
+        raise ValueError(f"ptr: expected to go from 0 to {number}, the number of points, got {got}")
+    if (ptr.diff() < 0).any():
+        i = first_true(ptr.diff() < 0)
+        raise ValueError(f"ptr: expected ascending, got {int(ptr[i])} before {int(ptr[i + 1])} at entry {i + 1}")
+    num_clouds = len(ptr) - 1
+    of_ptr = torch.repeat_interleave(torch.arange(num_clouds, device=ptr.device), ptr.diff(), output_size=number)
+    if batch is not None and not torch.equal(batch, of_ptr):
+        i = first_true(batch != of_ptr)
+        got = f"got batch[{i}] = {int(batch[i])} where ptr puts point {i} in cloud {int(of_ptr[i])}"
+        raise ValueError(f"batch, ptr: expected the same clouds from both, or only one of them, {got}")
+    return of_ptr, num_clouds
+
+
+def check_indices(
+    name: str, value: Tensor, dim: int, device: torch.device | None = None, below: int | None = None
+) -> None:
+    """Raise an error unless a value is an int64 tensor with ``dim`` dimensions on ``device`` (any if None).
+
+    If ``below`` is given, entries must be from 0 to ``below - 1``.
+    """
+    check_tensor(name, value, "an int64 tensor", torch.int64)
+    if value.dim() != dim:
+        raise ValueError(f"{name}: expected {dim} dimension(s), got shape {tuple(value.shape)}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name}: expected on {device} as the other inputs, got on {value.device}")
+    if below is not None:
+        check_none(name, (value < 0) | (value >= below), f"is out of range: expected indices from 0 to {below - 1}")
+
+
+def first_true(mask: Tensor) -> int:
+    """Return the first index at which ``mask`` [n] is true."""
+    return int(mask.nonzero()[0])
+
+
+def members(batch: Tensor, num_clouds: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the indices of the points sorted by cloud ``[points]``, and the start and size of each cloud in them."""
+    size = torch.bincount(batch, minlength=num_clouds)
+    return batch.argsort(stable=True), size.cumsum(0) - size, size
+
+
+def ranks(batch: Tensor, num_clouds: int) -> Tensor:
+    """Return the rank of each point within its cloud, ``[points]`` int64."""
+    order, first, _ = members(batch, num_clouds)
+    place = torch.empty_like(batch)
+    place[order] = torch.arange(len(order), device=order.device)
+    return place - first[batch]
+
+
+def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Concatenate the ranges ``first[s] ... first[s] + count[s] - 1``. Return the s of each number, and the numbers."""
+    segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]
+    return segment, position

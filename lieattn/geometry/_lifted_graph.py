@@ -1,0 +1,234 @@
+"""Graphs of group elements over the points of clouds, which the layers of a network share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lieattn._autocast import without_autocast
+from lieattn._checks import (
+    check_arguments,
+    check_is,
+    check_tensor,
+)
+from lieattn.geometry._clouds import PointClouds, collate_clouds
+from lieattn.geometry._indices import check_indices
+from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._neighbors import Neighborhood, find_neighbors, smooth_cutoff
+from lieattn.geometry._relative import RelativeElements, collated, in_frames, join_rows
+from lieattn.groups import FiniteGroup
+from lieattn.spaces import HomogeneousSpace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class LiftedGraph(PointClouds):
+    """Point clouds lifted to a fiber of group elements over each point, with their neighbor lists.
+
+    The elements over the point x_i are g_ia. A field on them is a tensor ``[points, fiber, channels]``, and every layer
+    is called as ``layer(x, graph) -> x``. Build a graph with :func:`lift`.
+
+    Attributes
+    ----------
+    pos, batch, num_clouds, grid, cell, pbc
+        See :class:`PointClouds`; ``pos`` are points of the space.
+    relative
+        Relative elements of all edges.
+    log_measure
+        ``[edges]``, logarithm of the Haar measure of the source relative to the target, see :class:`ScaleFrames`, or
+        None if it is constant. It is added to the scores of a softmax; without a softmax, its exponential multiplies
+        the values.
+    levels
+        Number of scales over each point. The graph has a node for each point i and scale k, with index i · levels + k.
+    """
+
+    relative: RelativeElements
+    log_measure: Tensor | None = None
+    levels: int = 1
+
+    @classmethod
+    def over(
+        cls, clouds: PointClouds, *, log_measure: Tensor | None = None, levels: int = 1, **relative: Any
+    ) -> LiftedGraph:
+        """Build a graph over clouds. Further arguments are those of :class:`RelativeElements`."""
+        found = RelativeElements(pos=clouds.pos, batch=clouds.batch, **relative)
+        own = {part.name: getattr(clouds, part.name) for part in fields(PointClouds)}
+        return cls(**own, relative=found, log_measure=log_measure, levels=levels)
+
+    def _facts(self) -> dict[str, object]:
+        found = {"fiber": self.fiber, "edges": self.neighbors.num_edges, "space": self.space.name}
+        return {**super()._facts(), **found}
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """Neighbor lists, sorted by target."""
+        return self.relative.neighbors
+
+    @property
+    def space(self) -> HomogeneousSpace:
+        """The homogeneous space X with its group G."""
+        return self.relative.space
+
+    @property
+    def group(self) -> FiniteGroup | None:
+        """Finite group whose elements are the fiber, or None if the frames are not a finite group."""
+        return self.relative.group
+
+    @property
+    def fiber(self) -> int:
+        """Number of elements over each point."""
+        return self.relative.fiber
+
+    @property
+    def degree(self) -> Tensor:
+        """Number of neighbors of each point, ``[points]`` floating. Smooth neighbors count with their weights."""
+        window, neighbors = self.relative.log_window, self.neighbors
+        if window is None:
+            return neighbors.degree.to(self.pos.dtype)
+        weights = window.exp() if self.relative.row is None else window.exp().index_select(0, self.relative.row)
+        return neighbors.sum_to_targets(weights)
+
+    @property
+    def length(self) -> float:
+        """Length by which the translations of relative elements are divided."""
+        return self.relative.length
+
+    @property
+    def frames(self) -> Tensor:
+        """Linear parts of the elements, which map components in a frame to vectors of the space.
+
+        They are ``[fiber, dim, dim]`` if all points have the same frames, otherwise ``[points, fiber, dim, dim]``.
+        """
+        relative = self.relative
+        if relative.elements is not None:
+            return self.space.group.linear(relative.elements)
+        matrices = cast(FiniteGroup, relative.group).matrices(self.pos)
+        with without_autocast(self.device):
+            return matrices if relative.pose is None else relative.pose[:, None] @ matrices
+
+    @property
+    def elements(self) -> Tensor:
+        """The elements g_ia ``[points, fiber, m, m]``."""
+        if self.relative.elements is not None:
+            return self.relative.elements
+        section = self.space.section(self.pos)[:, None]
+        if self.space.stabilizer is None:
+            return section
+        return self.space.group.product(section, self.space.embed(self.frames))
+
+    def frame_positions(self, *, centered: bool = True) -> Tensor:
+        """Return coordinates in each frame, divided by the length, ``[points, fiber, dim]``.
+
+        They are relative to the origin or, if ``centered``, to the mean of the cloud. If all points have the same
+        frames and scale, their differences are :attr:`RelativeElements.positions`. Centered positions of periodic
+        clouds are ``[images, fiber, dim]``, in the frames of the points of :attr:`Neighbors.images`.
+        """
+        check_is("centered", centered, bool)
+        places, images = self.pos[:, : self.space.group.dim], self.neighbors.images if centered else None
+        seen = self.neighbors.at_images(places - self.mean(places)[self.batch]) if centered else places
+        points = None if images is None else images.point
+        if self.relative.tied:
+            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(seen / self.length, points))
+        inverse = torch.linalg.inv(self.frames.double())[slice(None) if points is None else points]
+        return (inverse @ (seen / self.length).double()[:, None, :, None])[..., 0].to(places.dtype)
+
+    def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
+        """Return the components A_iaᵀ v ``[n, fiber, count, dim]`` of vectors ``[n, count, dim]`` in orthogonal frames.
+
+        The frames of row i are those of the point ``points[i]``, or of point i by default.
+        """
+        check_tensor("vectors", vectors, "a floating tensor [n, count, dim]")
+        if points is not None:
+            check_indices("points", points, dim=1, device=self.device)
+        rows, dim = self.num_points if points is None else len(points), self.space.group.dim
+        if vectors.ndim != 3 or vectors.shape[::2] != (rows, dim):
+            raise ValueError(f"vectors: expected [{rows}, count, {dim}], got {tuple(vectors.shape)}")
+        pose, group = self.relative.pose, self.group
+        with without_autocast(self.device):
+            if not self.relative.tied or group is None:
+                frames = self.frames if points is None else self.frames[points]
+                return torch.einsum("paji,pkj->paki", frames, vectors)
+            if pose is not None:
+                # After rotation to the pose of the cloud, the matrices are the same for all rows.
+                vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
+            return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Repeat features of points on all scales, ``[points, *]`` to ``[nodes, *]``."""
+        return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
+
+    def by_level(self, x: Tensor) -> Tensor:
+        """Separate the scales of a field, ``[nodes, *]`` to ``[points, levels, *]``."""
+        check_is("x", x, Tensor)
+        return x.unflatten(0, (-1, self.levels))
+
+    @property
+    def scales(self) -> PointClouds:
+        """The nodes, with each scale k of a cloud as a separate cloud of index cloud · levels + k."""
+        if self.levels == 1:
+            return self
+        batch = self.batch * self.levels + torch.arange(self.num_points, device=self.device) % self.levels
+        return PointClouds(pos=self.pos, batch=batch, num_clouds=self.num_clouds * self.levels)
+
+    def at(self, pos: Tensor, deformation: Tensor | None = None) -> LiftedGraph:
+        """Return the graph with the same lists and frames for new positions, see :meth:`RelativeElements.at`."""
+        moved, cell = replace(self, pos=pos, relative=self.relative.at(pos, deformation)), self.cell
+        return moved if cell is None or deformation is None else replace(moved, cell=cell @ deformation.to(cell))
+
+    def with_relative(self, relative: RelativeElements) -> LiftedGraph:
+        """Return the graph of the same clouds with other relative elements."""
+        return replace(self, relative=relative)
+
+    def select_edges(self, kept: Tensor) -> LiftedGraph:
+        """Return the graph with some of the edges, given by their indices ``[kept]`` in ascending order."""
+        check_indices("kept", kept, dim=1, device=self.device, below=self.neighbors.num_edges)
+        relative, given = self.relative, self.relative.given
+        if given is not None:
+            given = given[kept if relative.row is None else relative.row[kept]]
+        levels_up, log_measure = (None if x is None else x[kept] for x in (relative.levels_up, self.log_measure))
+        selected = replace(relative, neighbors=relative.neighbors.select(kept), given=given, levels_up=levels_up)
+        return replace(self, relative=selected, log_measure=log_measure)
+
+    def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
+        """Return the graph of the points ``kept`` with their elements, for example those of :func:`farthest_points`.
+
+        ``kept`` are int64 indices. Neighbors are found again, and the length is unchanged. ValueError is raised for
+        graphs with several scales.
+        """
+        check_indices("kept", kept, dim=1, device=self.device, below=self.num_points)
+        if self.levels > 1:
+            raise ValueError("kept: a graph with a fiber of scales has no subset; lift the kept points instead")
+        pos, batch, dim = self.pos[kept], self.batch[kept], self.space.group.dim
+        clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
+        neighbors = find_neighbors(clouds, neighborhood)
+        pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
+        left = replace(self, grid=None, edge_index=None, log_measure=None, each=None)
+        own = replace(self.relative, given=None, cutoff=smooth_cutoff(neighborhood), neighbors=neighbors)
+        own = replace(own, pos=pos, batch=batch, pose=pose, elements=elements)
+        return replace(left, pos=pos, batch=batch, relative=own)
+
+    @staticmethod
+    def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
+        """Return the disjoint union of graphs of one space with the same kind of frames, in their order.
+
+        ValueError is raised if there are no graphs, or if they differ in space, group, fiber, length, chart, cutoff,
+        levels, dtype or device, or in the presence of a raster or a cell.
+        """
+        check_arguments(LiftedGraph.collate, locals())
+        alike = "group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff"
+        clouds = collate_clouds(graphs, alike)
+        parts = [graph.relative for graph in graphs]
+        measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
+        graph = LiftedGraph.over(
+            clouds,
+            neighbors=Neighbors.collate([part.neighbors for part in parts]),
+            log_measure=torch.cat(measures) if measures else None,
+            levels=graphs[0].levels,
+            **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart", "cutoff")},
+            **{name: collated(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
+        )
+        join_rows(graph.relative, parts)
+        return graph

@@ -1,0 +1,211 @@
+"""Forces and stresses as derivatives of energies, for any network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_arguments, kind
+from lieattn.geometry import point_clouds
+from lieattn.models._energies import check_energies, per_cloud
+from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here
+from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
+from lieattn.models._jumps import Jumps, make_continuous
+from lieattn.models._network import Symmetry
+from lieattn.models._wrapper import Wrapper
+
+
+class EnergyAndForce(NamedTuple):
+    """Energies ``[clouds]``, and forces ``[points, dim]`` in units of energy over length."""
+
+    energy: Tensor
+    force: Tensor
+
+
+class EnergyForceStress(NamedTuple):
+    """Outputs of :class:`EnergyForces` with ``stress``.
+
+    Energies ``[clouds]``; forces ``[points, dim]`` in units of energy over length; stresses ``[clouds, dim, dim]`` in
+    units of energy over length to the power of dim; virials ``[clouds, dim, dim]`` in units of energy.
+    """
+
+    energy: Tensor
+    force: Tensor
+    stress: Tensor
+    virial: Tensor
+
+
+class EnergyForces(Wrapper):
+    r"""Energy of every cloud, and the conservative forces :math:`F_i = -\partial E / \partial x_i`.
+
+    If ``stress`` is true, the outputs include stress and virial of clouds that are periodic along all vectors of
+    ``data.cell``,
+
+    .. math::  \sigma = \frac{1}{V} \frac{\partial E}{\partial \epsilon}, \qquad W = -V \sigma,
+
+    where the symmetric strain ε deforms points and cell, x ↦ (1 + ε) x, and V is the volume of the cell. With energies
+    in eV and lengths in Å, stresses are in eV/Å³. They are full symmetric matrices with the sign convention of ASE's
+    ``atoms.get_stress(voigt=False)``: the trace is negative under pressure.
+
+    **Equivariance.** If the network is invariant to a group of motions, the forces rotate with the points, F ↦ R F, and
+    stresses and virials transform as tensors, σ ↦ R σ Rᵀ. If the network is invariant to translations, the forces of a
+    cloud sum to zero. If it is invariant to dilations too, these divide the forces by their factor, so the
+    :attr:`symmetry` has only the motions that preserve distances.
+
+    In training mode the results are differentiable, so that losses on forces are differentiated twice; in eval mode
+    they are detached. Gradients are computed even under ``torch.no_grad`` and ``torch.inference_mode``.
+
+    Parameters
+    ----------
+    model
+        ``model(data)`` returns one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
+        ``data.pos``. It may return several outputs by name (:class:`lieattn.nn.Heads`), one of them ``"energy"``; then
+        the outputs here are a mapping too, of energies, forces and all others. A neighborhood that does not specify
+        whether it is smooth, such as ``Radius(3.0)``, is made smooth in the model itself, so wrap the model before
+        training. Models with windows of their own are not changed. ValueError is raised if the model states that it has
+        other outputs, such as two numbers or vectors.
+    stress
+        Whether to return an :class:`EnergyForceStress` in place of an :class:`EnergyAndForce`.
+    jumps
+        With ``"refuse"``, ValueError is raised if the energies of the network are discontinuous as points move
+        (:attr:`Network.jumps`), for example with ``Radius(3.0, smooth=False)``, because dynamics would not conserve
+        energy. ``"allow"`` accepts discontinuous energies.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> class Spring(torch.nn.Module):
+    ...     def forward(self, data):
+    ...         return 0.5 * (data.pos[0] - data.pos[1]).square().sum().reshape(1)
+    >>> EnergyForces(Spring()).eval()(Data(pos=torch.tensor([[0.0], [2.0]]))).force
+    tensor([[ 2.],
+            [-2.]])
+    """
+
+    def __init__(
+        self, model: nn.Module | Callable[[Any], Tensor], *, stress: bool = False, jumps: Jumps = "refuse"
+    ) -> None:
+        check_arguments(EnergyForces.__init__, locals())
+        check_energies("model", model)
+        make_continuous("model", model, jumps)
+        super().__init__(model)
+        self.model, self.stress = model, stress
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """The symmetry of the energy without dilations, which multiply vectors by a factor and divide forces by it."""
+        return symmetry_of_gradients(super().symmetry)
+
+    @property
+    def jumps(self) -> tuple[str, ...] | None:
+        """Discontinuities of the energy, and its kinks, at which forces are discontinuous; None if not known."""
+        found = super().jumps
+        if found is None or not self.has_kinks:
+            return found
+        return (*found, "the energy has kinks, from maxima or relu, where forces jump")
+
+    @property
+    def kind(self) -> Mapping[str, Any]:
+        """Energies are invariant, forces are vectors, stresses and virials are tensors; others as in the model."""
+        others = getattr(self.model, "kind", None)
+        return {
+            **(others if isinstance(others, Mapping) else {}),
+            "energy": "invariant",
+            "force": "vector",
+            **(dict.fromkeys(("stress", "virial"), "tensor") if self.stress else {}),
+        }
+
+    def forward(
+        self, data: Any, *, create_graph: bool | None = None
+    ) -> EnergyAndForce | EnergyForceStress | dict[str, Tensor]:
+        """Return energies and forces of data and, with ``stress``, stresses and virials.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch``. It is not changed.
+        create_graph
+            Whether the results are differentiable. The default is true in training mode with gradients enabled.
+
+        Raises
+        ------
+        TypeError
+            If the data have no floating positions, or if the model does not return tensors.
+        ValueError
+            If the model does not return one energy per cloud, or if ``stress`` is true and a cloud is not periodic
+            along all cell vectors.
+        RuntimeError
+            If the results are differentiable and the model, or a part of it, is compiled.
+        """
+        check_arguments(EnergyForces.forward, locals())
+        if create_graph is None:
+            create_graph = self.training and torch.is_grad_enabled()
+        check_derivatives("model", self.model, create_graph)
+        given = copy.copy(data).apply(usable) if hasattr(data, "apply") else data
+        expected = _known_clouds(given)
+
+        def energy(moved: Any) -> Outputs:
+            outputs = self.model(moved)
+            others = dict(outputs) if isinstance(outputs, Mapping) else {}
+            for name, output in others.items():
+                if not isinstance(output, Tensor):
+                    raise TypeError(f"model: expected tensors as outputs, got {kind(output)} for {name!r}")
+            return per_cloud(energy_among(outputs), expected), others
+
+        found, others = differentiated(energy, given, self.stress, create_graph)
+        return {**others, **found._asdict()} if others else found
+
+
+def differentiated(
+    energy: Callable[[Any], Outputs], data: Any, stress: bool, create_graph: bool = False
+) -> tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]:
+    """Return energies ``[clouds]`` of data with their derivatives, and all other outputs by name.
+
+    They are detached unless a graph is created.
+    """
+    pos = getattr(data, "pos", None)
+    if not isinstance(pos, Tensor) or not pos.is_floating_point():
+        raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
+    if not stress:
+        values, others, (gradient,) = energy_and_gradients(
+            lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph
+        )
+        return EnergyAndForce(values, -gradient), others
+    with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
+        clouds = point_clouds(data)
+        strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
+    cell, pbc = clouds.cell, clouds.pbc
+    if cell is None or pbc is None or not bool(pbc.all()):
+        which = "no cloud is" if pbc is None else f"cloud {int((~pbc.all(dim=1)).nonzero()[0])} is not"
+        raise ValueError(f"data.cell: stress needs clouds that are periodic along all cell vectors, but {which}")
+
+    def of_strain(x: Tensor, strain: Tensor) -> Outputs:
+        # The rows are vectors, so the matrix acts from the right; it is symmetric.
+        deformation = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) + (strain + strain.mT) / 2
+        moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
+        return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
+
+    values, others, (by_pos, by_strain) = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
+    volume = torch.linalg.det(cell.double()).abs()[:, None, None].to(by_strain)
+    return EnergyForceStress(values, -by_pos, by_strain / volume, -by_strain), others
+
+
+def _with(data: Any, **changed: Tensor) -> Any:
+    """Return a shallow copy of data with changed attributes."""
+    data = copy.copy(data)
+    for name, value in changed.items():
+        setattr(data, name, value)
+    return data
+
+
+def _known_clouds(data: Any) -> int | None:
+    """Return the number of clouds, or None if it is in tensors that would have to be read."""
+    batch, ptr = getattr(data, "batch", None), getattr(data, "ptr", None)
+    if torch.compiler.is_compiling():
+        return None
+    return len(ptr) - 1 if isinstance(ptr, Tensor) else 1 if batch is None else None

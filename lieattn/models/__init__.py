@@ -2,8 +2,9 @@
 
 from lieattn.models._captured import Captured
 from lieattn.models._ensemble import Ensemble, Spread
+from lieattn.models._field_model import FieldModel
 from lieattn.models._inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
-from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry
+from lieattn.models._network import EquivariantModule, GroupField, Network, Symmetry
 from lieattn.models._preprocessed import Preprocessed
 from lieattn.models._rescaled import Rescaled
 from lieattn.models._transfer import transfer_weights

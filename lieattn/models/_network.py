@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import abc
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,6 @@ from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.models._inputs import (
     CloudInputs,
     VectorEmbedding,
-    attribute,
-    copied,
     in_precision_of_weights,
     read_inputs,
     with_planes,
@@ -335,130 +332,6 @@ def _reverses_axes(group: FiniteGroup) -> bool:
     """Return whether an element moves the first pixel of an image, which strides sample."""
     first = torch.arange(2**group.dim, device="cpu").view(1, 1, *[2] * group.dim) == 0
     return any(not torch.equal(act_on_grid(group, h, first), first) for h in range(group.order))
-
-
-class FieldModel(Network):
-    r"""A network for vectors and tensors, at points or of clouds, computed from the field of another network.
-
-    .. math::  y = \sum_k c_k v_k + u \operatorname{head}(\operatorname{field}(\mathrm{data}))
-
-    where :math:`v_k` are known vectors of the data, for example positions extrapolated along straight lines.
-
-    **Equivariance.** That of the network and the head; the added attributes must transform as the outputs do.
-
-    Parameters
-    ----------
-    network, head
-        Any network with a field, whose weights are shared, and a head such as :class:`lieattn.nn.VectorHead`, which
-        replaces its own. :class:`lieattn.nn.Heads` is for several outputs.
-    start
-        Names of the attributes :math:`v_k`, and their factors :math:`c_k`. That of ``pos`` is 1 (or ValueError).
-    units
-        Names of attributes and the numbers by which they are divided before the network sees them; a ``cell`` is
-        divided like ``pos``. The :math:`v_k` themselves are not divided.
-    unit
-        Factor u > 0, chosen so that the outputs of the head are of the order of 1. ValueError is raised if ``start`` or
-        ``unit`` is given with a head for rotations, or with several outputs (:class:`lieattn.nn.Heads`).
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch_geometric.data import Data
-    >>> from lieattn.groups import tetrahedral
-    >>> from lieattn.models import FieldModel, FramewiseTransformer
-    >>> from lieattn.nn import VectorHead
-    >>> network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
-    >>> model = FieldModel(network, VectorHead(4), start={"pos": 1.0, "vel": 0.5})
-    >>> model(Data(x=torch.ones(5, 1), pos=torch.randn(5, 3), vel=torch.randn(5, 3))).shape
-    torch.Size([5, 3])
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        head: nn.Module,
-        *,
-        start: Mapping[str, float] | None = None,
-        units: Mapping[str, float] | None = None,
-        unit: float = 1.0,
-    ) -> None:
-        super().__init__()
-        if not isinstance(network, Network):
-            raise TypeError(f"network: expected a lieattn.models.Network, got {type(network).__name__}")
-        check_arguments(FieldModel.__init__, locals())
-        self.start, self.units, self.unit = dict(start or {}), dict(units or {}), unit
-        for argument, numbers in (("units", self.units), ("unit", {"unit": unit})):
-            for name, number in numbers.items():
-                if not 0 < number < math.inf:
-                    raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
-        kind = getattr(head, "kind", None)
-        if (self.start or unit != 1) and (kind == "rotation" or isinstance(kind, Mapping)):
-            outputs = "rotations" if kind == "rotation" else "several outputs"
-            raise ValueError(f"start, unit: expected none for {outputs}, got start={self.start}, unit={unit}")
-        _check_start(self.start, kind, network.symmetry)
-        network._check_head(head)  # that of the network would not be trained, so checkpoints should not include it
-        self.network, self.head = network.with_head(nn.Identity()), head
-        named = (*network.vector_inputs, *(() if kind == "invariant" else self.start))
-        self.vector_inputs = tuple(name for name in dict.fromkeys(named) if name != "pos")
-        self.cloud_inputs, self.sees_order = network.cloud_inputs, network.sees_order
-        self.has_kinks = network.has_kinks or bool(getattr(head, "has_kinks", False))
-
-    @property
-    def symmetry(self) -> Symmetry:
-        return self.network.symmetry
-
-    @property
-    def jumps(self) -> tuple[str, ...]:
-        return self.network.jumps
-
-    @property
-    def kind(self) -> Any:
-        """Kind of the head, or ``"position"`` if the outputs are the positions plus a correction."""
-        return "position" if self.start.get("pos") == 1 else super().kind
-
-    def tied_to(self) -> dict[str, str]:
-        """Return the known vectors and the units, besides the properties of the network, that the weights depend on."""
-        numbers = (("start", self.start), ("units", self.units))
-        found = {name: repr({key: float(of[key]) for key in sorted(of)}) for name, of in numbers}
-        return {**super().tied_to(), **found, "unit": repr(float(self.unit))}
-
-    def geometry(self, data: Any) -> Any:
-        """Return the geometry of the network, in its units; AttributeError if it has no such method."""
-        return cast(Any, self.network).geometry(self._in_units(data))
-
-    def field(self, data: Any, geometry: Any = None) -> GroupField:
-        return self.network.field(self._in_units(data), geometry)
-
-    def _in_units(self, data: Any) -> Any:
-        """Return data whose attributes are divided by their units."""
-        given, data = data, copied(data) if self.units else data
-        lattice = {"cell": self.units["pos"]} if "pos" in self.units and getattr(data, "cell", None) is not None else {}
-        for name, number in (lattice | self.units).items():
-            data[name] = attribute(given, name) / number
-        return data
-
-    def forward(self, data: Any, geometry: Any = None) -> Any:
-        """Return vectors ``[points, dim]``, or other outputs of the head, by name for :class:`lieattn.nn.Heads`.
-
-        The data must also have the attributes of ``start``, in the shape of the outputs (otherwise ValueError). They
-        are not changed.
-        """
-        output = super().forward(data, geometry)
-        if not isinstance(output, Mapping):  # several outputs have neither unit nor start
-            output = self.unit * output
-        for name, factor in self.start.items():
-            known = attribute(data, name)
-            if (shape := tuple(known.shape)) != tuple(output.shape):
-                raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {shape}")
-            output = output + factor * known
-        return output
-
-
-def _check_start(start: Mapping[str, float], kind: Any, symmetry: Symmetry) -> None:
-    """Raise ValueError if positions in ``start`` would give outputs that move in no known way."""
-    if "pos" in start and (kind == "invariant" or (symmetry.group and symmetry.translations and start["pos"] != 1)):
-        got = f"got {start['pos']} for {kind} outputs, which would move in no known way"
-        raise ValueError(f"start: expected the factor 1 for pos, and none for invariant outputs, {got}")
 
 
 @dataclass(frozen=True)

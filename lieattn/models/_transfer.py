@@ -12,7 +12,8 @@ from lieattn._checks import check_arguments
 from lieattn._recorded import uncompiled
 from lieattn._tied import first_fault
 from lieattn.models._ensemble import Ensemble
-from lieattn.models._network import FieldModel, Network
+from lieattn.models._field_model import FieldModel
+from lieattn.models._network import Network
 from lieattn.models._tied_options import OF_OUTPUTS
 from lieattn.models._wrapper import Wrapper
 from lieattn.nn import Heads

@@ -2,8 +2,8 @@
 
     python examples/evaluate.py runs/TASK/checkpoints/best.ckpt [--task TASK] [--clouds 0]
 
-TASK is the name of the folder in ``runs``: qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation, wind
-or sensors.
+TASK is the name of the folder in ``runs``: qm9_homo, qm9_dipole, rmd17_ethanol, properties, nbody, springs,
+constellation, wind or sensors.
 The data are the test set of the checkpoint, or its first ``--clouds`` items. The last line contains the results as
 JSON. ``equivariance`` is the root mean square difference between the prediction for a randomly rotated cloud and the
 rotated prediction, relative to the predictions. ``mse_over_time`` of springs is the error at each step of a roll-out.
@@ -106,6 +106,20 @@ def rmd17_ethanol(task: PointSetTask, items: Sequence[Data]) -> Figures:
     }
 
 
+def properties(task: PointSetTask, items: Sequence[Data]) -> Figures:
+    """Return mean absolute errors in eV, eV/Å, D and e, those of a constant, and changes under rotations."""
+    figures: Figures = {}
+    units = {"energy": "eV", "force": "eV_A", "dipole": "D", "charge": "e"}
+    for name, unit in units.items():
+        turns, true = name in ("force", "dipole"), targets(items, name)
+        constant = 0.0 if turns else true.mean()
+        found = predictions(task, items, name).reshape(true.shape)
+        figures[f"{name}_{unit}"] = float((found - true).abs().mean())
+        figures[f"constant_{name}_{unit}"] = float((true - constant).abs().mean())
+        figures[f"equivariance_{name}"] = equivariance(task, items, name, (), turns)
+    return figures
+
+
 def nbody(task: PointSetTask, items: Sequence[Data]) -> Figures:
     """Return mean squared errors of coordinates, for the network and for motion on straight lines."""
     true = targets(items, "y")
@@ -174,13 +188,14 @@ def wind(task: PointSetTask, items: Sequence[Data]) -> Figures:
     }
 
 
-FIGURES = (qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation, wind)
+FIGURES = (qm9_homo, qm9_dipole, rmd17_ethanol, properties, nbody, springs, constellation, wind)
 TASKS: dict[str, Callable[[PointSetTask, Sequence[Data]], Figures]] = {task.__name__: task for task in FIGURES}
 TASKS["sensors"] = wind
 DATA = {
     "qm9_homo": ("QM9", "QM9Subset"),
     "qm9_dipole": ("QM9GFN2",),
     "rmd17_ethanol": ("RMD17", "RMD17Subset"),
+    "properties": ("GFN2Molecules",),
     "nbody": ("NBodySimulated",),
     "springs": ("Springs",),
     "constellation": ("Constellation",),

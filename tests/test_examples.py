@@ -333,11 +333,15 @@ def test_several_properties_are_trained_at_once(tmp_path, monkeypatch, capsys):
     Path("config.yaml").write_text(yaml.safe_dump(config))
     for command in (["fit"], ["test", "--ckpt_path", "best"]):
         assert main([*command, "--config", "config.yaml"]) == 0, capsys.readouterr().err
-    names = {"energy", "force", "dipole", "charge"}
-    found = capsys.readouterr().out
-    assert all(f"test/error_{name}" in found for name in names)
+    names = {"energy": "eV", "force": "eV_A", "dipole": "D", "charge": "e"}
+    printed = dict(re.findall(r"test/error_(\w+) .*? ([\d.e-]+) ", capsys.readouterr().out))
+    figures = load("evaluate").main("runs/properties/checkpoints/best.ckpt")
+    for name, unit in names.items():
+        assert figures[f"{name}_{unit}"] == pytest.approx(float(printed[name]), rel=1e-4)
+        # The energies of one test molecule have no spread.
+        assert name == "energy" or 1e-4 < figures[f"equivariance_{name}"] < 1
     task = load_task("runs/properties/checkpoints/best.ckpt")
-    assert set(task.model.kind) == names
+    assert set(task.model.kind) == set(names)
     water = build.molecule("H2O")
     water.calc = calculator.Calculator(task.model)
     assert np.isfinite(water.get_potential_energy())

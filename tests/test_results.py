@@ -199,3 +199,38 @@ def test_the_accuracy_of_rotated_mnist_is_that_of_the_record():
     page = (DOCS / "results.md").read_text()
     assert f"in {run['training_minutes']:.1f} minutes" in page
     assert f"It classifies {100 * run['accuracy']:.1f} % of 10,000" in " ".join(page.split())
+
+
+SMALL = [
+    record
+    for record in json.loads((EXAMPLES / "results.json").read_text())
+    if re.search(r"configs/|tasks", record["command"])
+]
+
+
+def is_printed(value, cell):
+    """Whether a number, perhaps in percent, is one of the rounded numbers of a cell."""
+    for text in re.findall(r"\d[\d.]*(?:e-\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", cell)):
+        digits, _, exponent = text.partition("e")
+        scale = 10.0 ** int(exponent or 0)
+        if is_rounded(value / scale, digits.rstrip(".")):
+            return True
+    return False
+
+
+def test_small_trainings_are_those_of_the_tables():
+    """Every configuration and every short task of examples/README.md has a record; some have one for each seed."""
+    lines = re.findall(r"^\| `(\w+)(?:\.py)?`.*", (EXAMPLES / "README.md").read_text(), flags=re.MULTILINE)
+    tasks = {path.stem for path in (EXAMPLES / "tasks").glob("*.py")}
+    recorded = {re.search(r"(\w+)\.(?:yaml|py)", record["command"])[1] for record in SMALL}
+    assert recorded == tasks | {"qm9_homo", *lines[lines.index("qm9_homo") :]}
+
+
+@pytest.mark.parametrize("record", SMALL, ids=lambda record: record["command"].split("/")[-1])
+def test_results_of_small_trainings_are_printed(record):
+    name = re.search(r"(\w+)\.(?:yaml|py)", record["command"])[1]
+    page = (EXAMPLES / "README.md").read_text()
+    (row,) = re.findall(rf"^\| `{name}(?:\.py)?`.*", page, flags=re.MULTILINE)
+    assert all(is_printed(value, row) for value in record["results"].values()), record["results"]
+    time = record["seconds"] if "seconds" in record else record["cpu_minutes"]
+    assert any(cell.strip() == f"{time:.0f}" for cell in row.split("|"))

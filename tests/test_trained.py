@@ -183,7 +183,8 @@ def test_the_table_of_the_documentation_is_that_of_the_cards(name):
     card = CARDS[name]
     page = (Path(__file__).parent.parent / "docs" / "trained.md").read_text()
     (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
-    _, _, _, parameters, group, test, change, outside, minutes = [cell.strip() for cell in line[1:-1].split("|")]
+    _, task, _, parameters, group, test, change, outside, minutes = [cell.strip() for cell in line[1:-1].split("|")]
+    assert task == card["task"]
     assert int(parameters.replace(",", "")) == card["parameters"]
     assert group == card["group"]
     assert float(minutes) == card["training"]["minutes"]

@@ -64,7 +64,7 @@ class About:
 
 ABOUT = {
     "digits-c8": About(
-        "handwritten digits, trained upright, also turned by multiples of 45 degrees",
+        "handwritten digits, trained upright, also rotated by multiples of 45 degrees",
         f"{IMAGE}, 8 x 8 pixels",
         "10 logits",
         "CC BY 4.0; Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI; from scikit-learn",
@@ -77,7 +77,8 @@ ABOUT = {
         test=5_000,
     ),
     "rot-mnist-alpha-f-p4": About(
-        "rotated handwritten digits on the grid of pixels (p4-CNN with attention to the input, as the paper trains it)",
+        "rotated handwritten digits on the grid of pixels "
+        "(p4-CNN with attention to the input, trained as in the paper)",
         f"{IMAGE}, 28 x 28 pixels",
         "10 logits",
         MNIST,
@@ -108,7 +109,7 @@ ABOUT = {
         single=5e-5,  # errors reach 1.1e-3, and the default allows 8.9e-4; the reason may be that bonds are stiff
     ),
     "springs": About(
-        "six particles on springs: the field of the dynamics, trajectories",
+        "six particles on springs: the vector field of the dynamics, trajectories",
         "x [points, 2] (mass, spring constant), pos, momentum [points, 2], time [clouds, times]",
         "positions and momenta [points, times, 4]",
         "made from a seed, no rights",
@@ -120,7 +121,7 @@ ABOUT = {
         "made from a seed, no rights",
     ),
     "shapes": About(
-        "sixteen kinds of solids as 64 points with normals, trained upright, tested turned",
+        "sixteen kinds of solids as 64 points with normals, trained upright, tested rotated",
         "pos [points, 3] in the unit sphere about the mean, normal [points, 3]",
         "16 logits, of lieattn_datasets.SHAPE_CLASSES",
         "made from a seed, no rights",

@@ -1821,6 +1821,36 @@ def test_an_alias_of_itself_is_named(tmp_path, text, line):
         read_yaml(tmp_path / "run.yaml", "settings")
 
 
+@pytest.mark.parametrize("text", [f"a: {'[' * 3000}{']' * 3000}", f"a: {'[' * 120}{']' * 120}"])
+def test_sections_inside_each_other_have_a_limit(tmp_path, text):
+    """Deep ones ended with RecursionError."""
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"run.yaml: expected at most 100 sections inside each other, got more$"):
+        read_yaml(tmp_path / "run.yaml", "settings")
+    aliases = "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 101))
+    (tmp_path / "run.yaml").write_text(f"a0: &a0 [1]\n{aliases}")
+    with pytest.raises(UsageError, match=r"run.yaml: expected at most 100 sections inside each other, got more$"):
+        read_yaml(tmp_path / "run.yaml", "settings")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["certify", "a.b:c"], "--model.size"),
+        (["certify", "nbody", "--data", "Digits"], "--data.split"),
+        (["certify", "nbody", "--group", "lieattn.groups.cyclic"], "--group.n"),
+        (["compare", "--config", "run.yaml"], "--budget.steps"),
+    ],
+)
+def test_values_of_options_that_cannot_be_read_are_named(tmp_path, monkeypatch, capsys, command, option):
+    """Some ended with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("budget: {}\n")
+    assert main([*command, option, "[1"]) == 2
+    told = rf"lieattn {command[0]}: {option} cannot be read: while parsing a flow sequence[^\n]*\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("option", "text", "message"),
     [

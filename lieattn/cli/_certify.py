@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
@@ -284,9 +283,8 @@ def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str,
     if given is not None and Path(given).suffix in (".yaml", ".yml", ".json"):
         spec = read_yaml(given, "class_path and init_args")
     arguments = dict(spec.get("init_args") or {})
-    for name, value in (setting.split("=", 1) for setting in settings):
-        if name.startswith(f"{section}."):
-            _set(section, arguments, name.removeprefix(f"{section}."), yaml.safe_load(value))
+    for name, value in settings_of(section, settings).items():
+        _set(section, arguments, name, value)
     if not spec:
         raise UsageError(f"--{section}.OPTION needs --{section} CLASS, which is missing")
     return {**spec, "init_args": arguments}

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from lieattn._sections import loaded
 from lieattn.models import CloudInputs, EquivariantModule, Symmetry
 from lieattn.train import UsageError, random_clouds
 
@@ -70,8 +70,8 @@ def _check_settings(option: str, text: str, found: Callable[..., Any], settings:
 
 def settings_of(section: str, settings: Sequence[str]) -> dict[str, Any]:
     """Return the values in settings ``"section.name=value"`` of a section by name, read as YAML."""
-    given = (setting.split("=", 1) for setting in settings)
-    return {name.removeprefix(f"{section}."): yaml.safe_load(v) for name, v in given if name.startswith(f"{section}.")}
+    given = (setting.split("=", 1) for setting in settings if setting.startswith(f"{section}."))
+    return {name.removeprefix(f"{section}."): loaded(f"--{name}", value) for name, value in given}
 
 
 def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Data] | Tensor:

@@ -14,10 +14,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_counts
+from lieattn._sections import loaded
 from lieattn.train import UsageError, read_yaml, short_message
 
 T = TypeVar("T")
@@ -284,9 +284,9 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
         if not equals or not isinstance(_at(content, names[:-1], {}), dict):
             raise UsageError(f"--{path}: expected a setting, or SECTION.SETTING of sections that exist")
         try:
-            content = _merged(content, _nested(names, yaml.safe_load(text)))
-        except yaml.YAMLError as error:
-            raise UsageError(f"--{path}: {error}") from error
+            content = _merged(content, _nested(names, loaded(f"--{path}", text)))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     try:
         return settings_from({**content, **({} if root is None else {"root": root})})
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from lieattn._checks import check_arguments
 from lieattn._extras import needs_extra
-from lieattn._sections import check_sections
+from lieattn._sections import loaded
 
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
@@ -43,17 +43,15 @@ class UsageError(ValueError):
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
     """Read a mapping from a YAML file; UsageError names a key that occurs twice, or an alias of itself."""
     check_arguments(read_yaml, locals())
-    with needs_extra("lieattn.train.read_yaml", "train"):
-        import yaml
-
     try:
         text = Path(path).read_text(encoding="utf-8")
-        check_sections(text)
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from error
+    with needs_extra("lieattn.train.read_yaml", "train"):
+        try:
+            content = loaded(str(path), text)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: expected {expected}, got {content!r}")
     return content

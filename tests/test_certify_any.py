@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from functools import partial
 from html.parser import HTMLParser
@@ -41,7 +42,7 @@ from lieattn.groups import (
     reflection,
     tetrahedral,
 )
-from lieattn.models import CloudInputs, EnergyForces, FramewiseTransformer, GSANet
+from lieattn.models import AttentiveCNN, CloudInputs, EnergyForces, FramewiseTransformer, GSANet
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
 
@@ -1130,7 +1131,7 @@ def test_names_lead_to_objects_of_modules(tmp_path, monkeypatch):
     (tmp_path / "file:name").touch()
     assert is_named("file:other")
     assert not any(map(is_named, ("file:name", "file", "a/file:name")))
-    assert not torch.equal(drawn_images(1, [1, 2, 2], 0), drawn_images(1, [1, 2, 2], 1))
+    assert not torch.equal(drawn_images(None, 1, [1, 2, 2], 0), drawn_images(None, 1, [1, 2, 2], 1))
 
 
 def test_the_command_takes_saved_networks(tmp_path, capsys):
@@ -1144,6 +1145,31 @@ def test_the_command_takes_saved_networks(tmp_path, capsys):
     assert "2 random clouds of 5 points in 3 dimensions" in printed
     assert main(["test", "--ckpt_path", str(path)]) == 2
     assert "is a network of lieattn.save, which has neither task nor data" in capsys.readouterr().err
+
+
+def test_options_for_other_data_are_named_if_a_network_refuses_random_ones(tmp_path, capsys):
+    path = tmp_path / "network.safetensors"
+    lieattn.save(randomize(AttentiveCNN(cyclic(4), 1, 2, channels=4, attention="none")), path)
+    for given, found in (
+        ([], "clouds of 12 points in 2 dimensions"),
+        (["--images", "1", "8", "8"], "images of 1 x 8 x 8"),
+    ):
+        assert main(["certify", str(path), *given]) == 2
+        told = rf"the network was called with 4 random {found}; for others: --data CLASS, --images CHANNELS ROWS"
+        assert re.search(told, capsys.readouterr().err)
+    assert main(["certify", str(path), "--images", "28", "28"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "--images: expected CHANNELS ROWS COLUMNS, or CHANNELS LAYERS ROWS COLUMNS, got 28 28\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["rot-mnist-p4", "rot-mnist-r4"])
+def test_networks_of_the_library_get_random_images_as_points(name, capsys):
+    """These were refused, because data expected a Batch, and there was no other way to draw their data."""
+    assert main(["certify", name, "--images", "1", "28", "28", "--clouds", "2", "--outside", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "measured on: 2 random images of 1 x 28 x 28" in printed
+    assert "raster 1 " in printed
 
 
 def test_random_clouds_have_the_features_and_the_dimension_of_a_network_of_the_library():

@@ -35,6 +35,8 @@ _UNIQUE = {
     False: "not unique: outputs are also equivariant to a motion outside of the group",
 }
 
+_OTHER_DATA = "for others: --data CLASS, --images CHANNELS ROWS COLUMNS, --points, --dim, --features"
+
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print the certificate of a network, and write it as JSON or HTML if ``--json`` or ``--html`` is given.
@@ -56,18 +58,23 @@ def run(name: str, arguments: Sequence[str]) -> int:
     elif options.group is not None:
         spec = _spec("group", options.group, options.settings)
         group = build(Group, spec, f"the group {options.group}")
-    certificate = certify(
-        network,
-        clouds,
-        inputs=_kinds(options.input),
-        outputs=_kinds(options.output),
-        group=group,
-        elements=options.elements,
-        rotations=options.outside,
-        dtypes=[_DTYPES[dtype] for dtype in options.dtype],
-        tolerances=_tolerances(options),
-        seed=options.seed,
-    )
+    try:
+        certificate = certify(
+            network,
+            clouds,
+            inputs=_kinds(options.input),
+            outputs=_kinds(options.output),
+            group=group,
+            elements=options.elements,
+            rotations=options.outside,
+            dtypes=[_DTYPES[dtype] for dtype in options.dtype],
+            tolerances=_tolerances(options),
+            seed=options.seed,
+        )
+    except Exception as error:
+        if foreign and options.data is None:
+            error.add_note(f"the network was called with {source}; {_OTHER_DATA}")
+        raise
     sys.stdout.write(_text(certificate, source, weights))
     if options.json is not None:
         replace_text(options.json, certificate.to_json() + "\n")
@@ -104,7 +111,7 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
     elif options.data is not None:
         clouds, source = test_clouds({"config": {}, "input": None}, network, options)
     elif options.images is not None:
-        clouds = drawn_images(options.clouds, options.images, options.seed)
+        clouds = drawn_images(network, options.clouds, options.images, options.seed)
         source = f"{options.clouds} random images of {' x '.join(map(str, options.images))}"
     elif is_trained(options.checkpoint) and not options.random:
         clouds, source = item_of_card(options.checkpoint)
@@ -131,6 +138,9 @@ def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: 
     if not foreign:
         refuse(arguments, random, "random clouds of a checkpoint are like those that it was trained on")
     if options.images is not None:
+        if len(options.images) not in (3, 4):
+            expected, got = "CHANNELS ROWS COLUMNS, or CHANNELS LAYERS ROWS COLUMNS", " ".join(map(str, options.images))
+            raise UsageError(f"--images: expected {expected}, got {got}")
         refuse(arguments, random[:-1], "there are no random clouds with --images")
     elif is_trained(options.checkpoint) and options.data is None and not options.random:
         card = f"{options.checkpoint} is certified on the item of its card"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._sections import loaded
+from lieattn.geometry import pixel_positions
 from lieattn.models import CloudInputs, EquivariantModule, Symmetry
 from lieattn.train import UsageError, random_clouds
 
@@ -114,9 +115,14 @@ def _needed_features(network: Any) -> int | None:
     return None
 
 
-def drawn_images(number: int, shape: Sequence[int], seed: int) -> Tensor:
-    """Random images ``[number, channels, *sides]``."""
-    return torch.rand(number, *shape, generator=torch.Generator().manual_seed(seed))
+def drawn_images(network: Any, number: int, shape: Sequence[int], seed: int) -> list[Data] | Tensor:
+    """Random images ``[number, channels, *sides]``, or their pixels as points for networks of the library."""
+    images = torch.rand(number, *shape, generator=torch.Generator().manual_seed(seed))
+    if not isinstance(network, EquivariantModule):
+        return images
+    sides = shape[1:]
+    pos, grid = pixel_positions(*sides), torch.tensor([sides])
+    return [Data(x=image.flatten(1).mT.contiguous(), pos=pos, grid=grid) for image in images]
 
 
 def _needs_arguments(function: Callable[..., Any]) -> bool:

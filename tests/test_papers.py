@@ -202,6 +202,16 @@ def test_objects_that_presets_take_only_in_python_are_named(capsys):
     assert capsys.readouterr().err == f"lieattn fit: {message}\n"
 
 
+@pytest.mark.parametrize("name", ["hads", "out_channels"])  # the second one is given by the preset
+def test_a_name_that_a_preset_does_not_take_is_refused(name, capsys):
+    """The message was Python's about a function, without the place."""
+    path = str(EXPERIMENTS["gsa/rot_mnist_r4"])
+    assert main(["fit", "--config", path, f"--model.network.dict_kwargs.{name}", "3"]) == 2
+    expected = "expected one of neighborhood, space, channels, blocks, heads, dropout, readout, vector_inputs, options"
+    message = f"model.init_args.network.dict_kwargs.{name}: {expected}, got {name!r}"
+    assert capsys.readouterr().err == f"lieattn fit: {message}\n"
+
+
 @pytest.mark.parametrize("name", ["homogeneous/qm9_lietransformer_t3", "homogeneous/qm9_lietransformer_se3"])
 def test_molecules_of_lietransformer_have_the_moments_of_its_code(name):
     """train_molecule.py of the authors: Adam with beta1 0.5 and beta2 0.9, for constellations as well."""

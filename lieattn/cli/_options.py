@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import io
 import os
+import pkgutil
 import shlex
 import signal
 import subprocess
@@ -99,18 +101,36 @@ def check_classes(content: Any, path: str | Path) -> None:
 
 
 def check_built(content: Any, place: str = "") -> None:
-    """Raise UsageError if dict_kwargs, whose values stay as they are, describe an object that should be built."""
+    """Raise UsageError if dict_kwargs, whose values stay as they are, describe an object that should be built.
+
+    It is also raised if a preset of the library does not take the argument.
+    """
     from lieattn.train import UsageError
 
     entries = dict(enumerate(content)) if isinstance(content, list) else content
     if not isinstance(entries, dict):
         return
-    for name, value in (entries.get("dict_kwargs") or {}).items():
+    given = entries.get("dict_kwargs") or {}
+    accepted = _of_preset(entries["class_path"]) if given else None
+    for name, value in given.items():
+        if accepted is not None and name not in accepted:
+            raise UsageError(f"{place}dict_kwargs.{name}: expected one of {', '.join(accepted)}, got {name!r}")
         if isinstance(value, dict) and "class_path" in value:
             found = f"an object, {value['class_path']}, which {entries['class_path']} takes only in Python"
             raise UsageError(f"{place}dict_kwargs.{name}: expected a number, a text or a list of them, got {found}")
     for name, value in entries.items():
         check_built(value, f"{place}{name}.")
+
+
+def _of_preset(path: str) -> list[str] | None:
+    """Names that a preset of this library, such as ``GSANet.rot_mnist``, passes on to the class that it returns."""
+    preset = pkgutil.resolve_name(path) if path.startswith("lieattn.") else None
+    if not inspect.isroutine(preset):  # other classes may take any names
+        return None
+    made: Any = inspect.get_annotations(preset, eval_str=True)["return"]
+    # A preset gives the other arguments itself, or has them as its own.
+    named = inspect.signature(made).parameters.values()
+    return [parameter.name for parameter in named if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def output_file(text: str) -> Path:

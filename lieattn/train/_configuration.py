@@ -17,6 +17,7 @@ _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
     r"|Expected a path but .* either not accessible or invalid"
     r"|Subclass types expect one of|a class path \(str\)|a dict with"
+    r'|Parser key "\S*": Unable to load config "'
 )
 _PARSER_KEY = re.compile(r'Parser key "(.*?)":')
 _CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
@@ -25,7 +26,8 @@ _OTHER_CLASS = re.compile(rf"(?:Not a valid subclass of |{_IMPORTED})(\w+)|Subcl
 _CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\](?=[,.]|$)")
 _EXPECTED = re.compile(r"(?<=expected )\w+(?: expected \w+)+")
 _NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S*)")
-_OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
+_OR_NO_CLASS = re.compile(r"(?<=expected )(\w+|one of '[^:]*') (?='\S*' is no class)")
+_NO_SETTINGS = re.compile(r"Unable to load config ('.*')")
 # Messages of jsonargparse about members of a union that the user did not mean. "Option ...", about an unknown option,
 # may also concern the member that was meant.
 _NOT_MEANT = re.compile(rf"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid |{_IMPORTED})|Option )")
@@ -98,6 +100,7 @@ def short_message(error: Exception) -> str:
             given = given or _NESTED.sub(r"\1", text.removeprefix("Given value: "))
         elif not text.endswith("<class 'NoneType'>") and not _NOISE.match(text):
             text = _NO_CLASS.sub(r"'\1' is no class: give its path, package.Class", text)
+            text = _NO_SETTINGS.sub(r"expected settings by name, or a file with them, got \1", text)
             text = _CHOICES.sub(r"expected one of \1", text)
             text = _OTHER_CLASS.sub(r"expected \1\2", text)
             lines.append(_PARSER_KEY.sub(r"\1:", text))

@@ -208,18 +208,43 @@ def test_trajectories_turn_with_the_initial_state(group):
             torch.testing.assert_close(moved.momentum, group.act(g, path.momentum), atol=1e-9, rtol=0)
 
 
-def test_trajectories_that_diverge_are_nan_and_wrong_positions_are_named():
-    """The error was about the positions of the data also if those were fine."""
-    dynamics = HamiltonianDynamics(lambda data: 1e40 * data.pos.pow(4).sum().reshape(1), jumps="allow")
+ADAPTIVE = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
+
+
+@pytest.mark.parametrize("method", ["rk4", *ADAPTIVE])
+@pytest.mark.filterwarnings("ignore:.*finds no step within its tolerances")
+def test_trajectories_that_diverge_are_nan_and_wrong_positions_are_named(method):
+    """The error was about the positions of the data also if those were fine, or an assertion about small steps."""
+
+    def steep(data):
+        return 1e40 * data.pos.pow(4).sum().reshape(1)
+
+    dynamics = HamiltonianDynamics(steep, jumps="allow", method=method)
     q, p, mass = torch.tensor([[0.0], [1.0]]), torch.zeros(2, 1), torch.ones(2)
     times = torch.tensor([0.0, 1.0, 2.0])
     found = dynamics.trajectory(q, p, mass, times)
     assert torch.equal(found.position[0], q)
     assert found.position[-1].isnan().all()
-    dynamics = HamiltonianDynamics(Refusing(), jumps="allow")
+    dynamics = HamiltonianDynamics(Refusing(), jumps="allow", method=method)
     assert dynamics.trajectory(q, p, mass, times).position[-1].isnan().all()
     with pytest.raises(ValueError, match="pos: expected finite coordinates"):
         dynamics.trajectory(q / 0, p, mass, times)
+
+
+def test_adaptive_steps_that_fail_say_so():
+    """These were assertions of the solver."""
+    q, p, mass, times = torch.tensor([[0.0], [1.0]]), torch.zeros(2, 1), torch.ones(2), torch.tensor([0.0, 1.0, 2.0])
+    dynamics = HamiltonianDynamics(Refusing(), jumps="allow", method="dopri5")
+    with pytest.warns(UserWarning, match="dopri5 finds no step within its tolerances, .* trajectories are NaN$"):
+        assert dynamics.trajectory(q, p, mass, times).momentum[1:].isnan().all()
+    few = {"max_num_steps": 2}
+    dynamics = HamiltonianDynamics(energy_of_springs, jumps="allow", method="dopri5", options=few)
+    with pytest.raises(ValueError, match=r"^options: max_num_steps exceeded"):
+        dynamics.trajectory(q, p, mass, times)
+
+
+def energy_of_springs(data):
+    return data.pos.square().sum().reshape(1)
 
 
 class Refusing(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import LARGEST, check_arguments, check_choice, check_has_numbers
 from lieattn._extras import needs_extra
+from lieattn._warnings import warn
 from lieattn.models._energies import check_energies, energy_among, per_cloud
 from lieattn.models._gradients import check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
 from lieattn.models._hamiltonian_system import System
@@ -102,7 +103,8 @@ class HamiltonianDynamics(Wrapper):
         Whether positions for V are relative to the mean of the cloud.
     method, rtol, atol, options
         Arguments of ``torchdiffeq.odeint``. ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its
-        steps to the tolerances; ``options={"step_size": 0.01}`` makes steps finer than the times.
+        steps to the tolerances; ``options={"step_size": 0.01}`` makes steps finer than the times. Trajectories of
+        ``"scipy_solver"`` are not differentiable.
     jumps
         See :class:`EnergyForces`.
     """
@@ -195,8 +197,9 @@ class HamiltonianDynamics(Wrapper):
 
         The arguments are those of :meth:`field` and floating ``times`` ``[times]``, strictly increasing or decreasing
         (otherwise ValueError). The given state is that of the first time. ImportError is raised without the package
-        torchdiffeq (``pip install lieattn[dynamics]``). With a method of fixed steps, a trajectory that leaves the
-        coordinates that V accepts, as in a training that diverges, is NaN from there on.
+        torchdiffeq (``pip install lieattn[dynamics]``). A trajectory that leaves the coordinates that V accepts, as in
+        a training that diverges, is NaN: with a method of fixed steps from there on, with an adaptive one from the
+        first step on and for all clouds, with a warning. ``"scipy_solver"`` raises ValueError.
         """
         if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
             raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
@@ -212,7 +215,14 @@ class HamiltonianDynamics(Wrapper):
             from torchdiffeq import odeint
         solver = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": self.options or None}
         start = (system.position, system.momentum)
-        states = odeint(lambda _, state: self._change(state[0], state[1], system), start, times, **solver)
+        try:
+            states = odeint(lambda _, state: self._change(state[0], state[1], system), start, times, **solver)
+        except AssertionError as error:  # of adaptive steps
+            if "max_num_steps" in str(error):
+                raise ValueError(f"options: {error}") from error
+            found = "as the potential is too steep or not finite"
+            warn(f"{self.method} finds no step within its tolerances, {found}: trajectories are NaN")
+            states = tuple(torch.stack([x, *[x * math.nan] * len(steps)]) for x in start)
         return Trajectory(times, *(state.reshape(len(times), *position.shape) for state in states))
 
     def drift(
@@ -258,7 +268,7 @@ class HamiltonianDynamics(Wrapper):
             return self._field(q, p, system)
         except ValueError:
             started, stays = (bool((x.detach().abs() <= LARGEST).all()) for x in (system.position, q))
-            if stays or not started or self.method in _ADAPTIVE:
+            if stays or not started or self.method == "scipy_solver":  # which is not used in training
                 raise
             return p * math.nan, q * math.nan
 

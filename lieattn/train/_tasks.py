@@ -137,9 +137,9 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         if begins:
             self._input = describe_input(batch)
         loss = self.evaluate(batch, "train")
+        check_loss(loss, self)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
-        check_loss(loss, self)
         if begins and float(loss.detach()) > self._large_loss:
             rank_zero_warn(
                 f"network: its untrained outputs are so large that the first loss is {float(loss.detach()):.3g}, where "

@@ -840,7 +840,7 @@ def test_shifts_are_not_rounded_with_weights_in_half_precision(tmp_path):
     found, data = again(Batch.from_data_list(items))["y"], Batch.from_data_list(items)
     assert len(found.unique()) > 4
     error = float((found[:, 0] - data.y).detach().abs().mean())
-    assert float(trainer.callback_metrics["val/error"]) == pytest.approx(error, rel=1e-2)
+    assert float(trainer.callback_metrics["val/error"]) == pytest.approx(error, abs=5e-4)  # float32 near 10,000
 
 
 @pytest.mark.parametrize(

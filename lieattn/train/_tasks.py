@@ -438,7 +438,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             # Energies far from 0 have a spread that a smaller dtype would round away before the shift is subtracted.
             dtypes = target.dtype, output.dtype, torch.float32
             wide = target.to(reduce(torch.promote_types, dtypes))
-            difference = output - ((wide - model.shift_of(name, wide, batch)) / scale).to(output.dtype)
+            difference = output.to(wide.dtype) - (wide - model.shift_of(name, wide, batch)) / scale
             turns = self.loss == "rotation"
             if turns and output.shape[1:] != (3, 3):
                 raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")

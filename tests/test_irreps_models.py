@@ -1,14 +1,16 @@
 """Models of steerable features: equivariance to E(3), vectors in and out, independent clouds, finite gradients."""
 
+import math
+from copy import deepcopy
 from functools import cache
 
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, Radius
+from lieattn.geometry import AllPairs, Nearest, Radius
 from lieattn.groups import SO
-from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.models.irreps import DistanceTransformer, RadialOptions, SE3Transformer, TensorFieldNetwork
 from lieattn.testing import TOLERANCE, randomize, relative_error
 
 MODELS = {"tfn": TensorFieldNetwork, "se3": SE3Transformer, "distance": DistanceTransformer}
@@ -58,12 +60,27 @@ def moved(data, seed, *, improper=False):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_outputs_are_equivariant_to_all_motions(name, kind, pool, dtype):
     network, data = model(name, dtype=dtype, kind=kind, pool=pool), cloud((5, 3), dtype)
+    data.pos[1] = data.pos[0]
     expected = network(data).double()
     assert expected.abs().max() > 1e-3
     for seed in range(4):
         other, rotation = moved(data, seed, improper=seed % 2 == 1)
         turned = expected if kind == "invariant" else expected @ rotation.T
         assert relative_error(network(other).double(), turned) < TOLERANCE[dtype]
+
+
+def test_coupling_coefficients_are_those_of_the_precision():
+    network, data = deepcopy(model("tfn", dtype=torch.float32, kind="vector", pool="mean")).double(), cloud((5,))
+    other, rotation = moved(data, 0)
+    assert relative_error(network(other), network(data) @ rotation.T) < 1e-13
+
+
+@pytest.mark.parametrize("name", ["tfn", "se3"])
+def test_tensor_products_keep_their_precision_under_autocast(name):
+    network, data = model(name, dtype=torch.float32, kind="invariant", pool="mean"), cloud((5,), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = network(data)
+    torch.testing.assert_close(found, network(data))
 
 
 @every_model
@@ -85,6 +102,52 @@ def test_directions_are_seen_beyond_distances(name):
     assert relative_error(network(other), network(data)) > 1e-4
     blind = model("distance")
     assert relative_error(blind(other), blind(data)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["tfn", "se3"])
+def test_points_closer_than_a_millionth_of_the_cutoff_have_no_direction(name):
+    network, data = model(name), cloud((5,))
+
+    def at(distance):
+        data.pos[1] = data.pos[0] + distance * torch.tensor([0.0, 0.6, 0.8])
+        return network(data)
+
+    assert relative_error(at(1e-7), at(0.0)) < 1e-9
+    assert relative_error(at(1e-5), at(0.0)) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["tfn", "se3"])
+def test_only_neighbors_have_influence(name):
+    """The last point is no neighbor of others, but has the first as its neighbor."""
+    network, data = model(name, neighborhood=Nearest(1), cutoff=2.5, layers=1, pool="none"), cloud((3,))
+    found = []
+    for far in (1.5, 3.0):
+        data.pos = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [-far, 0, 0]])
+        found.append(network(data))
+    assert found[1].isfinite().all(), "without neighbors within the cutoff"
+    torch.testing.assert_close(found[0][:2], found[1][:2])
+
+
+def test_initial_weights_have_the_tuned_sizes():
+    def size(linear):
+        return float(linear.weight.detach().std() * math.sqrt(linear.in_features / 2))
+
+    torch.manual_seed(0)
+    network = DistanceTransformer(1, 1, neighborhood=Radius(2.5))
+    block = network.layers[0]
+    assert (len(network.layers), block.radial[0].in_features, block.radial[0].out_features) == (4, 16, 32)
+    found = [size(linear) for linear in (block.radial[0], block.radial[2], block.output)]
+    assert found == pytest.approx([1.5, 2.0, 1.0], rel=0.1)
+    (layer,) = TensorFieldNetwork(1, 1, neighborhood=Radius(2.5), layers=1).layers
+    assert layer.message.radial[0].in_features == 8
+    assert [size(layer.message.radial[k]) for k in (0, 2)] == pytest.approx([1.0, 1.4], rel=0.1)
+
+
+def test_vectors_of_scalars_alone_need_no_factors_of_vector_inputs():
+    """Parameters without a gradient would stop training on several devices."""
+    network = DistanceTransformer(3, 2, neighborhood=Radius(2.5), kind="vector", layers=1)
+    network(cloud((5,))).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
 
 
 @every_model
@@ -114,8 +177,10 @@ def test_degenerate_clouds_have_finite_outputs_and_gradients(name, kind):
         out = network(Batch.from_data_list([data, *cloud((2,)).to_data_list()]))
         assert out.isfinite().all()
     data = Data(x=torch.randn(4, 3), pos=torch.zeros(4, 3, requires_grad=True), vel=torch.zeros(4, 3))
-    (gradient,) = torch.autograd.grad(network(data).sum(), data.pos)
+    (gradient,) = torch.autograd.grad(network(data).sum(), data.pos, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), data.pos)
     assert gradient.isfinite().all()
+    assert second.isfinite().all()
 
 
 @every_model
@@ -180,6 +245,8 @@ def test_e3nn_agrees():
     ("make", "message"),
     [
         (lambda: TensorFieldNetwork(3, 1, neighborhood=AllPairs()), "cutoff: .* has no length"),
+        (lambda: RadialOptions(basis=0), "basis: expected an integer of at least 1"),
+        (lambda: RadialOptions(hidden=0), "hidden: expected an integer of at least 1"),
         (lambda: SE3Transformer(3, 1, neighborhood=Radius(1.0), channels=5), "heads: 4 heads"),
         (lambda: DistanceTransformer(3, 1, neighborhood=Radius(1.0), channels=5), "heads: 4 heads"),
         (

@@ -310,7 +310,7 @@ class _Edges:
     def sum_to_targets(self, messages: Tensor) -> Tensor:
         """Sum messages ``[edges, *]`` at their targets, and multiply by the norm: ``[points, *]``."""
         total = sums(messages, self.target, len(self.norm))
-        return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
+        return total * self.norm.view(-1, *[1] * (messages.ndim - 1))
 
 
 class PointGeometry(NamedTuple):
@@ -442,7 +442,7 @@ class _TensorProductMessage(nn.Module):
         super()._apply(fn, recurse)
         for name, buffer in self.product.named_buffers():
             _, found, degrees = name.rpartition("_w3j_")
-            if found and buffer.dtype == torch.float64 and not buffer.is_meta:
+            if found and buffer.dtype == torch.float64:
                 one, other, made = (int(degree) for degree in degrees.split("_"))
                 buffer.copy_(o3.wigner_3j(one, other, made, dtype=torch.float64))
         return self

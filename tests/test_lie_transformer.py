@@ -993,6 +993,30 @@ def test_finite_se2_is_invariant_to_its_rotations(content, seeds):
     assert torch.isfinite(model(Data(pos=torch.zeros(0, 2, dtype=DOUBLE)))).all()
 
 
+def test_distances_of_finite_se2_reach_beyond_the_neighborhood():
+    options = {"channels": 4, "layers": 1, "heads": 2, "neighborhood": Radius(1.0)}
+    model = randomize(FiniteSE2Transformer(4, **options).double())
+    pos = torch.tensor([[0, 0], [0.5, 0], [5, 0], [0, 0], [0, 0.7]], dtype=DOUBLE, requires_grad=True)
+    batch = torch.tensor([0, 0, 0, 1, 1])
+    found = model(Data(pos=pos, batch=batch))
+    assert relative_error(model(Data(pos=pos[3:])), found[1:]) < 1e-12
+    (slope,) = torch.autograd.grad(found[0].sum(), pos, create_graph=True)
+    assert slope[2].abs().max() > 1e-6
+    (second,) = torch.autograd.grad(slope.square().sum(), pos)
+    assert torch.isfinite(second).all()
+    with pytest.raises(ValueError, match="data.pos: 5 powers of distances"):
+        model.float()(Data(pos=1e14 * pos.detach()))
+
+
+def test_finite_se2_starts_as_its_options_say():
+    torch.manual_seed(0)
+    model = FiniteSE2Transformer(channels=16, heads=2, hidden=64, seeds=32)
+    layer = model.layers[0]
+    assert layer.location1.shape == (2, 64, 3)
+    assert all(float(part.detach().abs().max()) <= 1 / 8 for part in (layer.location2, layer.location_bias2))
+    assert float(model.seeds.detach().std()) == pytest.approx(1 / 4, rel=0.1)
+
+
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
@@ -1112,6 +1136,9 @@ REFUSED = {
         SE3, Principal(), Given(torch.zeros(2, 0, dtype=torch.int64)), {"downsampling": 0.5}
     )(data_of(points_of(SE3, 5))),
     "content: expected one of": lambda: FiniteSE2Transformer(content="none"),
+    "seeds: expected an integer of at least 0": lambda: FiniteSE2Transformer(seeds=-1),
+    "heads: expected a divisor of 64 channels, got 5": lambda: FiniteSE2Transformer(heads=5),
+    "normalize: expected one of .'softmax', 'mean'.": lambda: FiniteSE2Transformer(normalize="none"),
     "x: expected floating features": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE), x=torch.randn(4, 2, dtype=DOUBLE))
     ),

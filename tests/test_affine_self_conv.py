@@ -702,7 +702,8 @@ LAYERS = ("affine", "simple", "stand-alone", "convolution")
 
 
 def network(group, dtype=torch.float64, **options):
-    options = {"channels": 4, "blocks": 1, "heads": 2, "window": WINDOW, **options}
+    attention = {} if options.get("layer") == "convolution" else {"heads": 2, "window": WINDOW}
+    options = {"channels": 4, "blocks": 1, **attention, **options}
     model = randomize(AffineSelfConvNet(group, 2, 3, **options).to(dtype), spread=0.7)
     for module in model.modules():
         if isinstance(module, FieldBatchNorm):  # not the identity in eval mode
@@ -806,7 +807,8 @@ def test_vectors_go_in_and_out(group, layer):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_goes_with_the_heads_of_the_paper(layer, options):
     """On p4, the first layers have 8 channels, one for each of eight heads, fewer than there are coordinates."""
-    model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, **options)
+    kept = {name: value for name, value in options.items() if layer != "convolution" or name != "heads"}
+    model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, **kept)
     assert model(torch.randn(1, 3, 8, 8)).shape == (1, 10)
 
 
@@ -965,6 +967,21 @@ ERRORS = {
     "reduction": (lambda: GroupSqueezeExcite(4, 0), ValueError, "reduction: expected an integer"),
     "layer": (lambda: AffineSelfConvNet(P4, layer="mlp"), ValueError, "layer: expected one of"),
     "downsampling": (lambda: AffineSelfConvNet(P4, downsampling="max"), ValueError, "downsampling: expected one of"),
+    "window of a convolution": (
+        lambda: AffineSelfConvNet(P4, layer="convolution", window=WINDOW),
+        ValueError,
+        "window: expected None for layer 'convolution', which has no attention, got RelativePositionTable",
+    ),
+    "heads of a convolution": (
+        lambda: AffineSelfConvNet(P4, layer="convolution", heads=2),
+        ValueError,
+        "heads: expected None for layer 'convolution', which has no attention, got 2",
+    ),
+    "scale of a convolution": (
+        lambda: AffineSelfConvNet(P4, layer="convolution", scale=0.5),
+        ValueError,
+        "scale: expected None for layer 'convolution', which has no attention, got 0.5",
+    ),
     "odd sides": (
         lambda: AffineSelfConvNet(P4, layer="convolution")(torch.randn(1, 3, 6, 8)),
         ValueError,

@@ -191,7 +191,8 @@ class AffineSelfConvNet(ImageNetwork):
         trivial group and 8 for others.
     window
         Neighborhood of the attention; 5 x 5 pixels with a border of zeros if absent. ValueError is raised unless it
-        contains all pixels of a square.
+        contains all pixels of a square. A network with ``"convolution"`` has no attention, so ValueError is raised if
+        it gets a window, ``heads`` or ``scale``.
     heads
         Number of attention heads. The default is the largest divisor of c that is at most 8, and for stand-alone
         attention also at most c / 2, so that each head has a channel for both coordinates.
@@ -230,6 +231,8 @@ class AffineSelfConvNet(ImageNetwork):
         planar = group.order == 1
         channels = (16 if planar else 8) if channels is None else channels
         check_counts(channels=channels, blocks=blocks)
+        if layer == "convolution":
+            _check_absent(window=window, heads=heads, scale=scale)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
         if heads is None:
             most = min(_HEADS, channels // 2) if layer == "stand-alone" else _HEADS
@@ -291,6 +294,13 @@ class AffineSelfConvNet(ImageNetwork):
         for block in self.blocks:
             x, raster = self._through(block, x, raster)
         return x, raster
+
+
+def _check_absent(**attention: Any) -> None:
+    """Raise ValueError for options of the attention, which a convolution does not have."""
+    for name, value in attention.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected None for layer 'convolution', which has no attention, got {value!r}")
 
 
 def _check_covers(window: RelativePositionTable, group: FiniteGroup, side: int) -> None:

@@ -177,6 +177,11 @@ class TestImages:
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=0), ValueError, "peak: expected a positive finite number"),
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=np.inf), ValueError, "peak: expected a positive finite number"),
             (lambda: ld.image_to_data(np.zeros(3)), ValueError, r"got \[3\]"),
+            (
+                lambda: ld.image_to_data(torch.rand(1, 5, 6)),
+                ValueError,
+                r"image: .* last, \[height, width, channels\], got \[1, 5, 6\], .* first; use permute\(1, 2, 0\) of",
+            ),
             (lambda: ld.grid_positions(0, 3), ValueError, "at least 1, got 0 and 3"),
             (lambda: small_images()[6], IndexError, "index: expected an integer in -6 .. 5, got 6"),
             (lambda: small_images()[0:2], TypeError, "use subset for several"),

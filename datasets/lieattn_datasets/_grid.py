@@ -15,6 +15,8 @@ from lieattn_datasets._checks import check_arguments, check_attribute
 
 CHUNK = 1024
 
+_MOST_CHANNELS = 4  # largest usual number of channels of an image
+
 _ROUNDING = 1e-6  # tolerance for float intensities outside [0, 1], which can result from rounding
 
 
@@ -89,7 +91,8 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     Raises
     ------
     ValueError
-        If the image has another number of axes, or a value is not finite or outside [0, peak].
+        If the image has another number of axes, looks like ``[channels, height, width]``, or a value is not finite or
+        outside [0, peak].
     TypeError
         If the type of the values is neither uint8 nor floating.
     """
@@ -97,6 +100,7 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     array = image_array("image", image)
     if array.ndim not in (2, 3):
         raise ValueError(f"image: expected [height, width] or [height, width, channels], got {list(array.shape)}")
+    check_channels_last("image", array.shape)
     peak = check_images(array[None], peak)
     return make_data(array, label, peak)
 
@@ -126,6 +130,18 @@ def data_to_image(data: Data) -> Tensor:
             "permuted, which have no image without resampling"
         )
     return x.reshape(height, width, -1)
+
+
+def check_channels_last(argument: str, shape: tuple[int, ...], before: tuple[str, ...] = ()) -> None:
+    """Raise ValueError for a shape ``[*before, ...]`` that looks like channels first, as in torchvision."""
+    rest = shape[len(before) :]
+    if len(rest) == 3 and rest[0] <= _MOST_CHANNELS < min(rest[1:]):
+        expected = ", ".join([*before, "height", "width", "channels"])
+        order = ", ".join(map(str, [*range(len(before)), *(len(before) + axis for axis in (1, 2, 0))]))
+        raise ValueError(
+            f"{argument}: expected the channels last, [{expected}], got {list(shape)}, which looks like channels "
+            f"first; use permute({order}) of a tensor or transpose({order}) of an array"
+        )
 
 
 def image_array(argument: str, values: ArrayLike) -> NDArray[Any]:

@@ -12,11 +12,9 @@ from torch_geometric.data import Data
 from lieattn_datasets._arrays import class_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._grid import CHUNK, ImageArray, check_images, image_array, make_data
+from lieattn_datasets._grid import CHUNK, ImageArray, check_channels_last, check_images, image_array, make_data
 
 __all__ = ["ImagePoints", "Transform"]
-
-_MOST_CHANNELS = 4  # largest usual number of channels of an image
 
 
 class ImagePoints(Clouds):
@@ -88,12 +86,7 @@ class ImagePoints(Clouds):
                 "images: expected [images, height, width] or [images, height, width, channels] with no size of zero, "
                 f"got {list(shape)}"
             )
-        if len(shape) == 4 and shape[1] <= _MOST_CHANNELS < min(shape[2:]):
-            raise ValueError(
-                "images: expected the channels last, [images, height, width, channels], got "
-                f"{list(shape)}, which looks like channels first; use permute(0, 2, 3, 1) of a tensor or "
-                "transpose(0, 2, 3, 1) of an array"
-            )
+        check_channels_last("images", shape, ("images",))
         classes = class_array("labels", labels)
         if classes.shape != shape[:1]:
             raise ValueError(f"labels: expected one per image, [{shape[0]}], got {list(classes.shape)}")

@@ -52,7 +52,14 @@ class TiedWeights(KeptTables):
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # The network has already reported this difference, so its layers do not repeat it.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
-                error_msgs.append(f"{prefix}{fault}; build the module with the {name} of the weights{_UNCHECKED}.")
+                advice = _UNCHECKED if self._fits(state_dict, prefix) else ""
+                error_msgs.append(f"{prefix}{fault}; build the module with the {name} of the weights{advice}.")
+
+    def _fits(self, weights: Mapping[str, Any], prefix: str) -> bool:
+        """Return whether weights have all names and shapes of the module, so that they load without the check."""
+        shapes = {name: getattr(value, "shape", None) for name, value in self.state_dict(prefix=prefix).items()}
+        found = {name: getattr(value, "shape", None) for name, value in weights.items() if name.startswith(prefix)}
+        return found == shapes
 
 
 def _plain(tied_to: Mapping[str, str]) -> dict[str, str]:

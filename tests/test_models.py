@@ -639,3 +639,22 @@ def test_weights_are_refused_by_networks_of_another_geometry(tmp_path):
             ):
                 changed.load_state_dict(state)
             assert changed.load_state_dict(dict(state))
+
+
+def test_only_weights_that_fit_are_advised_to_be_loaded_without_the_check():
+    """Weights of a GSA-Net with a table of frames do not load into one with more frames, as was advised."""
+    for make, fits in (
+        (lambda group: GSANet(group, 1, 2, neighborhood=Radius(1.5), blocks=(0, 1), heads=2), False),
+        (lambda group: LieTransformer(1, 2, frames=group, neighborhood=Radius(1.5), channels=8, layers=1), True),
+        (lambda group: GroupLinear(group, 2, 4), False),
+    ):
+        state, other = make(cyclic(4)).state_dict(), make(cyclic(8))
+        with pytest.raises(RuntimeError, match=r"group: the weights are for .* with the group of the") as caught:
+            other.load_state_dict(state)
+        assert ("load dict(state_dict)" in str(caught.value)) == fits
+        if fits:
+            other.load_state_dict(dict(state))
+    # As parts of a larger module, whose names have a prefix.
+    state, other = torch.nn.Sequential(make(cyclic(4))).state_dict(), torch.nn.Sequential(make(dihedral(2)))
+    with pytest.raises(RuntimeError, match=r"0\.group: the weights .*, or load dict\(state_dict\) to skip this check"):
+        other.load_state_dict(state)

@@ -88,7 +88,9 @@ class Radius(_Neighborhood):
     """All points of the cloud in the closed ball around each point. The neighborhood is symmetric.
 
     **Equivariance.** Rotations, reflections and translations of the points do not change the neighbors. The tolerance
-    is a relative 1e-5 of the radius, so neighbors at exactly the radius, as on grids, are not lost to rounding.
+    is a relative 1e-5 of the radius, so neighbors at exactly the radius, as on grids, are not lost to rounding. Where
+    float32 coordinates exceed some hundred radii, their own rounding is larger: there, choose a radius between two
+    distances, such as 1.2 spacings of a grid instead of 1.
 
     In periodic clouds, all images in the ball are neighbors. If the radius exceeds half the cell, this includes several
     images of one point, and images of the point itself. ``radius(pos, batch, cell=cell, pbc=pbc)`` returns lists with a

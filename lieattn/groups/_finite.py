@@ -141,7 +141,8 @@ class FiniteGroup(Group):
 
         The identity comes first, and the other elements are ordered by the length of their word in the generators.
         ``tolerance`` is the same as in :meth:`from_matrices`. TypeError or ValueError is raised if dtype or shape do
-        not fit, or if more than ``max_order`` elements are found, as for generators of an infinite group.
+        not fit, or if more than ``max_order`` elements are found, as for generators of an infinite group. The message
+        names the first generator that has no power equal to the identity.
         """
         check_count("max_order", max_order)
         given = _as_tensor("generators", generators, "generators")
@@ -161,7 +162,9 @@ class FiniteGroup(Group):
             fresh = new_elements(products, found, max(_DISTINCT, tolerance))
             found = torch.cat([found, fresh])
             if len(found) > max_order:
-                raise ValueError(f"generators of {name!r}: they generate more than max_order={max_order} elements")
+                reason = _why_many(generators, max_order, max(_DISTINCT, tolerance))
+                many = f"they generate more than max_order={max_order} elements"
+                raise ValueError(f"generators of {name!r}: {many}; {reason}")
         return cls(name, found, tolerance=tolerance)
 
     @property
@@ -360,6 +363,7 @@ def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup
 
 
 _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
+_MOST_POWERS = 1000  # of a generator, to explain why there are too many elements
 _DISTINCT = 1e-6  # matrices whose entries differ by less are the same element
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -452,6 +456,25 @@ def new_elements(products: Tensor, found: Tensor, apart: float) -> Tensor:
             fresh.append(product)
             known = torch.cat([known, product.reshape(1, -1)])
     return torch.stack(fresh) if fresh else products[:0]
+
+
+def _why_many(generators: Tensor, max_order: int, apart: float) -> str:
+    """Return why generators generate many elements: the first one without a power that is the identity, if any."""
+    one = torch.eye(generators.shape[-1], dtype=generators.dtype)
+    tried = min(max_order, _MOST_POWERS)
+    for number, generator in enumerate(generators):
+        power, away = one, []
+        for _ in range(tried):
+            power = power @ generator
+            away.append(float((power - one).abs().max().nan_to_num(nan=math.inf)))
+            if away[-1] <= apart:
+                break
+        else:
+            nearest = min(range(tried), key=away.__getitem__)
+            none = f"of the powers 1 .. {tried} of generator {number}, none is the identity"
+            how = f"number {nearest + 1} is the nearest, {away[nearest]:.1e} away (tolerance {apart:.0e})"
+            return f"{none}, {how}; give angles with all digits, and leave out translations, which are always added"
+    return "each generator has a small order, but their products have not; raise max_order if the group is finite"
 
 
 def snap(matrices: Tensor) -> Tensor:

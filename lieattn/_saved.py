@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lieattn._checks import check_arguments, kind
 from lieattn._digest import digest
@@ -34,11 +35,11 @@ def save(network: nn.Module, path: str | Path) -> None:
     """Write a network to a file, with weights, arguments, group and geometry. :func:`load` reads it.
 
     The file has the safetensors format, so other programs can read the weights. It is written completely or not at all.
-    ValueError is raised if weights are not finite, if a part of the network does not record its arguments, or if the
-    network was changed after its construction. Arguments are recorded by all networks of ``lieattn.models``, the heads
-    of ``lieattn.nn``, and your own networks that derive from :class:`lieattn.models.Network`. Your own heads do not
-    record theirs: construct them in a class derived from :class:`lieattn.models.FieldModel`. The training mode and
-    frozen parameters are not saved.
+    ValueError is raised if weights are not finite or have parametrizations, if a part of the network does not record
+    its arguments, or if the network was changed after its construction. Arguments are recorded by all networks of
+    ``lieattn.models``, the heads of ``lieattn.nn``, and your own networks that derive from
+    :class:`lieattn.models.Network`. Your own heads do not record theirs: construct them in a class derived from
+    :class:`lieattn.models.FieldModel`. The training mode and frozen parameters are not saved.
 
     Parameters
     ----------
@@ -51,6 +52,9 @@ def save(network: nn.Module, path: str | Path) -> None:
     from safetensors.torch import save as serialized
 
     network = uncompiled(network)
+    if any(map(is_parametrized, network.modules())):
+        advice = "remove_parametrizations of torch.nn.utils.parametrize keeps their values"
+        raise ValueError(f"network: expected weights without parametrizations, such as a weight norm; {advice}")
     try:
         described = describe(network)
     except ValueError as error:
@@ -185,7 +189,7 @@ def _structure(network: nn.Module) -> tuple[Any, ...]:
         for name, module, cls in classes
     ]
     state, metadata = _state(network)
-    return modules, [(name, value.shape) for name, value in state.items()], metadata
+    return modules, {name: value.shape for name, value in state.items()}, metadata
 
 
 def _state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:

@@ -628,3 +628,19 @@ def knowing(*species):
 def scaled(base):
     frames = ScaleFrames(cyclic(4), base)
     return LieTransformer(2, frames=frames, neighborhood=Radius(2.0), channels=4, layers=1, heads=1)
+
+
+def test_networks_are_saved_when_parametrizations_are_removed(tmp_path):
+    """Removed parametrizations leave the weights in another order, which was taken for another network."""
+    network = lieattn.load("digits-c8")
+    layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
+    for layer in layers:
+        torch.nn.utils.parametrizations.weight_norm(layer)
+        layer.parametrizations.weight.original0.data *= 1.5
+    with pytest.raises(ValueError, match=r"network: expected weights without parametrizations, .*remove_param"):
+        lieattn.save(network, tmp_path / "norm.safetensors")
+    for layer in layers:
+        torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    lieattn.save(network, tmp_path / "network.safetensors")
+    weights = lieattn.load(tmp_path / "network.safetensors").state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())

@@ -1004,7 +1004,7 @@ def test_distances_of_finite_se2_reach_beyond_the_neighborhood():
     assert slope[2].abs().max() > 1e-6
     (second,) = torch.autograd.grad(slope.square().sum(), pos)
     assert torch.isfinite(second).all()
-    with pytest.raises(ValueError, match="data.pos: 5 powers of distances"):
+    with pytest.raises(ValueError, match=r"data\.pos: 5 powers of distances"):
         model.float()(Data(pos=1e14 * pos.detach()))
 
 

@@ -25,19 +25,9 @@ from lieattn.groups._catalog import (
 )
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup, affine
-from lieattn.groups._lie import (
-    SE,
-    SO,
-    Dilations,
-    E,
-    O,
-    RotationDilations,
-    SemidirectProduct,
-    Sim,
-    Translations,
-    linear_part,
-)
+from lieattn.groups._lie import SO, Dilations, O, RotationDilations, Translations
 from lieattn.groups._real_irreps import RealIrrep, real_irreps
+from lieattn.groups._semidirect import SE, E, SemidirectProduct, Sim, linear_part
 from lieattn.groups._skew import quaternion_from_rotation, rotation_from_quaternion
 
 __all__ = [  # noqa: RUF022 - its order puts SE and SO before SemidirectProduct

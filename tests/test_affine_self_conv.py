@@ -41,7 +41,7 @@ from lieattn.nn import (
     from_grid,
     to_grid,
 )
-from lieattn.nn._paper_attention import FiberAffine
+from lieattn.nn._affine_attention import FiberAffine
 from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativeFunction, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, equivariance_error, randomize

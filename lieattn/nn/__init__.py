@@ -5,6 +5,12 @@ Functions of the relative element, which serve as encodings and kernels of the l
 """
 
 from lieattn.nn import relative
+from lieattn.nn._affine_attention import (
+    AffineSelfConvolution,
+    LiftingAffineSelfConvolution,
+    SimpleAffineSelfConvolution,
+    StandAloneSelfAttention,
+)
 from lieattn.nn._attention import GroupAttention
 from lieattn.nn._blocks import BlockNorm, FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
 from lieattn.nn._convolution import (
@@ -41,16 +47,7 @@ from lieattn.nn._linear import (
     fiber_linear,
     irreps_linear,
 )
-from lieattn.nn._paper_attention import (
-    AffineSelfConvolution,
-    FramewiseAttention,
-    GroupSelfAttention,
-    LieSelfAttention,
-    LiftingAffineSelfConvolution,
-    LiftingSelfAttention,
-    SimpleAffineSelfConvolution,
-    StandAloneSelfAttention,
-)
+from lieattn.nn._paper_attention import FramewiseAttention, GroupSelfAttention, LieSelfAttention, LiftingSelfAttention
 from lieattn.nn._statistics import (
     CloudNorm,
     CloudPool,

@@ -1457,9 +1457,14 @@ def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch):
 )
 def test_runs_with_callbacks_of_lightning_are_continued_from_the_checkpoint_alone(tmp_path, capsys, recwarn, callback):
     content = config(tmp_path, callbacks=[callback], max_epochs=2)
-    if callback["class_path"] == "StochasticWeightAveraging":
+    averages = callback["class_path"] == "StochasticWeightAveraging"
+    if averages:
         del content["model"]["init_args"]["schedule"]
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
+    lost = [
+        warning for warning in recwarn if "so no checkpoint has them; lieattn.train.Averaged" in str(warning.message)
+    ]
+    assert len(lost) == averages
     last = tmp_path / "checkpoints/last.ckpt"
     arguments = ["fit", "--ckpt_path", str(last), "--trust", __name__.partition(".")[0]]
     assert main([*arguments, "--trainer.max_epochs", "3"]) == 0, capsys.readouterr().err

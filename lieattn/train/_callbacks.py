@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
 
@@ -11,13 +16,20 @@ from lieattn.train._configuration import UsageError
 
 
 def check_callbacks(trainer: Trainer, task: LightningModule) -> None:
-    """Raise UsageError if a callback of the trainer needs an attribute that the task does not have."""
+    """Raise UsageError if a callback of the trainer needs an attribute that the task does not have.
+
+    A warning says that averages of Lightning, which it computes after the last checkpoint, are in no checkpoint.
+    """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LearningRateFinder):
             names = (callback._attr_name,) if callback._attr_name else ("lr", "learning_rate")
             advice = "the rate is an argument of the optimizer, such as --model.optimizer.lr"
         elif isinstance(callback, BackboneFinetuning):
             names, advice = ("backbone",), "to start from a trained network, use --weights"
+        elif isinstance(callback, StochasticWeightAveraging):
+            lost = "StochasticWeightAveraging averages the weights after the last checkpoint, so no checkpoint has them"
+            rank_zero_warn(f"trainer.callbacks: {lost}; lieattn.train.AveragedWeights (--ema) saves averages")
+            continue
         else:
             continue
         if not any(lightning_hasattr(task, name) for name in names):

@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames, lift, point_clouds
-from lieattn.groups import SE, SO, FiniteGroup, Translations, octahedral, tetrahedral
+from lieattn.geometry import (
+    FiniteFrames,
+    Nearest,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    lift,
+    pixel_positions,
+    point_clouds,
+)
+from lieattn.groups import SE, SO, FiniteGroup, Translations, cyclic, octahedral, tetrahedral
 from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
@@ -21,6 +30,7 @@ from lieattn.models import (
     LieTransformer,
     Readout,
     SortedDistances,
+    Stages,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import backend
@@ -248,6 +258,10 @@ def test_what_a_lattice_does_not_have():
         LieConvNet(2, frames=tetrahedral(), neighborhood=NEAR, convolution=ConvolutionOptions(downsampling=0.5))(data)
     with pytest.raises(ValueError, match=r"data\.cell: FiniteSE2Transformer does not see periodic images"):
         FiniteSE2Transformer(neighborhood=NEAR)(Data(pos=torch.rand(4, 2), cell=torch.eye(2)[None]))
+    for stages in (Stages((1, 1)), Stages((1,), crops=(1,))):
+        pixels = Data(pos=pixel_positions(4, 4), grid=torch.tensor([[4, 4]]), cell=4 * torch.eye(2)[None])
+        with pytest.raises(ValueError, match=r"data\.cell: a GSANet with crops or poolings does not see periodic"):
+            GSANet(cyclic(4), neighborhood=Radius(1.2), blocks=stages).geometry(pixels)
     with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):
         framewise(
             octahedral(), neighborhood=Nearest(3), options=FramewiseOptions(attention="neighborhood", cutoff=1.0)

@@ -28,6 +28,7 @@ from lieattn.geometry import (
     unflatten,
 )
 from lieattn.groups import (
+    SE,
     SO,
     Dilations,
     FiniteGroup,
@@ -74,6 +75,7 @@ from lieattn.nn.relative import (
     pair_score,
 )
 from lieattn.ops import RelativeTerms, fused_kernel, group_attention
+from lieattn.spaces import Euclidean
 from lieattn.testing import assert_equivariant
 
 NAN, INF = math.nan, math.inf
@@ -1162,6 +1164,7 @@ NETWORK = [
     ("neighborhood a number", lambda: network(neighborhood=5), TypeError, ("neighborhood: ", "got 5")),
     ("no outputs", lambda: network(out_channels=0), ValueError, ("out_channels: ", "at least 1", "got 0")),
     ("init_scale negative", lambda: network(init_scale=-1), ValueError, ("init_scale: ", "at least 0", "got -1")),
+    ("init_scale infinite", lambda: network(init_scale=INF), ValueError, ("init_scale: ", "finite", "got inf")),
     ("init unknown", lambda: network(init="zero"), ValueError, ("init: ", "('balanced', 'paper')", "got 'zero'")),
     ("other channels", lambda: run(cloud(x=zeros(6, 2))), ValueError, ("data.x: ", "[points=6, 1]", "(6, 2)")),
     ("features without channels", lambda: run(cloud(x=zeros(6))), ValueError, ("data.x: ", "[points=6, 1]", "(6,)")),
@@ -1217,12 +1220,18 @@ NETWORK = [
         "edges behind a pooling",
         lambda: run(image(4, 4), blocks=(1, 1), neighborhood=edge(0, 1)),
         ValueError,
-        ("neighborhood: Given", "cannot be scaled"),
+        ("neighborhood: Given", "cannot be scaled to the pixels after a pooling"),
     ),
     ("image too small", lambda: GSANet.rot_mnist(cyclic(4))(image(8, 8)), ValueError, ("margin: ", "[2, 2]")),
     *(
         (f"{preset} of space", lambda preset=preset: getattr(GSANet, preset)(tetrahedral()), ValueError, _PLANAR)
         for preset in ("rot_mnist", "cifar10", "pcam")
+    ),
+    (
+        "frames outside of the space",
+        lambda: network(dihedral(4), space=Euclidean(SE(2))),
+        ValueError,
+        ("frames: ", "not an element of SO(2)"),
     ),
     ("even square", lambda: GSANet.rot_mnist(cyclic(4), size=4), ValueError, ("size: ", "odd", "got 4")),
     ("option unknown", lambda: network(color=1), TypeError, ("color",)),

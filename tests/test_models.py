@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ from lieattn.models import (
     published_table,
 )
 from lieattn.models._squares import of_squares
+from lieattn.models.gsa._geometry import exact_inputs
 from lieattn.nn import (
     GridGroupConvolution,
     GridInputAttention,
@@ -59,7 +61,7 @@ from lieattn.nn import (
     GroupSelfAttention,
     VectorHead,
 )
-from lieattn.nn.relative import MLPEncoding, NetworkKernel
+from lieattn.nn.relative import CoordinateNetwork, MLPEncoding, NetworkKernel
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
 from tests.cases import SMALL_GROUPS
@@ -234,7 +236,36 @@ def test_inexact_pooling_is_refused_or_warned_about():
         network(cyclic(4), crops=(0, 0, 0))(images(1, 7, 7, 2))
     with pytest.warns(UserWarning, match="breaks equivariance"):
         network(cyclic(4), crops=(0, 0, 0), inexact="warn")(images(1, 7, 7, 2))
-    network(cyclic(4), crops=(0, 0, 0), inexact="allow")(images(1, 7, 7, 2))
+    model = network(cyclic(4), crops=(0, 0, 0), inexact="allow")
+    model(images(1, 7, 7, 2))
+    assert "sides of images must stay even at all crops and poolings" in model.guarantee
+
+
+def test_advice_names_the_nearest_exact_sizes():
+    def exact(side):
+        for margins, pool in zip(crops, pools, strict=True):
+            side -= 2 * sum(margins)
+            if side < 1 or (pool and side % 2):
+                return False
+            side //= 2 if pool else 1
+        return True
+
+    for crops in product([(), (1,), (0, 2)], repeat=3):
+        for pools in ((True, False, False), (True, True, False), (False, True, True)):
+            sizes = [side for side in range(1, 60) if exact(side)]
+            step = sizes[1] - sizes[0]
+            for side in (side for side in range(1, 30) if (side - sizes[0]) % step):
+                below = max([size for size in sizes if size < side], default=sizes[0])
+                above = min(size for size in sizes if size > below)
+                wanted = f"inputs of {below} x {below} or {above} x {above} keep all sizes exact"
+                assert exact_inputs(torch.tensor([[side, side]]), crops, pools) == wanted
+
+
+def test_the_length_is_by_default_that_of_the_neighborhood_in_every_stage():
+    pair = [network(cyclic(4), options=GSAOptions(length=length)) for length in (None, 1.0)]
+    pair[1].load_state_dict(pair[0].state_dict())
+    batch = images(1, 12, 12, 2)
+    torch.testing.assert_close(pair[1](batch), pair[0](batch))
 
 
 def test_dropped_rows_break_rotation():
@@ -280,9 +311,41 @@ def test_presets_start_as_if_guessing(preset, side):
     assert paper(batch).abs().max() > 2 * outputs.abs().max()
 
 
+@pytest.mark.parametrize("pool", ["sum", "mean"])
+def test_weights_start_as_the_options_say(pool):
+    def made(init):
+        torch.manual_seed(0)
+        options = GSAOptions(init=init, init_scale=0.5)
+        layout = {"channels": 64, "heads": 16, "blocks": (1,), "readout": GSAReadout(pool), "options": options}
+        return GSANet(cyclic(8), 64, 16, neighborhood=PixelSquare(3), **layout)
+
+    def size(weight):
+        return float(weight.detach().square().mean().sqrt())
+
+    paper, balanced = made("paper"), made("balanced")
+    block = paper.blocks[0].attention
+    for linear in (paper.lifting.query, block.value, paper.head):
+        assert size(linear.weight) == pytest.approx(0.5 / math.sqrt(linear.in_features), rel=0.1)
+    assert (size(block.query.bias), size(paper.lifting.query.bias)) == (0, 0)
+    assert size(balanced.head.weight) == pytest.approx(
+        size(paper.head.weight) / (4096 if pool == "sum" else 10), rel=0.1
+    )
+    for part in (balanced.blocks[0].attention.value, balanced.head):
+        assert float(part.weight.detach().mean(dim=1).abs().max()) < 1e-6
+    for attention in (balanced.lifting, balanced.blocks[0].attention):
+        assert size(attention.query.bias) == pytest.approx(2, rel=0.1)
+    codes = [part for part in balanced.modules() if isinstance(part, CoordinateNetwork)]
+    assert all(size(part.linear2.weight) == pytest.approx(2, rel=0.2) for part in codes)
+    assert all(size(part.linear1.weight) > 0.1 for part in codes)
+
+
 def test_geometry_may_be_given():
     model, batch = network(cyclic(4)), images(2, 12, 12, 2)
     torch.testing.assert_close(model(batch, model.geometry(batch)), model(batch), rtol=0, atol=0)
+    geometry = network(cyclic(4), crops=(0, 0, 0)).geometry(batch)
+    first, second = (step.graph for step in geometry.stages[0])
+    assert geometry.lifting is first is second, "computed once where no points are lost"
+    assert geometry.clouds[-1] is geometry.graph
 
 
 def test_every_parameter_but_the_redundant_learns():

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
-from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, ScaleFrames, lift
+from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, SampledFrames, ScaleFrames, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
 from lieattn.models import GSANet, GSAOptions
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
@@ -88,6 +88,13 @@ def test_certificates_know_what_is_promised(frames, group, positions):
     if positions == "absolute":
         assert model.symmetry.name == group
         assert not model.symmetry.translations
+        encodings = [part for part in model.modules() if isinstance(part, CoordinateEncoding)]
+        assert [encoding.absolute for encoding in encodings] == [True, True]
+
+
+def test_random_frames_promise_nothing_with_absolute_positions():
+    found = network("absolute", SampledFrames(2), Radius(1.0)).symmetry
+    assert (found.group, found.on_average, found.translations) == (None, None, False)
 
 
 @pytest.mark.parametrize("group", [cyclic(4), dihedral(3)], ids=lambda group: group.name)

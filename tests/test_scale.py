@@ -11,6 +11,7 @@ from lieattn.geometry import LiftedGraph, Radius, ScaleFrames, lift, point_cloud
 from lieattn.groups import SE, SO, Translations, cyclic, dihedral, octahedral, trivial
 from lieattn.models import GSANet, GSAReadout
 from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
+from lieattn.nn.relative import PerHeadMLP
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
@@ -198,6 +199,9 @@ def test_a_gsa_net_moves_up_by_one_scale(dtype, tolerance):
     small, large = (
         network.field(Data(x=x.to(dtype), pos=(factor * pos).to(dtype), batch=batch)) for factor in (1.0, FIBER["base"])
     )
+    keys = network.geometry(Data(x=x, pos=pos, batch=batch))
+    assert keys.lifting.neighbors.num_edges < keys.graph.neighbors.num_edges, "first on the scale of the query alone"
+    assert all(any(isinstance(part, PerHeadMLP) for part in block.modules()) for block in network.blocks)
     small, large = (found.graph.by_level(found.x) for found in (small, large))
     error = [relative_error(large[:, k + 1], small[:, k]) for k in range(5)]
     assert error[2] < tolerance

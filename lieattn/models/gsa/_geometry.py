@@ -70,8 +70,6 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
         batch=clouds.batch[kept],
         num_clouds=clouds.num_clouds,
         grid=grid,
-        cell=clouds.cell,
-        pbc=clouds.pbc,
     )
     return kept, left.with_each()
 

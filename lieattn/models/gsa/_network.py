@@ -31,7 +31,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, Translations, check_group, linear_part, trivial
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._network import GroupField, Network, Symmetry
-from lieattn.models._poses import check_geometry
+from lieattn.models._poses import check_geometry, without_lattice
 from lieattn.models._squares import of_squares
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
@@ -329,16 +329,17 @@ class GSANet(Network):
         Raises
         ------
         ValueError
-            If the network crops or pools but the clouds have no raster, or if a pooling does not divide a size and
-            ``Stages.inexact`` is ``"refuse"``.
+            If the network crops or pools but the clouds have no raster or are periodic, or if a pooling does not divide
+            a size and ``Stages.inexact`` is ``"refuse"``.
         """
-        clouds = point_clouds(data)
+        raster = self.stages.follows_raster
+        clouds = without_lattice(data, "a GSANet with crops or poolings") if raster else point_clouds(data)
         margins_of, pools_of = self.stages.margins, self.stages.pools
         # Called only if there is a raster to pool.
         advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
         neighborhood, length = self.neighborhood, self.options.length
         # After crops and poolings the vectors would not fit the points, but finite frames do not need them.
-        seen = None if self.stages.follows_raster else vectors(data, self.vector_inputs, clouds)
+        seen = None if raster else vectors(data, self.vector_inputs, clouds)
         lifting = self._lift(clouds, neighborhood, length, seen, lifting=True)
         graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
         stages, cells, behind = [], [], []

@@ -386,6 +386,7 @@ def test_activations_with_kinks_are_known(activation):
         (LieTransformer, {"readout": Readout(activation=activation)}),
         (LieTransformer, {"attention": attention}),
         (LieConvNet, {"readout": Readout(activation=activation)}),
+        (LieConvNet, {"readout": Readout(pool="max")}),
         (LieConvNet, {"convolution": ConvolutionOptions(activation=activation)}),
         (LieConvNet, {"convolution": ConvolutionOptions(attention=attention, heads=1)}),
     ):

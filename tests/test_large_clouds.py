@@ -41,6 +41,7 @@ from lieattn.models import (
     Lifting,
     Readout,
 )
+from lieattn.models.lie import _networks
 from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
 from lieattn.testing import randomize
 from tests.test_train import config, write
@@ -183,8 +184,9 @@ def test_forces_of_neighbors_that_fade(name):
 
 def test_half_precision_is_refused_where_activations_are_computed_again():
     network = NETWORKS["lie"]().bfloat16().checkpoint_activations()
-    with pytest.raises(RuntimeError, match="bfloat16: keep the weights in float32 and use autocast"):
-        network(clouds(10))
+    for refused in (network, small_lie(lifting=Lifting(piece=5)).bfloat16()):
+        with pytest.raises(RuntimeError, match="bfloat16: keep the weights in float32 and use autocast"):
+            refused(clouds(10))
     with torch.no_grad():
         assert network(clouds(10)).dtype == torch.bfloat16
 
@@ -319,12 +321,16 @@ def test_networks_in_pieces_have_outputs_and_gradients_of_the_whole(name):
     torch.testing.assert_close(gradients(piecewise, data), gradients(network, data), rtol=1e-10, atol=1e-10)
 
 
-def test_relative_elements_of_pieces_are_not_kept():
+def test_relative_elements_of_pieces_are_not_kept(monkeypatch):
+    made = []
+    monkeypatch.setattr(_networks, "pieces", lambda *given: made.extend(pieces(*given)) or made)
     network = small_lie(lifting=Lifting(piece=10))
     graph = network.geometry(clouds(50, dtype=torch.float32))
     network(clouds(50, dtype=torch.float32), graph).sum().backward()
-    assert graph.relative._coordinates is None
-    assert graph.relative._positions is None
+    assert len(made) > 2
+    for relative in (graph.relative, *(piece.graph.relative for piece in made)):
+        assert relative._coordinates is None
+        assert relative._positions is None
 
 
 BATCH = AttentionOptions(norm="batch_pre")

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
@@ -19,7 +20,9 @@ from lieattn.geometry import (
     Radius,
     SampledFrames,
     ScaleFrames,
+    farthest_points,
     lift,
+    num_coordinates,
     point_clouds,
 )
 from lieattn.geometry import PrincipalFrames as Principal
@@ -46,10 +49,12 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Lifting,
+    PairCoordinates,
     Readout,
     SortedDistances,
     image_points,
 )
+from lieattn.models.lie._network import SeenByFrames, SeenInCoordinates
 from lieattn.models.published import PublishedCoordinates, published_kernel, published_qm9, published_springs
 from lieattn.nn import (
     AttentiveConvolution,
@@ -617,13 +622,23 @@ def of_edges(graph):
 
 def test_a_share_of_the_neighbors_has_their_coordinates():
     space = Euclidean(SE(2))
-    model = network(space, FiniteFrames(cyclic(4)), lifting={"neighbor_dropout": 0.7}).train()
+    model = network(space, FiniteFrames(cyclic(4)), lifting={"neighbor_dropout": 0.75}).train()
     data = data_of(points_of(space, 10))
-    graph = model.geometry(data)
+    graph, again = (model.geometry(data, generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert graph.neighbors.degree.tolist() == [3] * 10
+    assert torch.equal(graph.neighbors.source, again.neighbors.source)
     whole = model.eval().geometry(data)
     edges = {(int(i), int(j)): e for e, (i, j) in enumerate(zip(*whole.neighbors.edge_index, strict=True))}
     rows = [edges[int(i), int(j)] for i, j in zip(*graph.neighbors.edge_index, strict=True)]
     assert torch.equal(of_edges(graph), of_edges(whole)[rows])
+
+
+def test_convolutions_drop_neighbors_in_training_alone():
+    model = convolutional(Euclidean(SE(2)), FiniteFrames(cyclic(4)), lifting=Lifting(neighbor_dropout=0.5))
+    data = data_of(points_of(model.space, 10))
+    for training, left in ((True, 5), (False, 10)):
+        graphs = model.train(training).geometry(data).graphs
+        assert [graph.neighbors.degree.tolist() for graph in graphs] == [[left] * 10] * 2
 
 
 def test_neighbors_that_are_images_of_the_point_itself_are_left_out_like_others():
@@ -933,6 +948,14 @@ def test_convolutional_network_thins_out_and_widens():
     assert torch.isfinite(model(Data(pos=torch.zeros(0, 2, dtype=DOUBLE), x=torch.zeros(0, 3, dtype=DOUBLE)))).all()
     single = Data(pos=torch.zeros(1, 2, dtype=DOUBLE), x=torch.ones(1, 3, dtype=DOUBLE))
     assert torch.isfinite(model(single)).all()
+    options = {**convolution, "attention": AttentionOptions(), "heads": 1}
+    model = convolutional(PositionDirection(), Principal(), Radius(1.0), options, channels=16, layers=3)
+    assert [block.up.in_features for block in model.blocks] == [5, 8, 11]
+    data = data_of(points_of(model.space, 64))
+    geometry = model.geometry(data)
+    assert torch.equal(geometry.kept[0], farthest_points(data.pos[:, :3], fraction=0.5).sort().values)
+    reach = [graph.neighbors.displacements(graph.pos)[:, :3].norm(dim=1).max() for graph in geometry.graphs]
+    assert all(distance <= 2 ** (k / 3) for k, distance in enumerate(reach))
 
 
 def test_convolutional_network_on_rotated_images():
@@ -949,6 +972,7 @@ def test_convolutional_network_on_rotated_images():
     shuffled = model(Data(x=x.flip(0), pos=pos, batch=batch))
     assert relative_error(shuffled, expected) > 1e-6
     smaller = LieConvNet.images(**options).double().eval()
+    assert smaller.share == pytest.approx(math.sqrt(0.1))
     assert smaller(Data(x=x, pos=pos, batch=batch)).shape == (2, 3)
 
 
@@ -958,13 +982,15 @@ def test_images_become_points_to_the_right_and_up():
     assert pos[0].tolist() == [-1, 0.5]
     assert pos[5].tolist() == [1, -0.5]
     assert batch.tolist() == [0] * 6
+    assert image_points(torch.ones(1, 1, 3, 3), radius=1.0)[1].tolist() == [[0, 0]]
     with pytest.raises(ValueError, match="images: expected"):
         image_points(torch.zeros(2, 3))
 
 
 def test_convolutional_network_on_molecules():
     with torch.device("meta"):
-        assert round(size(LieConvNet.qm9()) / 1e6, 1) == 21.3
+        assert size(LieConvNet.qm9()) == 21_314_593
+    assert LieConvNet.qm9(channels=8, layers=1, frames=Principal()).symmetry.name == "SE(3)"
     model = LieConvNet.qm9(channels=8, layers=2)
     assert model(Data(z=torch.tensor([6, 1, 8]), pos=torch.randn(3, 3))).shape == (1, 1)
 
@@ -1021,6 +1047,7 @@ def test_finite_se2_starts_as_its_options_say():
 
 
 def test_molecules_enter_by_their_charges():
+    assert LieTransformer.qm9(**SMALL).frames == SampledFrames(1)
     model = LieTransformer.qm9(**SMALL, frames=Principal())
     z = torch.tensor([6, 1, 8, 1, 9])
     pos = torch.randn(5, 3)
@@ -1039,6 +1066,7 @@ def test_molecules_enter_by_their_charges():
 
 def test_constellations_enter_by_their_distances():
     model = LieTransformer.constellation(1, **SMALL)
+    assert model.frames == SampledFrames(4)
     pos = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [5.0, 5.0]], requires_grad=True)
     data = Data(pos=pos, batch=torch.tensor([0, 0, 0, 1]))
     features = model.point_features(data, model.geometry(data))
@@ -1070,6 +1098,97 @@ def test_springs_enter_by_mass_and_stiffness():
         data = data_of(torch.randn(6, 2, dtype=DOUBLE), channels=2)
         expected = model(data)
         assert relative_error(model(Data(pos=data.pos + 1, x=data.x)), expected) < 1e-10
+        assert model.blocks[0].attention.normalize == "mean"
+
+
+# --- coordinates ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Doubled(PairCoordinates):
+    more: int = 0
+
+    def count(self, space):
+        return num_coordinates(space) + self.more
+
+    def __call__(self, graph):
+        found = graph.relative.coordinates
+        return found @ (2 * torch.eye(found.shape[-1], dtype=found.dtype))
+
+
+def test_other_coordinates_are_computed_from_smooth_ones_in_units_in_full_precision():
+    model = network(Euclidean(SE(3)), Principal(), Radius(2.5), lifting={"coordinates": Doubled()}).float()
+    data = data_of(points_of(model.space, 6))
+    data = Data(x=data.x.float(), pos=data.pos.float())
+    expected = 2 * lift(data.pos, Principal(), Radius(2.5), model.space, length=1.0).relative.coordinates
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found = model.geometry(data).relative.coordinates
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("space", "frames", "group"),
+    [
+        (Euclidean(SE(3)), Principal(), "SE(3)"),
+        (Euclidean(SE(3)), Principal(of="neighborhood"), "R^3"),
+        (Euclidean(SE(3)), SampledFrames(2), "R^3"),
+        (Euclidean(SE(3)), FiniteFrames(octahedral()), "R^3 x| O"),
+        (Sphere(), Principal(), "no group"),
+    ],
+    ids=["cloud", "neighborhoods", "sampled", "finite", "sphere"],
+)
+def test_logarithms_promise_what_half_turns_leave(space, frames, group):
+    model = network(space, frames, Radius(1.0, smooth=True), lifting={"coordinates": "log"})
+    assert model.symmetry.name == group
+    assert ("except at half turns" in model.guarantee) == (group in ("R^3", "no group"))
+    assert "logarithms jump at half turns: use coordinates='smooth'" in model.jumps
+
+
+def test_jumps_of_cutoffs_and_logarithms_are_those_that_matter():
+    assert not Lifting(PublishedCoordinates("log")).continuous
+
+    def jumps(**lifting):
+        return network(Euclidean(Translations(3)), None, Radius(1.0, smooth=True), lifting=lifting).jumps
+
+    assert jumps(coordinates="log") == jumps(cutoff=2.0) == jumps(cutoff=0.5, local=4) == ()
+    for options in ({"local": 4}, {"radial": 2}):
+        assert [text[:38] for text in jumps(cutoff=2.0, **options)] == ["the cutoff 2 is larger than the radius"]
+
+
+def test_functions_of_the_distance_vanish_at_their_cutoff():
+    model = network(Euclidean(SE(2)), Principal(), Radius(2.5), lifting={"radial": 3, "cutoff": 1.0})
+    relative = model.geometry(data_of(points_of(model.space, 12))).relative
+    distance = relative.displacements().norm(dim=1)
+    seen = relative.coordinates[:, 0, 0, -3:].abs().amax(dim=1) > 0
+    assert torch.equal(seen[distance > 0], (distance < 1)[distance > 0])
+    assert 0 < int(seen.sum()) < len(seen)
+
+
+def test_vectors_enter_at_points_with_directions():
+    model = network(PositionDirection(), Principal(), vector_inputs=("vel",))
+    data = data_of(points_of(model.space, 9))
+    data.vel = torch.randn(9, 3, dtype=DOUBLE)
+    expected = model(data)
+    data.vel = data.vel.flip(0)
+    assert relative_error(model(data), expected) > 1e-6
+
+
+SHEARED = SemidirectProduct(dihedral(3).conjugate(torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=DOUBLE), "sheared D3"))
+
+
+@pytest.mark.parametrize(
+    ("group", "local"),
+    [(E(3), SeenByFrames), (SemidirectProduct(octahedral()), SeenByFrames), (SHEARED, SeenInCoordinates)],
+    ids=["E(3)", "finite", "sheared"],
+)
+def test_distances_are_seen_where_motions_are_rigid(group, local):
+    frames = Principal() if group is not SHEARED and group.name == "E(3)" else FiniteFrames(group.stabilizer)
+    model = network(Euclidean(group), frames, lifting={"local": 4, "cutoff": 1.0})
+    assert isinstance(model.local, local)
+    sphere = LieTransformer(1, 1, space=Sphere(), frames=Principal(), neighborhood=Radius(1.0), **SMALL)
+    assert float(sphere.local.convolution.weight.detach().std()) == pytest.approx(2 / 4, rel=0.2)
+    assert not network(Euclidean(SE(3)), SampledFrames(2, per="cloud")).sees_order
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -1103,6 +1222,15 @@ REFUSED = {
     "coordinates: expected one of .'smooth', 'log'. or a PairCoordinates": lambda: Lifting("exp"),
     "length: expected None": lambda: Lifting(PublishedCoordinates(), length=2.0),
     "neighbor_dropout: expected a probability": lambda: Lifting(neighbor_dropout=1.0),
+    "cutoff: expected a positive finite length": lambda: Lifting(cutoff=-1.0),
+    "heads: expected an integer of at least 1": lambda: ConvolutionOptions(heads=0),
+    "widening: expected an exponent from 0 to 1, got 1.5": lambda: ConvolutionOptions(widening=1.5),
+    "repetitions: expected an integer of at least 1": lambda: LieTransformer.constellation(0),
+    "samples: expected an integer of at least 1": lambda: LieTransformer.constellation(samples=0),
+    "graph: expected a LiftedGraph": lambda: network(SE3, Principal()).point_features(Data(), None),
+    "graph: expected 13 coordinates of a relative element, got 12": lambda: network(
+        SE3, Principal(), lifting={"coordinates": Doubled(1)}
+    )(data_of(points_of(SE3, 3))),
     "in_channels: expected an integer": lambda: network(SE3, Principal(), in_channels="z"),
     "in_channels: .* got None": lambda: network(SE3, Principal(), in_channels=None),
     "channels: expected an integer": lambda: SortedDistances(0),

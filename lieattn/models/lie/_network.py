@@ -357,8 +357,6 @@ class LieNetwork(Network):
                 square = (relative.displacements() / cutoff).square().sum(dim=1)
                 functions = bessel_functions(square, options.radial, squared=True)
                 relative = relative.joined(functions * smooth_window(square, squared=True)[:, None])
-        if (found := relative.coordinates.shape[-1]) != self.num_coordinates:
-            raise ValueError(f"graph: expected {self.num_coordinates} coordinates of a relative element, got {found}")
         return graph if relative is graph.relative else graph.with_relative(relative)
 
     def _piecewise(

@@ -83,7 +83,9 @@ def test_what_one_network_has_the_ensemble_has():
     assert (plain.jumps, plain.has_kinks, plain.sees_order) == (("first",), False, False)
     assert Ensemble([smooth, Stating(None, False, False)]).jumps is None  # not known
     smooth.cloud_inputs, other.cloud_inputs = ("charge",), ("spin", "charge")
-    assert Ensemble([smooth, other]).cloud_inputs == ("charge", "spin")
+    smooth.vector_inputs, other.vector_inputs = (), ("vel",)
+    found = Ensemble([smooth, other])
+    assert (found.cloud_inputs, found.vector_inputs) == (("charge", "spin"), ("vel",))
 
 
 class Scaled(nn.Module):
@@ -103,6 +105,9 @@ def test_geometry_and_options_reach_each_network(networks, clouds, monkeypatch):
             torch.testing.assert_close(ensemble(batch, given), expected.mean)
     with pytest.raises(ValueError, match=f"geometry: expected one for each of {len(networks)} networks, got 1"):
         ensemble(batch, geometry[:1])
+    near = FramewiseTransformer(T, 1, 1, channels=4, layers=1, neighborhood=Radius(1.5, smooth=True))
+    apart = Ensemble([randomize(near).double().eval(), networks[0]])
+    torch.testing.assert_close(apart(batch, apart.geometry(batch)), apart(batch))
     both = Ensemble([Scaled(), Scaled()])
     assert both(None, [1.0, 3.0], factor=5.0).item() == both(None, 2.0, factor=5.0).item() == 10.0
     assert both.spread(None, [1.0, 3.0], factor=5.0).std.item() == pytest.approx(50**0.5)
@@ -242,9 +247,21 @@ def test_calculator_of_ase_finds_the_ensemble(networks):
     assert found[0][1] > 0
 
 
+def promising(guarantee, symmetry):
+    made = nn.Identity()
+    made.guarantee, made.symmetry = guarantee, symmetry
+    return made
+
+
 @pytest.mark.parametrize(
     ("made", "error", "message"),
     [
+        (
+            lambda: [promising("kept", T), promising("kept", octahedral())],
+            ValueError,
+            r"got kept \(R\^3 x. O\) and kept",
+        ),
+        (lambda: [promising("kept", T), promising("well kept", T)], ValueError, r"got kept .* and well kept"),
         (lambda: [network(0)], ValueError, "networks: expected at least two, got 1"),
         (lambda: 2 * [network(0)], ValueError, "networks: expected different networks, got one of them more than once"),
         (
@@ -254,7 +271,7 @@ def test_calculator_of_ase_finds_the_ensemble(networks):
         ),
         (lambda: [network(0), 3], TypeError, "networks"),
     ],
-    ids=["one", "the same twice", "other group", "no network"],
+    ids=["same words", "other words", "one", "the same twice", "other group", "no network"],
 )
 def test_wrong_networks(made, error, message):
     with pytest.raises(error, match=message):
@@ -268,6 +285,8 @@ def test_outputs_must_be_tensors():
 
     with pytest.raises(TypeError, match="networks: expected tensors or mappings of tensors as outputs, got str"):
         Ensemble([Text(), Text()])(None)
+    with pytest.raises(ValueError, match="networks: expected the same outputs of all, got str and a tensor"):
+        Ensemble([Text(), nn.Identity()])(torch.ones(1))
 
 
 def test_outputs_must_have_one_shape():

@@ -795,6 +795,50 @@ def test_outputs_that_are_no_targets(tmp_path, capsys):
     assert "network: expected outputs that depend on weights with requires_grad" in capsys.readouterr().err
 
 
+class Own(train.PointSetTask):
+    """A task of a user, which logs how often the label is right."""
+
+    monitor = ("val/right", "max")
+
+    def __init__(self, network: nn.Module, right: str = "right", **options) -> None:
+        super().__init__(network, **options)
+        self.right = right
+
+    def evaluate(self, batch, stage):
+        logits = self.network(batch)
+        loss = nn.functional.cross_entropy(logits, batch.y)
+        self.log(f"{stage}/loss", loss, batch_size=batch.num_graphs)
+        self.log(f"{stage}/{self.right}", (logits.argmax(1) == batch.y).float().mean(), batch_size=batch.num_graphs)
+        return loss
+
+
+class OwnLoss(Own):
+    monitor = train.PointSetTask.monitor
+
+
+class Untyped(Own):
+    def __init__(self, network: nn.Module, optimizer=None, schedule=None) -> None:
+        super().__init__(network, optimizer=optimizer, schedule=schedule)
+
+
+def test_tasks_of_users(tmp_path, capsys):
+    """Without a monitor or its number they ended with an AttributeError or a KeyError."""
+    models = {"it": spec("Distances", outputs=2)}
+    options = {"seeds": [0], "fractions": [1.0], "equivariance": {"clouds": 1}, "models": models}
+    for name, monitor in (("Own", ["val/right", "max"]), ("OwnLoss", ["val/loss", "min"])):
+        report = compare(tmp_path / name, task={"class_path": f"{HERE}.{name}"}, **options)
+        assert report["cells"][0]["monitor"] == monitor
+        assert report["metric"] == monitor[0].removeprefix("val/")
+        assert {"loss", "right"} <= set(report["cells"][0]["metrics"])
+    for name, settings, message in (
+        ("Own", {"init_args": {"right": "wrong"}}, "task: Own.monitor is 'val/right', but evaluate logs "),
+        ("Untyped", {}, "optimizer: expected a function of the parameters, got Namespace"),
+    ):
+        task = {"class_path": f"{HERE}.{name}", **settings}
+        compare(tmp_path / f"{name} fails", status=2, task=task, **options)
+        assert message in capsys.readouterr().err
+
+
 # Regression
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lieattn.compare._settings import BudgetSettings
-from lieattn.train import LastCheckpoint, PointSetTask, Schedule
+from lieattn.train import LastCheckpoint, PointSetTask, Schedule, UsageError
 
 NEVER = 10**15
 """A number of batches that no training reaches."""
@@ -101,6 +101,9 @@ class Budget(LastCheckpoint):
         if trainer.sanity_checking or not isinstance(pl_module, PointSetTask):
             return
         name, mode = pl_module.monitor
+        if name not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise UsageError(f"task: {type(pl_module).__name__}.monitor is {name!r}, but evaluate logs {logged}")
         value = float(trainer.callback_metrics[name])
         self.history.append([self.steps, self.seconds, value])
         better = value > self.best_value if mode == "max" else value < self.best_value

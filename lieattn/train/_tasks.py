@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, shown
 from lieattn._digest import KEY, add_digests
 from lieattn._exact import WideStatistics
 from lieattn._recorded import Recorded, describe
@@ -102,6 +102,11 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         no_decay: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        advice = "tasks of your own pass options on, __init__(self, network, **options), or annotate them like this one"
+        if not (optimizer is None or callable(optimizer)):
+            raise TypeError(f"optimizer: expected a function of the parameters, got {shown(optimizer)}; {advice}")
+        if not (schedule is None or isinstance(schedule, Schedule)):
+            raise TypeError(f"schedule: expected a Schedule, got {shown(schedule)}; {advice}")
         self.network = network
         self.make_optimizer = optimizer or partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-4)
         self.schedule = schedule or Constant()

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 class WatchedValidation(LightningModule):
     """Shows each validation once to the scheduler of a plateau, even if the run is interrupted between the two."""
 
-    monitor: tuple[str, str]
+    monitor: tuple[str, str] = ("val/loss", "min")
     """Name of the logged number that measures the quality, and ``"max"`` or ``"min"`` for its best value."""
 
     _validated = False  # whether there was a validation that the plateau has not seen

@@ -371,6 +371,7 @@ def test_forces_may_jump_at_kinks_of_a_head():
     heads = Heads({"energy": InvariantHead(8, 1, pool="max"), "gap": InvariantHead(8, 1)})
     model = randomize(EnergyForces(FieldModel(network, heads))).double()
     assert model.jumps == ("the energy has kinks, from maxima or relu, where forces jump",)
+    assert EnergyForces(FieldModel(network, InvariantHead(8, 1))).jumps == ()
     cloud = Data(x=torch.ones(6, 1), pos=torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
     rows = [row for row in certify(model, cloud).rows if row.output == "force" and row.check == "continuity"]
     assert rows

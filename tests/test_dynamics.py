@@ -469,6 +469,18 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
             r"data\.cell: HamiltonianDynamics does not see periodic images",
         ),
         (lambda: energy_drift(torch.zeros(0)), ValueError, "energy: expected"),
+        (lambda: energy_drift(torch.zeros(2, device="meta")), ValueError, "energy: expected a tensor with values"),
+        (
+            lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.zeros(2, device="meta"), F),
+            ValueError,
+            "times: expected a tensor with values",
+        ),
+        (lambda: SPRING_DYNAMICS(Data(**STATE, time=[0.0, 1.0])), TypeError, "data: expected .* with pos and time"),
+        (
+            lambda: HamiltonianDynamics(lambda data: {"count": data.pos}).field(Q, P, M),
+            ValueError,
+            "potential: expected an output 'energy'",
+        ),
     ],
 )
 def test_errors(call, error, message):

@@ -54,6 +54,17 @@ class LennardJones(nn.Module):
         return clouds.sum(neighbors.sum_to_targets(pairs))
 
 
+class Weighted(LennardJones):
+    """Saves features for the gradient of a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Linear(1, 1, dtype=F64)
+
+    def forward(self, data):
+        return super().forward(data) * self.weight(data.x).mean()
+
+
 def argon(count, seed=0, spread=0.03):
     """Return strained crystals of four displaced atoms with energies, forces and stresses in eV, eV/Å and eV/Å³."""
     generator, found = torch.Generator().manual_seed(seed), []
@@ -121,6 +132,8 @@ def test_stress_under_pressure_is_negative():
     squeezed = argon(1, spread=0.0)[0]
     squeezed.pos, squeezed.cell = 0.9 * squeezed.pos, 0.9 * squeezed.cell
     assert stressed(LennardJones())(squeezed).stress[0].trace() < -1e-2
+    single = stressed(LennardJones())(squeezed.apply(lambda x: x.float() if x.is_floating_point() else x))
+    assert {part.dtype for part in single} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", ["FramewiseTransformer, O", "DistanceTransformer", "TensorFieldNetwork"])
@@ -169,6 +182,11 @@ def test_results_are_detached_where_gradients_are_off():
     model, data = stressed(LennardJones()), argon(1)[0]
     with torch.inference_mode():
         found = model(data)
+        inside = data.clone().apply(torch.clone)
+        kept = dict(inside)
+        again = EnergyForces(Weighted(), stress=True).train()(inside)
+    assert all(inside[name] is value for name, value in kept.items())
+    assert again.stress.isfinite().all()
     assert isinstance(found, EnergyForceStress)
     assert not any(part.requires_grad for part in found)
     assert data.cell.grad is None
@@ -182,9 +200,10 @@ def test_clouds_without_a_volume_have_no_stress():
     model, data = stressed(LennardJones()), argon(2)
     with pytest.raises(ValueError, match=r"data\.cell: stress needs clouds that are periodic .*, but no cloud is"):
         model(Data(x=data[0].x, pos=data[0].pos))
-    data[1].pbc = torch.tensor([[True, False, True]])
-    with pytest.raises(ValueError, match=r"data\.cell: .* cloud 1 is not"):
-        model(Batch.from_data_list(data))
+    for number in (1, 0):
+        data[number].pbc = torch.tensor([[True, False, True]])
+        with pytest.raises(ValueError, match=rf"data\.cell: .* cloud {number} is not"):
+            model(Batch.from_data_list(data))
     assert EnergyForces(LennardJones()).eval()(Batch.from_data_list(data)).force.shape == (8, 3)
 
 

@@ -226,6 +226,7 @@ def test_errors_of_rotations_are_angles_in_degrees():
         assert abs(module.network.angle.grad) < 1e-6
     with pytest.raises(ValueError, match="shift, scale_of: expected none for rotations"):
         PointSetRegressor(Poses(0.0), "rotation", "rotation", shift=["rotation"])
+    assert PointSetRegressor(Poses(0.0), "rotation", "rotation", shift=[], scale_of={"rotation": "none"}).shifted == ()
     with pytest.raises(ValueError, match=r"data.dipole: expected rotations \[clouds, 3, 3\]"):
         PointSetRegressor(Spring(), "dipole", "rotation").evaluate(batch(), "test")
     data.rotation_weight = torch.ones(3, 3, 3)

@@ -330,9 +330,10 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         check_targets(self.targets)
         self.read_apart = read_for(self.targets)
         if loss == "rotation":
-            if shift or scale_of:
+            scale_of = dict.fromkeys(self.targets, "none") | (scale_of or {})
+            if shift or set(scale_of.values()) != {"none"}:
                 raise ValueError(f"shift, scale_of: expected none for rotations, got {shift or scale_of}")
-            shift, scale_of = [], dict.fromkeys(self.targets, "none")
+            shift = []
         self._chosen = shift is not None
         shift = shifted_targets(network, self.targets, shift)
         scale_of = sources_of_scales(network, self.targets, scale_of)

@@ -17,6 +17,7 @@ from lieattn.models import (
     EnergyForces,
     FramewiseTransformer,
     GSANet,
+    HamiltonianDynamics,
     LieConvNet,
     LieTransformer,
     Lifting,
@@ -265,6 +266,35 @@ def test_images_and_forces():
     network, data, _ = prepared("lie")
     force = EnergyForces(network).eval()(data).force
     torch.testing.assert_close(-grad(lambda pos: network(Data(x=data.x, pos=pos)).sum())(data.pos), force, **EXACT)
+
+
+def test_forces_in_eval_mode_have_derivatives():
+    """They were detached, so that a Hessian of the energies was zero, without a message."""
+    network, data, _ = prepared("lie")
+    model = EnergyForces(network).eval()
+
+    def outputs(pos):
+        return model(Data(x=data.x, pos=pos))
+
+    wanted = hessian(lambda pos: network(Data(x=data.x, pos=pos)).sum())(data.pos)
+    torch.testing.assert_close(hessian(lambda pos: outputs(pos).energy.sum())(data.pos), wanted, **EXACT)
+    torch.testing.assert_close(-jacrev(lambda pos: outputs(pos).force)(data.pos), wanted, **EXACT)
+    assert wanted.abs().max() > 1e-3
+    assert not outputs(data.pos).force.requires_grad
+
+
+def test_forward_derivatives_of_dynamics_without_gradients():
+    """torch.no_grad does not concern forward mode, in which forces were constant."""
+    network, data, _ = prepared("lie")
+    dynamics, tangent = HamiltonianDynamics(network).eval(), torch.randn_like(data.pos)
+
+    def forces(pos):
+        return dynamics.field(pos, torch.zeros_like(pos), torch.ones(len(pos)).double(), data.x)[1]
+
+    wanted = jvp(forces, (data.pos,), (tangent,))[1]
+    assert wanted.abs().max() > 1e-3
+    with torch.no_grad():
+        torch.testing.assert_close(jvp(forces, (data.pos,), (tangent,))[1], wanted, **EXACT)
 
 
 @pytest.mark.parametrize("stress", [False, True], ids=["forces", "forces and stress"])

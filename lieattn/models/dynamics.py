@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import LARGEST, check_arguments, check_choice, check_has_numbers
 from lieattn._extras import needs_extra
+from lieattn._functional import transformed
 from lieattn._warnings import warn
 from lieattn.models._energies import check_energies, energy_among, per_cloud
 from lieattn.models._gradients import check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
@@ -157,7 +158,7 @@ class HamiltonianDynamics(Wrapper):
     ) -> tuple[Tensor, Tensor]:
         """Return J ∇H = (∂H/∂p, -∂H/∂q): velocities and forces, in the shape of the positions.
 
-        The result is differentiable if gradients are enabled, and detached otherwise.
+        The result is differentiable if gradients are enabled or within transforms of ``torch.func``, else detached.
 
         Parameters
         ----------
@@ -273,7 +274,7 @@ class HamiltonianDynamics(Wrapper):
             return p * math.nan, q * math.nan
 
     def _field(self, q: Tensor, p: Tensor, system: System) -> tuple[Tensor, Tensor]:
-        graph = torch.is_grad_enabled()
+        graph = transformed() or torch.is_grad_enabled()
         check_derivatives("potential", self.potential, graph)
         _, _, (gradient,) = energy_and_gradients(lambda x: (self._potential(x, system), {}), q, create_graph=graph)
         return p / system.mass[:, None], -gradient

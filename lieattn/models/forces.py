@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, kind
+from lieattn._functional import transformed
 from lieattn.geometry import point_clouds
 from lieattn.models._energies import check_energies, per_cloud
 from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here
@@ -57,7 +58,8 @@ class EnergyForces(Wrapper):
     :attr:`symmetry` has only the motions that preserve distances.
 
     In training mode the results are differentiable, so that losses on forces are differentiated twice; in eval mode
-    they are detached. Gradients are computed even under ``torch.no_grad`` and ``torch.inference_mode``.
+    they are detached, except within transforms of ``torch.func`` such as ``hessian``. Gradients are computed even under
+    ``torch.no_grad`` and ``torch.inference_mode``.
 
     Parameters
     ----------
@@ -130,7 +132,8 @@ class EnergyForces(Wrapper):
         data
             torch_geometric ``Data`` or ``Batch``. It is not changed.
         create_graph
-            Whether the results are differentiable. The default is true in training mode with gradients enabled.
+            Whether the results are differentiable. The default is true in training mode with gradients enabled, and
+            within transforms of ``torch.func``.
 
         Raises
         ------
@@ -144,7 +147,7 @@ class EnergyForces(Wrapper):
         """
         check_arguments(EnergyForces.forward, locals())
         if create_graph is None:
-            create_graph = self.training and torch.is_grad_enabled()
+            create_graph = transformed() or (self.training and torch.is_grad_enabled())
         check_derivatives("model", self.model, create_graph)
         given = copy.copy(data).apply(usable) if hasattr(data, "apply") else data
         expected = _known_clouds(given)

@@ -721,3 +721,9 @@ def test_only_weights_that_fit_are_advised_to_be_loaded_without_the_check():
     state, other = torch.nn.Sequential(make(cyclic(4))).state_dict(), torch.nn.Sequential(make(dihedral(2)))
     with pytest.raises(RuntimeError, match=r"0\.group: the weights .*, or load dict\(state_dict\) to skip this check"):
         other.load_state_dict(state)
+
+
+def test_stages_of_pixels_say_how_clouds_are_read():
+    network = GSANet(cyclic(4), 1, 2, neighborhood=Radius(1.5), blocks=(1, 1), heads=2)
+    with pytest.raises(ValueError, match=r"needs the size of each image, .* got None; .* one stage, .* blocks=\(2,\)"):
+        network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 2)))

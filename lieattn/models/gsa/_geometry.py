@@ -77,7 +77,8 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
     """Return the pooling cell of each point, and the clouds whose points are the cells."""
     if clouds.grid is None:
-        raise ValueError("data: pooling of pixels needs the size of each image, grid [clouds, 2], got None")
+        one = "networks for other clouds have one stage, such as blocks=(2,)"
+        raise ValueError(f"data: pooling of pixels needs the size of each image, grid [clouds, 2], got None; {one}")
     cell, grid = pool.cells(clouds.grid, advice)
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
     pos = pooled_positions(clouds.pos, cell, len(batch))

@@ -1244,7 +1244,7 @@ def test_settings_can_be_replaced(tmp_path, capsys):
         ("seeds", "--seeds: expected one argument"),
         ("seeds.first=1", "--seeds.first: expected a setting, or"),
         ("data.limit.val.first=1", "data: limit: expected int, got {'first': 1}"),
-        ("seeds=[", "--seeds: "),
+        ("seeds=[", "--seeds cannot be read: while parsing"),
         ("data.seeed=1", "unknown setting 'seeed'"),
     ):
         assert main(["compare", "--config", str(file), f"--{change}"]) == 2

@@ -1654,7 +1654,7 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         ),
         (["certify", "springs", "--data.split", "test"], 2, "--data.OPTION needs --data CLASS, which is missing"),
         (
-            ["certify", "a.b:c", "--images", "8", "8", "--dim", "2"],
+            ["certify", "a.b:c", "--images", "1", "8", "8", "--dim", "2"],
             2,
             "--dim: .* no random clouds with --images",
         ),

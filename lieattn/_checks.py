@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lieattn._autocast import in_autocast
 from lieattn._functional import is_mapped
@@ -274,6 +274,18 @@ def check_features(
         raise ValueError(f"{argument}: expected {weight.dtype} on {weight.device} like {beside}, got {found}")
     if channels is not None and (x.ndim == 0 or x.shape[-1] != channels):
         raise ValueError(f"{argument}: expected {channels} channels in the last axis, got {tuple(x.shape)}")
+
+
+def weight_of(argument: str, layer: nn.Linear) -> Tensor:
+    """Return the weight of a linear layer that is read in place of a call of the layer.
+
+    TypeError is raised for other layers, such as those that PEFT puts around linear ones: they have the weight of the
+    layer inside, but what they add to its outputs would be lost.
+    """
+    if not isinstance(layer, nn.Linear) or type(layer).forward is not nn.Linear.forward:
+        advice = "whose weight is read without a call; change weights by torch.nn.utils.parametrize"
+        raise TypeError(f"{argument}: expected a torch.nn.Linear, {advice}, got {kind(layer)}")
+    return layer.weight
 
 
 def check_field(x: Tensor, graph: Any, channels: int, fiber: int | None = None) -> Tensor:

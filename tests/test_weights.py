@@ -690,3 +690,37 @@ def test_every_weight_counts(name):
         found = run(name, other, inputs)
         changed = max(relative_error(*pair) for pair in zip(found, expected, strict=True)) > TOLERANCE
         assert changed or key.endswith("key.bias"), key
+
+
+class Adapter(nn.Module):
+    """A layer around a linear one, which has its weight, like those of PEFT for low-rank updates."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.in_features, self.out_features = base, base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+
+    def forward(self, x):
+        return self.base(x)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_layers_around_linear_ones_are_called_or_refused(name):
+    """Fused layers read weights without a call, so they would ignore what another layer adds to the outputs."""
+    state, inputs, _, _ = read(name)
+    torch.set_default_dtype(torch.float64)
+    try:
+        network = WEIGHTS[name].make().double().eval()
+        network.load_state_dict(state, strict=True)
+        linear = {module: key for key, module in network.named_modules() if type(module) is nn.Linear}
+        called = set()
+        for module in linear:
+            module.register_forward_hook(lambda layer, *_: called.add(layer))
+        WEIGHTS[name].call(network, inputs)
+        for layer in linear.keys() - called:
+            network.set_submodule(linear[layer], Adapter(layer))
+            with pytest.raises(TypeError, match=r"expected a torch.nn.Linear, .*parametrize, got Adapter"):
+                WEIGHTS[name].call(network, inputs)
+            network.set_submodule(linear[layer], layer)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -18,6 +18,7 @@ from lieattn._checks import (
     check_field,
     check_graph,
     check_is,
+    weight_of,
 )
 from lieattn._exact import ExactConstants
 from lieattn._tied import TiedWeights
@@ -355,7 +356,7 @@ class FrameMessages(nn.Module):
         if len(units) != neighbors.num_edges:
             raise ValueError(f"terms: expected one row for each of {neighbors.num_edges} edges, got {len(units)}")
         check_field(x, graph, self.kernel.out_features, units.shape[1])
-        return edge_messages(units, self.kernel.weight, x, neighbors)
+        return edge_messages(units, weight_of("kernel", self.kernel), x, neighbors)
 
 
 def _checked_kernel(kernel: Tensor, graph: LiftedGraph, channels: int) -> Tensor:

@@ -17,6 +17,7 @@ from lieattn._checks import (
     check_length,
     check_positive,
     kind,
+    weight_of,
 )
 from lieattn._exact import ExactConstants
 from lieattn.geometry import LiftedGraph
@@ -104,7 +105,8 @@ class EdgeNetwork(RelativeFunction):
 
     def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, square: Tensor, radial: Tensor) -> Tensor:
         """Return ψ ``[edges, fiber, hidden]`` from the result of :meth:`_seen`."""
-        return edge_units(seen, invariants, weight, self.arrows.weight, (self.hidden.weight, self.hidden.bias))
+        arrows, hidden = weight_of("arrows", self.arrows), weight_of("hidden", self.hidden)
+        return edge_units(seen, invariants, weight, arrows, (hidden, self.hidden.bias))
 
     def kernels(
         self,
@@ -121,17 +123,16 @@ class EdgeNetwork(RelativeFunction):
         """
         if not isinstance(maps, list | tuple):
             raise TypeError(f"maps: expected a list or tuple of linear maps, got {kind(maps)}")
+        weights = [weight_of(f"maps[{index}]", linear) for index, linear in enumerate(maps)]
         for index, linear in enumerate(maps):
-            given = isinstance(linear, nn.Linear) and linear.bias is None
-            if not given or linear.in_features != self.hidden.out_features:
+            if linear.bias is not None or linear.in_features != self.hidden.out_features:
                 raise ValueError(
                     f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
                     f"got maps[{index}] = {linear}"
                 )
         seen, invariants, weight, *_ = self._seen(graph, x, vectors, edges)
-        second = self.hidden.weight, self.hidden.bias
-        weights = [linear.weight for linear in maps]
-        return list(edge_kernels(seen, invariants, weight, self.arrows.weight, second, weights))
+        second = weight_of("hidden", self.hidden), self.hidden.bias
+        return list(edge_kernels(seen, invariants, weight, weight_of("arrows", self.arrows), second, weights))
 
     def _seen(
         self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None

@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_graph,
     check_length,
     check_positive,
+    weight_of,
 )
 from lieattn._exact import ExactConstants
 from lieattn._segments import sums
@@ -295,8 +296,9 @@ class RankKernel(RelativeFunction):
         check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
         check_coordinates(numbers, self.linear1.in_features)
-        layers = self.linear1, self.linear2, self.linear3
-        weights, biases = [layer.weight.T[None] for layer in layers], [layer.bias[None] for layer in layers]
+        layers = {"linear1": self.linear1, "linear2": self.linear2, "linear3": self.linear3}
+        weights = [weight_of(name, layer).T[None] for name, layer in layers.items()]
+        biases = [layer.bias[None] for layer in layers.values()]
         with without_autocast(numbers.device):
             made = head_networks(numbers.flatten(0, -2), weights, biases, self.activation)
         return RelativeTerms(displacement_bias=made.unflatten(0, numbers.shape[:-1]), row=graph.relative.row)

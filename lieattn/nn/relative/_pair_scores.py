@@ -20,6 +20,7 @@ from lieattn._checks import (
     check_graph,
     check_is,
     check_tensor,
+    weight_of,
 )
 from lieattn._recompute import may_recompute
 from lieattn.geometry import LiftedGraph, Neighbors
@@ -183,7 +184,7 @@ class RelativePositionScore(PairScore):
         check_is("graph", graph, LiftedGraph)
         heads, width = self.content_bias.shape
         biased = (self.content.query(x) + self.position_bias) / math.sqrt(width)
-        matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
+        matrix = weight_of("position", self.position).unflatten(0, (heads, width)).to(biased.dtype)
         coordinates, row = graph.relative.coordinates, graph.relative.row
         check_coordinates(coordinates, matrix.shape[-1])
         with without_autocast(graph.device):  # it would round coordinates
@@ -285,7 +286,7 @@ class CombinedScore(PairScore):
         receiver, sender = self.receiver(x), self.sender(x)
         first = self.combine.weights[0][:, : self.feature_width]
         if self.mix is not None:
-            of_receiver, of_sender = self.mix.weight.chunk(2, dim=1)
+            of_receiver, of_sender = weight_of("mix", self.mix).chunk(2, dim=1)
             receiver = receiver @ of_receiver.mT + self.mix.bias
             sender = sender @ of_sender.mT
             of_receiver, of_sender = first, first

@@ -36,7 +36,7 @@ class Interpreter:
     """A process of another Python that runs cells and measures models, as a :class:`~lieattn.compare._meter.Meter`.
 
     It is started by the first request, in the working directory, with the environment and the number of threads of
-    this process. UsageError is raised if it cannot import ``lieattn.compare``, or has another version of it.
+    this process. InterpreterError is raised if it cannot import ``lieattn.compare``, or has another version of it.
     """
 
     def __init__(self, python: str, settings: Settings) -> None:
@@ -139,12 +139,13 @@ class Interpreter:
             self._send([dataclasses.asdict(self.settings), torch.get_num_threads(), os.getcwd()])
             theirs = self._receive()
         except _GoneError as error:
-            raise UsageError(
+            raise InterpreterError(
                 f"python: {self.python} cannot run `python -m lieattn.compare` (its message is above): lieattn and "
                 f'what training needs must be installed there, pip install "lieattn[train]"'
             ) from error
         if theirs != (ours := version()):
-            raise UsageError(f"python: {self.python} has lieattn {theirs}, this one has {ours}: expected the same")
+            found = f"{self.python} has lieattn {theirs}, this one has {ours}"
+            raise InterpreterError(f"python: {found}: expected the same")
         return self._process
 
     def _send(self, content: Any) -> None:
@@ -170,6 +171,10 @@ class Interpreter:
             writer.close()
         status = process.wait() if process is not None else None
         return _GoneError(f"{self.python} ended with exit status {status}; its message is above")
+
+
+class InterpreterError(UsageError):
+    """An interpreter cannot run the same version of ``lieattn.compare``."""
 
 
 class _GoneError(RuntimeError):

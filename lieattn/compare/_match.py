@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lieattn.compare._build import build_group
-from lieattn.compare._interpreter import Interpreter
+from lieattn.compare._interpreter import Interpreter, InterpreterError
 from lieattn.compare._meter import LocalMeter, Meter
 from lieattn.compare._records import write_json
 from lieattn.compare._settings import ModelSettings, Settings
@@ -134,6 +134,8 @@ class _Matcher:
     def _measured(self, name: str, model: ModelSettings, width: str, tried: int) -> float:
         try:
             return self._measure(name, model)
+        except InterpreterError:
+            raise
         except UsageError as error:
             if tried == self.settings.models[name].chosen.get(width):
                 raise

@@ -1296,6 +1296,20 @@ def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
     assert "data.pos: expected 6 components" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [(["lieattn.groups.trivial", "--group.dim", "3"], "1 element"), (["lieattn.groups.tetrahedral"], "12 elements")],
+)
+def test_elements_are_counted(tmp_path, capsys, group, words):
+    path = checkpoint(tmp_path / "c.ckpt", Constant(), {"class_path": f"{__name__}.Constant"})
+    few = ["--clouds", "1", "--dtype", "float64", "--json", str(tmp_path / "c.json")]
+    assert main(["certify", path, "--trust", "tests", "--group", *group, *few]) == 1
+    certificate = Certificate.from_json((tmp_path / "c.json").read_text())
+    heading = f"group: {certificate.group}, {words}\n"
+    assert heading in capsys.readouterr().out
+    assert heading in str(certificate)
+
+
 def test_command_says_when_a_promise_is_vacuous(tmp_path, capsys):
     path = checkpoint(tmp_path / "c.ckpt", Constant(), {"class_path": f"{__name__}.Constant"})
     assert main(["certify", path, "--trust", "tests", "--json", str(tmp_path / "c.json")]) == 1

@@ -175,8 +175,8 @@ class Certificate:
             worst = max(several, key=lambda row: (row.passed is False, math.isnan(row.max_error), row.max_error))
             label = f"{worst.label}, worst of {len(several)}" if len(several) > 1 else worst.label
             rows.append(dataclasses.replace(worst, label=label))
-        tried = "random and special" if self.order is None else self.order
-        group = "none" if self.group is None else f"{self.group}, {tried} elements"
+        tried = "random and special elements" if self.order is None else counted(self.order, "element")
+        group = "none" if self.group is None else f"{self.group}, {tried}"
         heading = f"guarantee: {self.guarantee}\ngroup: {group}\nverdict: {self.verdict}"
         diagnoses = "".join(f"\n{diagnosis}" for diagnosis in self.diagnoses)
         spread = f"{size_in_words(self)}, outputs differ by up to {self.spread:.1e}"

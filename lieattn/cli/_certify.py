@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
+from lieattn._checks import counted
 from lieattn._files import replace_text
 from lieattn._saved import load, trained_cards
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
@@ -190,10 +191,10 @@ def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[
 
 
 def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> str:
-    tried = "random and special" if certificate.order is None else certificate.order
+    tried = "random and special elements" if certificate.order is None else counted(certificate.order, "element")
     lines = [
         f"guarantee: {certificate.guarantee}",
-        "group: none" if certificate.group is None else f"group: {certificate.group}, {tried} elements",
+        "group: none" if certificate.group is None else f"group: {certificate.group}, {tried}",
         f"measured on: {source}, {certificate.device}; outputs differ between clouds by up to {certificate.spread:.1e}",
     ]
     for key, scale in weights.items():

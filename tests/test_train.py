@@ -1978,6 +1978,24 @@ def test_callbacks_that_need_other_tasks_are_refused(tmp_path, capsys, callback,
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (
+            {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured", "amount": 0.2}},
+            "expected one of pruning and averaging, got ModelPruning, which adds masks to the weights, beside",
+        ),
+        ({"class_path": "lieattn.train.AveragedWeights"}, "Found more than one stateful callback of type `AveragedW"),
+        ({"class_path": "lieattn.train.LastCheckpoint"}, "Found more than one stateful callback of type `LastCheck"),
+    ],
+)
+def test_callbacks_that_exclude_each_other_are_refused(tmp_path, capsys, callback, message):
+    content = config(tmp_path, callbacks=[callback])
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content), "--ema", "0.9"]) == 2
+    assert f"trainer.callbacks: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_barebones_runs_write_neither_logs_nor_checkpoints(tmp_path, capsys):
     content = config(tmp_path)
     del content["model"]["init_args"]["schedule"]

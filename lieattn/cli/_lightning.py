@@ -58,6 +58,7 @@ _SECTIONS = ("data", "trainer", "last")
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
 _OF_FIT = ("weights", "ema", "checkpoint_activations", "compile", "cuda_graphs")
 _GIVE_MODEL = ("--config", "-c", "--model", "--model.class_path", "--model.help")
+_OF_CALLBACKS = ("Early stopping conditioned on", "Found more than one stateful callback")  # errors of Lightning
 _NO_MODEL = re.compile(r"the following arguments are required: \w+\.model")
 # Warnings of Lightning about intended choices: no workers for small data, the same folder of checkpoints for a run and
 # its continuation, evaluation without the callbacks of the training, no validation set, another precision than that of
@@ -130,7 +131,7 @@ def _run(name: str, arguments: Sequence[str], *callbacks: Callback) -> int:
         _say(f"lieattn: {error}")
         return _status(1)
     except RuntimeError as error:
-        if not str(error).startswith("Early stopping conditioned on"):
+        if not str(error).startswith(_OF_CALLBACKS):
             raise
         raise train.UsageError(f"trainer.callbacks: {error}") from error
     return 0

@@ -1,13 +1,16 @@
-"""Callbacks of Lightning that need more than Lightning or a task has, and trainings that they end too early."""
+"""Callbacks of Lightning that a task or other callbacks do not allow, and trainings that they end too early."""
 
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    Callback,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelPruning,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
@@ -18,7 +21,8 @@ from lieattn.train._configuration import UsageError
 def check_callbacks(trainer: Trainer, task: LightningModule) -> None:
     """Raise UsageError if a callback of the trainer needs an attribute that the task does not have.
 
-    A warning says that averages of Lightning, which it computes after the last checkpoint, are in no checkpoint.
+    It is also raised for ModelPruning beside averages of the weights, which have no masks. A warning says that averages
+    of Lightning, which it computes after the last checkpoint, are in no checkpoint.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LearningRateFinder):
@@ -31,10 +35,18 @@ def check_callbacks(trainer: Trainer, task: LightningModule) -> None:
             rank_zero_warn(f"trainer.callbacks: {lost}; lieattn.train.AveragedWeights (--ema) saves averages")
             continue
         else:
+            _check_masks(trainer, callback)
             continue
         if not any(lightning_hasattr(task, name) for name in names):
             found = f"{type(callback).__name__} needs a task with the attribute {' or '.join(names)}"
             raise UsageError(f"trainer.callbacks: {found}, and {type(task).__name__} has none; {advice}")
+
+
+def _check_masks(trainer: Trainer, callback: Callback) -> None:
+    averages = [other for other in trainer.callbacks if isinstance(other, WeightAveraging)]  # type: ignore[attr-defined]
+    if averages and isinstance(callback, ModelPruning):
+        found = f"ModelPruning, which adds masks to the weights, beside {type(averages[0]).__name__} (--ema)"
+        raise UsageError(f"trainer.callbacks: expected one of pruning and averaging, got {found}")
 
 
 def resume_accumulation(trainer: Trainer) -> None:

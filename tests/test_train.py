@@ -264,6 +264,33 @@ def test_a_run_says_that_it_replaces_checkpoints_of_an_earlier_one(tmp_path, mon
     assert (message in capsys.readouterr().err) is replaces
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "kept"),
+    [
+        (["--trainer.limit_val_batches", "0"], 0, True),
+        (["--trainer.check_val_every_n_epoch", "2", "--trainer.max_epochs", "1"], 0, True),
+        (["--data.val", "null"], 0, True),
+        (["--model.optimizer.init_args.lr", "1e38"], 1, True),
+        (["--trainer.max_epochs", "1"], 0, False),
+        (["--ckpt_path", "last"], 0, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_says_that_the_best_checkpoint_is_of_an_earlier_one(tmp_path, capsys, options, status, kept):
+    content = config(tmp_path)
+    content["trainer"]["callbacks"] = []
+    del content["model"]["init_args"]["schedule"]
+    command = ["fit", "--config", write(tmp_path / "run.yaml", content)]
+    assert main(command) == 0
+    best = tmp_path / "checkpoints/best.ckpt"
+    message, before = f"{best} is of an earlier run", best.read_bytes()
+    assert message not in capsys.readouterr().err
+    assert main([*command, *options]) == status
+    assert (message in capsys.readouterr().err) is kept
+    if kept:
+        assert best.read_bytes() == before
+
+
 # Schedules
 
 

@@ -1,11 +1,13 @@
-"""Lines of Lightning about a run, such as its seed, devices and model, which are printed when it begins."""
+"""Lines about a run: those of Lightning, such as its seed and devices, which are printed when it begins, and notes."""
 
 from __future__ import annotations
 
 import logging
+import sys
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
 
 _LOGGERS = (
     "lightning.fabric.utilities.seed",
@@ -44,3 +46,10 @@ class Announcements(Callback):
         self._kept.clear()
 
     on_fit_start = on_validation_start = on_test_start = on_predict_start = _release
+
+
+@rank_zero_only
+def say(message: str) -> None:
+    """Print a note for the user; of several processes, only the first one does."""
+    sys.stdout.flush()
+    sys.stderr.write(message + "\n")

@@ -32,9 +32,10 @@ from lieattn._saved import load
 from lieattn._sections import check_sections
 from lieattn._suggestions import suggested
 from lieattn._system import usable_accelerator
-from lieattn.cli._announced import Announcements
+from lieattn.cli._announced import Announcements, say
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, plain, written
+from lieattn.cli._earlier import EarlierBest
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import (
     check_built,
@@ -125,10 +126,10 @@ def _run(name: str, arguments: Sequence[str], *callbacks: Callback) -> int:
         # Without a configuration, the checkpoint must be given as a file, which says what to train.
         state = "last" if config is None and task is None else str(stop.path)
         again = command_line(["lieattn", name, *rest, "--ckpt_path", state])
-        _say(f"lieattn: {stop}\nTo continue: {again}")
+        say(f"lieattn: {stop}\nTo continue: {again}")
         return _status(128 + stop.signum)
     except train.NonFiniteError as error:
-        _say(f"lieattn: {error}")
+        say(f"lieattn: {error}")
         return _status(1)
     except RuntimeError as error:
         if not str(error).startswith(_OF_CALLBACKS):
@@ -384,7 +385,7 @@ class _PointSetCLI(LightningCLI):
         except (OSError, ValueError) as error:
             reason = f"{source}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             raise train.UsageError(f"weights: {reason}") from error
-        _say(f"training starts from the weights of {source}; new weights: {', '.join(new) or 'none'}")
+        say(f"training starts from the weights of {source}; new weights: {', '.join(new) or 'none'}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]
@@ -430,7 +431,8 @@ class _PointSetCLI(LightningCLI):
         folder = _folder(settings)
         saves = settings.last in self.trainer.callbacks  # type: ignore[attr-defined]
         if saves and settings.ckpt_path is None and any((folder / f"{name}.ckpt").is_file() for name in _NAMED):
-            _say(f"{folder}: checkpoints of an earlier run will be replaced; to continue that run: --ckpt_path last")
+            say(f"{folder}: checkpoints of an earlier run will be replaced; to continue that run: --ckpt_path last")
+            self.trainer.callbacks.append(EarlierBest(folder / "best.ckpt"))  # type: ignore[attr-defined]
 
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
@@ -460,7 +462,7 @@ class _PointSetCLI(LightningCLI):
         means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
         tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
         for path, rows in write_tables(root, tables):
-            _say(f"predictions, {rows} rows: {path}")
+            say(f"predictions, {rows} rows: {path}")
 
 
 def _folder(settings: Any) -> Path:
@@ -484,10 +486,4 @@ def _say_what_is_not_compiled(network: torch.nn.Module) -> None:
     for kind in (EnergyForces, HamiltonianDynamics):
         if any(isinstance(module, kind) for module in network.modules()):
             reason = "losses on forces need two derivatives, and torch differentiates compiled functions only once"
-            _say(f"compile: {kind.__name__} runs uncompiled, including its network, because {reason}")
-
-
-@rank_zero_only
-def _say(message: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.write(message + "\n")
+            say(f"compile: {kind.__name__} runs uncompiled, including its network, because {reason}")

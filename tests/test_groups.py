@@ -180,7 +180,9 @@ def test_quarter_turns_are_exact():
     """Pixels must map to pixels, so entries are exactly 0, not 6e-17."""
     for group in (cyclic(4), dihedral(4), groups.cyclic_about(4), groups.octahedral()):
         assert torch.equal(group.elements, group.elements.round())
-    assert torch.equal(cyclic(8).elements[2], cyclic(4).elements[1])
+    for eighths in (cyclic(8), FiniteGroup.generate(cyclic(8).elements[1:2])):
+        assert torch.equal(eighths.elements[2], cyclic(4).elements[1])
+    assert torch.equal(cyclic(4).conjugate(cyclic(5).elements[1]).elements, cyclic(4).elements)
     assert cyclic(6).elements[1, 0, 0] == 0.5
 
 
@@ -444,7 +446,7 @@ def test_generate_finds_the_group_and_starts_with_the_identity(generators):
 
 def test_generate_by_one_rotation_and_from_single_precision_generators():
     assert FiniteGroup.generate(cyclic(7).elements[3:4]) != cyclic(7)  # the same set in another order
-    assert FiniteGroup.generate(cyclic(7).elements[1:2]) == cyclic(7)
+    assert FiniteGroup.generate(cyclic(7).elements[1:2], max_order=7) == cyclic(7)
 
 
 @pytest.mark.parametrize("convert", [list, np.array, torch.tensor])
@@ -505,6 +507,8 @@ def test_generate_takes_a_tolerance():
         FiniteGroup.generate(rounded, tolerance=0)
     # The fifth power is no new element although it differs from the identity by more than rounding.
     assert FiniteGroup.generate(cyclic(5).elements[1:2].round(decimals=4), tolerance=1e-2).order == 5
+    # Neither is that of a matrix whose determinant differs from 1 by less than the tolerance allows.
+    assert FiniteGroup.generate(1.01 * cyclic(5).elements[1:2], tolerance=0.06).order == 5
 
 
 @pytest.mark.parametrize("name", ["C8", "D3", "T", "S3"])
@@ -644,6 +648,9 @@ def test_equality_and_hash_are_by_value():
     tilted = groups.cyclic_about(4, (1e-6, 0.0, 1.0))
     assert torch.equal(tilted.cayley, groups.cyclic_about(4).cayley)
     assert tilted != groups.cyclic_about(4)
+    rounded = FiniteGroup.from_matrices(cyclic(5).elements.float())
+    assert rounded != cyclic(5)
+    assert cyclic(5) != rounded
     distinct = [cyclic(2), groups.inversion(2), groups.reflection(2), groups.reflection(2, 0), dihedral(1)]
     assert [[a == b for b in distinct] for a in distinct] == [
         [True, True, False, False, False],  # half a turn is the point reflection of the plane

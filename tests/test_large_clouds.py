@@ -33,6 +33,7 @@ from lieattn.models import (
     DirectionConvNet,
     EnergyForces,
     FieldModel,
+    FiniteSE2Transformer,
     FramewiseOptions,
     FramewiseTransformer,
     GSANet,
@@ -66,6 +67,8 @@ NETWORKS = {
     "framewise": lambda: FramewiseTransformer(tetrahedral(), 2, 3, channels=8, layers=2, neighborhood=Radius(0.4)),
     "gsa": lambda: GSANet(tetrahedral(), 2, 3, neighborhood=Radius(0.4), channels=8, heads=2),
     "lie": small_lie,
+    "finite se2": lambda: FiniteSE2Transformer(4, 3, channels=8, layers=3, heads=2),
+    "directions": lambda: DirectionConvNet(tetrahedral(), 2, 3, channels=8, layers=3, neighborhood=Radius(0.4)),
     "lie conv": lambda: LieConvNet(2, 3, frames=PrincipalFrames(), neighborhood=Radius(0.5), channels=8, layers=2),
     "field": lambda: FieldModel(
         FramewiseTransformer(tetrahedral(), 2, 1, channels=8, layers=2), VectorHead(8), start={"pos": 1.0}
@@ -87,7 +90,7 @@ def gradients(network: torch.nn.Module, data) -> tuple[Tensor, dict[str, Tensor]
 def test_gradients_are_those_without_checkpointing(name):
     """Gradients are the same in training mode, including running statistics and random numbers."""
     network = randomize(NETWORKS[name]()).double().train()
-    data = images() if name in ("affine", "attentive") else clouds(30)
+    data = images() if name in ("affine", "attentive") else clouds(30, 2 if name == "finite se2" else 3)
     other = copy.deepcopy(network).checkpoint_activations()
     kept: list[int] = []
     expected, out = gradients(network, data), gradients(other, data)

@@ -1034,12 +1034,31 @@ def test_distances_of_finite_se2_reach_beyond_the_neighborhood():
         model.float()(Data(pos=1e14 * pos.detach()))
 
 
+def test_finite_se2_sees_displacements_in_the_units_of_the_data():
+    """The length of a neighborhood divides nothing, so one around the whole cloud gives the network without it."""
+    options = {"channels": 4, "layers": 1, "heads": 2}
+    model = randomize(FiniteSE2Transformer(4, **options).double())
+    other = FiniteSE2Transformer(4, neighborhood=Radius(20.0), **options).double()
+    other.load_state_dict(dict(model.state_dict()))
+    data = Data(pos=torch.randn(7, 2, dtype=DOUBLE))
+    torch.testing.assert_close(other(data), model(data), rtol=0, atol=1e-12)
+
+
 def test_finite_se2_starts_as_its_options_say():
     torch.manual_seed(0)
     model = FiniteSE2Transformer(channels=16, heads=2, hidden=64, seeds=32)
     layer = model.layers[0]
     assert layer.location1.shape == (2, 64, 3)
-    assert all(float(part.detach().abs().max()) <= 1 / 8 for part in (layer.location2, layer.location_bias2))
+    for part, largest in (
+        (layer.location1, 3**-0.5),
+        (layer.location_bias1, 3**-0.5),
+        (layer.location2, 1 / 8),
+        (layer.location_bias2, 1 / 8),
+    ):
+        assert float(part.detach().abs().max()) <= largest
+    for part, largest in ((layer.location1, 3**-0.5), (layer.location_bias1, 3**-0.5), (layer.location2, 1 / 8)):
+        assert float(part.detach().min()) < -0.9 * largest
+        assert float(part.detach().max()) > 0.9 * largest
     assert float(model.seeds.detach().std()) == pytest.approx(1 / 4, rel=0.1)
 
 

@@ -13,12 +13,14 @@ from torch_geometric.data import Batch, Data
 from lieattn.certify import certify
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
 from lieattn.groups import (
+    SE,
     Dilations,
     E,
     FiniteGroup,
     RotationDilations,
     SemidirectProduct,
     Sim,
+    Translations,
     cyclic,
     octahedral,
 )
@@ -517,6 +519,14 @@ def test_gradients_have_the_symmetry_without_dilations(module, symmetry, expecte
     assert made.symmetry.name == expected
     assert ("dilation" in made.guarantee) == (symmetry.name != expected)
     assert expected in made.guarantee or expected == "no group"
+
+
+def test_gradients_are_vectors_on_average_without_dilations():
+    energy = SpringPotential()
+    energy.symmetry = Symmetry(Translations(2), on_average=Sim(2))
+    made = EnergyForces(energy, jumps="allow").symmetry
+    assert (made.group, made.on_average) == (Translations(2), SE(2))
+    assert any("dilation" in note for note in made.notes)
 
 
 def test_forces_of_similarities_are_certified():

@@ -536,6 +536,16 @@ def test_energies_without_positions_have_no_forces():
     assert not force.any()
 
 
+def test_other_outputs_have_gradients_where_forces_do():
+    heads = Heads({"energy": InvariantHead(4, 1), "charge": InvariantHead(4, 1, pool="none")})
+    forces = EnergyForces(framewise(1, neighborhood=Radius(1.5, smooth=True)).with_head(heads))
+    data = Data(x=torch.randn(5, 1), pos=torch.randn(5, 2))
+    found = forces(data)
+    assert found.keys() == {"energy", "force", "charge"}
+    assert all(output.requires_grad for output in found.values())
+    assert not any(output.requires_grad for output in forces.eval()(data).values())
+
+
 def test_net_force_is_not_zero_without_translation_invariance():
     """Control."""
 
@@ -576,6 +586,10 @@ def test_errors_of_forces():
         (framewise(1, kind="vector"), f"{one} outputs that change under rotations"),
         (framewise(1).with_head(Heads({"energy": InvariantHead(4, 2)})), f"{one} a network with 2 outputs"),
         (framewise(1).with_head(Heads({"y": InvariantHead(4, 1)})), r"expected an output 'energy', .* got \['y'\]"),
+        *(
+            (framewise(1).with_head(Heads({"energy": InvariantHead(4, 1), name: VectorHead(4)})), f".* got .*'{name}'")
+            for name in ("force", "stress", "virial")
+        ),
     ):
         with pytest.raises(ValueError, match=f"model: {message}"):
             EnergyForces(network)

@@ -180,11 +180,12 @@ def test_losses_on_stress_have_gradients():
 
 def test_results_are_detached_where_gradients_are_off():
     model, data = stressed(LennardJones()), argon(1)[0]
+    weighted = EnergyForces(Weighted(), stress=True).train()
     with torch.inference_mode():
         found = model(data)
         inside = data.clone().apply(torch.clone)
         kept = dict(inside)
-        again = EnergyForces(Weighted(), stress=True).train()(inside)
+        again = weighted(inside)
     assert all(inside[name] is value for name, value in kept.items())
     assert again.stress.isfinite().all()
     assert isinstance(found, EnergyForceStress)
@@ -205,6 +206,13 @@ def test_clouds_without_a_volume_have_no_stress():
         with pytest.raises(ValueError, match=rf"data\.cell: .* cloud {number} is not"):
             model(Batch.from_data_list(data))
     assert EnergyForces(LennardJones()).eval()(Batch.from_data_list(data)).force.shape == (8, 3)
+
+
+def test_clouds_may_be_given_by_their_batch_alone():
+    model, data = stressed(LennardJones()), Batch.from_data_list(argon(2))
+    found = model(Data(x=data.x, pos=data.pos, cell=data.cell, pbc=data.pbc, batch=data.batch))
+    for part, expected in zip(found, model(data), strict=True):
+        torch.testing.assert_close(part, expected, rtol=0, atol=0)
 
 
 class Crystals(torch.utils.data.Dataset):

@@ -131,7 +131,7 @@ class FiniteSE2Transformer(Network):
         whole = graph.neighbors if known else AllPairs()(graph.pos.detach(), graph.batch)
         distance = smooth_lengths(whole.displacements(graph.pos))
         powers = distance[:, None] ** torch.arange(1, self.moments + 1, device=distance.device)
-        mean = whole.sum_to_targets(powers) / whole.degree.clamp(min=1)[:, None]
+        mean = whole.sum_to_targets(powers) / whole.degree[:, None]
         check_size(f"data.pos: {self.moments} powers of distances", mean)
         return self.embed(mean.to(dtype))[:, None].expand(shape)
 

@@ -1176,11 +1176,11 @@ def test_jumps_of_cutoffs_and_logarithms_are_those_that_matter():
 
 
 def test_functions_of_the_distance_vanish_at_their_cutoff():
-    model = network(Euclidean(SE(2)), Principal(), Radius(2.5), lifting={"radial": 3, "cutoff": 1.0})
+    model = network(Euclidean(SE(2)), Principal(), Radius(2.5), lifting={"radial": 3, "cutoff": 1.25})
     relative = model.geometry(data_of(points_of(model.space, 12))).relative
     distance = relative.displacements().norm(dim=1)
     seen = relative.coordinates[:, 0, 0, -3:].abs().amax(dim=1) > 0
-    assert torch.equal(seen[distance > 0], (distance < 1)[distance > 0])
+    assert torch.equal(seen[distance > 0], (distance < 1.25)[distance > 0])
     assert 0 < int(seen.sum()) < len(seen)
 
 

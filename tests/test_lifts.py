@@ -31,7 +31,7 @@ from lieattn.geometry import (
     pixel_positions,
     point_clouds,
 )
-from lieattn.geometry._principal_axes import principal_axes
+from lieattn.geometry._principal_axes import candidates_of_rows, completed_axes, principal_axes
 from lieattn.groups import (
     SE,
     SO,
@@ -562,6 +562,29 @@ def test_moments_are_equal_up_to_the_gap():
     for difference, isolated in ((1.9e-3, [True, False, False]), (2.1e-3, [True, True, True])):
         moments = torch.tensor([0.04 - difference, 1.0, 0.04], dtype=F64).diag()[None]
         assert principal_axes(moments, PrincipalFrames().gap)[1][0].tolist() == isolated
+
+
+def test_determined_axes_have_first_derivatives_where_others_are_not_determined():
+    moments = torch.tensor([3.0, 1.0, 1.0], dtype=F64).diag()[None].requires_grad_()
+    axes, isolated = principal_axes(moments, PrincipalFrames().gap)
+    assert isolated.tolist() == [[True, False, False]]
+    weights = torch.tensor([0.3, -0.7, 1.1], dtype=F64)
+    (slope,) = torch.autograd.grad(axes[0, :, 0] @ weights * axes[0, 0, 0].detach(), moments)
+    # The axis turns toward another one by the moment of both, divided by the difference of their own moments.
+    found = (slope + slope.mT)[0, 0, 1:]
+    torch.testing.assert_close(found, weights[1:] / (3 - 1), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("aside", "column"), [(5e-4, [0.0, 0.0, 1.0]), (2e-3, [0.0, 1.0, 0.0])])
+def test_points_next_to_the_axes_found_determine_no_other_axis(aside, column):
+    of_row, noise = torch.zeros(1, dtype=torch.int64), torch.full((1,), 1e-16, dtype=F64)
+    near, others = (
+        candidates_of_rows(torch.tensor([vector], dtype=F64), of_row, noise)
+        for vector in ([1.0, aside, 0.0], [0.0, 0.0, 1.0])
+    )
+    axes, isolated = torch.eye(3, dtype=F64)[None], torch.tensor([[True, False, False]])
+    found = completed_axes(axes, isolated, of_row, [near, others])
+    torch.testing.assert_close(found[0, :, 1], torch.tensor(column, dtype=F64), rtol=0, atol=1e-12)
 
 
 def test_mirror_images_are_told_apart_by_proper_frames_alone():

@@ -258,7 +258,7 @@ def test_advice_names_the_nearest_exact_sizes():
                 below = max([size for size in sizes if size < side], default=sizes[0])
                 above = min(size for size in sizes if size > below)
                 wanted = f"inputs of {below} x {below} or {above} x {above} keep all sizes exact"
-                assert exact_inputs(torch.tensor([[side, side]]), crops, pools) == wanted
+                assert exact_inputs(torch.tensor([[sizes[0], sizes[0]], [sizes[1], side]]), crops, pools) == wanted
 
 
 def test_the_length_is_by_default_that_of_the_neighborhood_in_every_stage():
@@ -459,6 +459,21 @@ def test_every_frame_gives_its_symmetry(name):
     for moved, _ in motions(group, data):
         error = (model(moved) - expected).abs().max() / expected.abs().max().clamp(min=1)
         assert error < 1e-10, f"{error:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("frames", "space", "group"),
+    [
+        (cyclic(4), None, cyclic(4)),
+        (PrincipalFrames(), Euclidean(SE(2)), SO(2)),
+        (SampledFrames(3), Euclidean(SE(2)), None),
+    ],
+    ids=["finite", "principal", "sampled"],
+)
+def test_absolute_positions_leave_no_translations(frames, space, group):
+    options = {"channels": 8, "heads": 2, "neighborhood": Radius(1.5), "space": space}
+    found = GSANet(frames, options=GSAOptions(positions="absolute", values=False), **options).symmetry
+    assert (found.group, found.translations, found.on_average) == (group, False, None)
 
 
 @pytest.mark.parametrize("kind", ["invariant", "vector"])

@@ -120,7 +120,7 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
         known = [cyclic(2 * n), cyclic(3 * n), dihedral(n), dihedral(2 * n)]
     elif group.dim == 3:
         known = [tetrahedral(), octahedral(), pyritohedral(), full_tetrahedral(), icosahedral()]
-        known += [dihedral_about(number) for number in sorted({n, 2 * n, max(1, n // 2)})]
+        known += [dihedral_about(number) for number in (n, 2 * n)]
         known.sort(key=lambda larger: larger.order)  # the element of a larger group is not one of its subgroups
     else:
         return

@@ -1378,6 +1378,12 @@ def test_larger_groups_are_tried_by_an_element_each(group, labels):
     assert (torch.cdist(cosets, cosets) < 1e-6).sum() == len(cosets)
 
 
+def test_larger_groups_of_a_rounded_group_are_those_of_the_exact_one():
+    rounded = FiniteGroup.from_matrices(cyclic(6).elements.round(decimals=4), tolerance=1e-3)
+    found, expected = ([one.label for one in outside_of(group, 2, 2, generator_of())] for group in (rounded, cyclic(6)))
+    assert found == expected
+
+
 def test_elements_of_the_octahedral_group_make_it_with_quarter_turns():
     """Control: a half turn about another axis is in O too, but makes D4 only."""
     (matrix,) = (one.linear for one in outside_of(cyclic_about(4), 3, 2, generator_of()) if one.label == "of O")

@@ -407,6 +407,7 @@ CLOUDS = [
     ),
     ("flatten, mask too short", lambda: flatten(POINTS[None], MASK[:, 1:]), ValueError, ("mask: ", "(1, 6)", "(1, 5)")),
     ("unflatten, too many", lambda: unflatten(POINTS, MASK[:, 1:]), ValueError, ("flat: ", "expected 5", "got 6")),
+    ("unflatten, a number", lambda: unflatten(torch.tensor(1.0), MASK), ValueError, ("flat: ", "got 0")),
     ("unflatten, mask of floats", lambda: unflatten(POINTS, zeros(1, 6)), TypeError, ("mask: ", "bool", "float32")),
     ("grid of one axis", lambda: lifted(grid=integers(2, 3)), ValueError, ("grid: ", "2 dimension", "(2,)")),
     (

@@ -19,6 +19,7 @@ from lieattn.geometry import (
     PointClouds,
     Radius,
     Raster,
+    ScaleFrames,
     crop,
     flatten,
     lift,
@@ -874,3 +875,17 @@ def test_graphs_of_some_points_do_not_keep_the_size_of_clouds():
     assert graph.subset(torch.tensor([0, 1, 2, 5]), Radius(2.0)).each is None
     assert LiftedGraph.collate([graph, graph]).each == 5
     assert LiftedGraph.collate([graph, lift(torch.randn(4, 3), tetrahedral(), Radius(2.0))]).each is None
+
+
+def test_means_of_clouds_of_equal_size_are_over_all_scales():
+    graph = lift(torch.randn(2, 5, 3), ScaleFrames(tetrahedral()), Radius(2.0))
+    assert graph.each is None
+    places = graph.by_level(graph.pos).mean(dim=1).view(2, 5, 3)
+    torch.testing.assert_close(graph.mean(graph.pos), places.mean(dim=1))
+
+
+def test_vectors_in_frames_are_those_of_all_points():
+    graph = lift(torch.randn(2, 5, 3), tetrahedral(), Radius(2.0))
+    for shape in ((9, 1, 3), (10, 1, 2), (10, 3)):
+        with pytest.raises(ValueError, match=r"vectors: expected \[10, count, 3\]"):
+            graph.seen_in_frames(torch.zeros(shape))

@@ -23,8 +23,8 @@ def check_loss(loss: Tensor, task: LightningModule) -> None:
     """Raise NonFiniteError if the training loss of a task is NaN or infinite."""
     if not torch.isfinite(loss):
         raise NonFiniteError(
-            f"the training loss is {float(loss.detach())} at step {task.global_step} (epoch {task.current_epoch}); the "
-            f"last checkpoint is from before. {_advice(task)}"
+            f"the training loss is {float(loss.detach())} at step {task.global_step} (epoch {task.current_epoch}); "
+            f"checkpoints, if there are any, are from before. {_advice(task)}"
         )
 
 

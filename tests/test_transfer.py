@@ -296,6 +296,7 @@ def test_command_starts_from_files_and_checkpoints(tmp_path, capsys, monkeypatch
     # An interrupted run continues from its own weights, also if the source is gone.
     (tmp_path / "source.safetensors").unlink()
     assert main([*run, "--ckpt_path", "last", "--trainer.max_epochs", "2"]) == 0
+    assert f"{saved} is not read: training continues from the weights of the checkpoint" in capsys.readouterr().err
     (tmp_path / "more").mkdir()
     assert main(["fit", "--config", configuration(tmp_path / "more", 3), "--weights", last]) == 0
     assert re.search(r"new weights: head\.\d\.weight, head\.\d\.bias\n", capsys.readouterr().err)

@@ -355,7 +355,7 @@ class _PointSetCLI(LightningCLI):
             raise train.UsageError(f"compile: torch.compile needs the C++ compiler {compiler}, found none; {advice}")
 
     def after_instantiate_classes(self) -> None:
-        if self.subcommand == "fit" and self._checkpoint is None:
+        if self.subcommand == "fit":
             self._start_from(self.config_init[self.subcommand].weights, self.config_init[self.subcommand].trust)
         if self._checkpoint is not None:
             train.load_weights(self.model, self._checkpoint, "the model of the configuration")
@@ -374,8 +374,11 @@ class _PointSetCLI(LightningCLI):
         self.model.config = self._resolved if "model" in self._resolved else {}
 
     def _start_from(self, source: str | None, trust: Sequence[str]) -> None:
-        """Copy the weights of a trained network by name, a file of ``lieattn.save`` or a checkpoint."""
+        """Copy the weights of a trained network by name, a file of ``lieattn.save`` or a checkpoint, into a new run."""
         if source is None:
+            return
+        if self._checkpoint is not None:
+            say(f"{source} is not read: training continues from the weights of the checkpoint")
             return
         try:
             # Without a suffix it may be a misspelled name, and the error of `load` lists the names.

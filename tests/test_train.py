@@ -252,7 +252,13 @@ def test_a_run_of_less_than_an_epoch_does_not_miss_its_validation(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("options", "replaces"), [([], True), (["--ckpt_path", "last"], False), (["--trainer.fast_dev_run", "true"], False)]
+    ("options", "replaces"),
+    [
+        ([], True),
+        (["--ckpt_path", "last"], False),
+        (["--ckpt_path", "other.ckpt"], True),
+        (["--trainer.fast_dev_run", "true"], False),
+    ],
 )
 def test_a_run_says_that_it_replaces_checkpoints_of_an_earlier_one(tmp_path, monkeypatch, capsys, options, replaces):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -260,6 +266,8 @@ def test_a_run_says_that_it_replaces_checkpoints_of_an_earlier_one(tmp_path, mon
     assert main(command) == 0
     message = f"{tmp_path / 'checkpoints'}: checkpoints of an earlier run will be replaced; to continue that run"
     assert message not in capsys.readouterr().err
+    shutil.copy(tmp_path / "checkpoints/last.ckpt", tmp_path / "other.ckpt")
+    monkeypatch.chdir(tmp_path)
     assert main([*command, *options]) == 0
     assert (message in capsys.readouterr().err) is replaces
 

@@ -433,7 +433,8 @@ class _PointSetCLI(LightningCLI):
         settings = self.config_init["fit"]
         folder = _folder(settings)
         saves = settings.last in self.trainer.callbacks  # type: ignore[attr-defined]
-        if saves and settings.ckpt_path is None and any((folder / f"{name}.ckpt").is_file() for name in _NAMED):
+        continues = settings.ckpt_path is not None and Path(settings.ckpt_path).resolve().parent == folder.resolve()
+        if saves and not continues and any((folder / f"{name}.ckpt").is_file() for name in _NAMED):
             say(f"{folder}: checkpoints of an earlier run will be replaced; to continue that run: --ckpt_path last")
             self.trainer.callbacks.append(EarlierBest(folder / "best.ckpt"))  # type: ignore[attr-defined]
 

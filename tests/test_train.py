@@ -1773,6 +1773,11 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["certify", "digits-c9"], 2, "digits-c9 is neither a file nor a trained network .* digits-c8, "),
         (["certify", "broken.ckpt"], 2, "broken.ckpt is damaged, or is not a checkpoint"),
         (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn.*save networks .* with lieattn.save"),
+        (
+            ["fit", "--config", "run.yaml", "--model.schedule.class_path", "torch.optim.lr_scheduler.OneCycleLR"],
+            2,
+            "schedule: expected one of Constant, WarmupCosine, MultiStep, Plateau of lieattn.train, got torch.*CycleLR",
+        ),
         (["test", "--config", "run.yaml"], 2, "test needs trained weights: use --ckpt_path"),
         (["fit", "--config", "empty.yaml"], 2, "data.train: expected a data set, got none"),
         (

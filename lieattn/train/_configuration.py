@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from lieattn._checks import check_arguments
 from lieattn._extras import needs_extra
 from lieattn._sections import loaded
+from lieattn.train._schedule import Schedule
 
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
@@ -107,6 +108,8 @@ def short_message(error: Exception) -> str:
     found = _CLASS.sub(r"\1", " ".join(" ".join(lines).split()).replace("Expected a <class", "expected <class"))
     found = _EXPECTED.sub(lambda types: types[0].replace(" expected ", " or "), found)
     found = _OR_NO_CLASS.sub(r"\1, or a class, but ", found).replace(". Got value: ", ", got ")
+    schedules = ", ".join(one.__name__ for one in Schedule.__subclasses__() if one.__module__ == Schedule.__module__)
+    found = found.replace("expected Schedule, got", f"expected one of {schedules} of lieattn.train, got")
     told = not given or f"'{given}'" in found or "got" in found.casefold() or len(given) > _MOST_GIVEN
     return found if told else f"{found}, got {given}"
 

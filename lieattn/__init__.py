@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         transforms,
         viz,
     )
-    from lieattn._saved import load, save
+    from lieattn.io import load, save
 
 __all__ = [
     "ase",
@@ -54,7 +54,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("load", "save"):
-        return getattr(importlib.import_module("lieattn._saved"), name)
+        return getattr(importlib.import_module("lieattn.io"), name)
     if name in __all__:
         return importlib.import_module(f"lieattn.{name}")
     if name == "__version__":

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn._checks import check_arguments, kind
-from lieattn._extras import needs_extra
-from lieattn._recorded import uncompiled
-from lieattn._tied import settle
+from lieattn._core.checks import check_arguments, kind
+from lieattn._core.extras import needs_extra
+from lieattn.io import settle, uncompiled
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
 from lieattn.models.forces import differentiated, energy_among
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import TOLERANCE
+from lieattn._core.checks import TOLERANCE
 from lieattn.groups import FiniteGroup, SemidirectProduct
 
 if TYPE_CHECKING:

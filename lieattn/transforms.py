@@ -20,8 +20,8 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
-from lieattn._checks import check_arguments, check_count, check_length, check_tensor
-from lieattn._values import attributes_of_points, entries, select_points
+from lieattn._core.checks import check_arguments, check_count, check_length, check_tensor
+from lieattn._core.values import attributes_of_points, entries, select_points
 from lieattn.geometry import Nearest, Neighbors, Radius, farthest_points, find_neighbors, point_clouds
 
 __all__ = [

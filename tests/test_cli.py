@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 import lieattn
 import lieattn_datasets
 from lieattn import train
-from lieattn._system import usable_accelerator, usable_cores
+from lieattn._core.machine import usable_accelerator, usable_cores
 from lieattn.cli import COMMANDS, main
 from lieattn.cli._announced import Announcements
 from lieattn.cli._certify import _spec

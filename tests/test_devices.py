@@ -8,11 +8,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import Constant
 
 import lieattn
-from lieattn import _checks
-from lieattn._saved import trained_cards
+from lieattn._core import checks as _checks
 from lieattn.certify import certify
 from lieattn.geometry import PixelSquare, lift, pixel_positions
 from lieattn.groups import cyclic
+from lieattn.io import trained_cards
 from lieattn.models import FramewiseTransformer, Preprocessed
 from lieattn.nn import AffineSelfConvolution
 from lieattn.nn.relative import RelativePositionTable

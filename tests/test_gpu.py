@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Batch
 
 import lieattn
-from lieattn._saved import trained_cards
 from lieattn.certify import certify
+from lieattn.io import trained_cards
 from lieattn.ops import backend
 from lieattn.testing import relative_error
 from tests.test_trained import item

@@ -16,10 +16,10 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 import lieattn
-from lieattn._digest import digest
-from lieattn._recorded import describe
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
+from lieattn.io._digest import digest
+from lieattn.io._record import describe
 from lieattn.models import (
     AffineSelfConvNet,
     AttentionOptions,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lieattn import _signals
+from lieattn._core import signals as _signals
 
 
 def blocked():

@@ -20,7 +20,7 @@ import torch
 import yaml
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from lieattn import _signals
+from lieattn._core import signals as _signals
 from lieattn.cli import _warm_up, main
 from lieattn.cli._options import command_line, report
 from lieattn.compare._build import make_trainer

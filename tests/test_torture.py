@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lieattn._files import replace_text, replacing
+from lieattn.io import replace_text, replacing
 from tests.fuzz._report import table
 from tests.fuzz._target import GOOD
 from tests.torture.__main__ import main

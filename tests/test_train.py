@@ -33,11 +33,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import global_mean_pool
 
-from lieattn._digest import add_digests, digest
-from lieattn._trust import untrusted_names
 from lieattn.cli import COMMANDS, main
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
+from lieattn.io._digest import add_digests, digest
+from lieattn.io._trust import untrusted_names
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
 from lieattn.nn import VectorHead
 from lieattn.train import (

@@ -11,11 +11,11 @@ from torch_geometric.transforms import Compose, Constant
 
 import lieattn
 import lieattn_datasets as ld
-from lieattn._saved import trained_cards
 from lieattn.certify import certify
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, Radius
 from lieattn.groups import FiniteGroup, cyclic
+from lieattn.io import trained_cards
 from lieattn.models import FramewiseTransformer, GSANet, Preprocessed, Rescaled
 from lieattn.testing import relative_error
 from tests.cases import some

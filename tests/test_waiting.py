@@ -118,7 +118,7 @@ def test_no_step_looks_at_numbers(name, monkeypatch):
         step, _ = step_of(name)
         with Waits() as looking:
             step()
-        monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())  # as on a GPU
+        monkeypatch.setattr("lieattn._core.checks._LOOKED_AT", ())  # as on a GPU
         step()
         with Waits() as waits:
             step()
@@ -133,7 +133,7 @@ def test_points_are_counted_without_looking_at_numbers(monkeypatch):
     data = Data(x=batch.x, pos=batch.pos, batch=batch.batch)
     with backend("plain"):
         expected = network(batch, geometry)
-        monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())  # as on a GPU
+        monkeypatch.setattr("lieattn._core.checks._LOOKED_AT", ())  # as on a GPU
         network(data, geometry)
         with Waits() as waits:
             found = network(data, geometry)
@@ -159,7 +159,7 @@ def test_unknown_species_are_seen_where_they_are_not_looked_at(monkeypatch):
     data = Data(z=torch.tensor([6, 35]), pos=torch.zeros(2, 3))
     with pytest.raises(ValueError, match="expected charges among"):
         Species()(data, None)
-    monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())
+    monkeypatch.setattr("lieattn._core.checks._LOOKED_AT", ())
     features = Species()(data, None)
     assert features[0].isfinite().all()
     assert features[1].isnan().all()

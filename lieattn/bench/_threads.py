@@ -18,7 +18,7 @@ from torch.utils.data import RandomSampler
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
-from lieattn._checks import counted
+from lieattn._core.checks import counted
 from lieattn.bench import _attention
 from lieattn.bench._measure import fresh_process
 from lieattn.geometry import Radius, pixel_positions

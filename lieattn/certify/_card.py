@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 
-from lieattn._reports import page, table
+from lieattn._core.reports import page, table
 from lieattn.certify._certificate import Certificate, Row, size_in_words
 
 _VERDICTS = {  # color and sentence; for failures, the sentence is that of the certificate

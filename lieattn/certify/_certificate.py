@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lieattn._checks import counted
-from lieattn._reports import aligned
-from lieattn._values import with_finite
+from lieattn._core.checks import counted
+from lieattn._core.reports import aligned
+from lieattn._core.values import with_finite
 
 _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn._checks import check_arguments, check_tensor
-from lieattn._values import attributes_of_points, select_points
+from lieattn._core.checks import check_arguments, check_tensor
+from lieattn._core.values import attributes_of_points, select_points
 from lieattn.certify._elements import random_rotation
 from lieattn.certify._kinds import Kind, transform
 from lieattn.geometry import pixel_positions

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
-from lieattn._default_device import on_cpu
+from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
+from lieattn._core.default_device import on_cpu
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._clouds import clouds_of_images, scrambled, sizes_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn._values import attributes_of_points, select_points
+from lieattn._core.values import attributes_of_points, select_points
 from lieattn.certify._clouds import center_and_extent, moved, point_indices, shifted
 from lieattn.certify._elements import Element
 from lieattn.certify._kinds import Kind, transform

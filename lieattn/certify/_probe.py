@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import counted
-from lieattn._default_device import as_for_caller, on_cpu
+from lieattn._core.checks import counted
+from lieattn._core.default_device import as_for_caller, on_cpu
 from lieattn.certify._clouds import images_of_clouds
 from lieattn.certify._kinds import Kind
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
-    from lieattn._memory import keep_freed_memory
+    from lieattn._core.memory import keep_freed_memory
     from lieattn.cli._options import asks_for_help, import_catalog, importable_folder, printable_output, report
 
     keep_freed_memory()

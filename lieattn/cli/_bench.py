@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from lieattn._checks import counted
-from lieattn._files import replace_text
-from lieattn._values import with_finite
+from lieattn._core.checks import counted
+from lieattn._core.values import with_finite
 from lieattn.bench import BENCHMARKS, table, use_toy_sizes
 from lieattn.cli._options import ArgumentParser, output_file, positive
+from lieattn.io import replace_text
 from lieattn.ops import cpu_kernels
 
 

@@ -12,8 +12,8 @@ from types import ModuleType
 
 from torch.utils.data import Dataset
 
-from lieattn._saved import trained_cards
 from lieattn.cli._options import ArgumentParser, import_catalog
+from lieattn.io import trained_cards
 from lieattn.models import EquivariantModule, Wrapper
 
 _EQUIVARIANCE = re.compile(r"\*\*Equivariance\.\*\*(.*?)(?:\n\n|\Z)", re.DOTALL)

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from lieattn._checks import counted
-from lieattn._files import replace_text
-from lieattn._saved import load, trained_cards
+from lieattn._core.checks import counted
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
 from lieattn.cli._target import drawn_clouds, drawn_images, given_clouds, is_named, made, settings_of
 from lieattn.groups import Group
+from lieattn.io import load, replace_text, trained_cards
 from lieattn.train import UsageError, build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}

@@ -22,8 +22,7 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
-from lieattn._files import replace_text
-from lieattn._signals import interrupts_held, leave_session, pass_signal, release_interrupts, terminate
+from lieattn._core.signals import interrupts_held, leave_session, pass_signal, release_interrupts, terminate
 from lieattn.cli._lightning import without_warnings
 from lieattn.cli._options import (
     ArgumentParser,
@@ -35,6 +34,7 @@ from lieattn.cli._options import (
     take_settings,
 )
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
+from lieattn.io import replace_text
 from lieattn.train import TrainingInterrupted, UsageError
 
 

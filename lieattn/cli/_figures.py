@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn import viz
-from lieattn._checks import check_counts, check_index
-from lieattn._saved import load
+from lieattn._core.checks import check_counts, check_index
 from lieattn.cli._certify import is_trained
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
+from lieattn.io import load
 from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, HamiltonianDynamics, published_attentive_cnn
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error

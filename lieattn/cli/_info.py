@@ -9,8 +9,8 @@ from typing import get_args
 
 import torch
 
-from lieattn._checks import counted
-from lieattn._system import usable_cores
+from lieattn._core.checks import counted
+from lieattn._core.machine import usable_cores
 from lieattn.cli._options import ArgumentParser
 from lieattn.ops import Pattern, cpu_kernels
 

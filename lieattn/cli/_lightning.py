@@ -27,11 +27,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lieattn import train
-from lieattn._files import replace_text
-from lieattn._saved import load
-from lieattn._sections import check_sections
-from lieattn._suggestions import suggested
-from lieattn._system import usable_accelerator
+from lieattn._core.machine import usable_accelerator
+from lieattn._core.suggestions import suggested
 from lieattn.cli._announced import Announcements, say
 from lieattn.cli._certify import is_network
 from lieattn.cli._continued import RUN_CLASSES, of_checkpoint, one_checkpoint, option, plain, written
@@ -48,6 +45,7 @@ from lieattn.cli._options import (
 )
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
 from lieattn.cli._together import Together, is_lost, status_of
+from lieattn.io import check_sections, load, replace_text
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 
 # Inference mode is off because forces are gradients.

@@ -11,7 +11,6 @@ from pathlib import Path
 from torch import nn
 from torch_geometric.data import Data
 
-from lieattn._saved import load, trained_cards
 from lieattn.cli._certify import (
     add_cloud_options,
     check_data_options,
@@ -23,6 +22,7 @@ from lieattn.cli._certify import (
     test_clouds,
 )
 from lieattn.cli._options import ArgumentParser, natural, output_file
+from lieattn.io import load, trained_cards
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
 _OUT = Path("pictures")
@@ -132,7 +132,7 @@ def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
 
 def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
     """Draw one figure of the papers, with the keyword arguments of its function as options."""
-    from lieattn._suggestions import SuggestingParser
+    from lieattn._core.suggestions import SuggestingParser
     from lieattn.cli._figures import FIGURES
     from lieattn.viz import save
 

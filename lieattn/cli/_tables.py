@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from lieattn._files import replacing
+from lieattn.io import replacing
 
 Table = Mapping[str, Sequence[Any]]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._sections import loaded
 from lieattn.geometry import pixel_positions
+from lieattn.io import loaded
 from lieattn.models import CloudInputs, EquivariantModule, Symmetry
 from lieattn.train import UsageError, random_clouds
 

@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import torch
 from torch import Tensor
 
-from lieattn._checks import counted
-from lieattn._system import usable_cores
+from lieattn._core.checks import counted
+from lieattn._core.machine import usable_cores
 from lieattn.cli._options import ArgumentParser, positive
 from lieattn.geometry import AllPairs, Radius
 from lieattn.ops import (

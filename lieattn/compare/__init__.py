@@ -1,6 +1,6 @@
 """Comparisons of networks under one budget: settings, data, training and measuring of cells, and reports."""
 
-from lieattn._extras import needs_extra
+from lieattn._core.extras import needs_extra
 
 with needs_extra("lieattn.compare", "train"):
     from lieattn.compare._build import Sets, build_task

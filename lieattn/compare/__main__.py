@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lieattn._signals import terminate
+from lieattn._core.signals import terminate
 from lieattn.compare._cell import CellRunner
 from lieattn.compare._interpreter import version
 from lieattn.compare._meter import LocalMeter

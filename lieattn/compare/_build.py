@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 
-from lieattn._system import usable_accelerator
+from lieattn._core.machine import usable_accelerator
 from lieattn.certify import Kind, moved
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import torch
 
-from lieattn._signals import pass_signal
+from lieattn._core.signals import pass_signal
 from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.train import TrainingInterrupted, UsageError
 

@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import torch
 
-from lieattn._files import replace_text
-from lieattn._reports import aligned, table
-from lieattn._reports import page as html_page
-from lieattn._values import with_finite
+from lieattn._core.reports import aligned, table
+from lieattn._core.reports import page as html_page
+from lieattn._core.values import with_finite
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
+from lieattn.io import replace_text
 
 Record = dict[str, Any]
 """The results of a finished cell, as plain values only."""

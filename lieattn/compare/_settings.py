@@ -16,8 +16,8 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_counts
-from lieattn._sections import loaded
+from lieattn._core.checks import check_arguments, check_choice, check_count, check_counts
+from lieattn.io import loaded
 from lieattn.train import UsageError, read_yaml, short_message
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_choice,
     check_count,
@@ -24,8 +24,8 @@ from lieattn._checks import (
     counted,
     kind,
 )
-from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import ranks
 from lieattn.geometry._neighbor_lists import Neighbors

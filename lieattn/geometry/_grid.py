@@ -14,9 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_counts, check_floating
-from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
+from lieattn._core.checks import check_count, check_counts, check_floating
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, check_grid
 from lieattn.geometry._indices import first_true, ranges
 from lieattn.geometry._lift import lift

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
     check_count,
     check_length,
     check_neighborhood,

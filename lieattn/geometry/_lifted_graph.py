@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
     check_arguments,
     check_is,
     check_tensor,

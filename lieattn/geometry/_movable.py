@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_device, check_flag, check_floating
+from lieattn._core.checks import check_device, check_flag, check_floating
 
 T = TypeVar("T")
 

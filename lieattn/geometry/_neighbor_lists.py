@@ -8,8 +8,8 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_alike, check_tensor, counted, kind, may_look
-from lieattn._segments import counts, sums
+from lieattn._core.checks import check_alike, check_tensor, counted, kind, may_look
+from lieattn._core.segments import counts, sums
 from lieattn.geometry._indices import check_indices, first_true
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._padding import Padding, padding

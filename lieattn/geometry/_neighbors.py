@@ -14,8 +14,8 @@ from typing import Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
-from lieattn._functional import outside_of_transforms
+from lieattn._core.checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
+from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, lattices
 from lieattn.geometry._indices import cloud_index, first_true
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index, check_lists

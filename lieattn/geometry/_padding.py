@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_has_numbers, check_is, check_tensor
+from lieattn._core.checks import check_has_numbers, check_is, check_tensor
 from lieattn.geometry._indices import ranks
 from lieattn.geometry._movable import Movable
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lieattn._functional import transformed
+from lieattn._core.functional import transformed
 from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import members, ranges
 from lieattn.geometry._search import TIE_TOLERANCE

@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_count, check_flag, check_is, check_length
-from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
-from lieattn._segments import sums
-from lieattn._warnings import warn
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_arguments, check_count, check_flag, check_is, check_length
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import outside_of_transforms
+from lieattn._core.segments import sums
+from lieattn._core.warnings import warn
 from lieattn.geometry._clouds import point_weights
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
 from lieattn.geometry._principal_axes import (

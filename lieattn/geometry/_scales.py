@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_count,
     check_is,
     check_length,

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_is, check_tensor
-from lieattn._functional import outside_of_transforms
+from lieattn._core.checks import check_count, check_is, check_tensor
+from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
 from lieattn.geometry._indices import check_indices, first_true, members
 from lieattn.geometry._search import TIE_TOLERANCE

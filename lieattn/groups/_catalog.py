@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count
-from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
+from lieattn._core.checks import check_count
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import outside_of_transforms
 from lieattn.groups._finite import FiniteGroup, check_group, snap
 
 

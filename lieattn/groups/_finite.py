@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     any_negative,
     check_count,
     check_has_numbers,
@@ -22,9 +22,9 @@ from lieattn._checks import (
     kind,
     shown,
 )
-from lieattn._default_device import on_cpu
-from lieattn._functional import is_mapped, outside_of_transforms
-from lieattn._lengths import lengths
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import is_mapped, outside_of_transforms
+from lieattn._core.lengths import lengths
 from lieattn.groups._group import Group, far, tolerance
 
 CLOSURE_TOLERANCE = 1e-9

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lieattn._autocast import in_autocast, without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import in_autocast, without_autocast
+from lieattn._core.checks import (
     check_alike,
     check_broadcast,
     check_count,
@@ -20,10 +20,10 @@ from lieattn._checks import (
     check_tensor,
     counted,
 )
-from lieattn._functional import is_mapped
-from lieattn._lengths import lengths
-from lieattn._returned import checked_faults, returned
-from lieattn._values import equal_values
+from lieattn._core.functional import is_mapped
+from lieattn._core.lengths import lengths
+from lieattn._core.returned import checked_faults, returned
+from lieattn._core.values import equal_values
 
 if TYPE_CHECKING:
     from lieattn.groups._finite import FiniteGroup

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_last, check_none
-from lieattn._functional import is_mapped
-from lieattn._lengths import lengths
+from lieattn._core.checks import check_count, check_last, check_none
+from lieattn._core.functional import is_mapped
+from lieattn._core.lengths import lengths
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup
 from lieattn.groups._group import (

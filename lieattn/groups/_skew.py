@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_last, check_tensor
-from lieattn._lengths import lengths
+from lieattn._core.checks import check_last, check_tensor
+from lieattn._core.lengths import lengths
 
 _SERIES_BELOW = 1.0
 _SERIES_TERMS = 10

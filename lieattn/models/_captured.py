@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lieattn._checks import check_arguments
-from lieattn._processes import processes
-from lieattn._warnings import warn
+from lieattn._core.checks import check_arguments
+from lieattn._core.processes import processes
+from lieattn._core.warnings import warn
 from lieattn.models._inputs import has_geometry
 from lieattn.models._network import ImageNetwork
 from lieattn.models._wrapper import Wrapper

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lieattn._checks import kind
+from lieattn._core.checks import kind
 from lieattn.models._network import EquivariantModule
 from lieattn.models._rescaled import Rescaled
 from lieattn.models._tied_options import pool_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, kind
+from lieattn._core.checks import check_arguments, kind
 from lieattn.models._jumps import jumps_of, kinks_of
 from lieattn.models._network import Symmetry
 from lieattn.models._wrapper import Wrapper, guarantee_of

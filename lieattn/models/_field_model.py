@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from lieattn._checks import check_arguments
+from lieattn._core.checks import check_arguments
 from lieattn.models._inputs import attribute, copied
 from lieattn.models._network import GroupField, Network, Symmetry
 

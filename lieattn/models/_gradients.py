@@ -10,8 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._functional import transformed
-from lieattn._recorded import uncompiled
+from lieattn._core.functional import transformed
 from lieattn.groups import (
     SE,
     SO,
@@ -23,6 +22,7 @@ from lieattn.groups import (
     Translations,
     linear_part,
 )
+from lieattn.io import uncompiled
 from lieattn.models._network import Symmetry
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # energies [clouds], and other outputs by name

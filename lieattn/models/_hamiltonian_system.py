@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_none, check_tensor
+from lieattn._core.checks import check_arguments, check_none, check_tensor
 from lieattn.geometry import PointClouds
 from lieattn.models._gradients import usable
 

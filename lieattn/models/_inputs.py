@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts, check_is, check_size, kind, may_look
+from lieattn._core.checks import check_arguments, check_counts, check_is, check_size, kind, may_look
 from lieattn.geometry import LiftedGraph, PointClouds, padding
 from lieattn.nn import lift_field
 from lieattn.ops import smooth_lengths

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeGuard
 
 from torch import nn
 
-from lieattn._checks import check_choice
+from lieattn._core.checks import check_choice
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Neighborhood, PrincipalFrames, Radius, smooth_cutoff
 
 

@@ -11,10 +11,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts, check_features, check_length, check_neighborhood, check_size
-from lieattn._recorded import Recorded
-from lieattn._tied import TiedWeights
-from lieattn._values import plain_text
+from lieattn._core.checks import (
+    check_arguments,
+    check_counts,
+    check_features,
+    check_length,
+    check_neighborhood,
+    check_size,
+)
+from lieattn._core.values import plain_text
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -28,6 +33,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
+from lieattn.io import Recorded, TiedWeights
 from lieattn.models._inputs import (
     CloudInputs,
     VectorEmbedding,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_size, may_look
+from lieattn._core.checks import check_size, may_look
 from lieattn.geometry import LiftedGraph
 from lieattn.models._inputs import attribute
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry import (
     FiniteFrames,
     Given,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, kind
+from lieattn._core.checks import check_arguments, kind
 from lieattn.models._inputs import check_data
 from lieattn.models._wrapper import Wrapper
 

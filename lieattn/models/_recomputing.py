@@ -8,8 +8,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
-from lieattn._checks import check_arguments
-from lieattn._recompute import recomputed
+from lieattn._core.checks import check_arguments
+from lieattn._core.recompute import recomputed
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_number, kind, may_look
-from lieattn._exact import WideStatistics
-from lieattn._segments import counts
+from lieattn._core.checks import check_arguments, check_choice, check_number, kind, may_look
+from lieattn._core.kept_tables import WideStatistics
+from lieattn._core.segments import counts
 from lieattn.geometry import point_clouds
 from lieattn.models._wrapper import Wrapper
 from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Scalar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lieattn._reports import titled_table
+from lieattn._core.reports import titled_table
 
 
 class Shown(nn.Module):

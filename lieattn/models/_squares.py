@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lieattn._checks import permute_axes
+from lieattn._core.checks import permute_axes
 from lieattn.geometry import Neighborhood, PixelSquare
 from lieattn.groups import FiniteGroup, Group, Translations
 from lieattn.models._network import Symmetry

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lieattn._tied import tied_to_group
 from lieattn.geometry import PrincipalFrames, ScaleFrames
+from lieattn.io import tied_to_group
 from lieattn.models._inputs import CloudInputs, Species
 from lieattn.models._jumps import decided
 from lieattn.models._tied_options import tied_options, tied_outputs

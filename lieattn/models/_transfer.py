@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from lieattn._checks import check_arguments
-from lieattn._recorded import uncompiled
-from lieattn._tied import first_fault
+from lieattn._core.checks import check_arguments
+from lieattn.io import first_fault, uncompiled
 from lieattn.models._ensemble import Ensemble
 from lieattn.models._field_model import FieldModel
 from lieattn.models._network import Network

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts
+from lieattn._core.checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import CloudInputs, plus_vectors

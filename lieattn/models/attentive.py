@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_counts, check_dropout, check_tensor
+from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout, check_tensor
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import CloudInputs, plus_vectors

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_counts, check_positive, check_tensor
-from lieattn._default_device import on_cpu
-from lieattn._exact import ExactConstants
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_arguments, check_counts, check_positive, check_tensor
+from lieattn._core.default_device import on_cpu
+from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,

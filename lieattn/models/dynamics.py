@@ -10,10 +10,10 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import LARGEST, check_arguments, check_choice, check_has_numbers
-from lieattn._extras import needs_extra
-from lieattn._functional import transformed
-from lieattn._warnings import warn
+from lieattn._core.checks import LARGEST, check_arguments, check_choice, check_has_numbers
+from lieattn._core.extras import needs_extra
+from lieattn._core.functional import transformed
+from lieattn._core.warnings import warn
 from lieattn.models._energies import check_energies, energy_among, per_cloud
 from lieattn.models._gradients import check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
 from lieattn.models._hamiltonian_system import System

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, kind
-from lieattn._functional import transformed
+from lieattn._core.checks import check_arguments, kind
+from lieattn._core.functional import transformed
 from lieattn.geometry import point_clouds
 from lieattn.models._energies import check_energies, per_cloud
 from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here

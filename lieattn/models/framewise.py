@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_counts, check_length
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_arguments, check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,

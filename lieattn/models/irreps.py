@@ -17,11 +17,11 @@ from e3nn.nn import Gate
 from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_counts
-from lieattn._layer_norm import LayerNorm
-from lieattn._segments import sums
-from lieattn._watch import SeenWeights, is_watched, show
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.layer_norm import LayerNorm
+from lieattn._core.segments import sums
+from lieattn._core.watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors

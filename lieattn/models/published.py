@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_has_numbers, may_look
-from lieattn._default_device import on_cpu
+from lieattn._core.checks import check_arguments, check_choice, check_count, check_has_numbers, may_look
+from lieattn._core.default_device import on_cpu
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
 from lieattn.models.attentive import AttentionKind, AttentiveCNN, AttentiveNetwork

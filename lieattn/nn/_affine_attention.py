@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_counts, check_is
-from lieattn._exact import KeptTables
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_arguments, check_counts, check_is
+from lieattn._core.kept_tables import KeptTables
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention

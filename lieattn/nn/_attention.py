@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,
@@ -19,9 +19,9 @@ from lieattn._checks import (
     check_graph,
     check_is,
 )
-from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
+from lieattn.io import TiedWeights
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import RelativeFunction, SumOfTerms, graph_attention
 from lieattn.nn.relative._affine import OfEdges

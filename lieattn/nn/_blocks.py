@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,
@@ -20,9 +20,9 @@ from lieattn._checks import (
     check_is,
     weight_of,
 )
-from lieattn._exact import ExactConstants
-from lieattn._tied import TiedWeights
+from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import LiftedGraph
+from lieattn.io import TiedWeights
 from lieattn.nn._attention import GroupAttention, spread_features
 from lieattn.nn._grid import checked_measure
 from lieattn.nn.relative import (

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_tensor
+from lieattn._core.checks import check_tensor
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import SO, FiniteGroup, O, Translations, linear_part
 from lieattn.reps import Representation, check_orthogonal, check_representation, is_orthogonal

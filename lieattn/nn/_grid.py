@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     axes_of,
     check_alike,
     check_arguments,
@@ -26,11 +26,11 @@ from lieattn._checks import (
     check_tensor,
     permute_axes,
 )
-from lieattn._default_device import on_cpu
-from lieattn._functional import transformed
-from lieattn._tied import TiedWeights
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import transformed
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
+from lieattn.io import TiedWeights
 from lieattn.nn._statistics import Inexact, complain
 
 CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}

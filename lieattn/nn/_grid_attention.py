@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_broadcast,
     check_choice,
@@ -20,10 +20,10 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
-from lieattn._exact import KeptTables
-from lieattn._sigmoid import attention_of
-from lieattn._tied import TiedWeights
+from lieattn._core.kept_tables import KeptTables
+from lieattn._core.sigmoid import attention_of
 from lieattn.groups import FiniteGroup
+from lieattn.io import TiedWeights
 from lieattn.nn._grid import (
     GridConvolution,
     GridGroupConvolution,

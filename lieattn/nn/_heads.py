@@ -9,12 +9,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_is, may_look
-from lieattn._layer_norm import LayerNorm
-from lieattn._recorded import Recorded
-from lieattn._warnings import warn
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_is, may_look
+from lieattn._core.layer_norm import LayerNorm
+from lieattn._core.warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.io import Recorded
 from lieattn.nn._fields import FrameMatrices, project_field
 from lieattn.nn._statistics import CloudPool, FiberPool
 from lieattn.ops import activation as activation_named

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_tensor
-from lieattn._exact import ExactConstants
-from lieattn._tied import TiedWeights
+from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_tensor
+from lieattn._core.kept_tables import ExactConstants
 from lieattn.groups import FiniteGroup, check_group, real_irreps
+from lieattn.io import TiedWeights
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear
 from lieattn.reps import Irreps
 

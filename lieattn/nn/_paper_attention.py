@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_counts
+from lieattn._core.checks import check_arguments, check_choice, check_count, check_counts
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention, checked_head_channels

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     axes_of,
     check_arguments,
     check_choice,
@@ -23,12 +23,12 @@ from lieattn._checks import (
     check_tensor,
     may_look,
 )
-from lieattn._functional import is_batched, is_mapped, transformed
-from lieattn._layer_norm import LayerNorm, layer_norm
-from lieattn._processes import processes, summed
-from lieattn._recompute import region
-from lieattn._segments import counts, maxima, means, sums
-from lieattn._warnings import warn
+from lieattn._core.functional import is_batched, is_mapped, transformed
+from lieattn._core.layer_norm import LayerNorm, layer_norm
+from lieattn._core.processes import processes, summed
+from lieattn._core.recompute import region
+from lieattn._core.segments import counts, maxima, means, sums
+from lieattn._core.warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]

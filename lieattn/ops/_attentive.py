@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
     axes_of,
     check_alike,
     check_broadcast,
@@ -27,8 +27,8 @@ from lieattn._checks import (
     check_tensor,
     kind,
 )
-from lieattn._recompute import may_recompute
-from lieattn._sigmoid import attention_of
+from lieattn._core.recompute import may_recompute
+from lieattn._core.sigmoid import attention_of
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops.kernels._calls import expect_gradients
 

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_is
-from lieattn._functional import transformed
+from lieattn._core.checks import check_arguments, check_is
+from lieattn._core.functional import transformed
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
 

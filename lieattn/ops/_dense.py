@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
+from lieattn._core.autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import gradients_of, need_plain_maths, plain_gradients

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_is, check_tensor, kind
+from lieattn._core.checks import check_is, check_tensor, kind
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import need_plain_maths, plain_gradients

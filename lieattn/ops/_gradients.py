@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lieattn._functional import outside_of_transforms, transformed
+from lieattn._core.functional import outside_of_transforms, transformed
 
 _functorch = torch._C._functorch  # there are no public functions for these questions
 

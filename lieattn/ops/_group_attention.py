@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_flag, kind, may_look
-from lieattn._watch import SeenWeights, is_watched, show
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_flag, kind, may_look
+from lieattn._core.watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_tensor, kind
-from lieattn._functional import transformed
+from lieattn._core.checks import check_choice, check_tensor, kind
+from lieattn._core.functional import transformed
 from lieattn.ops._backend import fused_backend, fused_kernel
 from lieattn.ops._gradients import need_plain_maths
 from lieattn.ops.kernels._calls import expect_gradients

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lieattn._checks import check_arguments
+from lieattn._core.checks import check_arguments
 from lieattn.ops import _plain as plain
 from lieattn.ops._backend import plain_layers
 from lieattn.ops._terms import Problem

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._checks import may_look
-from lieattn._recompute import may_recompute
+from lieattn._core.checks import may_look
+from lieattn._core.recompute import may_recompute
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Problem
 

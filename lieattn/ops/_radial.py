@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_tensor
-from lieattn._lengths import lengths
+from lieattn._core.checks import check_count, check_tensor
+from lieattn._core.lengths import lengths
 
 
 def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:

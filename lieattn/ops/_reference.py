@@ -9,7 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments
+from lieattn._core.checks import check_arguments
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import ROW_TABLES, Normalization, Pattern, Problem, RelativeTerms, check_operands
 

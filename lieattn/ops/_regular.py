@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
+from lieattn._core.checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
 
 # A product with the small Fourier matrix has about a quarter of the speed of a large matrix product.
 _TRANSFORM_COST = 4

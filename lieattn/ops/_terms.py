@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_dropout, check_is, check_tensor, kind
+from lieattn._core.checks import check_choice, check_dropout, check_is, check_tensor, kind
 from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]

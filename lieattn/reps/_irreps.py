@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_count, check_tensor
-from lieattn._default_device import on_cpu
-from lieattn._functional import is_mapped, outside_of_transforms
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_count, check_tensor
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import is_mapped, outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
-from lieattn._default_device import on_cpu
-from lieattn._functional import is_mapped
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import is_mapped
 
 
 class Representation(abc.ABC):

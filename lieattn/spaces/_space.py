@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_broadcast, check_count, check_none, check_tensor
-from lieattn._default_device import on_cpu
-from lieattn._returned import check_returned, checked_faults, returned
-from lieattn._values import equal_values
+from lieattn._core.checks import check_broadcast, check_count, check_none, check_tensor
+from lieattn._core.default_device import on_cpu
+from lieattn._core.returned import check_returned, checked_faults, returned
+from lieattn._core.values import equal_values
 from lieattn.groups import (
     SE,
     SO,

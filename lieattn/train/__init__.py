@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lieattn._extras import needs_extra
+from lieattn._core.extras import needs_extra
 
 if TYPE_CHECKING:
     from lieattn.train._averaging import AveragedWeights

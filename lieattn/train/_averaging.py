@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lieattn._checks import check_arguments
+from lieattn._core.checks import check_arguments
 from lieattn.train._configuration import UsageError
 
 _TRAINED = "current_model_state"  # Lightning's entry for the weights that are not averages

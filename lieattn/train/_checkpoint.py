@@ -20,15 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments
-from lieattn._digest import DIGESTS, KEY, damaged_entries
-from lieattn._exact import first_dtype
-from lieattn._extras import needs_extra
-from lieattn._recorded import make, uncompiled_names
-from lieattn._tied import first_fault
-from lieattn._trust import untrusted_names
+from lieattn._core.checks import check_arguments
+from lieattn._core.extras import needs_extra
+from lieattn._core.kept_tables import first_dtype
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
+from lieattn.io import DIGESTS, KEY, damaged_entries, first_fault, make, uncompiled_names, untrusted_names
 from lieattn.train._configuration import UsageError, build
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from lieattn._checks import check_arguments, check_is
+from lieattn._core.checks import check_arguments, check_is
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import labels_of, read_for
 from lieattn.train._tasks import OptimizerFactory, PointSetTask

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lieattn._checks import check_arguments
-from lieattn._extras import needs_extra
-from lieattn._sections import loaded
+from lieattn._core.checks import check_arguments
+from lieattn._core.extras import needs_extra
+from lieattn.io import loaded
 from lieattn.train._schedule import Schedule
 
 _NOISE = re.compile(
@@ -70,7 +70,7 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
     with needs_extra("lieattn.train.build", "train"):
         from jsonargparse import ArgumentError
 
-    from lieattn._suggestions import SuggestingParser
+    from lieattn._core.suggestions import SuggestingParser
 
     register_types()
     parser = SuggestingParser(exit_on_error=False)

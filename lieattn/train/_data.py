@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Seque
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from lieattn._checks import check_arguments, check_count, check_counts
+from lieattn._core.checks import check_arguments, check_count, check_counts
 from lieattn.train._configuration import UsageError
 from lieattn.train._weights import REPEATED
 

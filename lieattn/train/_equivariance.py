@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments, check_counts
+from lieattn._core.checks import check_arguments, check_counts
 from lieattn.certify import TOLERANCES, certify
 from lieattn.groups import Group
 

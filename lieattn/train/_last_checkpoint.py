@@ -17,8 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lieattn._digest import KEY, add_digests
-from lieattn._files import replacing
+from lieattn.io import KEY, add_digests, replacing
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_number, check_positive
+from lieattn._core.checks import check_arguments, check_number, check_positive
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # five steps take singular values from 0.002 to 1 close to 1
 _STEPS = 5

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
-from lieattn._checks import check_arguments, check_count, counted
+from lieattn._core.checks import check_arguments, check_count, counted
 
 
 class Schedule(abc.ABC):

@@ -10,8 +10,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments, kind
-from lieattn._warnings import warn
+from lieattn._core.checks import check_arguments, kind
+from lieattn._core.warnings import warn
 from lieattn.models import EnergyForceStress, Rescaled
 from lieattn.train._data import PointSetData
 

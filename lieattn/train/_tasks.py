@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments, shown
-from lieattn._digest import KEY, add_digests
-from lieattn._exact import WideStatistics
-from lieattn._recorded import Recorded, describe
-from lieattn._tied import settle
+from lieattn._core.checks import check_arguments, shown
+from lieattn._core.kept_tables import WideStatistics
+from lieattn.io import KEY, Recorded, add_digests, describe, settle
 from lieattn.models import Rescaled
 from lieattn.train._averaging import check_averaging
 from lieattn.train._callbacks import check_callbacks, resume_accumulation, setting_of_no_step, warn_of_no_step

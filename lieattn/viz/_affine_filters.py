@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_counts, check_index, check_is
+from lieattn._core.checks import check_arguments, check_counts, check_index, check_is
 from lieattn.geometry import LiftedGraph, PointClouds, pixel_positions, point_clouds
 from lieattn.models import AffineSelfConvNet
 from lieattn.nn import AffineSelfConvolution, SimpleAffineSelfConvolution, act_on_grid

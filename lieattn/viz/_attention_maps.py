@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_arguments
+from lieattn._core.checks import check_arguments
 from lieattn.groups import FiniteGroup
 from lieattn.models import AttentiveNetwork
 from lieattn.nn import act_on_grid

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from lieattn._checks import check_arguments, shown
+from lieattn._core.checks import check_arguments, shown
 from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, MARKERS, blank_figure, require_matplotlib
 
 if TYPE_CHECKING:

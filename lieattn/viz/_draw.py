@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import TOLERANCE
-from lieattn._extras import needs_extra
-from lieattn._files import replacing
+from lieattn._core.checks import TOLERANCE
+from lieattn._core.extras import needs_extra
 from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.io import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_has_numbers, check_index, check_tensor
+from lieattn._core.checks import check_arguments, check_has_numbers, check_index, check_tensor
 from lieattn.certify import moved
 from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup

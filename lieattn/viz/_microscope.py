@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn._checks import check_arguments, check_counts
-from lieattn._default_device import on_cpu
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.default_device import on_cpu
 from lieattn.viz import _draw as draw
 from lieattn.viz._observation import Observation, Turn
 from lieattn.viz._views import attention_board, attention_moments, field_board, field_moments, overview

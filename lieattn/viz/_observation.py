@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn._checks import check_index
-from lieattn._recorded import uncompiled
+from lieattn._core.checks import check_index
 from lieattn.certify import moved
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup, O, linear_part
+from lieattn.io import uncompiled
 from lieattn.models import LieTransformer, Symmetry
 from lieattn.spaces import Sphere
 from lieattn.viz._draw import in_words

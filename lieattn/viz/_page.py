@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_index
-from lieattn._files import replace_text
+from lieattn._core.checks import check_index
+from lieattn.io import replace_text
 from lieattn.viz._draw import require_matplotlib, spacing, value_range
 from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Attention, Places, rolled_out

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_count
+from lieattn._core.checks import check_arguments, check_count
 from lieattn.geometry import AllPairs, lift, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.nn.relative import CoordinateEncoding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_index
+from lieattn._core.checks import check_index
 from lieattn.geometry import PointClouds
 from lieattn.viz import _draw as draw
 from lieattn.viz._observation import Observation

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from lieattn._files import replace_text
 from lieattn.cli import main
 from lieattn.compare import _budget as budgets
 from lieattn.geometry import Radius, lift
 from lieattn.groups import cyclic
+from lieattn.io import replace_text
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn_datasets import QM9
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_count
+from lieattn._core.checks import check_arguments, check_count
 from lieattn.geometry import (
     FiniteFrames,
     Frames,

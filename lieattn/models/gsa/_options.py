@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_dropout, check_length
+from lieattn._core.checks import check_arguments, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn import CloudPool, FiberPool, Inexact, Pooling

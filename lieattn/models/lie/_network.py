@@ -12,10 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_counts, check_dropout, check_is, check_length, check_neighborhood
-from lieattn._functional import is_batched, transformed
-from lieattn._recompute import recomputed
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
+    check_arguments,
+    check_counts,
+    check_dropout,
+    check_is,
+    check_length,
+    check_neighborhood,
+)
+from lieattn._core.functional import is_batched, transformed
+from lieattn._core.recompute import recomputed
 from lieattn.geometry import (
     FiniteFrames,
     Frames,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts, check_tensor
-from lieattn._layer_norm import LayerNorm
+from lieattn._core.checks import check_arguments, check_counts, check_tensor
+from lieattn._core.layer_norm import LayerNorm
 from lieattn.geometry import (
     AllPairs,
     LiftedGraph,

@@ -12,7 +12,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,
@@ -21,8 +21,8 @@ from lieattn._checks import (
     check_length,
     check_tensor,
 )
-from lieattn._default_device import on_cpu
-from lieattn._functional import outside_of_transforms
+from lieattn._core.default_device import on_cpu
+from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry import LiftedGraph, Neighbors, Radius
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import RelativeFunction, check_lifted_to, rows_of_table, seen_offsets

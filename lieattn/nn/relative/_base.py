@@ -11,10 +11,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_graph, check_is
-from lieattn._tied import TiedWeights
+from lieattn._core.checks import check_arguments, check_graph, check_is
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
+from lieattn.io import TiedWeights
 from lieattn.ops import Normalization, RelativeTerms, group_attention
 
 EXPONENTIAL = ("softmax", "exp-mean")  # normalizations whose weights are exponentials of scores

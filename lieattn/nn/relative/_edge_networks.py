@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_counts,
     check_features,
@@ -19,7 +19,7 @@ from lieattn._checks import (
     kind,
     weight_of,
 )
-from lieattn._exact import ExactConstants
+from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
 from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_moments, edge_units, smooth_window

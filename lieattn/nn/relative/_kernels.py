@@ -9,8 +9,8 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,
@@ -21,8 +21,8 @@ from lieattn._checks import (
     check_positive,
     weight_of,
 )
-from lieattn._exact import ExactConstants
-from lieattn._segments import sums
+from lieattn._core.kept_tables import ExactConstants
+from lieattn._core.segments import sums
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (

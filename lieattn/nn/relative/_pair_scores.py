@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._autocast import without_autocast
-from lieattn._checks import (
+from lieattn._core.autocast import without_autocast
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,
@@ -22,7 +22,7 @@ from lieattn._checks import (
     check_tensor,
     weight_of,
 )
-from lieattn._recompute import may_recompute
+from lieattn._core.recompute import may_recompute
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates
 from lieattn.ops import Activation, RelativeTerms, head_networks

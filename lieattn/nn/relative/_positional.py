@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import (
+from lieattn._core.checks import (
     check_arguments,
     check_count,
     check_counts,
@@ -18,8 +18,8 @@ from lieattn._checks import (
     check_length,
     check_tensor,
 )
-from lieattn._exact import ExactConstants, KeptTables
-from lieattn._layer_norm import LayerNorm
+from lieattn._core.kept_tables import ExactConstants, KeptTables
+from lieattn._core.layer_norm import LayerNorm
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (

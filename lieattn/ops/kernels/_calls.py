@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._system import usable_cores
+from lieattn._core.machine import usable_cores
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels import _ahead

@@ -21,7 +21,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 
-from lieattn._warnings import warn
+from lieattn._core.warnings import warn
 from lieattn.ops.kernels import _ahead
 
 _NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")

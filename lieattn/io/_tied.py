@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lieattn._default_device import made_on_cpu
-from lieattn._exact import KeptTables
-from lieattn._values import plain_text
+from lieattn._core.default_device import made_on_cpu
+from lieattn._core.kept_tables import KeptTables
+from lieattn._core.values import plain_text
 
 _UNCHECKED = ", or load dict(state_dict) to skip this check"
 

@@ -128,7 +128,7 @@ def _entry(key: Any, value: Any) -> Any:
 def make(described: Any) -> Any:
     """Rebuild a value from the result of :func:`describe`. ValueError is raised if a class is missing.
 
-    Classes are imported and called, so first check whether they can be trusted (:mod:`lieattn._trust`).
+    Classes are imported and called, so first check whether they can be trusted (:func:`untrusted_names`).
     """
     if isinstance(described, list):
         return [make(entry) for entry in described]

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from lieattn._checks import check_arguments, kind
-from lieattn._digest import digest
-from lieattn._exact import first_dtype
-from lieattn._files import replacing
-from lieattn._recorded import describe, make, uncompiled, uncompiled_names
-from lieattn._tied import TiedWeights
-from lieattn._trust import untrusted_names
-from lieattn._values import plain_text
+from lieattn._core.checks import check_arguments, kind
+from lieattn._core.kept_tables import first_dtype
+from lieattn._core.values import plain_text
+from lieattn.io._digest import digest
+from lieattn.io._files import replacing
+from lieattn.io._record import describe, make, uncompiled, uncompiled_names
+from lieattn.io._tied import TiedWeights
+from lieattn.io._trust import untrusted_names
 
 _KEY, _FORMAT = "lieattn", 1
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
-_TRAINED = Path(__file__).parent / "trained"
+_TRAINED = Path(__file__).parent.parent / "trained"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+\b")  # of an object without a representation of its own
 
 

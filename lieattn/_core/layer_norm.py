@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._functional import transformed
+from lieattn._core.functional import transformed
 
 
 def layer_norm(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._functional import transformed
+from lieattn._core.functional import transformed
 
 T = TypeVar("T")
 

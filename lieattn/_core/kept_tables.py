@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_is, check_tensor
+from lieattn._core.checks import check_is, check_tensor
 
 
 class KeptTables(nn.Module):

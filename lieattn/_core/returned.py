@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._autocast import in_autocast, without_autocast
-from lieattn._checks import check_is, kind
+from lieattn._core.autocast import in_autocast, without_autocast
+from lieattn._core.checks import check_is, kind
 
 
 def returned(group: Any, method: str, *given: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 KEY = "lieattn"
+"""Entry of a checkpoint that this library writes."""
 DIGESTS = "digests"
+"""Entry of :data:`KEY` with the digests of all entries."""
 _VERSION = "pytorch-lightning_version"
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import torch
 from torch import Tensor, nn
 
-from lieattn._autocast import in_autocast
-from lieattn._functional import is_mapped
+from lieattn._core.autocast import in_autocast
+from lieattn._core.functional import is_mapped
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""

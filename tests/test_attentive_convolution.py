@@ -217,7 +217,7 @@ def test_parts_and_threads_change_nothing(monkeypatch):
         return [out, *torch.autograd.grad(out.square().sum(), list(tensors.values()))]
 
     expected = run("plain")
-    monkeypatch.setattr("lieattn.ops._attentive._AT_ONCE", 1)
+    monkeypatch.setattr("lieattn.ops._gated_sums._AT_ONCE", 1)
     in_parts = run("plain")
     with torch.no_grad():
         torch.testing.assert_close(evaluate(tensors, "full", "plain"), expected[0])

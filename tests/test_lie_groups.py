@@ -877,7 +877,7 @@ def test_a_group_says_which_of_its_own_methods_returns_something_else():
     for call in (lambda: group.sample(3), lambda: group.sample_design(3, count=4)):
         with pytest.raises(ValueError, match=r"draw of scalings: expected elements \(3, 2, 2\), got \(2, 2\)"):
             call()
-    with pytest.raises(TypeError, match="finite_subgroup of scalings: expected a FiniteGroup, got "):
+    with pytest.raises(TypeError, match="finite_subgroup of scalings: expected a Group, got "):
         group.design(1)
 
 

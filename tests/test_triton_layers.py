@@ -245,7 +245,7 @@ def test_attentive_convolution(options, device, monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_attentive_convolution_in_parts_twice_differentiable_and_in_float32(device, monkeypatch):
-    monkeypatch.setattr("lieattn.ops._attentive._AT_ONCE", 1)
+    monkeypatch.setattr("lieattn.ops._gated_sums._AT_ONCE", 1)
     results = []
     for name, dtype in (("triton", torch.float32), ("plain", torch.float64)):
         with backend(name):
@@ -280,7 +280,7 @@ def test_networks_compile_for_a_gpu_that_is_not_here(architecture, monkeypatch, 
 @compiled
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_attentive_convolution_compiles_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
-    from lieattn.ops._attentive import Window
+    from lieattn.ops._gated_sums import Window
     from lieattn.ops.kernels.triton import _attentive
 
     built = Compilation([_attentive], architecture, monkeypatch, tmp_path)

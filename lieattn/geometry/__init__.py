@@ -1,7 +1,7 @@
 """Point clouds, neighborhoods, frames and the lift, which is computed once per batch and shared by all layers."""
 
 from lieattn.geometry._clouds import PointClouds, point_clouds
-from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames, Sites
+from lieattn.geometry._frames import FiniteFrames, GivenFrames, SampledFrames
 from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
 from lieattn.geometry._lift import lift, natural_space
 from lieattn.geometry._lifted_graph import LiftedGraph
@@ -22,6 +22,7 @@ from lieattn.geometry._pieces import Piece, pieces
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates
 from lieattn.geometry._scales import ScaleFrames
+from lieattn.geometry._sites import Frames, GroupFrames, Sites
 from lieattn.geometry._subsample import farthest_by_distance, farthest_points
 
 __all__ = [

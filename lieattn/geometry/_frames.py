@@ -1,14 +1,10 @@
-"""Frames: the elements of the stabilizer over each point.
-
-A choice of frames is a small callable value. :func:`lift` calls it with the clouds, and it returns elements of the
-stabilizer of the space, ``[points, fiber, k, k]``, or :class:`GroupFrames`. docs/exactness.md has measured errors.
-"""
+"""Frames that do not follow the points: those of a finite group, random ones, and given ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,62 +20,15 @@ from lieattn._core.checks import (
     counted,
     kind,
 )
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import outside_of_transforms
-from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import ranks
-from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius
+from lieattn.geometry._principal_frames import PrincipalFrames
+from lieattn.geometry._sites import Frames, GroupFrames, Sites
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group, trivial
 from lieattn.spaces import HomogeneousSpace
 
-if TYPE_CHECKING:
-    from lieattn.geometry._principal_frames import PrincipalFrames
-
 _BLOCK = 64  # number of points whose frames are drawn at a time
-
-
-class GroupFrames(NamedTuple):
-    """Frames that are the elements of a finite group H, optionally rotated by one pose for each cloud.
-
-    The elements are multiplied from the left by the ``pose`` ``[points, k, k]``, which is equal for all points of a
-    cloud.
-    """
-
-    group: FiniteGroup
-    pose: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Sites:
-    """The arguments of a choice of frames: clouds, their neighbor lists, and their space.
-
-    ``weights`` ``[points]`` are used by frames that average over points. Random frames are drawn from the
-    ``generator``. ``vectors`` ``[points, count, dim]`` are input vectors that rotate with the points. They provide axes
-    that the points do not determine.
-    """
-
-    clouds: PointClouds
-    neighbors: Neighbors
-    space: HomogeneousSpace
-    weights: Tensor | None = None
-    generator: torch.Generator | None = None
-    vectors: Tensor | None = None
-
-    @property
-    def stabilizer(self) -> Group:
-        """Group that the frames belong to. ValueError is raised if it is trivial."""
-        if self.space.stabilizer is None:
-            what = f"the stabilizer of {self.space.name} is trivial"
-            raise ValueError(f"frames: expected None, since {what}")
-        return self.space.stabilizer
-
-
-class Frames(Protocol):
-    """Interface of choices of frames, which are callable with :class:`Sites`."""
-
-    def __call__(self, sites: Sites) -> Tensor | GroupFrames:
-        """Return elements of the stabilizer of the space, ``[points, fiber, k, k]``, or all of a finite group."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +174,6 @@ class GivenFrames:
 
 def chosen_frames(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
     """Return the frames of the clouds, or None if the space has none."""
-    from lieattn.geometry._principal_frames import PrincipalFrames
-
     space = sites.space
     if frames is not None:
         chosen = frames(sites)
@@ -269,28 +216,6 @@ def _checked_frames(chosen: object, sites: Sites) -> Tensor | GroupFrames:
     return chosen
 
 
-@lru_cache(maxsize=256)
-@on_cpu
-def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
-    """Return whether a group preserves lengths, or, with ``ratios``, ratios of lengths.
-
-    All elements of a finite stabilizer are tested, otherwise one generic element. A group without an exponential cannot
-    be tested, and is assumed to preserve lengths.
-    """
-    allowed = 1e-9
-    if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
-        linear, allowed = group.stabilizer.elements, group.stabilizer.tolerance
-    else:
-        try:
-            linear = group.linear(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64)))
-        except NotImplementedError:
-            return True
-    gram = linear.mT @ linear
-    if ratios:
-        gram = gram / gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    return bool((gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max() <= allowed)
-
-
 def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frames: object = None) -> None:
     """Raise ValueError if a neighborhood depends on distances that the group of a space does not preserve."""
     check_neighborhood(neighborhood)
@@ -303,7 +228,8 @@ def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frame
         if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
             raise ValueError(f"neighborhood: {neighborhood} is not symmetric under {group.name}; use a Radius")
         return
-    if not keeps_lengths(group, ratios=isinstance(neighborhood, Nearest)):
+    keeps = group.is_conformal if isinstance(neighborhood, Nearest) else group.is_orthogonal
+    if keeps is False:
         advice = "AllPairs, Nearest where all distances change alike, or give the matrices in an orthonormal basis"
         what = f"{group.name} does not preserve distances, so {neighborhood} would not move with the points"
         raise ValueError(f"neighborhood: {what}; use {advice}")

@@ -17,20 +17,13 @@ from lieattn._core.checks import (
     check_tensor,
 )
 from lieattn.geometry._clouds import PointClouds, point_clouds
-from lieattn.geometry._frames import (
-    FiniteFrames,
-    Frames,
-    GivenFrames,
-    GroupFrames,
-    Sites,
-    check_moves_along,
-    chosen_frames,
-)
+from lieattn.geometry._frames import FiniteFrames, GivenFrames, check_moves_along, chosen_frames
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, smooth_cutoff
 from lieattn.geometry._principal_frames import PrincipalFrames
 from lieattn.geometry._relative import Chart
 from lieattn.geometry._scales import ScaleFrames
+from lieattn.geometry._sites import Frames, GroupFrames, Sites
 from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace
 

@@ -17,7 +17,6 @@ from lieattn._core.functional import outside_of_transforms
 from lieattn._core.segments import sums
 from lieattn._core.warnings import warn
 from lieattn.geometry._clouds import point_weights
-from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
 from lieattn.geometry._principal_axes import (
     Candidates,
     above_rounding,
@@ -27,6 +26,7 @@ from lieattn.geometry._principal_axes import (
     principal_axes,
     rounding,
 )
+from lieattn.geometry._sites import GroupFrames, Sites
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, check_group, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
@@ -149,7 +149,7 @@ class PrincipalFrames:
 
     def _data(self, sites: Sites) -> _Data:
         clouds, group = sites.clouds, sites.space.group
-        if self.cutoff is not None and not keeps_lengths(group):
+        if self.cutoff is not None and group.is_orthogonal is False:
             raise ValueError(f"cutoff: expected None, since {group.name} does not preserve lengths")
         ones = torch.ones(clouds.num_points, dtype=torch.float64, device=clouds.device)
         weights = ones if sites.weights is None else point_weights(sites.weights, clouds.pos)

@@ -14,6 +14,7 @@ from torch import Tensor
 from lieattn._core.checks import (
     any_negative,
     check_count,
+    check_drawing,
     check_has_numbers,
     check_is,
     check_last,
@@ -25,7 +26,7 @@ from lieattn._core.checks import (
 from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import is_mapped, outside_of_transforms
 from lieattn._core.lengths import lengths
-from lieattn.groups._group import Group, far, tolerance
+from lieattn.groups._group import Group, far, finish, tolerance
 
 CLOSURE_TOLERANCE = 1e-9
 """Largest difference, over the matrix entries, between a product and the group element that it is identified with."""
@@ -54,8 +55,6 @@ class FiniteGroup(Group):
         Index of the identity.
     tolerance
         Largest difference between a product and the element that it is identified with.
-    is_orthogonal
-        Whether every element preserves distances up to the tolerance, as neighborhoods that are balls require.
     """
 
     elements: Tensor
@@ -64,7 +63,7 @@ class FiniteGroup(Group):
     relative_index: Tensor
     identity_index: int
     tolerance: float
-    is_orthogonal: bool
+    _orthogonal: bool
 
     @torch.inference_mode(False)  # otherwise its tables could never be used in training
     @on_cpu
@@ -81,7 +80,7 @@ class FiniteGroup(Group):
         vars(self).update(inverse_index=inverse, relative_index=cayley[inverse])
         gram = matrices.mT @ matrices
         # An attribute, since compiled code cannot read matrices.
-        vars(self)["is_orthogonal"] = bool((gram - torch.eye(self.dim, dtype=gram.dtype)).abs().max() < tolerance)
+        vars(self)["_orthogonal"] = bool((gram - torch.eye(self.dim, dtype=gram.dtype)).abs().max() < tolerance)
 
     @classmethod
     @on_cpu
@@ -279,8 +278,20 @@ class FiniteGroup(Group):
             raise ValueError(f"count: the only design of {self.name} has all {self.order} elements, got {count}")
         return self
 
+    def design(
+        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        check_drawing((), None, dtype, device)
+        elements = self.finite_subgroup(count).elements.clone()  # the caller may modify the result, but not the group
+        return finish(elements, dtype, device)
+
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         return {"it is not one of its matrices": ~(self._nearest(g)[0] <= self._allowed(g))}
+
+    @property
+    def is_orthogonal(self) -> bool:
+        """Whether every element preserves distances up to the tolerance, as neighborhoods that are balls require."""
+        return self._orthogonal
 
     # --- signals and other groups ---------------------------------------------------------------------------------
 

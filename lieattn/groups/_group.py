@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,13 +21,11 @@ from lieattn._core.checks import (
     check_tensor,
     counted,
 )
+from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import is_mapped
 from lieattn._core.lengths import lengths
 from lieattn._core.returned import checked_faults, returned
 from lieattn._core.values import equal_values
-
-if TYPE_CHECKING:
-    from lieattn.groups._finite import FiniteGroup
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,6 +132,18 @@ class Group:
                 f"{argument}: expected vectors [*, {self.dim}] for {self.name}, got {tuple(vectors.shape)}"
             )
 
+    # --- what the action preserves --------------------------------------------------------------------------------
+
+    @property
+    def is_orthogonal(self) -> bool | None:
+        """Whether all elements preserve distances; None for a group without exponential and random elements."""
+        return _preserves(self)[0]
+
+    @property
+    def is_conformal(self) -> bool | None:
+        """Whether all elements preserve ratios of distances; None where :attr:`is_orthogonal` is None."""
+        return _preserves(self)[1]
+
     # --- the Lie algebra ------------------------------------------------------------------------------------------
 
     def hat(self, a: Tensor) -> Tensor:
@@ -213,10 +224,10 @@ class Group:
         where they are). They are therefore the same for all dtypes and devices.
         """
         check_drawing(shape, generator, dtype, device)
-        return _finish(drawn(self, shape, generator), dtype, device)
+        return finish(drawn(self, shape, generator), dtype, device)
 
-    def finite_subgroup(self, count: int) -> FiniteGroup:
-        """Return the subgroup of ``count`` elements that :meth:`design` uses, or raise ValueError if there is none."""
+    def finite_subgroup(self, count: int) -> Group:
+        """Return the finite group of ``count`` elements that :meth:`design` uses, or raise ValueError without one."""
         raise ValueError(f"{self.name} has no designs: no finite set of its elements represents the whole group")
 
     def design(
@@ -226,15 +237,14 @@ class Group:
 
         They have equal weights. ValueError is raised if the group has no design of this size.
         """
-        from lieattn.groups._finite import FiniteGroup
-
         check_drawing((), None, dtype, device)
         method, subgroup = f"finite_subgroup of {self.name}", self.finite_subgroup(count)
-        check_is(method, subgroup, FiniteGroup)
-        if subgroup.order != count:
+        check_is(method, subgroup, Group)
+        if getattr(subgroup, "order", None) != count:
             raise ValueError(f"{method}: expected {counted(count, 'element')}, got {subgroup!r}")
-        self.check(method, subgroup.elements)
-        return _finish(subgroup.elements.clone(), dtype, device)  # the caller may modify the result, but not the group
+        elements = subgroup.design(count, dtype=torch.float64)
+        self.check(method, elements)
+        return finish(elements, dtype, device)
 
     def sample_design(
         self,
@@ -252,7 +262,7 @@ class Group:
         check_drawing(shape, generator, dtype, device)
         turn = drawn(self, shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
-        return _finish(returned(self, "product", turn[..., None, :, :], design), dtype, device)
+        return finish(returned(self, "product", turn[..., None, :, :], design), dtype, device)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -295,6 +305,24 @@ class LieGroup(Group):
     :meth:`exp`, :meth:`log` to get :meth:`distance`, :meth:`draw` to get :meth:`sample`, and :meth:`finite_subgroup`
     to get :meth:`design`. docs/your_own_group.md has worked examples.
     """
+
+
+@lru_cache(maxsize=256)
+@on_cpu
+def _preserves(group: Group) -> tuple[bool | None, bool | None]:
+    """Return whether generic elements preserve distances, and their ratios; None if there are no elements to test."""
+    found = [elements] if (elements := getattr(group, "elements", None)) is not None else []
+    with suppress(NotImplementedError):
+        found.append(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64))[None])
+    with suppress(NotImplementedError):
+        found.append(drawn(group, (4,), torch.Generator().manual_seed(0)))
+    if not found:
+        return None, None
+    linear = group.linear(torch.cat(found))
+    gram = linear.mT @ linear
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    one, allowed = torch.eye(group.dim, dtype=gram.dtype), max(1e-9, getattr(group, "tolerance", 0.0))
+    return bool((gram - one).abs().max() <= allowed), bool((gram / scale - one).abs().max() <= allowed)
 
 
 def drawn(group: Group, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -387,6 +415,6 @@ def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> T
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device if generator else "cpu")
 
 
-def _finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+def finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
     """Convert float64 elements to a dtype, by default torch's default one, and move them to a device, if given."""
     return elements.to(dtype=dtype or torch.get_default_dtype(), device=device)

@@ -45,6 +45,10 @@ class Rotational(LieGroup):
         dim = int(dim)
         super().__init__(f"{self.letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
 
+    @property
+    def is_orthogonal(self) -> bool:
+        return True
+
     def inverse(self, g: Tensor) -> Tensor:
         return g.mT
 
@@ -169,6 +173,10 @@ class Dilations(LieGroup):
         check_count("dim", dim)
         super().__init__(f"R+({dim})", dim=dim, size=dim, algebra_dim=1)
 
+    @property
+    def is_orthogonal(self) -> bool:
+        return False
+
     def inverse(self, g: Tensor) -> Tensor:
         largest, squared = _squared_scale(g)
         return g / largest / squared / largest
@@ -223,6 +231,10 @@ class RotationDilations(LieGroup):
     def __init__(self, dim: int = 2) -> None:
         rotations = SO(dim)
         super().__init__(f"R+xSO({dim})", dim=dim, size=dim, algebra_dim=1 + rotations.algebra_dim)
+
+    @property
+    def is_orthogonal(self) -> bool:
+        return False
 
     @property
     def rotations(self) -> SO:
@@ -314,6 +326,10 @@ class Translations(LieGroup):
     def __init__(self, dim: int) -> None:
         check_count("dim", dim)
         super().__init__(f"R^{dim}", dim=dim, size=dim + 1, algebra_dim=dim)
+
+    @property
+    def is_orthogonal(self) -> bool:
+        return True
 
     def element(self, translation: Tensor) -> Tensor:
         """Return the element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""

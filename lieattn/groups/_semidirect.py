@@ -48,6 +48,14 @@ class SemidirectProduct(LieGroup):
         size = {"dim": dim, "size": dim + 1, "algebra_dim": stabilizer.algebra_dim + dim}
         super().__init__(f"R^{dim} x| {stabilizer.name}" if name is None else name, **size)
 
+    @property
+    def is_orthogonal(self) -> bool | None:
+        return self.stabilizer.is_orthogonal
+
+    @property
+    def is_conformal(self) -> bool | None:
+        return self.stabilizer.is_conformal
+
     def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
         """Return the element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
 

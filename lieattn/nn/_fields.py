@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lieattn._core.checks import check_tensor
 from lieattn.geometry import LiftedGraph
-from lieattn.groups import SO, FiniteGroup, O, Translations, linear_part
+from lieattn.groups import FiniteGroup, Group
 from lieattn.reps import Representation, check_orthogonal, check_representation, is_orthogonal
 
 FrameMatrices = Tensor | FiniteGroup | LiftedGraph  # frames, or objects that have frames
@@ -39,7 +39,7 @@ def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Te
         Representation ρ, for example ``Vector(3)`` or ``Scalar() + 2 * Vector(3)``.
     """
     matrices = _frame_matrices(values, frames, rep, lifted=False)
-    return rep._act(_inverse(matrices, frames, rep), values[:, None])
+    return rep.act_unchecked(_inverse(matrices, frames, rep), values[:, None])
 
 
 def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
@@ -54,7 +54,7 @@ def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) ->
     random frames this holds in distribution.
     """
     check_representation("rep", rep)
-    return rep._act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
+    return rep.act_unchecked(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
 
 
 def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, *, lifted: bool) -> Tensor:
@@ -87,8 +87,8 @@ def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, 
 
 def _known_orthogonal(frames: FrameMatrices) -> bool:
     """Return whether the group of the frames tells, without reading their values, that they are orthogonal."""
-    group = linear_part(frames.space.group) if isinstance(frames, LiftedGraph) else frames
-    return group.is_orthogonal if isinstance(group, FiniteGroup) else isinstance(group, SO | O | Translations)
+    group = frames.space.group if isinstance(frames, LiftedGraph) else frames
+    return isinstance(group, Group) and group.is_orthogonal is True
 
 
 def _inverse(matrices: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:

@@ -70,16 +70,16 @@ class Representation(abc.ABC):
             raise ValueError(
                 f"rotation, features: expected the same device, got {rotation.device} and {features.device}"
             )
-        return self._act(rotation, features)
+        return self.act_unchecked(rotation, features)
 
-    def _act(self, rotation: Tensor, features: Tensor) -> Tensor:
+    def act_unchecked(self, rotation: Tensor, features: Tensor) -> Tensor:
         """Compute :meth:`act` without checks, which read numbers."""
         dtype = torch.promote_types(features.dtype, torch.float32)
         with without_autocast(features.device):
             return self._apply(rotation.to(torch.float64), features.to(dtype))
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
-        """Compute :meth:`_act` for float64 matrices, in the dtype of the features."""
+        """Compute :meth:`act` for float64 matrices, in the dtype of the features."""
         matrix = self._evaluate(rotation).to(features.dtype)
         matrix = matrix[(None,) * (features.ndim + 1 - matrix.ndim)]  # ONNX requires equal numbers of axes
         return torch.einsum("...ij,...j->...i", matrix, features)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.ops._attentive import Operands, Window, residual_sums
+from lieattn.ops._gated_sums import Operands, Window, residual_sums
 from lieattn.ops._gradients import need_plain_maths, plain_gradients
 from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, cut_for_threads, record, scratch_addresses
 from lieattn.ops.kernels._threads import run

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lieattn._core.sigmoid import attention_of
-from lieattn.ops import _attentive as plain
-from lieattn.ops._attentive import Operands, Window
+from lieattn.ops import _gated_sums as plain
+from lieattn.ops._gated_sums import Operands, Window
 from lieattn.ops._gradients import gradients_of
 from lieattn.ops.kernels.triton._constants import constants
 

@@ -103,7 +103,7 @@ def test_tables_of_results_are_those_of_the_records(table):
 
 
 def test_the_table_of_particles_is_that_of_its_record():
-    record = json.loads((DOCS / "compare_nbody.json").read_text())
+    record = json.loads((DOCS / "records" / "compare_nbody.json").read_text())
     runs = recorded(record["cells"])
     for model, error, rotated, steps, change in printed("results.md", "| model | error | rotated |"):
         own = [run for run in runs if run["model"] == model]
@@ -120,7 +120,7 @@ def against_irreps():
     """Return rows of the comparison with irreps, written from its records: results, steps and change of each model."""
     runs = {}
     for name in AGAINST_IRREPS:
-        runs[name] = recorded(json.loads((DOCS / f"compare_{name}.json").read_text())["cells"])
+        runs[name] = recorded(json.loads((DOCS / "records" / f"compare_{name}.json").read_text())["cells"])
     rows = {}
     for model in dict.fromkeys(run["model"] for run in runs["forces"]):
         own = {name: [run for run in runs[name] if run["model"] == model] for name in AGAINST_IRREPS}

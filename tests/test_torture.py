@@ -70,7 +70,7 @@ def test_a_few_steps_of_the_soak():
 
 
 def test_the_table_is_that_of_the_report():
-    page, results = ROOT / "docs/trust.md", ROOT / "docs/fuzz.json"
+    page, results = ROOT / "docs/trust.md", ROOT / "docs/records/fuzz.json"
     assert table(json.loads(results.read_text())) in page.read_text(), "python -m tests.fuzz writes both"
 
 

@@ -352,7 +352,7 @@ def test_without_matplotlib(c4, digit, monkeypatch):
 
 def test_ticks_of_costs_do_not_overlap():
     """Within less than a decade, matplotlib would label ticks close to each other."""
-    report = json.loads((Path(__file__).parents[1] / "docs" / "compare_nbody.json").read_text())
+    report = json.loads((Path(__file__).parents[1] / "docs" / "records" / "compare_nbody.json").read_text())
     row = report["summary"][0]
     report["summary"] = [{**row, "operations": 5.6e12 / row["steps"]["mean"]}]
     figure = viz.comparison(report)

@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="share of the inputs of the long run (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first chunk")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="file for the results")
+    parser.add_argument("--report", type=Path, default=Path("docs/records/fuzz.json"), help="file for the results")
     parser.add_argument("--chunk", nargs=3, metavar=("TARGET", "SEED", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.chunk:

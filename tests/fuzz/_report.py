@@ -1,4 +1,4 @@
-"""The table of docs/trust.md, from docs/fuzz.json."""
+"""The table of docs/trust.md, from docs/records/fuzz.json."""
 
 from __future__ import annotations
 

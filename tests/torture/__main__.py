@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="disturbances at a time")
     parser.add_argument("--minutes", type=float, default=30.0, help="no trial begins after this time (default 30)")
     parser.add_argument("--only", nargs="+", help="kinds of work, by their names in _trials.py")
-    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="file for the results")
+    parser.add_argument("--report", type=Path, default=Path("docs/records/fuzz.json"), help="file for the results")
     parser.add_argument("--slot", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.slot:

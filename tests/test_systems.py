@@ -20,7 +20,6 @@ import torch
 import yaml
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from lieattn._core import signals as _signals
 from lieattn.cli import _warm_up, main
 from lieattn.cli._options import command_line, report
 from lieattn.compare._build import make_trainer
@@ -159,20 +158,6 @@ def test_automatic_devices_have_float64(tmp_path, monkeypatch, capsys):
         assert make_trainer(settings).strategy.root_device.type == "cpu"
     with pytest.raises(UsageError, match="quantum"):
         make_trainer(dataclasses.replace(settings, trainer={"accelerator": "quantum"}))
-
-
-def test_processes_end_themselves_with_their_handlers(monkeypatch):
-    """On Windows, which has no sessions, os.kill would end the process at once."""
-    received = []
-    before = signal.signal(signal.SIGTERM, lambda *signaled: received.append(signaled[0]))
-    try:
-        _signals.terminate()
-        monkeypatch.setattr(_signals, "_SESSIONS", False)
-        monkeypatch.delattr(os, "kill")
-        _signals.terminate()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert received == [signal.SIGTERM] * 2
 
 
 def test_commands_are_quoted_for_the_shell(monkeypatch):

@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import json
 import logging
-import math
 import multiprocessing
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from lieattn import compare
-from lieattn._core.signals import interrupts_held, leave_session, pass_signal, release_interrupts, terminate
 from lieattn.cli._lightning import without_warnings
 from lieattn.cli._options import (
     ArgumentParser,
@@ -151,7 +148,8 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     if lost:
         _say(f"cells that ended with an error: {len(lost)}; the report omits them, the same command tries them again")
     if options.cells is None:
-        _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
+        found = [records[cell] for cell in cells if cell in records]
+        _report(settings, found, options.json or folder / "comparison.json")
     return max(status, 1 if lost or any(record["failed"] for record in records.values()) else 0)
 
 
@@ -163,52 +161,43 @@ def _run_cells(
     Return 0, or the highest exit status among the errors of cells. A signal, or an error such as a full disk that
     concerns all cells, ends the run.
     """
-    status = 0
-    with compare.CellRunner(settings, compare.Sets(settings), store) as runner:
-        for number, cell in enumerate(cells):
-            if claimed is not None:
-                with claimed.get_lock():
-                    if number < claimed.value:
-                        continue
-                    claimed.value = number + 1
-            place, bar = f"{number + 1}/{len(cells)}", claimed is None
-            try:
-                _run(runner, cell, models[cell.model][0], place, bar)
-            except (OSError, TrainingInterrupted):
-                raise
-            except Exception as error:
-                status = max(status, report("compare", error))
+    status, runner = 0, compare.CellRunner(settings, compare.Sets(settings), store)
+    for number, cell in enumerate(cells):
+        if claimed is not None:
+            with claimed.get_lock():
+                if number < claimed.value:
+                    continue
+                claimed.value = number + 1
+        place, bar = f"{number + 1}/{len(cells)}", claimed is None
+        try:
+            _run(runner, cell, models[cell.model][0], place, bar)
+        except (OSError, TrainingInterrupted):
+            raise
+        except Exception as error:
+            status = max(status, report("compare", error))
     return status
 
 
 def _in_processes(work: Callable[..., Any], jobs: int) -> int:
     """Work in several processes, which share the threads of torch and are stopped together.
 
-    SIGINT and SIGTERM are passed on once to each process, so that all of them save their state; a process that is
-    still importing handles SIGINT afterwards. Return the highest exit status, where a process that was ended by signal
-    n has the status 128 + n.
+    SIGTERM is passed on to each process, and a terminal sends SIGINT to all of them, so that they save their state.
+    Return the highest exit status, where a process that was ended by signal n has the status 128 + n.
     """
     context = multiprocessing.get_context("spawn")
     given = work, context.Value("i", 0), max(1, torch.get_num_threads() // jobs)
     children = [context.Process(target=_share, args=given) for _ in range(jobs)]
-    early: list[int] = []
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        if children[-1].pid is None:  # not all processes have started
-            early.append(signum)
-            return
+    def receive(signum: int, _: Any) -> None:
         for child in children:
-            if child.is_alive() and child.pid is not None:
-                pass_signal(child.pid, signum)
+            if signum == signal.SIGTERM and child.pid is not None and child.is_alive():
+                child.terminate()
 
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {signum: signal.signal(signum, pass_on) for signum in signals}
+    before = {signum: signal.signal(signum, receive) for signum in signals}
     try:
-        with interrupts_held():  # the processes inherit the blocked signal
-            for child in children:
-                child.start()
-        for signum in early:
-            pass_on(signum, None)
+        for child in children:
+            child.start()
         for child in children:
             child.join()
     finally:
@@ -219,19 +208,10 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
 
 
 def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
-    leave_session()  # otherwise a terminal would send the signal a second time
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(threads)
     import_catalog()
-
-    def take_part() -> int:
-        try:
-            release_interrupts()  # from here on an interrupt is reported
-            return int(work(claimed))
-        finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    sys.exit(_status("compare", take_part))
+    sys.exit(_status("compare", lambda: int(work(claimed))))
 
 
 def _stop_without_parent() -> None:
@@ -239,14 +219,14 @@ def _stop_without_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        terminate()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _finished(
     settings: Settings, models: Matched, store: compare.CellStore, cells: Sequence[Cell]
 ) -> dict[Cell, Record]:
     """Records of the cells that are finished."""
-    known = [cell for cell in cells if cell.model in models]  # leaves out models whose size is chosen elsewhere
+    known = [cell for cell in cells if cell.model in models]  # leaves out models of other environments
     found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in known}
     return {cell: record for cell, record in found.items() if record is not None}
 
@@ -269,36 +249,21 @@ def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: st
     _say(f"[{place}] {cell}: {result}")
 
 
-def _report(settings: Settings, models: Matched, records: list[Record], path: Path | None, folder: Path) -> None:
-    metric, mode = _monitor(settings, models, records)
-    content = compare.report(settings, metric.removeprefix("val/"), mode == "max", records)
+def _report(settings: Settings, records: list[Record], path: Path) -> None:
+    content = compare.report(settings, records)
     sys.stdout.write(compare.tables(content) + "\n")
-    path = path or folder / "comparison.json"
     compare.write_json(path, content)
     written, picture = [path], None
     if importlib.util.find_spec("matplotlib") is None:
         _say('no picture is drawn, since matplotlib is not installed: pip install "lieattn[viz]"')
-    elif any(math.isfinite(row["test"]["mean"]) for row in content["summary"]):
+    elif any(row["test"]["mean"] is not None for row in content["summary"]):
         from lieattn.viz import comparison, save
 
-        written.append(save(comparison(json.loads(path.read_text(encoding="utf-8"))), path.with_suffix(".png")))
+        written.append(save(comparison(content), path.with_suffix(".png")))
         picture = written[-1].read_bytes()
     written.append(path.with_suffix(".html"))
     replace_text(written[-1], compare.page(content, picture))
     _say("\n".join(f"written: {file}" for file in written))
-
-
-def _monitor(settings: Settings, models: Matched, records: list[Record]) -> tuple[str, str]:
-    """Name of the number that is compared, and ``"max"`` or ``"min"`` for its best value.
-
-    Old records do not have it; then it is taken from a task.
-    """
-    for record in records:
-        if "monitor" in record:
-            metric, mode = record["monitor"]
-            return metric, mode
-    name, (model, _) = next(iter(models.items()))
-    return compare.build_task(settings, name, model).monitor
 
 
 def _say(message: str) -> None:

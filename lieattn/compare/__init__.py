@@ -1,4 +1,4 @@
-"""Comparisons of networks under one budget: settings, data, training and measuring of cells, and reports."""
+"""Comparisons of networks under one budget."""
 
 from lieattn._core.extras import needs_extra
 

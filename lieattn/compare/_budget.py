@@ -1,4 +1,4 @@
-"""The budget, which is the same for every cell: counting of steps or seconds, the schedule, and the best weights."""
+"""The budget of a cell."""
 
 from __future__ import annotations
 

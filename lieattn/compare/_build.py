@@ -1,4 +1,4 @@
-"""The parts of a cell of a comparison: data sets, built once and optionally rotated at random, tasks and trainers."""
+"""The objects that a cell of a comparison is made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cell of a comparison: train a model under the budget, load the best weights, and measure the network."""
+"""The training of one cell of a comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Self, cast
+from typing import cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -23,8 +23,7 @@ from lieattn.bench import peak_memory
 from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
 from lieattn.compare._build import Sets, build_group, build_task, kinds_of, make_trainer
-from lieattn.compare._interpreter import Interpreter
-from lieattn.compare._meter import count_parameters, scalar, step_operations
+from lieattn.compare._meter import WARM_UP, count_parameters, pass_through, scalar, step_operations
 from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group, cyclic, octahedral, reflection
@@ -32,7 +31,6 @@ from lieattn.models import AffineSelfConvNet, AttentiveNetwork, Symmetry
 
 _ON_LATTICES = (AffineSelfConvNet, AttentiveNetwork)
 _QUARTER_TURNS = {2: cyclic(4), 3: octahedral()}
-_WARM_UP = 2  # batches; compiled code of e3nn is optimized in its second run
 
 
 @dataclass
@@ -43,27 +41,14 @@ class CellRunner:
     sets: Sets
     store: CellStore
     _memory: dict[str, float] = field(default_factory=dict)  # peak memory by model
-    _interpreters: dict[str, Interpreter] = field(default_factory=dict)  # interpreters by path
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the interpreters in which cells were run."""
-        for interpreter in self._interpreters.values():
-            interpreter.close()
 
     def run(self, cell: Cell, model: ModelSettings, report: Callable[[int, float], None] | None = None) -> Record:
         """Train and measure a cell, with its ``model`` in the width that was chosen, and write its record.
 
         A cell in progress is continued. A training that diverges is a result too: its record has the message under
         ``failed`` and no metrics. After each step, ``report`` is called with the steps and seconds spent. On signals,
-        TrainingInterrupted is raised after the state was saved. UsageError is raised if parts do not fit together. A
-        model with its own ``python`` is run in that interpreter.
+        TrainingInterrupted is raised after the state was saved. UsageError is raised if parts do not fit together.
         """
-        if model.python is not None:
-            other = self._interpreters.setdefault(model.python, Interpreter(model.python, self.settings))
-            return other.run(cell, model, self.store.folder.parent, report)
         key = self.settings.key(cell, model)
         folder = self.store.progress(cell, key)
         train.seed_generators(cell.seed)
@@ -118,10 +103,10 @@ class CellRunner:
         self, cell: Cell, model: ModelSettings, task: train.PointSetTask, data: train.PointSetData
     ) -> Record:
         """Measure peak memory and operations of a training step, and warm the network up; its weights do not change."""
-        batches = list(islice(data.train_dataloader(), _WARM_UP)) * _WARM_UP
+        batches = (list(islice(data.train_dataloader(), WARM_UP)) * WARM_UP)[:WARM_UP]
         memory = self._peak_memory(cell, model, task, batches[0])
-        operations = step_operations(task, batches[:_WARM_UP])
-        _warm_up(task, batches[:_WARM_UP])
+        operations = step_operations(task, batches)
+        pass_through(task, batches)  # so that compilation is not counted
         return {"peak_memory_mib": memory, "operations": operations}
 
     def _peak_memory(self, cell: Cell, model: ModelSettings, task: train.PointSetTask, batch: Batch) -> float | None:
@@ -263,17 +248,6 @@ def _spent(budget: Budget) -> Record:
         "validation": budget.best_value,
         "history": budget.history,
     }
-
-
-def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
-    """Run some steps without lasting effects, so that compilation is not counted."""
-    network = task.network
-    state = {name: value.clone() for name, value in network.state_dict().items()}
-    network.train()
-    for batch in batches:
-        scalar(network(task.cast(batch.clone().to(task.device)))).backward()
-    network.zero_grad(set_to_none=True)
-    network.load_state_dict(state)
 
 
 def training_memory(network: Spec, batch: Batch) -> float:

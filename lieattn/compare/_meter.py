@@ -1,14 +1,14 @@
-"""Measurements of a model before it is trained: its parameters, the width of its fiber, and its training steps."""
+"""Measurements of models before they are trained."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,55 +21,29 @@ from lieattn.models import GroupField
 from lieattn.ops import count_operations
 
 _BATCHES = 4  # the steps take this many batches of the training set in turn
-_WARM_UP = 2  # steps; compiled code of e3nn is optimized in its second run
-
-
-class Meter(Protocol):
-    """Measures models, in this process or in another one."""
-
-    def parameters(self, name: str, model: ModelSettings) -> int:
-        """Number of trainable parameters."""
-
-    def operations(self, name: str, model: ModelSettings) -> int:
-        """Number of multiply-adds in the forward and backward pass of a training step, averaged over some batches."""
-
-    def width(self, name: str, model: ModelSettings) -> int:
-        """Channels times frames of the last field; for a model without a field, its argument ``width``."""
-
-    def prepare(self, slot: str, name: str, model: ModelSettings) -> None:
-        """Build a model for :meth:`step`, warm it up, and put it into ``slot`` in place of the previous one."""
-
-    def step(self, slot: str) -> float:
-        """Seconds of a training step: processor time, or elapsed time on CUDA."""
+WARM_UP = 2  # steps; compiled code of e3nn is optimized in its second run
 
 
 @dataclass
-class LocalMeter:
-    """Measures models in this process."""
+class Meter:
+    """Measures models on the first batches of the training set."""
 
     settings: Settings
-    _slots: dict[str, Callable[[], float]] = field(default_factory=dict)
-
-    @cached_property
-    def sets(self) -> Sets:
-        """The data sets, built when they are first needed."""
-        return Sets(self.settings)
 
     def parameters(self, name: str, model: ModelSettings) -> int:
-        """See :class:`Meter`."""
+        """Number of trainable parameters."""
         return count_parameters(build_network(name, model))
 
     def operations(self, name: str, model: ModelSettings) -> int:
-        """See :class:`Meter`."""
-        task = build_task(self.settings, name, model)
-        return step_operations(task, list(self._batches(name)))
+        """Number of multiply-adds in the forward and backward pass of a training step, averaged over some batches."""
+        return step_operations(build_task(self.settings, name, model), self._batches)
 
     def width(self, name: str, model: ModelSettings) -> int:
-        """See :class:`Meter`."""
+        """Channels times frames of the last field; for a model without a field, its argument ``width``."""
         network = build_network(name, model)
         if callable(read := getattr(network, "field", None)):
             with torch.no_grad():
-                found = read(next(self._batches(name)))
+                found = read(self._batches[0].clone())
             if isinstance(found, GroupField):
                 return found.x.shape[1] * found.x.shape[2]
         argument = str(model.width)
@@ -82,13 +56,16 @@ class LocalMeter:
             )
         return own
 
-    def prepare(self, slot: str, name: str, model: ModelSettings) -> None:
-        """See :class:`Meter`."""
+    def timed_step(self, name: str, model: ModelSettings) -> Callable[[], float]:
+        """Return a function that makes a training step of a warmed up model and returns its seconds.
+
+        They are seconds of processor time, which other processes do not affect, or elapsed ones on CUDA.
+        """
         train.seed_generators(self.settings.seeds[0])
         task = build_task(self.settings, name, model)
         task.to(make_trainer(self.settings).strategy.root_device)
         optimizer = task.make_optimizer(task.network.parameters())
-        batches = itertools.cycle([batch.to(task.device) for batch in self._batches(name)])
+        batches = itertools.cycle([batch.to(task.device) for batch in self._batches])
 
         def step() -> float:
             batch = next(batches).clone()
@@ -99,18 +76,15 @@ class LocalMeter:
             return _clock(task.device) - started
 
         task.network.train()
-        for _ in range(_WARM_UP):
+        for _ in range(WARM_UP):
             step()
-        self._slots[slot] = step
+        return step
 
-    def step(self, slot: str) -> float:
-        """See :class:`Meter`."""
-        return self._slots[slot]()
-
-    def _batches(self, name: str) -> Iterator[Batch]:
-        """The first batches of the training of a cell."""
-        data = self.sets.data(Cell(name, max(self.settings.fractions), self.settings.seeds[0]))
-        return itertools.islice(data.train_dataloader(), _BATCHES)
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        settings = self.settings
+        data = Sets(settings).data(Cell("", max(settings.fractions), settings.seeds[0]))
+        return list(itertools.islice(data.train_dataloader(), _BATCHES))
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -119,19 +93,19 @@ def count_parameters(network: nn.Module) -> int:
 
 
 def step_operations(task: train.PointSetTask, batches: Sequence[Batch]) -> int:
-    """Number of multiply-adds of a step, averaged over batches. The weights do not change, and have no gradients."""
+    """Number of multiply-adds of a step, averaged over batches; see :func:`pass_through`."""
+    return round(count_operations(partial(pass_through, task, batches)) / len(batches))
+
+
+def pass_through(task: train.PointSetTask, batches: Sequence[Batch]) -> None:
+    """Run forward and backward passes. Afterwards, the state is as before, and weights have no gradients."""
     network = task.network
     state = {name: value.clone() for name, value in network.state_dict().items()}
     network.train()
-
-    def work() -> None:
-        for batch in batches:
-            scalar(network(task.cast(batch.clone().to(task.device)))).backward()
-
-    total = count_operations(work)
+    for batch in batches:
+        scalar(network(task.cast(batch.clone().to(task.device)))).backward()
     network.zero_grad(set_to_none=True)
     network.load_state_dict(state)
-    return round(total / len(batches))
 
 
 def scalar(outputs: Any) -> Tensor:
@@ -147,7 +121,6 @@ def scalar(outputs: Any) -> Tensor:
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds of processor time of this process, which other processes do not affect; on CUDA, seconds elapsed."""
     if device.type != "cuda":
         return time.process_time()
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Records of cells in files that are written atomically, folders of cells in progress, summaries and tables."""
+"""Results of comparisons, from records in files to tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import shutil
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, cast
@@ -27,8 +26,6 @@ from lieattn.io import replace_text
 
 Record = dict[str, Any]
 """The results of a finished cell, as plain values only."""
-
-Summary = dict[str, Any]
 
 _WIDTH = 120
 _KINDS = {"own": "error own", "rotations": "error SO(d)", "reflections": "error O(d)"}
@@ -50,12 +47,6 @@ _COUNTED = (
     "compilation, validation and checkpoints."
 )
 
-_READ = (
-    *("model", "fraction", "seed", "clouds", "parameters", "chosen", "group", "guarantee", "failed"),
-    *("steps", "seconds", "train_clouds_per_s", "history"),
-)
-_READ_IF_FINISHED = ("metrics", "peak_memory_mib", "inference_clouds_per_s", "equivariance")
-
 
 class CellStore:
     """The folder ``cells`` of a comparison.
@@ -74,20 +65,20 @@ class CellStore:
         path = self.folder / f"{cell.name}.json"
         if not path.is_file():
             return None
+        problem = ""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(content, dict) or not isinstance(content.get("record"), dict) or "key" not in content:
-                raise ValueError("it was not written by `lieattn compare`")
-            digest = _digest(content["record"])
-            if content.get("digest", digest) != digest:  # version 0.1 wrote no digest
-                raise ValueError("the record differs from what was written")
-            _check_record(content["record"], cell)
-            problem = "was made with other settings" if content["key"] != key else None
-        except (OSError, ValueError) as error:
-            problem = f"is damaged ({error})"
-        if problem is not None:
+            record: Record = content["record"]
+            if content["digest"] != _digest(record):
+                problem = "is damaged (the record differs from what was written)"
+            elif content["key"] != key or Cell(record["model"], record["fraction"], record["seed"]) != cell:
+                problem = "was made with other settings"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"is damaged (it was not written by `lieattn compare`: {type(error).__name__}: {error})"
+        if problem:
             self.warn(f"{path} {problem}: the cell is run again")
-        return cast(Record, content["record"]) if problem is None else None
+            return None
+        return record
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and remove its files of progress except the best weights."""
@@ -109,15 +100,6 @@ class CellStore:
         return folder
 
 
-def _check_record(record: Record, cell: Cell) -> None:
-    """Raise ValueError if a record belongs to another cell, or lacks what the report reads of every version."""
-    expected = _READ if record.get("failed") else (*_READ, *_READ_IF_FINISHED)
-    if missing := [name for name in expected if name not in record]:
-        raise ValueError(f"the record has no {', '.join(map(repr, missing))}")
-    if Cell(record["model"], record["fraction"], record["seed"]) != cell:
-        raise ValueError("the record is that of another cell")
-
-
 def _digest(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -127,22 +109,21 @@ def write_json(path: Path, content: Any) -> None:
     replace_text(path, json.dumps(with_finite(content), indent=2, allow_nan=False) + "\n")
 
 
-def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:
-    """Return the content of the JSON file in plain values: the records, and a summary for each model and data share.
+def report(settings: Settings, records: Sequence[Record]) -> dict[str, Any]:
+    """Return the content of the JSON file: the records, and a summary for each model and share of the data.
 
-    ``metric`` is the name of the number compared, such as ``"accuracy"``.
+    The values are plain, with None for NaN and infinity.
     """
     groups = {(fraction, model): list[Record]() for fraction in settings.fractions for model in settings.models}
     for record in records:
         groups[record["fraction"], record["model"]].append(record)
-    return {
+    monitor, mode = records[0]["monitor"]
+    metric = monitor.removeprefix("val/")
+    budget = {name: getattr(settings.budget, name) for name in ("steps", "seconds", "clock")}
+    content = {
         "metric": metric,
-        "higher_is_better": higher_is_better,
-        "budget": {
-            name: value
-            for name in ("steps", "seconds", "clock")
-            if (value := getattr(settings.budget, name)) not in (None, "wall")
-        },
+        "higher_is_better": mode == "max",
+        "budget": {name: value for name, value in budget.items() if value not in (None, "wall")},
         "evaluations": settings.budget.evaluations,
         "match": dataclasses.asdict(settings.match),
         "counted": _COUNTED,
@@ -155,6 +136,7 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
         "summary": [_summary(metric, found, settings.budget) for found in groups.values() if found],
         "cells": list(records),
     }
+    return cast(dict[str, Any], with_finite(content))
 
 
 def tables(content: dict[str, Any]) -> str:
@@ -175,72 +157,75 @@ def page(content: dict[str, Any], picture: bytes | None = None) -> str:
     shown = [f"<h1>Comparison of networks</h1>\n<dl>{listed}</dl>"]
     if picture is not None:
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        shown.append(
-            f'<img src="{source}" alt="Validation and test against what training costs" style="max-width:100%">'
-        )
+        told = "Validation and test against what training costs"
+        shown.append(f'<img src="{source}" alt="{told}" style="max-width:100%">')
     for part in _parts(content):
         if isinstance(part, str):
             shown.append(f'<p class="idle">{escape(part)}</p>')
-            continue
-        heads, *rows = part
-        shown.append(f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0">{table(rows, heads)}</div>')
+        else:
+            rows = table(part[1:], part[0])
+            shown.append(f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0">{rows}</div>')
     return html_page("Comparison of networks", "\n".join(shown))
 
 
 def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
     """Notes as texts, and tables as rows of cells, where the first row is the header."""
-    metric, rows = content["metric"], content["summary"]
-    rotated = any(row["rotated"] is not None for row in rows)
-    results: list[tuple[str, Callable[[Summary], str]]] = [
-        ("model", lambda row: row["model"]),
-        ("clouds", lambda row: f"{row['clouds']} ({100 * row['fraction']:g} %)"),
-        ("seeds", lambda row: f"{row['seeds']}" + (f", {row['failed']} failed" if row["failed"] else "")),
-        (f"test {metric}", lambda row: _spread(metric, row, row["test"])),
-    ]
-    if rotated:
-        results.append((f"rotated {metric}", lambda row: _spread(metric, row, row["rotated"])))
-    results.append(("steps", lambda row: f"{row['steps']['mean']:.0f}"))
-    results.append(("seconds", lambda row: f"{row['seconds']['mean']:.1f}"))
-    costs: list[tuple[str, Callable[[Summary], str]]] = [
-        ("model", lambda row: row["model"]),
-        ("parameters", lambda row: str(row["parameters"])),
-        ("multiply-adds/step", lambda row: "-" if row["operations"] is None else f"{row['operations']:.3g}"),
-        ("s/step", lambda row: _number(row["seconds_per_step"])),
-        ("chosen", lambda row: ", ".join(f"{name} {value}" for name, value in row["chosen"].items())),
-        ("train clouds/s", lambda row: _number(row["train_clouds_per_s"])),
-        ("inference clouds/s", lambda row: _number(row["inference_clouds_per_s"])),
-        ("peak MiB", lambda row: _number(row["peak_memory_mib"])),
-        ("group", lambda row: row["group"] or ""),
-        *((title, partial(_change, kind)) for kind, title in _KINDS.items()),
-    ]
+    metric, rows, evaluations = content["metric"], content["summary"], content["evaluations"]
+    rotated = [f"rotated {metric}"] if any(row["rotated"] is not None for row in rows) else []
     whole = [row for row in rows if row["fraction"] == max(other["fraction"] for other in rows)]
-    parts = content["evaluations"]
-    points = sorted({max(1, int(share * parts)) for share in _POINTS})
-    shares: list[tuple[str, Callable[[Summary], str]]] = [
-        ("model", lambda row: row["model"]),
-        *((f"{100 * part / parts:.3g} %", partial(_after_share, metric, part)) for part in points),
+    points = sorted({max(1, int(share * evaluations)) for share in _POINTS})
+    results = [
+        {
+            "model": row["model"],
+            "clouds": f"{row['clouds']} ({100 * row['fraction']:g} %)",
+            "seeds": f"{row['seeds']}" + (f", {row['failed']} failed" if row["failed"] else ""),
+            f"test {metric}": _spread(metric, row, row["test"]),
+            **{name: _spread(metric, row, row["rotated"]) for name in rotated},
+            "steps": f"{row['steps']['mean']:.0f}",
+            "seconds": f"{row['seconds']['mean']:.1f}",
+        }
+        for row in rows
+    ]
+    shares = [
+        {"model": row["model"]}
+        | {f"{100 * part / evaluations:.3g} %": _after_share(metric, part, row) for part in points}
+        for row in whole
+    ]
+    costs = [
+        {
+            "model": row["model"],
+            "parameters": str(row["parameters"]),
+            "multiply-adds/step": f"{row['operations']:.3g}",
+            "s/step": _number(row["seconds_per_step"]),
+            "chosen": ", ".join(f"{name} {value}" for name, value in row["chosen"].items()),
+            "train clouds/s": _number(row["train_clouds_per_s"]),
+            "inference clouds/s": _number(row["inference_clouds_per_s"]),
+            "peak MiB": _number(row["peak_memory_mib"]),
+            "group": row["group"] or "",
+            **{title: _change(kind, row) for kind, title in _KINDS.items()},
+        }
+        for row in whole
     ]
     remarks = f"{_RESULTS} {_COUNTED} The models were matched by the {_MATCHED[content['match']['by']]}."
-    return [_texts(results, rows), remarks, _SHARES, _texts(shares, whole), _texts(costs, whole), _ERRORS]
+    first, second, third = (
+        [list(found[0]), *(list(row.values()) for row in found)] for found in (results, shares, costs)
+    )
+    return [first, remarks, _SHARES, second, third, _ERRORS]
 
 
-def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summary:
-    done = [one for one in records if one["failed"] is None]
-    first = records[0]
+def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Record:
+    done, first = [one for one in records if one["failed"] is None], records[0]
     kept = ("model", "fraction", "clouds", "parameters", "chosen", "group", "guarantee")
-    rotated = [one["rotated_metrics"][metric] for one in done if "rotated_metrics" in one]
-    summary: Summary = {name: first[name] for name in kept}
-    summary |= {"seeds": len(records), "failed": len(records) - len(done)}
+    summary = {name: first[name] for name in kept} | {"seeds": len(records), "failed": len(records) - len(done)}
     summary["test"] = _statistics([one["metrics"][metric] for one in done])
+    rotated = [one["rotated_metrics"][metric] for one in done if "rotated_metrics" in one]
     summary["rotated"] = _statistics(rotated) if rotated else None
     others = sorted({name for one in done for name in one["metrics"]} - {metric})
     summary["other_metrics"] = {name: _statistics([one["metrics"][name] for one in done]) for name in others}
     for name in ("steps", "seconds"):
         summary[name] = _statistics([one[name] for one in records])
     summary["seconds_per_step"] = sum(one["seconds"] for one in records) / max(1, sum(one["steps"] for one in records))
-    # Version 0.1 did not count operations.
-    counts = [one["operations"] for one in records if one.get("operations") is not None]
-    summary["operations"] = round(statistics.fmean(counts)) if counts else None
+    summary["operations"] = round(statistics.fmean(one["operations"] for one in records))
     summary["curve"] = _curve(done, budget)
     for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):
         values = [one[name] for one in done if one[name] is not None and math.isfinite(one[name])]
@@ -287,33 +272,28 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max(known) if known and len(known) == len(values) else None
 
 
-def _texts(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequence[Summary]) -> list[list[str]]:
-    return [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
-
-
-def _spread(metric: str, row: Summary, value: dict[str, Any] | None) -> str:
-    """Return mean and deviation as text, ``"nan"`` if a measured value is not finite and ``"-"`` if none is measured.
-
-    Files of reports have None for NaN.
-    """
+def _spread(metric: str, row: Record, value: dict[str, Any] | None) -> str:
+    """Return mean and deviation as text: ``"nan"`` if a measured value is not finite, ``"-"`` if none is measured."""
     if value is None or row["failed"] == row["seeds"]:
         return "-"
-    mean, std = (math.nan if value[name] is None else value[name] for name in ("mean", "std"))
-    if metric == "accuracy" and not math.isnan(mean):
-        return (f"{100 * mean:.1f}" if math.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
-    return f"{mean:.4g}" if math.isnan(std) else f"{mean:.4g} ± {std:.2g}"
+    mean, std = value["mean"], value["std"]
+    if mean is None:
+        return "nan"
+    if metric == "accuracy":
+        return (f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
+    return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.2g}"
 
 
-def _after_share(metric: str, part: int, row: Summary) -> str:
+def _after_share(metric: str, part: int, row: Record) -> str:
     """Return the validation after ``part`` parts of the budget as text."""
     return next((_spread(metric, row, point) for point in row["curve"] if point["part"] == part), "-")
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4g}"
+    return "-" if value is None else f"{value:.4g}"
 
 
-def _change(kind: str, row: Summary) -> str:
+def _change(kind: str, row: Record) -> str:
     """Return the errors before and after training as text, ``"-"`` if they are not measured: there is no group."""
     if row["failed"] == row["seeds"] or (kind == "own" and row["group"] is None):
         return "-"

@@ -1,4 +1,4 @@
-"""Settings of a comparison: models, task, data and budget from its configuration files, and the cells to train."""
+"""The settings of a comparison, read from configuration files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -33,7 +32,6 @@ class Spec(TypedDict):
 By = Literal["parameters", "seconds", "operations", "width"]
 
 _FORMAT = 1  # version of the cell files; part of their key
-_MOVED = {"parameters": "match: {by: parameters, to: %s}", "tolerance": "match: {tolerance: %s}"}
 _NAME = re.compile(r"\w[\w .+()-]*")
 _TRAINER = ("accelerator", "deterministic", "devices", "gradient_clip_val", "precision")
 
@@ -54,14 +52,11 @@ class ModelSettings:
     group: Spec | None = None  # group of the equivariance error; the network's own group by default
     optimizer: Spec | None = None  # replaces the common optimizer
     ema: float | None = None  # replaces the common decay; 0 for weights that are not averaged
-    python: str | None = None  # interpreter that measures and trains the model, if it needs other packages
 
     def __post_init__(self) -> None:
         check_arguments(ModelSettings, vars(self))
         check_count("step", self.step)
         _check_decay(self.ema)
-        if self.python is not None and shutil.which(Path(self.python).expanduser()) is None:
-            raise UsageError(f"python: expected the path of a Python interpreter, got {self.python!r}")
         if not all(self.adjust.values()):
             raise UsageError(f"adjust: expected lists of values by argument, got {self.adjust}")
 
@@ -238,6 +233,11 @@ class Settings:
         if self.trainer.get("devices", 1) != 1:
             raise UsageError(f"trainer.devices: cells train on one device, got {self.trainer['devices']!r}")
 
+    @property
+    def reference(self) -> str:
+        """Name of the model that the others are matched to, unless they are matched to a number."""
+        return self.match.to if isinstance(self.match.to, str) else next(iter(self.models))
+
     def cells(self) -> list[Cell]:
         """List all cells: every model for the first seed, then for the next seed."""
         shares = [float(fraction) for fraction in self.fractions]
@@ -320,14 +320,8 @@ def _at(content: Any, names: Sequence[str], missing: Any = None) -> Any:
 
 
 def settings_from(content: Mapping[str, Any]) -> Settings:
-    """Build settings from the sections of files, or from ``dataclasses.asdict`` of settings.
-
-    UsageError is raised as by :func:`read_settings`.
-    """
+    """Build settings from the sections of files; UsageError is raised as by :func:`read_settings`."""
     content = dict(content)
-    for name, form in _MOVED.items():
-        if name in content:
-            raise UsageError(f"{name}: write `{form % content[name]}` instead")
     models = content.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise UsageError(f"models: expected names with a class_path each, got {models!r}")
@@ -336,14 +330,14 @@ def settings_from(content: Mapping[str, Any]) -> Settings:
             raise UsageError(f"models: expected names of letters, digits, spaces and .+()-_, got {name!r}")
     if len({name.replace(" ", "_").casefold() for name in models}) < len(models):
         raise UsageError(f"models: names must differ in more than case and spaces, got {list(models)}")
-    models = {name: parsed(ModelSettings, model, f"models.{name}: ") for name, model in models.items()}
+    models = {name: _parsed(ModelSettings, model, f"models.{name}: ") for name, model in models.items()}
     kinds: dict[str, Any] = {"data": DataSettings, "budget": BudgetSettings, "match": MatchSettings}
     kinds["equivariance"] = EquivarianceSettings
-    parts: dict[str, Any] = {name: parsed(kind, content.pop(name, {}), f"{name}: ") for name, kind in kinds.items()}
-    return parsed(Settings, content, models=models, **parts)
+    parts: dict[str, Any] = {name: _parsed(kind, content.pop(name, {}), f"{name}: ") for name, kind in kinds.items()}
+    return _parsed(Settings, content, models=models, **parts)
 
 
-def parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:
+def _parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:
     """Build a dataclass from a section of the files; jsonargparse checks types and fills in defaults.
 
     The message of a UsageError begins with ``where``. The arguments in ``given`` are passed on and not read.

@@ -54,13 +54,13 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1305, 21, 0),
+    "_core": (1310, 21, 0),
     "ase": (305, 1, 0),
     "bench": (1820, 17, 6),
     "certify": (2987, 16, 7),
     "cli": (3023, 19, 3),
     "compare": (1700, 8, 16),
-    "geometry": (4197, 19, 40),
+    "geometry": (4348, 19, 40),
     "groups": (2098, 8, 35),
     "io": (808, 8, 22),
     "models": (7411, 37, 64),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (355, 1, 0),
     "viz": (3147, 14, 15),
     "datasets": (9179, 46, 74),
-    "tests": (55975, 143, 0),
+    "tests": (56051, 143, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages

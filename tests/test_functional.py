@@ -283,6 +283,77 @@ def test_forces_in_eval_mode_have_derivatives():
     assert not outputs(data.pos).force.requires_grad
 
 
+TETRAHEDRON = [[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]]
+JUMPING = {  # positions, axes that jump, why
+    "line": ([[0.0, 0.0, 0.0], [1.1, 0.0, 0.0], [-1.2, 0.0, 0.0]], "axes 2 to 3 .* all its points lie on the others"),
+    "longer line": ([[x, x, 0.0] for x in (0.4, -0.4, 1.1, -1.3)], "axes 2 to 3 .* all its points lie on the others"),
+    "one place": ([[0.5, 0.5, 0.0]] * 2, "axes 1 to 3 .* all its points lie on the others"),
+    "spherical top": ([[0.0] * 3, *TETRAHEDRON], "axes 1 to 3 .* several of its points are equally far"),
+    "symmetric top": ([[0.0, 0.0, 0.3], [1, 1, 0], [1, -1, 0], [-1, 1, 0], [-1, -1, 0]], "axes 2 to 3 .* several of"),
+}
+
+
+def with_jumping_axes(name, of):
+    """Return a network and the positions of a rotated cloud at which its axes jump."""
+    torch.manual_seed(0)
+    frames = PrincipalFrames() if of == "cloud" else PrincipalFrames(of=of, cutoff=4.0)
+    network = LieTransformer(1, 1, frames=frames, neighborhood=Radius(4.0, smooth=True), heads=2, **SMALL)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+    pos = torch.tensor(JUMPING[name][0], dtype=torch.float64) @ turn
+    return randomize(network).double().eval(), pos, torch.linspace(1, 2, len(pos), dtype=torch.float64)[:, None]
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("of", ["cloud", "neighborhood"])
+@pytest.mark.parametrize("name", JUMPING)
+def test_second_derivatives_at_jumping_axes_are_refused(name, of):
+    """They were 7 to 13 % wrong. The derivatives of forces by weights are right, so training goes on."""
+    network, pos, x = with_jumping_axes(name, of)
+    message = f"second derivatives cannot be computed here, because principal {JUMPING[name][1]}"
+    parameters = dict(network.named_parameters())
+
+    def energy(pos, own=parameters):
+        return functional_call(network, own, (Data(x=x, pos=pos),)).sum()
+
+    for transform in (hessian, lambda f: jacrev(jacrev(f)), lambda f: jacrev(jacfwd(f))):
+        with pytest.raises(ValueError, match=message):
+            transform(energy)(pos)
+    leaf, weights = pos.clone().requires_grad_(), list(parameters.values())
+    (slope,) = torch.autograd.grad(energy(leaf), leaf, create_graph=True)
+    push = torch.randn_like(pos)
+    with pytest.raises(ValueError, match=message):
+        torch.autograd.grad(slope, leaf, push, retain_graph=True)
+    (slope * push).sum().backward(retain_graph=True)
+    assert leaf.grad.isnan().any(dim=1).all() == (name in ("line", "longer line", "one place"))
+    inside = grad(lambda own: (grad(energy)(pos, own) * push).sum())({k: w.detach() for k, w in parameters.items()})
+    for own, wanted in zip(weights, inside.values(), strict=True):
+        torch.testing.assert_close(torch.zeros_like(own) if own.grad is None else own.grad, wanted)
+    step = [torch.randn_like(weight) for weight in weights]
+
+    def of_step(size):
+        own = {k: w + size * d for (k, w), d in zip(parameters.items(), step, strict=True)}
+        return (grad(energy)(pos, own) * push).sum()
+
+    wanted = (of_step(1e-5) - of_step(-1e-5)) / 2e-5
+    along = sum((weight.grad * d).sum() for weight, d in zip(weights, step, strict=True) if weight.grad is not None)
+    torch.testing.assert_close(along, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+def test_second_derivatives_along_a_line_exist():
+    """Those of displacements along the line, and of other clouds of a batch, do not depend on where axes jump."""
+    network, pos, x = with_jumping_axes("line", "cloud")
+    both = {"x": torch.cat([x, x + 1]), "batch": torch.tensor([0, 0, 0, 1, 1, 1])}
+    pos = torch.cat([pos, torch.randn_like(pos)]).requires_grad_()
+    (slope,) = torch.autograd.grad(network(Data(pos=pos, **both)).sum(), pos, create_graph=True)
+    for push in (pos.detach()[:3] - pos.detach()[0], torch.zeros(3, 3).double()):
+        push = torch.cat([push, torch.randn(3, 3).double()])
+        (found,) = torch.autograd.grad(slope, pos, push, retain_graph=True)
+        ends = [(pos.detach() + sign * 1e-5 * push).requires_grad_() for sign in (1, -1)]
+        forces = [torch.autograd.grad(network(Data(pos=end, **both)).sum(), end)[0] for end in ends]
+        torch.testing.assert_close(found, (forces[0] - forces[1]) / 2e-5, rtol=1e-6, atol=1e-6)
+
+
 def test_forward_derivatives_of_dynamics_without_gradients():
     """torch.no_grad does not concern forward mode, in which forces were constant."""
     network, data, _ = prepared("lie")

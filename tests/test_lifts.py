@@ -583,7 +583,7 @@ def test_points_next_to_the_axes_found_determine_no_other_axis(aside, column):
         for vector in ([1.0, aside, 0.0], [0.0, 0.0, 1.0])
     )
     axes, isolated = torch.eye(3, dtype=F64)[None], torch.tensor([[True, False, False]])
-    found = completed_axes(axes, isolated, of_row, [near, others])
+    found = completed_axes(axes, isolated, of_row, [near, others]).axes
     torch.testing.assert_close(found[0, :, 1], torch.tensor(column, dtype=F64), rtol=0, atol=1e-12)
 
 
@@ -742,18 +742,23 @@ def test_gradients_of_degenerate_clouds_are_finite(case):
         assert torch.isfinite(gradient).all()
 
 
-def test_gradients_of_completed_axes_are_correct():
-    """Below the gap, with a unique farthest point: one axis is isolated, one is completed."""
-    shape = ring(5, 0.0) * torch.tensor([1.0, 1.0, 0.0]) + torch.tensor([0.0, 0.0, 0.0])
-    shape = torch.cat([shape, 3.0 * torch.tensor([[0.0, 0, 1], [0, 0, -1.2]])]).double()
-    shape[0] *= 1.001
-    shape = shape @ SO(3).sample(generator=generator(9), dtype=F64).T
+@pytest.mark.parametrize("moments", [(3, 1, 1), (3, 3, 1), (3, 3, 0), (2, 2, 2), None])
+def test_derivatives_of_completed_axes_are_correct(moments):
+    """First and second derivatives where moments are equal and one point is the farthest, and of two points."""
+    space, pos = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 6, seed=3)
+    pos = pos - pos.mean(dim=0)
+    if moments is None:
+        pos = pos[:2]
+    else:
+        pos = pos @ torch.linalg.inv(torch.linalg.cholesky(pos.mT @ pos)).mT * torch.tensor(moments, dtype=F64).sqrt()
+    pos = (pos @ SO(3).sample(generator=generator(9), dtype=F64).T).requires_grad_()
 
     def call(pos):
-        return quietly(invariants_of, "cloud", pos, F64)[::5]
+        return quietly(invariants_of, "cloud", pos, F64)[::3, :2]
 
-    assert PrincipalFrames().degenerate(Sites(point_clouds(shape), AllPairs()(shape), SPACES["SE(3)"])).all()
-    assert torch.autograd.gradcheck(call, (shape.requires_grad_(),), fast_mode=True)
+    assert PrincipalFrames().degenerate(Sites(point_clouds(pos), AllPairs()(pos), space)).all()
+    assert torch.autograd.gradcheck(call, (pos,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (pos,), fast_mode=True)
 
 
 def test_axes_of_isolated_points_need_memory_for_each_point_only(monkeypatch):

@@ -39,6 +39,11 @@ def is_mapped(x: Tensor) -> bool:
     return transformed() and is_batched(x)
 
 
+def accumulates(node: Any) -> bool:
+    """Return whether ``backward()`` is running, which executes a node of the graph that no requested gradient needs."""
+    return node is not None and torch._C._will_engine_execute_node(node)
+
+
 def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
     """Decorate a search so that it gets plain tensors with readable values, even if its caller is transformed.
 

@@ -13,16 +13,19 @@ from torch import Tensor
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_flag, check_is, check_length
 from lieattn._core.default_device import on_cpu
-from lieattn._core.functional import outside_of_transforms
+from lieattn._core.functional import outside_of_transforms, transformed
 from lieattn._core.segments import sums
 from lieattn._core.warnings import warn
 from lieattn.geometry._clouds import point_weights
+from lieattn.geometry._indices import first_true
 from lieattn.geometry._principal_axes import (
     Candidates,
+    Jumps,
     above_rounding,
     candidates_of_clouds,
     candidates_of_rows,
     completed_axes,
+    differentiable_once,
     principal_axes,
     rounding,
 )
@@ -70,8 +73,12 @@ class PrincipalFrames:
     eigenvalues reaches the gap, and where another point becomes the farthest. Points that are closer together than the
     rounding of their coordinates count as one point.
 
-    **Derivatives.** They are correct wherever frames are continuous: to all orders where no moments are degenerate (in
-    ``torch.func`` and forward mode, to the seventh), and to first order elsewhere.
+    **Derivatives.** First and second derivatives are correct wherever frames are continuous. First derivatives of
+    invariant outputs, and derivatives of these by weights, are also correct for three or more points on a line, and two
+    or more at one place. But if such points leave the line, or one of several equally far points becomes the farthest,
+    axes jump, and second derivatives by the positions cannot be computed. ``torch.func`` and ``torch.autograd.grad``
+    raise ValueError then. ``backward()`` returns NaN for positions on a line or at one place, and derivatives to one
+    side for equally far points.
 
     :func:`lift` raises ValueError if some frames do not belong to the stabilizer, or if clouds are periodic and
     ``of="cloud"``.
@@ -115,7 +122,12 @@ class PrincipalFrames:
             rows = (~isolated.all(-1)).nonzero()[:, 0]
             if len(rows):
                 _warn(self, data.moments[rows])
-                axes = axes.index_put((rows,), completed_axes(axes[rows], isolated[rows], rows, data.candidates))
+                completed = completed_axes(axes[rows], isolated[rows], rows, data.candidates)
+                axes = axes.index_put((rows,), completed.axes)
+                if (axes.requires_grad or transformed()) and not torch.compiler.is_compiling():
+                    cloud = clouds.batch[rows] if data.per_point else rows
+                    jumps = _jumps(sites, completed.across, completed.tied, cloud)
+                    axes = axes if jumps is None else differentiable_once(axes, clouds.pos, jumps)
             improper = torch.linalg.det(axes.detach()) < 0
             axes = torch.cat([axes[..., :-1], torch.where(improper[:, None, None], -1.0, 1.0) * axes[..., -1:]], dim=-1)
             if isinstance(group, RotationDilations):
@@ -240,6 +252,29 @@ def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tenso
         what = f"in {space.name}, {group.name} does not act only on the last {k} of {dim} coordinates"
         raise ValueError(f"frames: {what}, so principal axes are not defined here; use GivenFrames")
     return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
+
+
+@outside_of_transforms
+def _jumps(sites: Sites, across: Tensor, tied: Tensor, cloud: Tensor) -> Jumps | None:
+    """Return where axes jump whose rows belong to these clouds, see :class:`Completed`, or None if they do not."""
+    clouds, group, k = sites.clouds, sites.space.group, across.shape[-1]
+    flat = group.dim == k
+    rank = k - across.diagonal(dim1=-2, dim2=-1).sum(-1).round()
+    # Displacements of n points span n - 1 dimensions beside a motion of all, and cannot leave as many axes.
+    free = (rank < k) & (clouds.counts[cloud] - int(group.is_affine or not flat) > (rank if clouds.cell is None else 0))
+    bad = free | (tied >= 0)
+    if not bool(bad.any()):
+        return None
+    matrices = across.new_zeros(clouds.num_clouds, group.dim, group.dim)
+    unit = torch.eye(group.dim, dtype=across.dtype, device=across.device)
+    matrices = matrices.index_add(0, cloud[free], across[free] if flat else unit.expand(int(free.sum()), -1, -1))
+    undefined = (matrices != 0).flatten(1).any(1)
+    matrices = matrices.index_add(0, cloud[tied >= 0], unit.expand(int((tied >= 0).sum()), -1, -1))
+    row = first_true(bad)
+    found = int(rank[row] if free[row] else tied[row])
+    why = "all its points lie on the others" if free[row] else "several of its points are equally far from the center"
+    what = f"principal axes {found + 1} to {k} of cloud {int(cloud[row])} jump if it is deformed, since {why}"
+    return Jumps(matrices[clouds.batch], undefined[clouds.batch], what)
 
 
 def _signs(group: Group, improper: bool | None) -> FiniteGroup:

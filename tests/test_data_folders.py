@@ -1,6 +1,9 @@
 """Folders of the user's images and meshes, and places given in degrees."""
 
+import io
 import struct
+import tarfile
+import unicodedata
 import warnings
 import zipfile
 import zlib
@@ -13,6 +16,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 import lieattn_datasets as ld
+from lieattn_datasets._archives import unpack
 from tests.test_data_shapes import off
 
 Image = pytest.importorskip("PIL.Image", reason="ImageFolder needs Pillow")
@@ -296,6 +300,92 @@ class TestMeshFolder:
             ld.MeshFolder(tmp_path)
 
 
+WRITTEN = {
+    "slashes": lambda name: name,
+    "backslashes": lambda name: name.replace("/", "\\"),
+    "drive": lambda name: "C:\\data\\" + name.replace("/", "\\"),
+    "share": lambda name: "\\\\server\\data\\" + name.replace("/", "\\"),
+    "absolute": lambda name: f"//data/{name}",
+    "dots": lambda name: f"./x/.././{name.replace('/', '//./')}",
+    "above": lambda name: f"../../{name}",
+    "blanks": lambda name: name.replace("/", " /") + " ",
+    "dots at the end": lambda name: name.replace("/", "./") + ".",
+    "capitals": lambda name: name.replace("train", "TRAIN").replace("test", "Test").replace("off", "OFF"),
+    "both": lambda name: name.replace("/", "\\", 1),
+    "accents": lambda name: unicodedata.normalize("NFD", name),
+}
+
+
+class TestNamesOfFiles:
+    """Names of other systems, in archives, or as unpackers leave them on disk."""
+
+    NAMES = tuple(
+        f"{kind}/{split}/{n}.off" for kind in ("chaise é", "table") for split in ("train", "test") for n in (0, 1)
+    )
+
+    @pytest.mark.parametrize("how", WRITTEN)
+    def test_archives_of_meshes(self, tmp_path, how):
+        with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+            for name in self.NAMES:
+                member = zipfile.ZipInfo("member")
+                member.filename = WRITTEN[how](name)
+                archive.writestr(member, off())
+            folder = zipfile.ZipInfo("member")
+            folder.filename = WRITTEN[how]("table/train") + ("\\" if how == "backslashes" else "/")
+            archive.writestr(folder, b"")
+            archive.writestr("__MACOSX/table/train/0.off", b"junk")
+        for split in ("train", "test"):
+            data = ld.MeshFolder(tmp_path / "set.zip", split, points=4)
+            assert data.classes == ("chaise é", "table")
+            assert data.labels.tolist() == [0, 0, 1, 1]
+            assert {Path(name).parts[-2].lower() for name in data.files} == {split}
+
+    @pytest.mark.parametrize(
+        "how", ["slashes", "backslashes", "drive", "blanks", "dots at the end", "capitals", "both"]
+    )
+    def test_folders(self, tmp_path, how):
+        for name in self.NAMES:
+            path = tmp_path / "set" / WRITTEN[how](name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(off())
+        data = ld.MeshFolder(tmp_path / "set", points=4)
+        assert (data.classes, data.labels.tolist()) == (("chaise é", "table"), [0, 0, 1, 1])
+        assert all(Path(name).read_bytes() == off() for name in data.files)
+        drag = {WRITTEN[how](name): 1.0 for name in self.NAMES}
+        assert len(ld.MeshFolder(tmp_path / "set", points=4, labels=drag)) == 4
+        for name in write_images(tmp_path / "plain"):
+            path = tmp_path / "images" / WRITTEN[how](name).replace("data\\", "")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "plain" / name).rename(path)
+        images = ld.ImageFolder(tmp_path / "images", "all")
+        assert (images.classes, len(images)) == (("cat", "dog"), 10)
+
+    def test_the_same_name(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+            archive.writestr("a/0.off", off())
+            archive.writestr("./a/0.off", off())
+        with pytest.raises(ValueError, match=r"set\.zip is not a valid zip archive: members have the same name"):
+            ld.MeshFolder(tmp_path / "set.zip", points=4)
+        for name in ("0.off", "0.off "):
+            (tmp_path / "set" / "a").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "set" / "a" / name).write_bytes(off())
+        with pytest.raises(
+            ValueError, match=r"0\.off ' and '.*0\.off' have the same name on other systems: rename one"
+        ):
+            ld.MeshFolder(tmp_path / "set", points=4)
+
+    @pytest.mark.parametrize("how", ["backslashes", "dots", "blanks"])
+    def test_other_archives(self, tmp_path, how):
+        content = np.arange(6.0)
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+            for name in ("data/READ.me", "data/VALUES.xyz"):
+                member = tarfile.TarInfo(WRITTEN[how](name))
+                member.size = content.nbytes
+                archive.addfile(member, io.BytesIO(content.tobytes()))
+        found = {name: file.read() for name, file in unpack(tmp_path / "a.tar.gz", ["values.xyz"], 1 << 20, ValueError)}
+        assert found == {"values.xyz": content.tobytes()}
+
+
 class TestMeshFormats:
     @pytest.mark.parametrize("order", ["little", "big"])
     @pytest.mark.parametrize("kind", ["uchar", "int"])
@@ -320,7 +410,7 @@ class TestMeshFormats:
             turned = {tuple(np.roll(face, -int(np.argmin(face))).tolist()) for face in faces}
             assert turned == wanted
             for damaged in (content[:-1], content + b"0", content[: len(header) + 50]):
-                with pytest.raises(ld.MeshError, match=r"scan\.ply is a broken mesh"):
+                with pytest.raises(ld.MeshError, match=r"scan\.ply cannot be read as a mesh"):
                     ld.read_mesh("scan.ply", damaged)
 
     def test_stl_that_is_cut_off(self):
@@ -331,7 +421,9 @@ class TestMeshFormats:
         assert len(ld.read_mesh("box.stl", f"{text}\n{text}".encode())[1]) == 24
         for content in (text + "\n" + text[: len(text) // 2], text[: len(text) // 2], binary[:-50], binary + b"0"):
             content = content if isinstance(content, bytes) else content.encode()
-            with pytest.raises(ld.MeshError, match=r"box\.stl is a broken mesh: .* triangles of \d+ can be read"):
+            with pytest.raises(
+                ld.MeshError, match=r"box\.stl cannot be read as a mesh: .* triangles( of \d+)? can be read"
+            ):
                 ld.read_mesh("box.stl", content)
 
     @pytest.mark.parametrize("header", ["# a comment\nOFF ", "COFF ", "NOFF\n", "\nOFF"])

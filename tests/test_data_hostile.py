@@ -291,6 +291,39 @@ class TestMeshes:
         vertices, faces = ld.read_mesh("mesh.glb", self.glb(lambda tree: None))
         assert (len(vertices), len(faces)) == (12, 20)
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda tree: tree["meshes"][0]["primitives"][0].update(mode=6), "it has fans of triangles, which cannot"),
+            (lambda tree: tree["accessors"][1].update(normalized=True), "it has sparse or normalized positions"),
+            (lambda tree: tree["accessors"][1].update(sparse={}), "it has sparse or normalized positions"),
+            (
+                lambda tree: tree.update(extensionsUsed=["KHR_draco_mesh_compression"]),
+                "it has KHR_draco_mesh_compression",
+            ),
+            (lambda tree: tree.update(extensionsUsed=["EXT_mesh_gpu_instancing"]), "it has EXT_mesh_gpu_instancing"),
+            (lambda tree: (tree.pop("scene"), tree.pop("scenes")), "it has meshes without a scene"),
+            (lambda tree: tree["meshes"][0]["primitives"][0].update(attributes={}), "it has a mesh without positions"),
+            (
+                lambda tree: tree.update(meshes=[], nodes=[{}], accessors=[]),
+                "mesh.glb has no faces, so it has no surface",
+            ),
+            (lambda tree: tree.update(scenes=[{}]), "mesh.glb has no faces, so it has no surface"),
+        ],
+    )
+    def test_glb_that_is_not_read(self, change, message):
+        with pytest.raises(ld.MeshError, match=message):
+            ld.read_mesh("mesh.glb", self.glb(change))
+
+    def test_headers_of_glb(self):
+        good = self.glb(lambda tree: None)
+        for content, message in (
+            (good[:4] + struct.pack("<I", 1) + good[8:], "it is glTF 1.0; expected glTF 2.0"),
+            (good[20:], "it does not begin with the header of a GLB file; expected glTF 2.0"),
+        ):
+            with pytest.raises(ld.MeshError, match=rf"mesh\.glb cannot be read as a mesh: ValueError: {message}"):
+                ld.read_mesh("mesh.glb", content)
+
     def test_glb_that_repeats_a_mesh(self, monkeypatch):
         monkeypatch.setattr(_meshes, "_MOST_CORNERS", 6000)
 
@@ -299,7 +332,7 @@ class TestMeshes:
             tree["nodes"] += [{"mesh": mesh["mesh"], "name": str(number)} for number in range(200)]
 
         with pytest.raises(
-            ld.MeshError, match=r"mesh\.glb is a broken mesh: .*its repeated meshes have more than 6000"
+            ld.MeshError, match=r"mesh\.glb cannot be read as a mesh: .*its repeated meshes have more than 6000"
         ):
             ld.read_mesh("mesh.glb", self.glb(repeat))
 
@@ -312,7 +345,7 @@ class TestMeshes:
                 del accessor["bufferView"]
 
         for change in (promise, nothing):
-            with pytest.raises(ld.MeshError, match=r"mesh\.glb is a broken mesh: .*accessors without data"):
+            with pytest.raises(ld.MeshError, match=r"mesh\.glb cannot be read as a mesh: .*accessors without data"):
                 ld.read_mesh("mesh.glb", self.glb(change))
 
     def test_other_files_are_not_read(self, tmp_path):
@@ -325,7 +358,7 @@ class TestMeshes:
         def elsewhere(tree):
             tree["buffers"] = [{"uri": f"{tmp_path}/pipe", "byteLength": 100}]
 
-        with pytest.raises(ld.MeshError, match=r"mesh\.glb is a broken mesh"):
+        with pytest.raises(ld.MeshError, match=r"mesh\.glb cannot be read as a mesh"):
             ld.read_mesh("mesh.glb", self.glb(elsewhere))
 
     def test_ply_with_less_than_promised(self, tmp_path):
@@ -333,7 +366,9 @@ class TestMeshes:
         head += "element face 2\nproperty list uchar int vertex_indices\nend_header\n"
         body = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 1 2\n3 0 1 3\n"
         assert len(ld.read_mesh("a.ply", (head + body).encode())[1]) == 2
-        with pytest.raises(ld.MeshError, match=r"a\.ply is a broken mesh: .*promises 4 and 2"):
+        with pytest.raises(
+            ld.MeshError, match=r"a\.ply cannot be read as a mesh: .*promises 2 rows of face, but there"
+        ):
             ld.read_mesh("a.ply", (head + body[:-8]).encode())
 
     def test_folders_named_like_meshes(self, tmp_path):

@@ -118,7 +118,7 @@ def _read(path: Path, member: str) -> NDArray[np.float32]:
             with _RELEASE.open(path) as stream:
                 return _parse(stream)
         with Archive(path, functools.partial(_RELEASE.damaged, path)) as archive:
-            name = next((name for name in archive.names if Path(name).name == member), None)
+            name = next((name for name in archive.names if Path(name).name.lower() == member.lower()), None)
             if name is None:
                 raise _RELEASE.damaged(path, f"has no member {member}")
             with archive.open(name) as stream:

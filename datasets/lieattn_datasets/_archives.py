@@ -4,7 +4,10 @@ import bz2
 import contextlib
 import gzip
 import hashlib
+import posixpath
+import re
 import tarfile
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -18,6 +21,17 @@ _END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; its co
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # other methods allocate any size that a header requests
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 _OPEN: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+
+
+def portable_name(name: str) -> str:
+    """Return the name of a file or member in one form, whichever system has written it: ``chair/train/1.off``.
+
+    Backslashes become slashes. Drive letters, leading slashes, ``.`` and ``..`` are removed, and so are blanks and dots
+    at the end of folders and files, which Windows does not keep. Letters with accents are composed.
+    """
+    plain = re.sub(r"^[A-Za-z]:", "", unicodedata.normalize("NFC", name).replace("\\", "/"))
+    parts = posixpath.normpath("/" + plain.lstrip("/"))[1:].split("/")
+    return "/".join(part.rstrip(" .") or part for part in parts)
 
 
 class Archive(contextlib.AbstractContextManager["Archive"]):
@@ -44,8 +58,8 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             size = path.stat().st_size
             if (promised := _members_promised(path)) not in (len(self._zip.infolist()), _MANY):
                 raise zipfile.BadZipFile(f"{len(self._zip.infolist())} of {promised} members are listed")
-            members = [info for info in self._zip.infolist() if not info.is_dir()]
-            self._members = {info.filename: info for info in members}
+            members = [info for info in self._zip.infolist() if not info.filename.endswith(("/", "\\"))]
+            self._members = {portable_name(info.filename): info for info in members}
             distinct = len(self._members) == len(members) and sum(info.compress_size for info in members) <= size
             for info in members if distinct else []:  # opening compares the name with the one before the content
                 if not info.flag_bits & _ENCRYPTED and info.compress_type in _METHODS:
@@ -61,7 +75,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
 
     @property
     def names(self) -> list[str]:
-        """Names of the members, without folders."""
+        """Names of the members, as :func:`portable_name` gives them, without folders."""
         return list(self._members)
 
     @contextlib.contextmanager
@@ -92,7 +106,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
 
         It depends on the content of the members, and not on the way in which they are compressed.
         """
-        kept = sorted(info.filename for info in self._members.values() if info.filename not in left_out)
+        kept = sorted({*self._members} - {*left_out})
         lines = (f"{name} {self._members[name].file_size} {self._members[name].CRC:08x}\n" for name in kept)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -130,7 +144,7 @@ def unpack(
     path
         The archive.
     names
-        Names of the files, without their folders in the archive.
+        Names of the files, without their folders in the archive. Capitals in the archive do not matter.
     most
         Largest total size of the unpacked archive in bytes.
     refuse
@@ -146,12 +160,14 @@ def unpack(
         if not path.stem.endswith(".tar"):
             yield from ((name, stream) for name in names)
             return
+        wanted = {name.lower(): name for name in names}
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
                     content = archive.extractfile(member) if member.isfile() else None
-                    if content is not None and PurePosixPath(member.name).name in names:
-                        yield PurePosixPath(member.name).name, content
+                    name = wanted.get(PurePosixPath(portable_name(member.name)).name.lower())
+                    if content is not None and name is not None:
+                        yield name, content
         except tarfile.TarError as error:
             raise refuse(f"is not a complete tar archive ({error})") from error
 

@@ -13,13 +13,13 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import Archive
+from lieattn_datasets._archives import Archive, portable_name
 
 if TYPE_CHECKING:
     from lieattn_datasets._download import Source
@@ -280,20 +280,29 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
                 left.unlink()
 
 
-def files_below(root: Path) -> list[Path]:
-    """Return the files below a folder, relative to it and sorted. Those that are hidden are left out.
+def files_below(root: Path) -> dict[str, Path]:
+    """Return the files below a folder by their names in it, as :func:`portable_name` gives them, without hidden ones.
 
     Links to folders are followed in the upper four levels, because they may lead to a folder above. Broken links are
     returned, so that reading them is an error.
+
+    Raises
+    ------
+    ValueError
+        If two files have the same name.
     """
     places = {*root.rglob("*"), *(path for depth in (2, 3, 4) for path in root.glob("/".join("*" * depth)))}
-    files = sorted(path.relative_to(root) for path in places if path.is_file() or not path.exists())
-    return [path for path in files if not is_hidden(path)]
+    found: dict[str, Path] = {}
+    for path in sorted(path for path in places if path.is_file() or not path.exists()):
+        name = portable_name(path.relative_to(root).as_posix())
+        if found.setdefault(name, path) != path:
+            raise ValueError(f"{str(path)!r} and {str(found[name])!r} have the same name on other systems: rename one")
+    return {name: path for name, path in found.items() if not is_hidden(name)}
 
 
-def is_hidden(path: PurePath) -> bool:
-    """Return whether a file, or a folder that contains it, has a name that begins with a dot."""
-    return any(part.startswith(".") for part in path.parts)
+def is_hidden(name: str) -> bool:
+    """Return whether a file, or a folder that contains it, begins with a dot, or is an addition of macOS."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:

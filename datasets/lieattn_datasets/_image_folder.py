@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
@@ -89,7 +89,8 @@ def _choose(
     """Return the files of a split, the class of each, and the names of all classes."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {str(root)!r} of images")
-    files = files_below(root)
+    paths = {PurePosixPath(name): path for name, path in files_below(root).items()}
+    files = sorted(paths)
     tops = {path.parts[0].lower() for path in files}
     given = "train" in tops and tops <= _FOLDERS.keys()
     place = "SPLIT/CLASS/*" if given else "CLASS/*"
@@ -105,7 +106,7 @@ def _choose(
         chosen = seeded(labels, split, shares, seed) if files else np.arange(0)
     if not len(chosen):
         raise FileNotFoundError(f"there are no images {place} ({', '.join(_SUFFIXES)}) of {split} in {str(root)!r}")
-    return [root / files[index] for index in chosen], labels[chosen], classes
+    return [paths[files[index]] for index in chosen], labels[chosen], classes
 
 
 def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint8]:

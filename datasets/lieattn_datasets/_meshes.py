@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -11,16 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lieattn_datasets._archives import portable_name
 from lieattn_datasets._arrays import check_points, class_array, real_array
 from lieattn_datasets._checks import check_arguments
-from lieattn_datasets._ply import read_binary_ply
+from lieattn_datasets._ply import read_ply
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 
 _OFF = re.compile(rb"(?:ST)?C?N?OFF\s*([0-9].*)?")  # many files of ModelNet lack the line break after OFF
-_STL_FACET = re.compile(rb"^\s*outer\s+loop", re.MULTILINE | re.IGNORECASE)
-_PLY_ELEMENT = re.compile(rb"^element[ \t]+(\w+)[ \t]+(\d+)", re.MULTILINE)
+_NUMBERS = rb"((?:\s+\S+){3})"
+_FACET = re.compile(
+    rb"facet\s+normal" + _NUMBERS + rb"\s+outer\s+loop" + 3 * (rb"\s+vertex" + _NUMBERS) + rb"\s+endloop\s+endfacet",
+    re.IGNORECASE,
+)
+# The name of a solid ends with its line, or before the first facet in files of a single line.
+_SOLID = re.compile(rb"(?:end)?solid(?:(?!\s+(?:facet\s+normal\s+[-+.\d]|endsolid))[^\n])*", re.IGNORECASE)
+_EXTENSIONS = ("KHR_draco_mesh_compression", "EXT_meshopt_compression", "EXT_mesh_gpu_instancing")
 _MOST_CORNERS = 100_000_000  # limit for the corners of all triangles of a GLB file
+_MOST_CORNERS_OF_ONE = 4000  # limit for a concave polygon, whose edges are compared with each other
+_SMALL = 1e-6  # distances that do not count, as a share of the size of a mesh: files round to about 7 digits
+_ROUNDING = 1e-9  # distances that are rounding errors of float64, as a share of the size of a polygon
+_Polygons = tuple[NDArray[np.float64], Sequence[Sequence[int]]]  # vertices, and the corners of each face
 _SHOWN = 200  # characters of a problem in a message
 
 
@@ -30,6 +42,10 @@ class MeshError(ValueError):
 
 def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Read a triangle mesh. Polygons are divided into triangles, and the parts of a scene are merged.
+
+    The triangles of a polygon lie inside its outline and have its orientation. Polygons that are not planar are divided
+    as they appear along their mean normal (Newell's); those that cross themselves there are refused. Distances below a
+    millionth of the size of the mesh count as rounding.
 
     Parameters
     ----------
@@ -47,13 +63,13 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     Raises
     ------
     ImportError
-        If trimesh is not installed.
+        If trimesh is not installed, or manifold3d for a mesh with concave faces.
     MeshError
         If the format is unknown, the file is damaged or incomplete, or the mesh has no surface. It is a ValueError that
         names the file.
     """
     check_arguments(read_mesh, locals())
-    suffix = Path(path).suffix.lower()
+    suffix = Path(portable_name(str(path))).suffix.lower()
     if suffix not in MESH_SUFFIXES:
         raise MeshError(f"path: expected one that ends in {', '.join(MESH_SUFFIXES)}, got {path}")
     try:
@@ -62,14 +78,14 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
         raise ImportError("meshes need trimesh: pip install trimesh") from error
     try:
         data = Path(path).read_bytes() if content is None else content
-        vertices, faces = _read_off(data) if suffix == ".off" else _read_by_trimesh(suffix[1:], data)
+        vertices, faces = _read(suffix[1:], data)
         if not len(faces):
             raise MeshError(f"{path} has no faces, so it has no surface; a cloud of points is no mesh")
         face_areas(vertices, faces)
-    except (FileNotFoundError, MeshError):
+    except (FileNotFoundError, ImportError, MeshError):
         raise
     except Exception as error:  # a damaged file can fail in any way
-        raise MeshError(f"{path} is a broken mesh: {type(error).__name__}: {str(error)[:_SHOWN]}") from error
+        raise MeshError(f"{path} cannot be read as a mesh: {type(error).__name__}: {str(error)[:_SHOWN]}") from error
     return vertices, faces
 
 
@@ -160,9 +176,30 @@ def _cross(points: NDArray[np.float64], corners: NDArray[Any]) -> NDArray[np.flo
     return np.asarray(np.cross(second - first, third - first))
 
 
-def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Read an OFF file. Its number of lines must match the header, which other readers do not check."""
+def _read(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read a mesh without checking its numbers.
+
+    OFF, OBJ, PLY and STL of text have their own readers, since trimesh divides concave polygons as fans, and takes
+    keywords in names and comments for data.
+    """
+    if kind == "glb":
+        _check_glb(data)
+        return _read_by_trimesh(kind, data)
     data = data.removeprefix(codecs.BOM_UTF8)
+    if kind != "stl":
+        places, polygons = {"off": _read_off, "obj": _read_obj, "ply": read_ply}[kind](data)
+        return places, _triangles(places, polygons)
+    facets = int.from_bytes(data[80:84], "little")
+    if len(data) == 84 + 50 * facets:
+        return _read_by_trimesh(kind, data)
+    if data.lstrip()[:5].lower() == b"solid":
+        return _read_stl(data)
+    found = max(0, len(data) - 84) // 50
+    raise ValueError(f"{found} triangles of {facets} can be read, so it is cut off or has further bytes")
+
+
+def _read_off(data: bytes) -> _Polygons:
+    """Read an OFF file. Its number of lines must match the header, which other readers do not check."""
     stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(data))
     lines = [line for line in stripped if line]
     header = _OFF.fullmatch(lines[0]) if lines else None
@@ -170,12 +207,12 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         lines.insert(1, header[1])
     counts = [int(word) for word in lines[1].split()[:2] if word.isdigit()] if len(lines) > 1 else []
     if len(counts) < 2 or not header:
-        raise ValueError("it does not begin with the header of an OFF file")
+        raise ValueError("it does not begin with the header of an OFF file of text in three dimensions")
     vertices, faces = counts
     if len(lines) - 2 != vertices + faces:
         raise ValueError(f"{len(lines) - 2} lines for {vertices} vertices and {faces} faces")
     if not faces:
-        return np.empty((vertices, 3)), np.empty((0, 3), dtype=np.int64)
+        return np.empty((vertices, 3)), []
     if not vertices:
         raise ValueError(f"it has no vertices and {faces} faces")
     places = np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None)
@@ -183,70 +220,151 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     corners = [[int(word) for word in polygon[1 : int(polygon[0]) + 1]] for polygon in polygons]
     if any(len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)):
         raise ValueError("a face has fewer corners than it states")
-    return places, _triangles(corners)
+    return places, corners
 
 
-def _triangles(polygons: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Divide polygons into triangles; raise ValueError if one has fewer than three corners."""
+def _read_obj(data: bytes) -> _Polygons:
+    """Read the vertices and faces of an OBJ file; all other statements, such as groups and materials, are skipped."""
+    places: list[tuple[float, float, float]] = []
+    polygons: list[list[int]] = []
+    lines = iter(enumerate(data.splitlines(), 1))
+    for number, line in lines:
+        words = line.partition(b"#")[0].split()
+        while words and words[-1].endswith(b"\\"):  # the statement continues on the next line
+            words[-1:] = [*words[-1][:-1].split(), *next(lines, (0, b""))[1].partition(b"#")[0].split()]
+        kind = words[0] if words else b""
+        try:
+            if kind == b"v":
+                x, y, z = map(float, words[1:4])
+                places.append((x, y, z))
+            elif kind == b"f":
+                corners = [int(word.split(b"/", 1)[0]) for word in words[1:]]
+                if len(corners) < 3 or 0 in corners:
+                    found = f"{len(corners)}" if len(corners) < 3 else "the vertex 0, but vertices count from 1"
+                    raise ValueError(f"expected a face with at least 3 corners, got {found}")
+                polygons.append([corner - 1 if corner > 0 else len(places) + corner for corner in corners])
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+    return np.array(places, dtype=np.float64).reshape(-1, 3), polygons
+
+
+def _read_stl(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read an STL file of text. trimesh takes names of solids for coordinates, and needs line breaks."""
+    text = data.replace(b"\r", b"\n")
+    facets = _FACET.findall(text)
+    names = _FACET.sub(b"", text)
+    rest = _SOLID.sub(b"", names).strip()
+    if rest or not _SOLID.findall(names)[-1].lower().startswith(b"endsolid"):
+        problem = f"the rest begins with {rest[:40]!r}" if rest else "it does not end with endsolid"
+        raise ValueError(f"{len(facets)} triangles can be read, but {problem}")
+    words = b" ".join(number for facet in facets for number in facet[1:]).split()
+    return np.array(words).astype(np.float64).reshape(-1, 3), np.arange(3 * len(facets)).reshape(-1, 3)
+
+
+def _triangles(places: NDArray[np.float64], polygons: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Divide polygons into triangles inside their outlines, with the orientation of the polygon.
+
+    Fans are used where they are right, as for convex polygons.
+
+    Raises
+    ------
+    ValueError
+        If a polygon has fewer than three corners, has a vertex that does not exist, or crosses itself.
+    """
     from trimesh.geometry import triangulate_quads
 
-    for number, corners in enumerate(polygons):
-        if len(corners) < 3:
-            raise ValueError(f"face {number}: expected at least 3 corners, got {len(corners)}")
-    return np.asarray(triangulate_quads(polygons), dtype=np.int64).reshape(-1, 3)
+    lengths = np.fromiter(map(len, polygons), dtype=np.int64, count=len(polygons))
+    for number in np.flatnonzero(lengths < 3).tolist()[:1]:
+        raise ValueError(f"face {number}: expected at least 3 corners, got {lengths[number]}")
+    fans = np.ones(len(lengths), dtype=bool)
+    for length in np.unique(lengths[lengths > 3]):
+        chosen = np.flatnonzero(lengths == length)
+        corners = np.array([polygons[number] for number in chosen.tolist()], dtype=np.int64)
+        for number in chosen[((corners < 0) | (corners >= len(places))).any(axis=1)].tolist()[:1]:
+            raise ValueError(f"face {number}: expected vertices in 0 .. {len(places) - 1}, got {[*polygons[number]]}")
+        with np.errstate(over="ignore", invalid="ignore"):  # areas that are not finite are refused later
+            doubled, rays = _fan(places[corners])
+            normal, sizes = doubled.sum(axis=1, keepdims=True), np.linalg.norm(doubled, axis=2)
+            squares = (normal**2).sum(axis=2)[:, 0]
+            backward = (doubled * normal).sum(axis=2).min(axis=1) < -_ROUNDING * squares
+            around = np.arctan2(sizes, (rays[:, :-1] * rays[:, 1:]).sum(axis=2)).sum(axis=1) > 2 * np.pi + _SMALL
+            fans[chosen] = ~(backward | around | (np.sqrt(squares) < _SMALL * sizes.sum(axis=1)))
+    faces = triangulate_quads(list(itertools.compress(polygons, fans))).reshape(-1, 3)
+    others = np.flatnonzero(~fans).tolist()
+    tolerance = _SMALL * np.ptp(places, axis=0).max() if others else 0.0
+    return np.concatenate([faces, *(_divide(places, polygons[number], number, tolerance) for number in others)])
+
+
+def _fan(corners: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the triangles of fans as normals of twice their areas, and the vectors from the first corners."""
+    rays = corners[..., 1:, :] - corners[..., :1, :]
+    return np.cross(rays[..., :-1, :], rays[..., 1:, :]), rays
+
+
+def _divide(places: NDArray[np.float64], polygon: Sequence[int], number: int, tolerance: float) -> NDArray[np.int64]:
+    """Divide a polygon whose fan is wrong; raise ValueError if it crosses itself by more than a distance."""
+    try:
+        from manifold3d import triangulate
+    except ImportError as error:
+        raise ImportError("meshes with concave faces need manifold3d: pip install 'lieattn[data]'") from error
+
+    if len(polygon) > _MOST_CORNERS_OF_ONE:
+        raise ValueError(f"face {number} is concave and has {len(polygon)} corners, more than {_MOST_CORNERS_OF_ONE}")
+    corners = np.array(polygon, dtype=np.int64)
+    doubled, rays = _fan(places[corners])
+    normal, covered = doubled.sum(axis=0), np.linalg.norm(doubled, axis=1).sum()
+    area = np.linalg.norm(normal)
+    axes = np.linalg.svd(normal[None])[2][1:]
+    axes = axes if np.cross(*axes) @ normal >= 0 else axes[::-1]
+    # Sums, unlike a matrix product, give repeated corners the same place bit by bit.
+    flat = np.pad((rays[:, None] * axes).sum(axis=2), ((1, 0), (0, 0)))
+    edges = np.diff(flat, axis=0, append=flat[:1])
+    sides = edges[:, :1] * (flat[:, 1] - flat[:, 1:]) - edges[:, 1:] * (flat[:, 0] - flat[:, :1])
+    lengths = np.hypot(*edges.T)
+    sides[np.abs(sides) <= tolerance * lengths[:, None]] = 0  # of each corner, seen along each edge
+    apart = sides * np.roll(sides, -1, axis=1) < 0  # edges with ends on both sides of another one
+    faces = corners[triangulate([flat], _ROUNDING * lengths.sum())]
+    if area >= _SMALL * covered:  # not the parts of a bow tie, which cancel, so that it has no normal
+        covered = np.abs(_cross(places, faces) @ normal).sum() / area
+    if (apart & apart.T).any() or abs(covered - area) > 2 * tolerance * lengths.sum():
+        raise ValueError(f"face {number} crosses itself, seen along its mean normal: divide it into triangles")
+    return faces
 
 
 def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Read another format. trimesh gets bytes without a path, so that it cannot open other files that they name."""
+    """Read binary STL or GLB. trimesh gets bytes without a path, so that it cannot open other files that they name."""
     import trimesh
 
-    if kind == "ply" and (binary := read_binary_ply(data)) is not None:
-        return binary[0], _triangles(binary[1])
-    if kind == "glb":
-        _check_glb(data)
-    if kind == "obj":
-        data = data.removeprefix(codecs.BOM_UTF8)
-        _check_obj(data)
     loaded: Any = trimesh.load(io.BytesIO(data), file_type=kind, force="mesh", process=False, skip_materials=True)
-    vertices, faces = np.asarray(loaded.vertices, dtype=np.float64), np.asarray(loaded.faces, dtype=np.int64)
-    if kind == "stl":
-        facets = len(_STL_FACET.findall(data)) or int.from_bytes(data[80:84], "little")
-        if len(faces) != facets:
-            raise ValueError(f"{len(faces)} triangles of {facets} can be read, so it is cut off or has further bytes")
-    if kind == "ply":
-        header, _, _ = data.partition(b"end_header")
-        promised = {name: int(count) for name, count in _PLY_ELEMENT.findall(header)}
-        corners, polygons = (promised.get(name, 0) for name in (b"vertex", b"face"))
-        if polygons and (len(vertices) < corners or len(faces) < polygons):
-            found = f"{len(vertices)} vertices and {len(faces)} faces"
-            raise ValueError(f"{found}, but its header promises {corners} and {polygons}")
-    return vertices, faces
-
-
-def _check_obj(data: bytes) -> None:
-    """Raise ValueError if a face has fewer than three corners, as in a truncated file. trimesh skips such faces."""
-    lines = data.splitlines()
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if words[:1] != [b"f"]:
-            continue
-        continued = number
-        while words[-1] == b"\\" and continued < len(lines):  # the face continues on the next line
-            words = [*words[:-1], *lines[continued].split()]
-            continued += 1
-        corners = len(words) - 1
-        if corners < 3:
-            raise ValueError(f"line {number}: expected a face with at least 3 corners, got {corners}")
+    return np.asarray(loaded.vertices, dtype=np.float64), np.asarray(loaded.faces, dtype=np.int64)
 
 
 def _check_glb(data: bytes) -> None:
-    """Raise ValueError if a GLB file describes far more than it contains, by its counts or by repeating a mesh."""
+    """Raise ValueError if a GLB file has what trimesh does not read, or describes far more than it contains."""
+    version = int.from_bytes(data[4:8], "little")
+    if data[:4] != b"glTF" or version != 2:
+        found = f"it is glTF {version}.0" if data[:4] == b"glTF" else "it does not begin with the header of a GLB file"
+        raise ValueError(f"{found}; expected glTF 2.0")
     tree = json.loads(data[20 : 20 + int.from_bytes(data[12:16], "little")])
-    counts = [accessor["count"] for accessor in tree["accessors"]]
-    if any("bufferView" not in accessor for accessor in tree["accessors"]) or max(counts) > len(data):
+    meshes, accessors = tree.get("meshes", []), tree.get("accessors", [])
+    counts = [accessor["count"] for accessor in accessors]
+    parts = [part for mesh in meshes for part in mesh["primitives"]]
+    if any("POSITION" not in part["attributes"] for part in parts):
+        raise ValueError("it has a mesh without positions")
+    places = [accessors[part["attributes"]["POSITION"]] for part in parts]
+    unread = {
+        **{name: name in tree.get("extensionsUsed", ()) for name in _EXTENSIONS},
+        "fans of triangles": any(part.get("mode") == 6 for part in parts),
+        "sparse or normalized positions": any("sparse" in place or place.get("normalized") for place in places),
+        "meshes without a scene": bool(meshes) and not tree.get("scenes"),
+    }
+    for name in [name for name, present in unread.items() if present][:1]:
+        raise ValueError(f"it has {name}, which cannot be read: export it without")
+    if any("bufferView" not in accessor for accessor in accessors) or max(counts, default=0) > len(data):
         raise ValueError("it has accessors without data, or with less data than they promise")
     corners = [
-        sum(counts[part["indices"]] for part in mesh["primitives"] if "indices" in part) for mesh in tree["meshes"]
+        sum(counts[part.get("indices", part["attributes"]["POSITION"])] for part in mesh["primitives"])
+        for mesh in meshes
     ]
-    if sum(corners[node["mesh"]] for node in tree["nodes"] if "mesh" in node) > _MOST_CORNERS:
+    if sum(corners[node["mesh"]] for node in tree.get("nodes", []) if "mesh" in node) > _MOST_CORNERS:
         raise ValueError(f"its repeated meshes have more than {_MOST_CORNERS} corners")

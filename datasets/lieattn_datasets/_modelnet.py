@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import Archive
+from lieattn_datasets._archives import Archive, portable_name
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
@@ -103,7 +103,8 @@ class MeshFolder(ShapePoints):
         place = Path(root)
         half = "test" if split == "test" else "train"
         with contextlib.ExitStack() as stack:
-            meshes, read = _list_meshes(place, stack)
+            found = _list_meshes(place, stack)
+            meshes = sorted(found, key=str)
             official = _official(meshes)
             given = bool(official) or self._needs_split
             _check_layout(place, meshes, official, labels is None)
@@ -117,9 +118,8 @@ class MeshFolder(ShapePoints):
                 chosen = seeded(numbers, split, shares, split_seed) if meshes else np.arange(0)
             if not len(chosen):
                 where = f"CLASS/{half}/*" if given else "CLASS/* or *"
-                found = f"({', '.join(MESH_SUFFIXES)}) in {str(place)!r}"
-                raise FileNotFoundError(f"there are no meshes {where} {found}")
-            entries = [(f"{place}/{meshes[i]}", functools.partial(read, str(meshes[i]))) for i in chosen]
+                raise FileNotFoundError(f"there are no meshes {where} ({', '.join(MESH_SUFFIXES)}) in {str(place)!r}")
+            entries = [found[meshes[i]] for i in chosen]
             pos, normal = _sample(entries, points, (seed, SPLITS.index(half if given else split)))
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
         targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
@@ -202,7 +202,7 @@ class ModelNet(MeshFolder):
 def _sample(
     entries: Sequence[_Entry], points: int, keys: tuple[int, ...]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Read all meshes and sample points on them; raise one error for all broken meshes."""
+    """Read all meshes and sample points on them; raise one error for meshes that cannot be read."""
     pos, normal, broken = [], [], []
     for number, (name, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
         try:
@@ -218,23 +218,18 @@ def _sample(
     return np.stack(pos), np.stack(normal)
 
 
-def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePosixPath], Callable[[str], bytes]]:
-    """Return the names of the meshes in a folder or archive without files of macOS, and a function that reads one."""
-    read: Callable[[str], bytes]
+def _list_meshes(place: Path, stack: contextlib.ExitStack) -> dict[PurePosixPath, _Entry]:
+    """Return the meshes in a folder or archive by their names in it, without hidden files."""
+    entries: dict[str, _Entry]
     if place.suffix.lower() == ".zip" and place.is_file():
         archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
-        names, read = archive.names, archive.read
+        entries = {name: (f"{place}/{name}", functools.partial(archive.read, name)) for name in archive.names}
     elif place.is_dir():
-        names = [path.as_posix() for path in files_below(place)]
-
-        def read(name: str) -> bytes:
-            return (place / name).read_bytes()
-
+        entries = {name: (str(path), path.read_bytes) for name, path in files_below(place).items()}
     else:
         raise FileNotFoundError(f"there is neither a folder nor a zip archive {str(place)!r} of meshes")
-    paths = [PurePosixPath(name) for name in sorted(names)]
-    meshes = [path for path in paths if path.suffix.lower() in MESH_SUFFIXES and not is_hidden(path)]
-    return [path for path in meshes if "__MACOSX" not in path.parts], read
+    found = {PurePosixPath(name): entry for name, entry in entries.items() if not is_hidden(name)}
+    return {path: entry for path, entry in found.items() if path.suffix.lower() in MESH_SUFFIXES}
 
 
 def _official(meshes: Sequence[PurePosixPath]) -> list[PurePosixPath]:
@@ -277,7 +272,7 @@ def _kinds(
     if labels is None:
         of_class = -3 if given else -2
         return [path.parts[of_class] if len(path.parts) >= -of_class else _name(place) for path in meshes]
-    names = [str(path) for path in meshes]
+    names, labels = [str(path) for path in meshes], {portable_name(name): kind for name, kind in labels.items()}
     for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
         missing = sorted({*one} - {*other})
         if missing:

@@ -1,5 +1,6 @@
-"""Binary PLY files. trimesh reads each face as if it had as many corners as the first one."""
+"""PLY files. trimesh reads each binary face as if it had as many corners as the first one, and only some names."""
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -7,48 +8,94 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_ORDERS = {b"binary_little_endian": "<", b"binary_big_endian": ">"}
+_HEADER = re.compile(rb"ply[ \t]*[\r\n]+(.*?[\r\n])end_header[ \t]*(?:\r\n|\r|\n|$)", re.DOTALL)
+_ORDERS = {b"ascii": "", b"binary_little_endian": "<", b"binary_big_endian": ">"}
 _NAMES = "char uchar short ushort int uint float double int8 uint8 int16 uint16 int32 uint32 float32 float64"
-_CODES = dict(zip(_NAMES.encode().split(), 2 * "bBhHiIfd", strict=True))
+_CODES = {**dict(zip(_NAMES.encode().split(), 2 * "bBhHiIfd", strict=True)), b"int64": "q", b"uint64": "Q"}
+_CORNERS = ("vertex_indices", "vertex_index")  # usual names of the list of a face
 
 # The name of a property, the code of its numbers and, for lists, the code of their length.
 _Property = tuple[str, str, str]
 
 
-def read_binary_ply(content: bytes) -> tuple[NDArray[np.float64], Sequence[Sequence[int]]] | None:
-    """Return the vertices ``[vertices, 3]`` and the corners of each face, or None if the file is not binary.
+def read_ply(content: bytes) -> tuple[NDArray[np.float64], Sequence[Sequence[int]]]:
+    """Return the vertices ``[vertices, 3]`` and the corners of each face, of a file of text or numbers.
 
     Raises
     ------
     Exception
         Of any class, if the file is damaged.
     """
-    header, _, rest = content.partition(b"end_header")
-    lines = [line.split() for line in header.splitlines()]
+    header = _HEADER.match(content)
+    lines = [line.split() for line in header[1].splitlines()] if header else []
     order = next((_ORDERS.get(line[1]) for line in lines if line[:1] == [b"format"]), None)
-    if order is None:
-        return None
-    body, at = rest.partition(b"\n")[2], 0
-    found: dict[bytes, dict[str, Any]] = {}
-    for name, count, properties in _elements(lines):
-        found[name], at = _read_element(body, at, count, properties, order)
-    if at != len(body):
+    if header is None or order is None:
+        raise ValueError("it does not begin with the header of a PLY file, with one of its three formats")
+    body, at = content[header.end() :], 0
+    rows = [] if order else [line for line in body.splitlines() if line.strip()]
+    elements, found = _elements(lines), dict[str, dict[str, Any]]()
+    for name, (count, properties) in elements.items():
+        if order:
+            found[name], at = _read_element(body, at, count, properties, order)
+        else:
+            found[name], at = _read_rows(name, rows[at : at + count], count, properties), at + count
+    if order and at != len(body):
         raise ValueError(f"its header promises {at} bytes, but there are {len(body)}")
-    vertex, face = found[b"vertex"], found.get(b"face", {})
-    vertices = np.stack([np.asarray(vertex[axis], dtype=np.float64) for axis in "xyz"], axis=1)
-    return vertices, face.get("vertex_indices", face.get("vertex_index", ()))
+    if "tristrips" in elements:
+        raise ValueError("it has tristrips, which are not read: convert them to faces")
+    number, properties = elements.get("face", (0, []))
+    if not number:
+        return np.empty((0, 3)), []
+    if not {*"xyz"} <= {*found.get("vertex", {})}:
+        raise ValueError("it has faces, but no vertices with x, y and z")
+    lists = [name for name, code, length in properties if length and code not in "fd"]
+    usual = [name for name in lists if name in _CORNERS] or lists
+    if len(usual) != 1:
+        raise ValueError(
+            f"expected one list of vertices for each face, as {_CORNERS[0]}, got {', '.join(lists) or 'none'}"
+        )
+    vertices = np.stack([np.asarray(found["vertex"][axis], dtype=np.float64) for axis in "xyz"], axis=1)
+    polygons = found["face"][usual[0]]
+    return vertices, polygons if order else [[int(word) for word in polygon] for polygon in polygons]
 
 
-def _elements(lines: Sequence[Sequence[bytes]]) -> list[tuple[bytes, int, list[_Property]]]:
-    """Return the name, the number of rows and the properties of each element of a header."""
-    found: list[tuple[bytes, int, list[_Property]]] = []
+def _elements(lines: Sequence[Sequence[bytes]]) -> dict[str, tuple[int, list[_Property]]]:
+    """Return the number of rows and the properties of each element of a header."""
+    found: dict[str, tuple[int, list[_Property]]] = {}
+    properties: list[_Property] = []
     for line in lines:
         if line[:1] == [b"element"]:
-            found.append((line[1], int(line[2]), []))
+            properties = []
+            found[line[1].decode()] = int(line[2]), properties
         elif line[:1] == [b"property"]:
-            count = _CODES[line[2]] if line[1] == b"list" else ""
-            found[-1][2].append((line[-1].decode(), _CODES[line[-2]], count))
+            kinds = line[2:-1] if line[1] == b"list" else line[1:-1]
+            for unknown in {*kinds} - {*_CODES}:
+                raise ValueError(f"the property {line[-1].decode()} has the unknown type {unknown.decode()}")
+            codes = [_CODES[kind] for kind in kinds]
+            properties.append((line[-1].decode(), codes[-1], codes[0] if len(codes) > 1 else ""))
     return found
+
+
+def _read_rows(name: str, rows: Sequence[bytes], count: int, properties: Sequence[_Property]) -> dict[str, Any]:
+    """Return the column of each property of an element of text. Rows may have further numbers, as those of MeshLab."""
+    if len(rows) < count:
+        raise ValueError(f"its header promises {count} rows of {name}, but there are {len(rows)}")
+    if not count or not properties:
+        return {}
+    columns: dict[str, Any] = {name: [] for name, _, _ in properties}
+    if not any(length for _, _, length in properties):
+        table = np.loadtxt(rows, usecols=range(len(properties)), ndmin=2, comments=None)
+        return dict(zip(columns, table.T, strict=True))
+    for row in rows:
+        words, at = row.split(), 0
+        for column, _, length in properties:
+            size = int(words[at]) if length else 1
+            at += bool(length)
+            if not 0 <= size <= len(words) - at:
+                raise ValueError(f"a row of {name} has {len(words)} numbers, fewer than its lists need")
+            columns[column].append(words[at : at + size] if length else words[at])
+            at += size
+    return columns
 
 
 def _read_element(

@@ -16,7 +16,7 @@ from lieattn._core.checks import check_arguments, kind
 from lieattn._core.extras import needs_extra
 from lieattn.io import settle, uncompiled
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
-from lieattn.models.forces import differentiated, energy_among
+from lieattn.models.dynamics import differentiated, energy_among
 
 with needs_extra("lieattn.ase", "chem"):
     from ase import Atoms, units

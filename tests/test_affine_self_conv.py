@@ -24,7 +24,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock, FieldModel
-from lieattn.models.affine import _RasterGraphs
+from lieattn.models.affine._network import _RasterGraphs
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,

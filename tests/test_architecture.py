@@ -63,7 +63,7 @@ BUDGETS = {
     "geometry": (4348, 19, 40),
     "groups": (2098, 8, 35),
     "io": (808, 8, 22),
-    "models": (7411, 37, 64),
+    "models": (7528, 43, 65),
     "nn": (5694, 19, 89),
     "ops": (9849, 54, 31),
     "reps": (677, 3, 15),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (355, 1, 0),
     "viz": (3147, 14, 15),
     "datasets": (9365, 46, 74),
-    "tests": (56405, 143, 0),
+    "tests": (56406, 143, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages
@@ -187,8 +187,8 @@ def cost(name):
     home = {"datasets": DATASETS, "tests": ROOT / "tests", "examples": ROOT / "examples"}.get(name, LIBRARY / name)
     files = [path for path in (home.rglob("*.py") if home.is_dir() else [home.with_suffix(".py")]) if path.is_file()]
     lists = [path for path in files if path.name == "__init__.py" and not path.parent.name.startswith("_")]
-    names = sum(len(listed_names(path)) for path in lists) if name not in ("tests", "examples") else 0
-    return sum(len(path.read_text().splitlines()) for path in files), len(files), names
+    names = set().union(*map(listed_names, lists)) if name not in ("tests", "examples") else set()
+    return sum(len(path.read_text().splitlines()) for path in files), len(files), len(names)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

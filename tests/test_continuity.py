@@ -13,6 +13,8 @@ from lieattn.certify._continuity import paths
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import (
+    AttentionOptions,
+    ConvolutionOptions,
     EnergyForces,
     Ensemble,
     FieldModel,
@@ -29,7 +31,6 @@ from lieattn.models import (
     Symmetry,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
-from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions
 from lieattn.nn import GroupAttention, Heads, InvariantHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize

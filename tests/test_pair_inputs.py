@@ -13,9 +13,8 @@ from lieattn.certify import certify
 from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius, lift
 from lieattn.groups import SO, cyclic, icosahedral, octahedral, tetrahedral
 from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
-from lieattn.models._pair_inputs import with_pair_features
-from lieattn.models.directions import DirectionOptions
-from lieattn.models.framewise import FramewiseOptions
+from lieattn.models._base.pair_inputs import with_pair_features
+from lieattn.models.frames import DirectionOptions, FramewiseOptions
 from lieattn.testing import randomize
 from lieattn.train import random_clouds
 from lieattn.train._checkpoint import describe_input

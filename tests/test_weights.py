@@ -55,7 +55,7 @@ from lieattn.models import (
     Stages,
     published_table,
 )
-from lieattn.models.framewise import FramewiseOptions
+from lieattn.models.frames import FramewiseOptions
 from lieattn.models.irreps import DistanceTransformer, RadialOptions, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import (

@@ -16,7 +16,7 @@ from lieattn.bench._measure import table as plain_table
 from lieattn.geometry import FiniteFrames, Nearest, PrincipalFrames, Radius
 from lieattn.groups import SE, FiniteGroup, icosahedral, octahedral, tetrahedral
 from lieattn.models import FramewiseTransformer, LieTransformer
-from lieattn.models.framewise import FramewiseOptions
+from lieattn.models.frames import FramewiseOptions
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.spaces import Euclidean
 

@@ -1,14 +1,14 @@
-"""Networks of the papers and of this library, built from ``lieattn.nn``; each family has a file or a folder."""
+"""Networks of the papers and of this library, built from ``lieattn.nn``; each family has a folder."""
 
-from lieattn.models._captured import Captured
-from lieattn.models._ensemble import Ensemble, Spread
-from lieattn.models._field_model import FieldModel
-from lieattn.models._inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
-from lieattn.models._network import EquivariantModule, GroupField, Network, Symmetry
-from lieattn.models._preprocessed import Preprocessed
-from lieattn.models._rescaled import Rescaled
-from lieattn.models._transfer import transfer_weights
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._base.captured import Captured
+from lieattn.models._base.ensemble import Ensemble, Spread
+from lieattn.models._base.field_model import FieldModel
+from lieattn.models._base.inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
+from lieattn.models._base.network import EquivariantModule, GroupField, Network, Symmetry
+from lieattn.models._base.preprocessed import Preprocessed
+from lieattn.models._base.rescaled import Rescaled
+from lieattn.models._base.transfer import transfer_weights
+from lieattn.models._base.wrapper import Wrapper
 from lieattn.models.affine import AffineSelfConvNet, BottleneckBlock
 from lieattn.models.attentive import (
     AttentionKind,
@@ -21,19 +21,29 @@ from lieattn.models.attentive import (
     AttentiveResNet,
     AttentiveTransition,
 )
-from lieattn.models.directions import DirectionConvNet, DirectionOptions
 from lieattn.models.dynamics import (
+    EnergyAndForce,
     EnergyDrift,
+    EnergyForces,
+    EnergyForceStress,
     HamiltonianDynamics,
     Trajectory,
     energy_drift,
 )
-from lieattn.models.forces import EnergyAndForce, EnergyForces, EnergyForceStress
-from lieattn.models.framewise import FramewiseOptions, FramewiseTransformer
+from lieattn.models.frames import DirectionConvNet, DirectionOptions, FramewiseOptions, FramewiseTransformer
 from lieattn.models.gsa import Dropouts, GSAGeometry, GSANet, GSAOptions, GSAReadout, Stages
-from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
-from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions, Lifting, PairCoordinates, Readout
-from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
+from lieattn.models.lie import (
+    AttentionOptions,
+    ConvolutionOptions,
+    FiniteSE2Transformer,
+    LieConvGeometry,
+    LieConvNet,
+    LieTransformer,
+    Lifting,
+    PairCoordinates,
+    Readout,
+    image_points,
+)
 from lieattn.models.published import published_accuracy, published_attentive_cnn, published_inputs, published_table
 
 __all__ = [

@@ -19,7 +19,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_count, che
 from lieattn._core.default_device import on_cpu
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
-from lieattn.models.attentive import AttentionKind, AttentiveCNN, AttentiveNetwork
+from lieattn.models.attentive._networks import AttentionKind, AttentiveCNN, AttentiveNetwork
 from lieattn.models.lie._network import AttentionOptions, Lifting, PairCoordinates, Readout
 from lieattn.models.lie._networks import LieTransformer
 from lieattn.spaces import Euclidean, HomogeneousSpace

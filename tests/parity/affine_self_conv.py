@@ -14,7 +14,7 @@ from torch.func import functional_call
 from lieattn.geometry import PixelSquare, PointClouds, Raster, lift, pixel_positions
 from lieattn.groups import cyclic, dihedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock
-from lieattn.models.affine import MeanReadout
+from lieattn.models.affine._network import MeanReadout
 from lieattn.nn import (
     AffineSelfConvolution,
     GroupSqueezeExcite,

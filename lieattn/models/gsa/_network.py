@@ -29,10 +29,10 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import FiniteGroup, Translations, check_group, linear_part, trivial
-from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
-from lieattn.models._network import GroupField, Network, Symmetry
-from lieattn.models._poses import check_geometry, without_lattice
-from lieattn.models._squares import of_squares
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
+from lieattn.models._base.network import GroupField, Network, Symmetry
+from lieattn.models._base.poses import check_geometry, without_lattice
+from lieattn.models._base.squares import of_squares
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock

@@ -13,9 +13,9 @@ from lieattn._core.checks import check_arguments, check_choice, check_counts, ch
 from lieattn._core.layer_norm import LayerNorm
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
-from lieattn.models._network import GroupField, Network, Symmetry
-from lieattn.models._poses import without_lattice
-from lieattn.models._squares import of_squares
+from lieattn.models._base.network import GroupField, Network, Symmetry
+from lieattn.models._base.poses import without_lattice
+from lieattn.models._base.squares import of_squares
 from lieattn.nn.relative import graph_attention
 from lieattn.ops import Normalization, RelativeTerms, smooth_lengths
 

@@ -41,11 +41,11 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SO, FiniteGroup, O, Translations
-from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
-from lieattn.models._jumps import jumps_of_neighbors
-from lieattn.models._network import Network, OutputKind, Symmetry, cutoff_of
-from lieattn.models._poses import check_geometry, new_generator
-from lieattn.models._squares import of_squares
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
+from lieattn.models._base.jumps import jumps_of_neighbors
+from lieattn.models._base.network import Network, OutputKind, Symmetry, cutoff_of
+from lieattn.models._base.poses import check_geometry, new_generator
+from lieattn.models._base.squares import of_squares
 from lieattn.nn import (
     BlockNorm,
     InvariantHead,

@@ -24,8 +24,8 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import SE, Translations
-from lieattn.models._inputs import PointInputs, SortedDistances, Species
-from lieattn.models._network import GroupField, Symmetry
+from lieattn.models._base.inputs import PointInputs, SortedDistances, Species
+from lieattn.models._base.network import GroupField, Symmetry
 from lieattn.models.lie._network import AnyFrames, AttentionOptions, ConvolutionOptions, LieNetwork, Lifting, Readout
 from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
 from lieattn.ops import kinked

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lieattn._core.checks import permute_axes
 from lieattn.geometry import Neighborhood, PixelSquare
 from lieattn.groups import FiniteGroup, Group, Translations
-from lieattn.models._network import Symmetry
+from lieattn.models._base.network import Symmetry
 
 
 def of_squares(promised: Symmetry, neighborhood: Neighborhood | None, window: float | None = None) -> Symmetry:

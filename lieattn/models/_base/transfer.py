@@ -10,11 +10,11 @@ from torch import nn
 
 from lieattn._core.checks import check_arguments
 from lieattn.io import first_fault, uncompiled
-from lieattn.models._ensemble import Ensemble
-from lieattn.models._field_model import FieldModel
-from lieattn.models._network import Network
-from lieattn.models._tied_options import OF_OUTPUTS
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._base.ensemble import Ensemble
+from lieattn.models._base.field_model import FieldModel
+from lieattn.models._base.network import Network
+from lieattn.models._base.tied_options import OF_OUTPUTS
+from lieattn.models._base.wrapper import Wrapper
 from lieattn.nn import Heads
 
 

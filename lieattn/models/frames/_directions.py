@@ -29,12 +29,12 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, pyritohedral, tetrahedral
-from lieattn.models._inputs import PointInputs, features, read_inputs, vectors
-from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
-from lieattn.models._pair_inputs import with_pair_features
-from lieattn.models._poses import check_geometry, posed, refuse_lattices
-from lieattn.models._squares import of_squares
+from lieattn.models._base.inputs import PointInputs, features, read_inputs, vectors
+from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
+from lieattn.models._base.network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
+from lieattn.models._base.pair_inputs import with_pair_features
+from lieattn.models._base.poses import check_geometry, posed, refuse_lattices
+from lieattn.models._base.squares import of_squares
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout, check_tensor
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._inputs import CloudInputs, plus_vectors
-from lieattn.models._network import Downsampling, ImageNetwork
+from lieattn.models._base.inputs import CloudInputs, plus_vectors
+from lieattn.models._base.network import Downsampling, ImageNetwork
 from lieattn.nn import (
     FieldBatchNorm,
     GridAttentiveConvolution,

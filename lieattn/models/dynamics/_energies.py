@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from lieattn._core.checks import kind
-from lieattn.models._network import EquivariantModule
-from lieattn.models._rescaled import Rescaled
-from lieattn.models._tied_options import pool_of
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._base.network import EquivariantModule
+from lieattn.models._base.rescaled import Rescaled
+from lieattn.models._base.tied_options import pool_of
+from lieattn.models._base.wrapper import Wrapper
 from lieattn.nn import Heads
 
 _ONE = "one energy per cloud, [clouds] or [clouds, 1]"

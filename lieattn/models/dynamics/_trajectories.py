@@ -14,13 +14,13 @@ from lieattn._core.checks import LARGEST, check_arguments, check_choice, check_h
 from lieattn._core.extras import needs_extra
 from lieattn._core.functional import transformed
 from lieattn._core.warnings import warn
-from lieattn.models._energies import check_energies, energy_among, per_cloud
-from lieattn.models._gradients import check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
-from lieattn.models._hamiltonian_system import System
-from lieattn.models._jumps import Jumps, make_continuous
-from lieattn.models._network import Symmetry
-from lieattn.models._poses import without_lattice
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._base.jumps import Jumps, make_continuous
+from lieattn.models._base.network import Symmetry
+from lieattn.models._base.poses import without_lattice
+from lieattn.models._base.wrapper import Wrapper
+from lieattn.models.dynamics._energies import check_energies, energy_among, per_cloud
+from lieattn.models.dynamics._gradients import check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
+from lieattn.models.dynamics._hamiltonian_system import System
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
 _ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")

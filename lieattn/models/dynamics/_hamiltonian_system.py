@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_none, check_tensor
 from lieattn.geometry import PointClouds
-from lieattn.models._gradients import usable
+from lieattn.models.dynamics._gradients import usable
 
 
 class System:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lieattn.models._jumps import jumps_of, kinks_of
-from lieattn.models._network import EquivariantModule, Symmetry
+from lieattn.models._base.jumps import jumps_of, kinks_of
+from lieattn.models._base.network import EquivariantModule, Symmetry
 
 
 class Wrapper(EquivariantModule):

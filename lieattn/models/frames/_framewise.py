@@ -24,12 +24,12 @@ from lieattn.geometry import (
     sign_group,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._inputs import PointInputs, features, read_inputs, vectors
-from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
-from lieattn.models._pair_inputs import with_pair_features
-from lieattn.models._poses import check_geometry, posed, refuse_lattices
-from lieattn.models._squares import of_squares
+from lieattn.models._base.inputs import PointInputs, features, read_inputs, vectors
+from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
+from lieattn.models._base.network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
+from lieattn.models._base.pair_inputs import with_pair_features
+from lieattn.models._base.poses import check_geometry, posed, refuse_lattices
+from lieattn.models._base.squares import of_squares
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, Pooling, project_field
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms

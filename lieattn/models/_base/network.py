@@ -34,17 +34,17 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.io import Recorded, TiedWeights
-from lieattn.models._inputs import (
+from lieattn.models._base.inputs import (
     CloudInputs,
     VectorEmbedding,
     in_precision_of_weights,
     read_inputs,
     with_planes,
 )
-from lieattn.models._jumps import decided, is_open, jumps_of_frames, jumps_of_neighbors
-from lieattn.models._recomputing import Recomputing
-from lieattn.models._shown import Shown
-from lieattn.models._tied_geometry import tied_geometry
+from lieattn.models._base.jumps import decided, is_open, jumps_of_frames, jumps_of_neighbors
+from lieattn.models._base.recomputing import Recomputing
+from lieattn.models._base.shown import Shown
+from lieattn.models._base.tied_geometry import tied_geometry
 from lieattn.nn import Pooling, act_on_grid, grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 

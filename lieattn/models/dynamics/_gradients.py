@@ -23,7 +23,7 @@ from lieattn.groups import (
     linear_part,
 )
 from lieattn.io import uncompiled
-from lieattn.models._network import Symmetry
+from lieattn.models._base.network import Symmetry
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # energies [clouds], and other outputs by name
 

@@ -12,12 +12,18 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.functional import transformed
 from lieattn.geometry import point_clouds
-from lieattn.models._energies import check_energies, per_cloud
-from lieattn.models._energies import energy_among as energy_among  # lieattn.ase imports it from here
-from lieattn.models._gradients import Outputs, check_derivatives, energy_and_gradients, symmetry_of_gradients, usable
-from lieattn.models._jumps import Jumps, make_continuous
-from lieattn.models._network import Symmetry
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._base.jumps import Jumps, make_continuous
+from lieattn.models._base.network import Symmetry
+from lieattn.models._base.wrapper import Wrapper
+from lieattn.models.dynamics._energies import check_energies, per_cloud
+from lieattn.models.dynamics._energies import energy_among as energy_among  # lieattn.ase imports it from here
+from lieattn.models.dynamics._gradients import (
+    Outputs,
+    check_derivatives,
+    energy_and_gradients,
+    symmetry_of_gradients,
+    usable,
+)
 
 
 class EnergyAndForce(NamedTuple):

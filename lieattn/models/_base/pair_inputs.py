@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lieattn._core.checks import check_size, may_look
 from lieattn.geometry import LiftedGraph
-from lieattn.models._inputs import attribute
+from lieattn.models._base.inputs import attribute
 
 
 def with_pair_features(edges: Tensor | None, data: Any, channels: int, graph: LiftedGraph) -> Tensor | None:

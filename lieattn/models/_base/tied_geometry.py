@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lieattn.geometry import PrincipalFrames, ScaleFrames
 from lieattn.io import tied_to_group
-from lieattn.models._inputs import CloudInputs, Species
-from lieattn.models._jumps import decided
-from lieattn.models._tied_options import tied_options, tied_outputs
+from lieattn.models._base.inputs import CloudInputs, Species
+from lieattn.models._base.jumps import decided
+from lieattn.models._base.tied_options import tied_options, tied_outputs
 from lieattn.spaces import HomogeneousSpace
 
 

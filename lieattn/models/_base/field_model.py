@@ -9,8 +9,8 @@ from typing import Any, cast
 from torch import nn
 
 from lieattn._core.checks import check_arguments
-from lieattn.models._inputs import attribute, copied
-from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.models._base.inputs import attribute, copied
+from lieattn.models._base.network import GroupField, Network, Symmetry
 
 
 class FieldModel(Network):

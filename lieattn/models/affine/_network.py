@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._inputs import CloudInputs, plus_vectors
-from lieattn.models._network import Downsampling, GroupField, ImageNetwork
+from lieattn.models._base.inputs import CloudInputs, plus_vectors
+from lieattn.models._base.network import Downsampling, GroupField, ImageNetwork
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,

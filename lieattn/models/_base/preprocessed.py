@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, kind
-from lieattn.models._inputs import check_data
-from lieattn.models._wrapper import Wrapper
+from lieattn.models._base.inputs import check_data
+from lieattn.models._base.wrapper import Wrapper
 
 
 class Preprocessed(Wrapper):

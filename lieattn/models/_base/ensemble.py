@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, kind
-from lieattn.models._jumps import jumps_of, kinks_of
-from lieattn.models._network import Symmetry
-from lieattn.models._wrapper import Wrapper, guarantee_of
+from lieattn.models._base.jumps import jumps_of, kinks_of
+from lieattn.models._base.network import Symmetry
+from lieattn.models._base.wrapper import Wrapper, guarantee_of
 
 
 class Spread(NamedTuple):

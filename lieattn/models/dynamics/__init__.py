@@ -1,0 +1,22 @@
+"""Networks that are derivatives of an energy: forces, stresses and trajectories."""
+
+from lieattn.models.dynamics._forces import (
+    EnergyAndForce,
+    EnergyForces,
+    EnergyForceStress,
+    differentiated,
+    energy_among,
+)
+from lieattn.models.dynamics._trajectories import EnergyDrift, HamiltonianDynamics, Trajectory, energy_drift
+
+__all__ = [
+    "EnergyAndForce",
+    "EnergyDrift",
+    "EnergyForceStress",
+    "EnergyForces",
+    "HamiltonianDynamics",
+    "Trajectory",
+    "differentiated",
+    "energy_among",
+    "energy_drift",
+]

@@ -775,15 +775,86 @@ class TestGFN2Molecules:
             ("", "SMILES '' is not a molecule"),
             ("[CH3]", r"SMILES '\[CH3\]' has a charge or unpaired electrons"),
             ("[NH4+]", "has a charge or unpaired electrons"),
-            ("F", "SMILES 'F' has atoms without MMFF parameters"),
+            ("*C", r"SMILES '\*C' is not a molecule"),
+            ("C[Hg]C", r"SMILES 'C\[Hg\]C' has Hg, a metal of the d or f block, which"),
+            ("[LiH]", "MMFF has no parameters for its metal"),
+            ("C1#CCCCC1", "could not be embedded"),
+            ("CC(=O)[O-].C[NH3+]", "the bond N-H of the atoms 5 and 13 is 1.65 times"),  # a proton changes its fragment
+            ("C[C@]12C[C@@]1(C)C2", "the minimum has other stereochemistry; use another seed"),
         ],
     )
     def test_bad_smiles_are_named(self, smiles, message):
         with pytest.raises(ValueError, match=message):
-            ld.GFN2Molecules(smiles=("C", smiles), conformers=1)
+            ld.embed_molecule(smiles)
+
+    @pytest.mark.parametrize(
+        ("smiles", "name"),
+        [
+            ("[H][H]", "H2"),
+            ("O", "H2O"),
+            ("F", "HF"),
+            ("Cl", "HCl"),
+            ("FF", "F2"),
+            ("N#N", "N2"),
+            ("[C-]#[O+]", "CO"),
+            ("O=C=O", "CO2"),
+            ("S=C=S", "CS2"),
+            ("O=C=S", "OCS"),
+            ("O=S=O", "SO2"),
+            ("C#N", "HCN"),
+            ("N#CC#N", "NCCN"),
+            ("N#[N+][O-]", "N2O"),
+            ("FB(F)F", "BF3"),
+            ("F[Si](F)(F)F", "SiF4"),
+            ("C[N+](=O)[O-]", "CH3NO2"),
+            ("CS(C)=O", "C2H6SO"),
+            ("C1CS1", "CH2SCH2"),
+            ("C1=CC1", "C3H4_C2v"),
+            ("C1[C@H]2C[C@@H]12", "bicyclobutane"),
+            ("c1ccncc1", "C5H5N"),
+            ("c1ccsc1", "C4H4S"),
+            ("[Na+].[Cl-]", "NaCl"),
+        ],
+    )
+    def test_bonds_are_those_of_the_g2_database(self, smiles, name):
+        build, data = pytest.importorskip("ase.build"), pytest.importorskip("ase.data")
+
+        def bonds(z, pos):
+            first, second = np.triu_indices(len(z), 1)
+            length = np.linalg.norm(pos[first] - pos[second], axis=1)
+            return np.sort(length[length < 1.35 * (data.covalent_radii[z[first]] + data.covalent_radii[z[second]])])
+
+        reference = build.molecule(name)
+        found, expected = bonds(*ld.embed_molecule(smiles)), bonds(reference.numbers, reference.positions)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=0.07 if name in ("F2", "N2O") else 0.05)
+
+    @pytest.mark.parametrize(("smiles", "bonds"), [("CO.O", 7), ("c1ccccc1.O", 14), ("O.O.O", 6), ("[He].[Ne]", 0)])
+    def test_fragments_do_not_overlap(self, smiles, bonds):
+        """All pairs of atoms but those of a bond are further apart than the longest bond."""
+        _, pos = ld.embed_molecule(smiles)
+        distances = np.linalg.norm(pos[:, None] - pos, axis=-1)[np.triu_indices(len(pos), 1)]
+        assert (distances < 1.5).sum() == bonds
+        assert ld.GFN2Molecules("all", smiles=[smiles], conformers=1, noise=0.0)[0].force.abs().max() < 2.7
+
+    def test_inverted_centers_are_mended(self):
+        """MMFF inverts a center of these two, of QM9, and GFN2-xTB turns it back."""
+        for smiles in ("C[C@@]12C[C@@]3(O)CO[C@@H]1[C@H]32", "C[C@H]1[C@@H](C=O)[C@H]2C[C@]21O"):
+            assert len(ld.embed_molecule(smiles)[0]) == 19
+
+    @pytest.mark.parametrize("smiles", ["[He]", "[Xe]"])
+    def test_single_atoms(self, smiles):
+        z, pos = ld.embed_molecule(smiles)
+        assert len(z) == 1
+        np.testing.assert_array_equal(ld.label_gfn2(z, pos).force, np.zeros((1, 3)))
+
+    def test_large_forces_and_odd_electrons_are_refused(self):
+        with pytest.raises(ValueError, match=r"SMILES 'CC', conformer 3: the largest force is .*, more than 200; use"):
+            ld.GFN2Molecules("all", smiles=["CC"], noise=0.2)
+        with pytest.raises(ValueError, match="z: expected a closed shell, got 15 electrons"):
+            ld.label_gfn2([7, 8], [[0, 0, 0], [0, 0, 1.15]])
 
     def test_all_bad_smiles_are_named_before_the_others_are_computed(self, monkeypatch):
-        monkeypatch.setattr(_xtb, "label_gfn2", lambda z, pos: pytest.fail("computed"))
+        monkeypatch.setattr(_xtb, "_labeled", lambda *_: pytest.fail("computed"))
         several = r"smiles: 2 of 4 cannot be used: SMILES 'C1CC' is not a molecule; SMILES '\[CH3\]' has a charge"
         with pytest.raises(ValueError, match=several):
             ld.GFN2Molecules(smiles=("C", "C1CC", "N", "[CH3]"), conformers=2, seed=9)

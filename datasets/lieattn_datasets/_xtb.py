@@ -1,6 +1,7 @@
 """Generated molecules: conformers from rdkit, labels from tblite's GFN2-xTB. No file is needed."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,16 @@ _SHARES = (0.8, 0.1)
 _BOHR = Units(length="angstrom").convert("bohr")[0]
 _HARTREE = Units().convert("Ha")[0]
 _DEBYE = Units().convert("e bohr")[0]
+_OPEN = {*range(21, 31), *range(39, 49), *range(57, 81), *range(89, 119)}  # metals whose shells may be open
+_IONS = (3, 4, 11, 12, 19, 20, 37, 38, 55, 56, 87, 88)  # metals of which GFN2-xTB makes too short bonds, up to 0.4 A
+_EMBEDDINGS: tuple[dict[str, bool], ...] = ({}, {"useRandomCoords": True, "enforceChirality": False})
+_MMFF_STEPS, _GFN2_STEPS = 20_000, 500
+_UNKNOWN = -1  # status of a molecule with atoms that MMFF does not know; 0: at the minimum, 1: not there
+_STRAINED, _AT_REST = 2.7, 0.05  # eV/angstrom: at an MMFF minimum with wrong bonds, and at a minimum of GFN2-xTB
+_BOND = (0.6, 1.4)  # lengths of bonds, by the sum of covalent radii
+_APART = (1.1, 0.8)  # shortest other distance within a fragment and between fragments, such as ions
+_GAP = 3.0  # angstrom, between fragments before they relax together
+_LARGEST_FORCE = 200.0  # eV/angstrom. With a noise of 0.1 angstrom, the largest one of SMALL_MOLECULES is 93
 
 
 @dataclass(frozen=True)
@@ -46,14 +57,18 @@ class GFN2Labels:
     dipole: NDArray[np.float64]
     charge: NDArray[np.float64]
 
+    @property
+    def largest_force(self) -> float:
+        """Length of the largest force, in eV/angstrom."""
+        return float(np.linalg.norm(self.force, axis=1).max())
+
 
 class GFN2Molecules(Molecules):
     """Small organic molecules with GFN2-xTB energies, forces and dipoles, computed during construction.
 
-    This is a real molecular task that needs no file. Conformers are generated from SMILES (by ETKDG, then the MMFF
-    force field), their atoms are displaced at random, and tblite computes the labels. This takes about 10 ms per
-    conformer, and results are cached in the process. The same seed gives the same molecules with the same version of
-    rdkit.
+    This is a real molecular task that needs no file. Conformers are those of :func:`embed_molecule`, their atoms are
+    displaced at random, and tblite computes the labels. This takes about 20 ms per conformer, and results are cached in
+    the process. The same seed gives the same molecules with the same version of rdkit.
 
     An item has ``z``, ``pos`` (angstrom), ``y`` ``[1, 1]`` (the energy, also as ``energy`` ``[1]``), ``force`` float32
     ``[atoms, 3]`` (the energy unit per angstrom), ``dipole`` ``[1, 3]``, ``charge`` ``[atoms]`` (partial charges in e)
@@ -86,7 +101,7 @@ class GFN2Molecules(Molecules):
         If rdkit or tblite is not installed.
     ValueError
         If SMILES cannot be parsed or embedded (the message lists them, and nothing is computed), one cannot be
-        computed, there are too few for the split, or an argument is out of range.
+        computed or has a force above 200 eV/angstrom, there are too few for the split, or an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "force", "dipole")
@@ -125,6 +140,12 @@ class GFN2Molecules(Molecules):
         z = np.concatenate([item[0] for item in made])
         offsets = np.cumsum([0, *(len(item[0]) for item in made)])
         labels = [item[2] for item in made]
+        for job, label in zip(jobs, labels, strict=True):
+            if not (largest := label.largest_force) <= _LARGEST_FORCE:
+                raise ValueError(
+                    f"SMILES {job[0]!r}, conformer {job[1]}: the largest force is {largest:.0f} eV/angstrom, more than "
+                    f"{_LARGEST_FORCE:.0f}; use less noise than {noise}"
+                )
         energy = np.array([label.energy for label in labels])
         number = np.repeat(np.arange(len(smiles)), conformers)
         parts = _split(number, len(smiles))
@@ -159,6 +180,12 @@ class GFN2Molecules(Molecules):
 def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Generate one conformer of a molecule with hydrogens, by ETKDG from the seed and then MMFF to a minimum.
 
+    If MMFF has no parameters or finds no minimum, or GFN2-xTB finds a force above 2.7 eV/angstrom there, GFN2-xTB goes
+    on to its own minimum: MMFF makes some bonds 0.1 to 0.3 angstrom too long, as in CO2, N2, CS2 and diacetylene. Then
+    bond lengths agree to about 0.05 angstrom with those of the molecules of ``ase.collections.g2``. The largest
+    difference is that of the N-Cl bond of nitrosyl chloride, which is 0.24 angstrom too short. Fragments, such as
+    ``"CO.O"``, are laid apart and then relax together. Every molecule is a closed shell: ``"O=O"`` is singlet oxygen.
+
     Returns
     -------
     tuple
@@ -167,33 +194,106 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
     Raises
     ------
     ImportError
-        If rdkit is not installed.
+        If rdkit, tblite or ase is not installed.
     ValueError
-        If the SMILES cannot be parsed, has unpaired electrons or a charge, or rdkit finds no conformer.
+        If the SMILES cannot be parsed, has metals of the d or f block, unpaired electrons or a charge, rdkit finds no
+        conformer, a minimum is not found, or the atoms at the minimum have other bonds or another stereochemistry.
     """
     check_arguments(embed_molecule, locals())
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed: expected an integer in 0 .. {2**31 - 1}, got {seed}")
     try:
         from rdkit import Chem, rdBase
-        from rdkit.Chem import AllChem, Descriptors
+        from rdkit.Chem import AllChem
     except ImportError as error:
         raise ImportError("conformers need rdkit: pip install 'lieattn[chem]'") from error
     chemistry: Any = AllChem
     with rdBase.BlockLogs():
         molecule = Chem.MolFromSmiles(smiles)
-        if molecule is None or not molecule.GetNumAtoms():
-            raise ValueError(f"SMILES {smiles!r} is not a molecule")
-        if Chem.GetFormalCharge(molecule) or Descriptors.NumRadicalElectrons(molecule):
-            raise ValueError(f"SMILES {smiles!r} has a charge or unpaired electrons, which are not supported")
+        _check_smiles(smiles, molecule)
         molecule = Chem.AddHs(molecule)
-        if chemistry.EmbedMolecule(molecule, randomSeed=seed) != 0:
+        if all(chemistry.EmbedMolecule(molecule, randomSeed=seed, **options) for options in _EMBEDDINGS):
             raise ValueError(f"SMILES {smiles!r} could not be embedded in three dimensions")
-        if not chemistry.MMFFHasAllMoleculeParams(molecule):
-            raise ValueError(f"SMILES {smiles!r} has atoms without MMFF parameters")
-        chemistry.MMFFOptimizeMolecule(molecule, maxIters=2000)
+        _lay_apart(molecule, Chem.GetMolFrags(molecule))
+        status = chemistry.MMFFOptimizeMolecule(molecule, maxIters=_MMFF_STEPS, ignoreInterfragInteractions=False)
     z = np.array([atom.GetAtomicNum() for atom in molecule.GetAtoms()], dtype=np.int64)
-    return z, np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float64)
+    pos = np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float64)
+    try:
+        if status == _UNKNOWN and np.isin(z, _IONS).any():
+            raise ValueError("MMFF has no parameters for its metal, only for some ions")
+        if status != 0 or label_gfn2(z, pos).largest_force > _STRAINED:
+            pos = _relax(z, pos)
+        _check_geometry(molecule, z, pos)
+    except ValueError as error:
+        raise ValueError(f"SMILES {smiles!r} has no usable conformer: {error}") from error
+    return z, pos
+
+
+def _check_smiles(smiles: str, molecule: Any) -> None:
+    """Raise ValueError unless a molecule of rdkit is neutral, and its elements are those of closed shells."""
+    from rdkit import Chem
+    from rdkit.Chem import Descriptors
+
+    if molecule is None or not molecule.GetNumAtoms() or not all(a.GetAtomicNum() for a in molecule.GetAtoms()):
+        raise ValueError(f"SMILES {smiles!r} is not a molecule")
+    if Chem.GetFormalCharge(molecule) or Descriptors.NumRadicalElectrons(molecule):
+        raise ValueError(f"SMILES {smiles!r} has a charge or unpaired electrons, which are not supported")
+    if metals := [atom.GetSymbol() for atom in molecule.GetAtoms() if atom.GetAtomicNum() in _OPEN]:
+        raise ValueError(f"SMILES {smiles!r} has {metals[0]}, a metal of the d or f block, which are not supported")
+
+
+def _lay_apart(molecule: Any, fragments: Sequence[Sequence[int]]) -> None:
+    """Lay the fragments of an embedded molecule of rdkit in a row. They are embedded on top of each other."""
+    pos = molecule.GetConformer().GetPositions()
+    for before, after in itertools.pairwise(fragments):
+        pos[list(after), 0] += pos[list(before), 0].max() + _GAP - pos[list(after), 0].min()
+    if len(fragments) > 1:
+        molecule.GetConformer().SetPositions(pos)
+
+
+def _relax(z: NDArray[np.int64], pos: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the positions of the next minimum of GFN2-xTB; raise ValueError if it is not reached."""
+    from ase import Atoms
+    from ase.calculators.calculator import CalculationFailed
+    from ase.optimize import BFGS
+    from tblite.ase import TBLite
+
+    atoms = Atoms(z, pos, calculator=TBLite(method="GFN2-xTB", verbosity=0))
+    try:
+        reached = BFGS(atoms, logfile=None).run(fmax=_AT_REST, steps=_GFN2_STEPS)
+    except (CalculationFailed, RuntimeError) as error:
+        raise ValueError(f"GFN2-xTB failed: {error}") from error
+    if not reached:
+        raise ValueError(f"{_GFN2_STEPS} steps of GFN2-xTB do not reach a minimum")
+    found: NDArray[np.float64] = atoms.positions
+    return found
+
+
+def _check_geometry(molecule: Any, z: NDArray[np.int64], pos: NDArray[np.float64]) -> None:
+    """Raise ValueError unless its bonds are the atoms that are close, and its stereochemistry is as specified."""
+    from ase.data import covalent_radii
+    from rdkit import Chem
+
+    bonded = Chem.GetAdjacencyMatrix(molecule).astype(bool)
+    fragment = np.zeros(len(z), dtype=np.int64)
+    for number, atoms in enumerate(Chem.GetMolFrags(molecule)):
+        fragment[list(atoms)] = number
+    ratio = np.linalg.norm(pos[:, None] - pos, axis=-1) / (covalent_radii[z][:, None] + covalent_radii[z])
+    np.fill_diagonal(ratio, np.inf)
+    least = np.where(fragment[:, None] == fragment, *_APART)
+    wrong = np.where(bonded, (ratio < _BOND[0]) | (ratio > _BOND[1]), ratio < least)
+    np.fill_diagonal(wrong, False)
+    for first, second in np.argwhere(wrong):
+        pair = "-".join(molecule.GetAtomWithIdx(int(atom)).GetSymbol() for atom in (first, second))
+        raise ValueError(
+            f"the {'bond' if bonded[first, second] else 'distance without a bond'} {pair} of the atoms {first} and "
+            f"{second} is {ratio[first, second]:.2f} times the sum of their covalent radii"
+        )
+    found = Chem.Mol(molecule)
+    found.GetConformer().SetPositions(pos)
+    Chem.AssignStereochemistryFrom3D(found)
+    if not found.HasSubstructMatch(molecule, useChirality=True):
+        raise ValueError("the minimum has other stereochemistry; use another seed or leave it open")
 
 
 def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
@@ -211,13 +311,15 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
     ImportError
         If tblite is not installed.
     ValueError
-        If the self-consistent charges do not converge, or the input is not a molecule.
+        If the self-consistent charges do not converge, or the input is not a molecule with an even number of electrons.
     """
     try:
         from tblite.interface import Calculator
     except ImportError as error:
         raise ImportError("GFN2-xTB needs tblite: pip install 'lieattn[chem]'") from error
     charges, places, _ = check_atoms(z, pos, [0, np.size(z)])
+    if int(charges.sum()) % 2:
+        raise ValueError(f"z: expected a closed shell, got {int(charges.sum())} electrons, an odd number")
     try:
         calculator = Calculator("GFN2-xTB", charges, places.astype(np.float64) / _BOHR)
         calculator.set("verbosity", 0)

@@ -438,6 +438,16 @@ class TestOnSphere:
         expected = [[1, 0, 0], [0, 1, 0], [-1, 0, 0], [0, 0, 1], [0, 0, -1], [half, 0, half]]
         torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-7)
 
+    def test_tables_and_units(self):
+        expected = ld.on_sphere([1.0, 50.0], [0.3, 6.0])
+        for names in (("lat", "lon"), ("Latitude", "Longitude"), ("LAT", "lng")):
+            columns = dict(zip(names, ([1.0, 50.0], [0.3, 6.0]), strict=True))
+            assert torch.equal(ld.on_sphere(columns), expected)
+        radians = ld.on_sphere(*np.deg2rad([[1.0, 50.0], [0.3, 6.0]]), units="radians")
+        torch.testing.assert_close(radians, expected)
+        assert torch.equal(ld.on_sphere([1.0], [0.3], units="degrees"), expected[:1])
+        torch.testing.assert_close(ld.on_sphere([0.0], [0.0]), torch.tensor([[1.0, 0.0, 0.0]]))
+
     def test_models_take_them(self):
         models, geometry = pytest.importorskip("lieattn.models"), pytest.importorskip("lieattn.geometry")
         spaces = pytest.importorskip("lieattn.spaces")
@@ -457,6 +467,10 @@ class TestOnSphere:
             ([1.0, np.nan], [0.0], r"latitude: expected finite numbers, got NaN or infinity, the first at \[1\]"),
             ([0.0, 1.0], np.ma.masked_array([1, 2], [0, 1]), r"longitude: .* values that are missing .*, 1 of 2"),
             (["N"], [0.0], "latitude: expected an array of real numbers"),
+            ([1.0, 0.5], [0.3, 2.0], "got 0.5 .. 1 and 0.3 .. 2, which can be either, .* units='degrees' or"),
+            ({"lat": [1.0], "latitude": [1.0]}, None, "one of the names latitude, .*, got latitude, lat"),
+            ({"lat": [1.0]}, None, "longitude: expected one of the names longitude, lon, .*, got lat"),
+            ([1.0], None, "latitude: expected angles, or a table with them, got list alone"),
         ],
     )
     def test_bad_places(self, latitude, longitude, message):

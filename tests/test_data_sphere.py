@@ -1,5 +1,6 @@
 """Data on the sphere: projections, areas, tangent fields, with files that the tests write."""
 
+import logging
 import math
 import pickle
 
@@ -202,6 +203,8 @@ class TestSphericalMNIST:
         ("changes", "message"),
         [
             ({"x_train_nr": np.zeros((5, 6, 7), dtype=np.uint8)}, "has alpha of"),
+            ({"beta": np.pi * (11 - 2 * np.arange(6)) / 12}, "has beta other than"),
+            ({"alpha": 45.0 * np.arange(8)}, "alpha in degrees"),
             ({"y_train": np.full(5, 10)}, r"has y_train in 10 \.\. 10, expected 0 \.\. 9"),
         ],
     )
@@ -229,6 +232,27 @@ def rotating_sphere(axis, latitude, longitude):
     u = -np.sin(phi) * (a * np.cos(lam) + b * np.sin(lam)) + c * np.cos(phi)
     v = b * np.cos(lam) - a * np.sin(lam)
     return u, -v
+
+
+class Named(np.ndarray):
+    """As much of an array of xarray as is read: names of its axes, its coordinates, and its attributes."""
+
+    def __new__(cls, values, dims, coords=None, units=None):
+        self = np.asarray(values).view(cls)
+        self.dims, self.coords, self.attrs = dims, coords or {}, {"units": units} if units else {}
+        return self
+
+    def transpose(self, _, *last):
+        dims = [dim for dim in self.dims if dim not in last] + list(last)
+        return np.asarray(self).transpose([self.dims.index(dim) for dim in dims])
+
+
+LONGITUDES = {
+    "0 .. 360": np.arange(0, 360, 30.0),
+    "-180 .. 180": np.arange(-180, 180, 30.0),
+    "descending": np.arange(180, -180, -30.0),
+    "again at the end": np.arange(0, 361, 30.0),
+}
 
 
 def write_wind(root, **changes):
@@ -277,6 +301,69 @@ class TestWind:
         order = np.abs((directions @ turn.T)[:, None] - directions[None]).sum(-1).argmin(axis=1)
         np.testing.assert_allclose(shifted[0, order[1:-1]], fields[0, 1:-1] @ turn.T, atol=1e-6)
         np.testing.assert_allclose((fields[0] * directions).sum(-1), 0, atol=1e-6)
+
+    @pytest.mark.parametrize("units", ["degrees", "radians"])
+    @pytest.mark.parametrize("poles", [True, False])
+    @pytest.mark.parametrize("order", [1, -1])
+    @pytest.mark.parametrize("longitude", LONGITUDES.values(), ids=LONGITUDES)
+    def test_grids_in_all_their_forms(self, records, units, poles, order, longitude):
+        latitude = order * (np.linspace(90, -90, 7) if poles else np.array([75, 45, 15, -15, -45, -75.0]))
+        axes = [[1.0, 2.0, -3.0], [0.5, 0.0, 1.0]]
+        phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
+        u, v = np.stack([rotating_sphere(axis, phi, lam) for axis in axes], axis=1)
+        given = (latitude, longitude) if units == "degrees" else (phi, lam)
+        _wind._log.setLevel(logging.INFO)
+        pos, fields = ld.wind_vectors(u, v, *(angles.astype(np.float32) for angles in given))
+        first = "north" if order > 0 else "south"
+        found = f"{len(phi)} latitudes, {first} first, in {units}, of which {2 * poles} are poles, and 12 longitudes"
+        assert found in records[-1].getMessage()
+        for axis, field in zip(axes, fields, strict=True):
+            np.testing.assert_allclose(field, np.cross(axis, pos), atol=1e-5)
+        rows = [(angle, lam[:1] if abs(angle) > 1.57 else lam[:12]) for angle in phi]
+        places = [(math.cos(a) * math.cos(b), math.cos(a) * math.sin(b), math.sin(a)) for a, row in rows for b in row]
+        np.testing.assert_allclose(pos, places, atol=1e-6)
+
+    @pytest.mark.parametrize("south", [True, False])
+    def test_grids_of_xarray(self, south):
+        """Names and axes in any order; the units are those that the file states, also where both are possible."""
+        latitude, longitude = np.linspace(1.5, 0.3, 5)[:: -1 if south else 1], np.linspace(-0.5, 0.5, 5)
+        u, v = RANDOM.normal(size=(2, 3, 5, 5))
+        expected = ld.wind_vectors(u, v, latitude, longitude, units="degrees")
+        coords = {"lat": Named(latitude, ("lat",), units="degrees_north")}
+        coords["lon"] = Named(longitude, ("lon",), units="degrees_east")
+        fields = (
+            Named(u.transpose(2, 0, 1), ("lon", "valid_time", "lat"), coords),
+            Named(v, ("valid_time", "lat", "lon"), coords),
+        )
+        for found in (ld.wind_vectors(*fields), ld.wind_vectors(*fields, coords["lat"], coords["lon"])):
+            assert all(map(np.array_equal, found, expected))
+        torch.testing.assert_close(ld.on_sphere(coords), torch.from_numpy(expected[0].astype(np.float32)))
+        with pytest.raises(ValueError, match="v: expected the coordinates latitude and longitude, got v on others"):
+            ld.wind_vectors(fields[0], Named(v, ("lat", "lon"), {**coords, "lat": coords["lat"][::-1]}))
+
+    @pytest.mark.parametrize(
+        ("latitude", "longitude", "message"),
+        [
+            (
+                [0.5, 0.4, 0.3],
+                [0.1, 0.2],
+                r"in degrees or both in radians, got 0.3 .. 0.5 and 0.1 .. 0.2, which can be",
+            ),
+            ([0.0, 1.5, 3.0], [0.0, 2.0], "latitudes count from the equator"),
+            (np.linspace(-np.pi / 2, np.pi / 2, 3), [0.0, 180.0], "or one of each"),
+            ([60.0, 0.0, -60.0], [0.0, np.pi], "or one of each"),
+            ([0.0, 90.0, 180.0], [0.0, 180.0], r"latitude: expected degrees in -90 \.\. 90, got 180 for point 2"),
+            ([90.0, 0.0, 0.0], [0.0, 180.0], "latitude: expected each angle once, got some of the 3 again"),
+            ([90.0, 0.0, -90.0], [-180.0, 180.0], "u, v: expected the same values in the first and the last column"),
+            ([90.0, 0.0, -90.0], [[0.0], [180.0]], r"expected at least one angle, .rows. and .columns., got"),
+            ([90.0, 0.0], [0.0, 180.0], r"u, v: expected \[..., 2, 2\] for these latitude and longitude, got"),
+            (None, None, "latitude: expected angles, or a table with them, got ndarray alone"),
+        ],
+    )
+    def test_grids_that_can_be_read_in_two_ways(self, latitude, longitude, message):
+        u = np.arange(6.0).reshape(1, 3, 2)
+        with pytest.raises(ValueError, match=message):
+            ld.wind_vectors(u, u, latitude, longitude)
 
     @pytest.mark.parametrize("task", ["forecast", "fill"])
     def test_months_are_in_one_split(self, task, tmp_path):

@@ -1,6 +1,7 @@
 """Points on the unit sphere: directions, their areas, and projections of images."""
 
 import math
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,9 +13,14 @@ from lieattn_datasets._arrays import check_points, real_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
+from lieattn_datasets._files import check_choice
 from lieattn_datasets._grid import data_to_image
 from lieattn_datasets._images import ImagePoints
 from lieattn_datasets._streams import frozen_stream
+
+_NAMES = {"latitude": ("latitude", "lat", "nav_lat"), "longitude": ("longitude", "lon", "lng", "long", "nav_lon")}
+_ROUNDED = 1 + 1e-6  # factor for angles of float32, where a quarter turn can be more than pi / 2
+_LONGEST = 10  # largest plausible ratio of the steps of longitudes and latitudes of a grid
 
 
 def fibonacci_sphere(points: int) -> NDArray[np.float64]:
@@ -161,7 +167,9 @@ def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], ar
     )
 
 
-def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
+def on_sphere(
+    latitude: ArrayLike, longitude: ArrayLike | None = None, *, units: Literal["degrees", "radians"] | None = None
+) -> Tensor:
     """Return points of the unit sphere for latitudes and longitudes, for example of stations.
 
     Use it as in ``Data(pos=on_sphere(lat, lon), x=...)``.
@@ -169,7 +177,11 @@ def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
     Parameters
     ----------
     latitude, longitude
-        Angles in degrees, ``[points]``: north from -90 to 90, east from -360 to 360.
+        Angles, ``[points]``: north from -90 to 90 degrees, east from -360 to 360. Or one table with both, under one of
+        the names latitude, lat, longitude, lon, lng, long: a dictionary, a data frame of pandas, or a data set of
+        xarray, whose grid becomes points, row by row.
+    units
+        Units of both. Default: those that xarray states, else degrees; angles that could be radians are refused.
 
     Returns
     -------
@@ -179,7 +191,8 @@ def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
     Raises
     ------
     ValueError
-        If an angle is not finite or out of range, or the shapes do not match.
+        If an angle is not finite or out of range, the shapes do not match, the units are not known, or a table lacks
+        one of the names.
 
     Examples
     --------
@@ -187,16 +200,89 @@ def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
     tensor([[0., 1., 0.],
             [0., 0., 1.]])
     """
+    if longitude is None:
+        latitude, longitude = (angles_named(name, latitude) for name in ("latitude", "longitude"))
+    grid = getattr(latitude, "dims", None) != getattr(longitude, "dims", None)
+    phi, lam, _ = in_radians(latitude, longitude, units, grid=grid)
+    if grid:
+        phi, lam = (angles.reshape(-1) for angles in np.meshgrid(phi, lam, indexing="ij"))
+    return torch.from_numpy(angles_to_directions(math.pi / 2 - phi, lam).astype(np.float32))
+
+
+def angles_named(argument: str, table: Any) -> Any:
+    """Return the column or coordinate of a table that has one of the usual names of latitudes or longitudes."""
+    names = [spelled for name in _NAMES[argument] for spelled in (name, name.title(), name.upper())]
+    if not hasattr(table, "keys"):
+        raise ValueError(f"{argument}: expected angles, or a table with them, got {type(table).__name__} alone")
+    found = [name for name in names if name in table]
+    if len(found) != 1:
+        held = ", ".join(map(str, found or table)) or "nothing"
+        raise ValueError(f"{argument}: expected one of the names {', '.join(_NAMES[argument])} in a table, got {held}")
+    return table[found[0]]
+
+
+def in_radians(
+    latitude: ArrayLike, longitude: ArrayLike, units: str | None, *, grid: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
+    """Return latitudes and longitudes in radians, and the units in which they were given.
+
+    Parameters
+    ----------
+    latitude, longitude
+        Angles in the same units.
+    units
+        ``"degrees"`` or ``"radians"``. If it is None, they are those of the attribute ``units`` of xarray, or the only
+        ones that are possible for the values.
+    grid
+        Whether the angles are those of rows and columns. They are known to be radians if there is a pole among them or
+        the columns surround the sphere; angles of points never are.
+
+    Raises
+    ------
+    ValueError
+        If an angle is not finite or out of range, shapes are wrong, or the units are not known.
+    """
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
-    if phi.ndim != 1 or phi.shape != lam.shape:
-        raise ValueError(f"latitude, longitude: expected [points] both, got {list(phi.shape)} and {list(lam.shape)}")
-    for argument, angles, most in (("latitude", phi, 90), ("longitude", lam, 360)):
-        beyond = np.flatnonzero(np.abs(angles) > most)
+    if phi.ndim != 1 or lam.ndim != 1 or (not phi.size or not lam.size if grid else phi.shape != lam.shape):
+        expected = "at least one angle, [rows] and [columns]" if grid else "[points] both"
+        raise ValueError(f"latitude, longitude: expected {expected}, got {list(phi.shape)} and {list(lam.shape)}")
+    if units is None:
+        units = _stated_units(latitude, longitude) or _only_units(phi, lam, grid)
+        if units is None:
+            spans = " and ".join(f"{angles.min():g} .. {angles.max():g}" for angles in (phi, lam))
+            raise ValueError(
+                f"latitude, longitude: expected both in degrees or both in radians, got {spans}, which can be either, "
+                "or one of each; say which with units='degrees' or units='radians' (latitudes count from the equator)"
+            )
+    check_choice("units", units, ("degrees", "radians"))
+    turn = 360.0 if units == "degrees" else 2 * math.pi
+    for argument, angles, most in (("latitude", phi, turn / 4), ("longitude", lam, turn)):
+        beyond = np.flatnonzero(np.abs(angles) > most * _ROUNDED)
         if beyond.size:
             got = f"{angles[beyond[0]]:g} for point {beyond[0]}"
-            raise ValueError(f"{argument}: expected degrees in -{most} .. {most}, got {got}")
-    directions = angles_to_directions(np.deg2rad(90 - phi), np.deg2rad(lam))
-    return torch.from_numpy(directions.astype(np.float32))
+            raise ValueError(f"{argument}: expected {units} in -{most:g} .. {most:g}, got {got}")
+    return phi * (2 * math.pi / turn), lam * (2 * math.pi / turn), units
+
+
+def _stated_units(*angles: Any) -> str | None:
+    """Return the units in the attributes of xarray, such as ``degrees_north``, if all state the same."""
+    stated = {str(getattr(values, "attrs", {}).get("units", ""))[:6] for values in angles}
+    return {"degree": "degrees", "radian": "radians"}.get(stated.pop()) if len(stated) == 1 else None
+
+
+def _only_units(phi: NDArray[np.float64], lam: NDArray[np.float64], grid: bool) -> str | None:
+    """Return the only units that angles can have, or None if there are two, or one for each."""
+    high, wide = (np.abs(angles).max(initial=0) for angles in (phi, lam))
+    if not high and not wide:
+        return "degrees"
+    steps = [float(np.median(np.abs(np.diff(angles)))) for angles in (phi, lam) if angles.size > 1]
+    if grid and len(steps) == 2 and max(steps) > _LONGEST * min(steps):
+        return None  # a degree has 57 times the number of a radian
+    if high > math.pi * _ROUNDED or wide > 2 * math.pi * _ROUNDED:
+        return "degrees"
+    around = np.ptp(lam) * np.array([1, lam.size / max(lam.size - 1, 1)])
+    known = np.isclose(np.abs(phi), math.pi / 2, rtol=1e-6, atol=0).any() or np.isclose(around, 2 * math.pi).any()
+    return "radians" if grid and known and high <= math.pi / 2 * _ROUNDED else None  # more: angles from the pole
 
 
 def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.float64]:

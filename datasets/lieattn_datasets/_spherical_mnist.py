@@ -104,6 +104,8 @@ class SphericalMNIST(Clouds):
         super().__init__(len(images), transform)
         self._rotations = rotations[0] if rotated else None
         edge = math.pi / (2 * len(beta))
+        if not np.allclose(beta, edge * (2 * np.arange(len(beta)) + 1)) or np.abs(alpha).max() > 2 * math.pi:
+            raise _RELEASE.damaged(path, "has beta other than pi (2 i + 1) / (2 n) from the north, or alpha in degrees")
         areas = 2 * math.pi * (np.cos(beta - edge) - np.cos(beta + edge))
         sizes = np.full(len(beta), len(alpha))
         chosen, self._areas = choose_on_rings(sizes, areas, points, frozen_stream(seed))

@@ -1,8 +1,9 @@
 """Monthly means of the wind on the sphere: tangent vector fields."""
 
+import logging
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from lieattn_datasets._arrays import real_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release, check_choice
-from lieattn_datasets._sphere import angles_to_directions, choose_on_rings
+from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians
 from lieattn_datasets._streams import SPLITS, frozen_stream
+
+_log = logging.getLogger(__name__)
 
 _RELEASE = Release(
     dataset="Wind on the sphere",
@@ -130,8 +133,9 @@ class WindOnSphere(Clouds):
             raise _RELEASE.damaged(path, f"has a grid of {len(latitude)} latitudes and {len(longitude)} longitudes")
         if not (np.allclose(latitude[[0, -1]], [90, -90]) and np.allclose(np.diff(latitude, 2), 0)):
             raise _RELEASE.damaged(path, "has latitudes that are not equally spaced from 90 to -90 degrees")
-        self._directions, self._fields = wind_vectors(u, v, np.deg2rad(latitude), np.deg2rad(longitude))
-        self._sizes = np.array([1, *[len(longitude)] * (len(latitude) - 2), 1])
+        self._directions, self._fields = wind_vectors(u, v, latitude, longitude, units="degrees")
+        columns = (len(self._directions) - 2) // (len(latitude) - 2)
+        self._sizes = np.array([1, *[columns] * (len(latitude) - 2), 1])
         self._areas = _ring_areas(len(latitude))
         _, area = choose_on_rings(self._sizes, self._areas, None, frozen_stream(seed))
         train = np.array(_MONTHS[task]["train"]) - 1
@@ -186,49 +190,84 @@ class WindOnSphere(Clouds):
 
 
 def wind_vectors(
-    u: ArrayLike, v: ArrayLike, latitude: ArrayLike, longitude: ArrayLike
+    u: ArrayLike,
+    v: ArrayLike,
+    latitude: ArrayLike | None = None,
+    longitude: ArrayLike | None = None,
+    *,
+    units: Literal["degrees", "radians"] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Convert eastward and northward components on a grid to vectors in space.
+
+    Points are in the order of the rows of the grid. A row at a pole becomes one point, with the mean of its vectors.
+    A last column that repeats the first one, after a whole turn, is left out. What was found is logged (INFO).
 
     Parameters
     ----------
     u, v
-        Eastward and northward components ``[fields, latitudes, longitudes]``.
+        Eastward and northward components ``[..., latitudes, longitudes]``. Axes of xarray are moved there by name.
     latitude, longitude
-        Angles in radians. The first latitude is the north pole, the last one is the south pole.
+        Angles of rows and columns, in any order, with or without poles. Default: the coordinates of ``u`` in xarray.
+    units
+        Units of both. Default: those that xarray states, or the only ones that are possible for these angles.
 
     Returns
     -------
     tuple
-        Unit vectors ``[points, 3]`` (each pole once), and vectors ``[fields, points, 3]``, float32.
+        Unit vectors ``[points, 3]``, and vectors ``[..., points, 3]``, float32.
 
     Raises
     ------
     ValueError
-        If a number is not finite, or shapes do not match.
+        If a number is not finite, an angle is out of range or repeated, shapes do not match, or units are not known.
     """
-    east, north = real_array("u", u), real_array("v", v)
-    phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
-    if phi.ndim != 1 or lam.ndim != 1 or len(phi) < 2 or not len(lam):
-        found = f"{list(phi.shape)} and {list(lam.shape)}"
-        raise ValueError(f"latitude, longitude: expected at least two angles and at least one, got {found}")
-    if east.ndim != 3 or east.shape[1:] != (len(phi), len(lam)) or north.shape != east.shape:
-        expected = f"[fields, {len(phi)}, {len(lam)}] for these latitude and longitude"
+    coordinates = getattr(u, "coords", u)
+    latitude = angles_named("latitude", coordinates) if latitude is None else latitude
+    longitude = angles_named("longitude", coordinates) if longitude is None else longitude
+    phi, lam, found = in_radians(latitude, longitude, units, grid=True)
+    east, north = (_raster(name, field, latitude, longitude) for name, field in (("u", u), ("v", v)))
+    if east.shape[-2:] != (len(phi), len(lam)) or north.shape != east.shape:
+        expected = f"[..., {len(phi)}, {len(lam)}] for these latitude and longitude"
         raise ValueError(f"u, v: expected {expected}, got {list(east.shape)} and {list(north.shape)}")
+    whole = len(lam) > 1 and math.isclose(abs(lam[-1] - lam[0]), 2 * math.pi, rel_tol=1e-6)
+    if whole:
+        if not all(np.allclose(field[..., 0], field[..., -1], rtol=1e-3, atol=1e-3) for field in (east, north)):
+            raise ValueError("u, v: expected the same values in the first and the last column, which are one meridian")
+        east, north, lam = east[..., :-1], north[..., :-1], lam[:-1]
+    for name, angles in (("latitude", phi), ("longitude", np.mod(lam + 1e-9, 2 * math.pi))):
+        if len(np.unique(angles.round(8))) < len(angles):
+            raise ValueError(f"{name}: expected each angle once, got some of the {len(angles)} again")
     east, north, phi = east[..., None], north[..., None], phi[:, None]
-    places = angles_to_directions(math.pi / 2 - phi, lam)
     eastward = np.stack(np.broadcast_arrays(-np.sin(lam), np.cos(lam), 0 * phi), axis=-1)
     northward = np.stack(
         np.broadcast_arrays(-np.sin(phi) * np.cos(lam), -np.sin(phi) * np.sin(lam), np.cos(phi)), axis=-1
     )
-    vectors = east * eastward + north * northward
-    first, last = (vectors[:, row].mean(axis=1, keepdims=True) for row in (0, -1))
-    middle = vectors[:, 1:-1].reshape(len(vectors), -1, 3)
-    poles = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
-    directions = np.concatenate([poles[:1], places[1:-1].reshape(-1, 3), poles[1:]])
-    fields = np.concatenate([first, middle, last], axis=1)
-    fields[:, [0, -1], 2] = 0.0  # the cosine of a quarter turn is not exactly zero
-    return directions, fields.astype(np.float32)
+    vectors, places = east * eastward + north * northward, angles_to_directions(math.pi / 2 - phi, lam)
+    polar = np.abs(phi[:, 0]) > math.pi / 2 - 1e-6
+    # The cosine of a quarter turn is not exactly zero.
+    vectors[..., polar, 0, :] = vectors[..., polar, :, :].mean(axis=-2) * [1.0, 1.0, 0.0]
+    places[polar] = np.sign(phi[polar, :, None]) * [0.0, 0.0, 1.0]
+    kept = ~polar[:, None] | (np.arange(len(lam)) == 0)
+    _log.info(
+        "wind_vectors: %d latitudes, %s first, in %s, of which %d are poles, and %d longitudes%s",
+        len(phi),
+        "north" if phi[0, 0] >= phi[-1, 0] else "south",
+        found,
+        polar.sum(),
+        len(lam),
+        " (the last column repeats the first)" if whole else "",
+    )
+    return places[kept], vectors[..., kept, :].astype(np.float32)
+
+
+def _raster(argument: str, field: Any, latitude: Any, longitude: Any) -> NDArray[np.float64]:
+    """Return components ``[..., latitudes, longitudes]``; axes of xarray are moved by name, and angles compared."""
+    if hasattr(field, "dims"):
+        coordinates = [angles_named(name, field.coords) for name in ("latitude", "longitude")]
+        if not all(map(np.array_equal, coordinates, (latitude, longitude))):
+            raise ValueError(f"{argument}: expected the coordinates latitude and longitude, got {argument} on others")
+        field = field.transpose(..., *(dim for angles in coordinates for dim in angles.dims))
+    return real_array(argument, field)
 
 
 def _interpolate(places: NDArray[np.float64], wind: Tensor, known: NDArray[np.bool_], neighbors: int) -> Tensor:

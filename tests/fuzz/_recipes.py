@@ -578,7 +578,7 @@ OWN: dict[str, dict[str, Any]] = {
         "u": np.ones((2, 4, 3)),
         "v": np.ones((2, 4, 3)),
         "latitude": np.linspace(np.pi / 2, -np.pi / 2, 4),
-        "longitude": np.zeros(3),
+        "longitude": 2 * np.arange(3.0),
     },
 }
 """Arguments of one entry point, or of a class and all its methods."""

@@ -336,8 +336,7 @@ def test_poses_that_directions_determine_turn_along(frames):
     # The images of this axis are spread evenly in space. If they were near one line, so would be the two vectors of the
     # head, and the pose would amplify their rounding errors (1.3e-5 in float32 with (1, 2, 4)).
     options = replace(SMALL, axis=(2.0, 1.0, 1.6)) if frames == dihedral_about(3) else SMALL
-    with torch.device("meta"):
-        FieldModel(DirectionConvNet(frames, 3, 2, neighborhood=Radius(2.0), options=options), RotationHead(32))
+    FieldModel(DirectionConvNet(frames, 3, 2, neighborhood=Radius(2.0), options=options), RotationHead(32))
     model = randomize(FieldModel(network(frames, options=options), RotationHead(6)), spread=0.4).eval()
     clouds = [Data(x=torch.randn(n, 3), pos=torch.randn(n, 3), vel=torch.randn(n, 3)) for n in (5, 6)]
     found = certify(model, clouds, elements=2, rotations=1, continuity=False)

@@ -1320,3 +1320,10 @@ def test_warnings_name_the_line_of_the_user(recwarn):
     network = FramewiseTransformer(PrincipalFrames(), 1, 1, channels=4)
     network(Data(x=torch.ones(8, 1), pos=cube))
     assert [warning.filename for warning in recwarn] == [__file__]
+
+
+def test_another_default_device_is_refused_before_anything_is_built():
+    with torch.device("meta"):
+        for build in (lambda: FiniteGroup("one", torch.eye(2)), lambda: GroupLinear(cyclic(4), 2, 3)):
+            with pytest.raises(RuntimeError, match=r"expected the CPU as torch's default device, got meta; .*\.to\("):
+                build()

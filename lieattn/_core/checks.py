@@ -251,6 +251,13 @@ def check_is(argument: str, value: object, allowed: type) -> None:
         raise TypeError(f"{argument}: expected a {words}, got {kind(value)}")
 
 
+def check_default_device() -> None:
+    """Raise RuntimeError unless torch's default device is the CPU, on which tables of groups are computed."""
+    if not torch.compiler.is_compiling() and (device := torch.get_default_device()).type != "cpu":
+        advice = f"construct groups and networks on the CPU, and then move networks: network.to('{device}')"
+        raise RuntimeError(f"expected the CPU as torch's default device, got {device}; {advice}")
+
+
 def check_graph(graph: Any, allowed: type, beside: Tensor, other: str = "x") -> None:
     """Raise an error unless a graph has a class, and the device of another tensor, such as features or weights."""
     check_is("graph", graph, allowed)

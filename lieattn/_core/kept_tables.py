@@ -8,15 +8,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_is, check_tensor
+from lieattn._core.checks import check_default_device, check_is, check_tensor
 
 
 class KeptTables(nn.Module):
     """A module whose buffers outside of the state dict, such as tables of groups, never lose their values.
 
     Weights that go to the meta device, or that ``to_empty`` allocates, get their values from a state dict. Tables get
-    back the values that they had.
+    back the values that they had. RuntimeError is raised if torch's default device is not the CPU.
     """
+
+    def __init__(self, *parts: Any) -> None:
+        check_default_device()
+        super().__init__(*parts)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before = _tables(self)

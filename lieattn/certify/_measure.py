@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
-from lieattn._core.default_device import on_cpu
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._clouds import clouds_of_images, scrambled, sizes_of
@@ -47,7 +46,6 @@ def _without_tf32() -> Iterator[None]:
 
 @torch.inference_mode(False)  # otherwise derivatives are impossible
 @_without_tf32()
-@on_cpu
 def certify(
     network: Any,
     data: Batch | Data | Sequence[Data] | Tensor,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import counted
-from lieattn._core.default_device import as_for_caller, on_cpu
 from lieattn.certify._clouds import images_of_clouds
 from lieattn.certify._kinds import Kind
 
@@ -85,8 +84,7 @@ class Probe:
         return (images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)).to(self.device)
 
     def _named(self, given: Any) -> dict[str, Tensor]:
-        with as_for_caller():
-            outputs: Any = self.network(given) if self.names is None else self._by_name(given)
+        outputs: Any = self.network(given) if self.names is None else self._by_name(given)
         outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
         named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
         for name, value in named.items():
@@ -169,7 +167,6 @@ class FromCalculator:
                 f"network: expected a calculator that computes energies, got one that computes {sorted(given)}"
             )
 
-    @on_cpu
     def __call__(self, data: Batch) -> dict[str, Tensor]:
         from ase import Atoms
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_counts, check_floating
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, check_grid
 from lieattn.geometry._indices import first_true, ranges
@@ -108,7 +107,6 @@ class Raster:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
 @outside_of_transforms
-@on_cpu
 def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device, identity: int) -> LiftedGraph:
     # The id separates equal groups in the cache, because torch.compile cannot compare their tables.
     images, sides = raster.images, raster.sides

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_flag, check_is, check_length
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import outside_of_transforms, transformed
 from lieattn._core.segments import sums
 from lieattn._core.warnings import warn
@@ -241,7 +240,6 @@ def _centered(pos: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     return pos - _mean(pos, weights, row, rows)[row]
 
 
-@on_cpu
 def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tensor | None:
     """Return the columns ``[points, dim, k]`` of the section on which frames act, or None if they act on all."""
     dim, k = space.group.dim, group.dim
@@ -292,7 +290,6 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 
 @cache
 @outside_of_transforms
-@on_cpu
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     """Return the group of diagonal sign matrices with determinant 1, or of all of them if ``improper``.
 
@@ -309,7 +306,6 @@ def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
 
 @cache
 @outside_of_transforms
-@on_cpu
 def _generic_rotation(k: int) -> Tensor:
     skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
     return torch.linalg.matrix_exp(skew - skew.T)

@@ -14,6 +14,7 @@ from torch import Tensor
 from lieattn._core.checks import (
     any_negative,
     check_count,
+    check_default_device,
     check_drawing,
     check_has_numbers,
     check_is,
@@ -23,7 +24,6 @@ from lieattn._core.checks import (
     kind,
     shown,
 )
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import is_mapped, outside_of_transforms
 from lieattn._core.lengths import lengths
 from lieattn.groups._group import Group, far, finish, tolerance
@@ -66,8 +66,8 @@ class FiniteGroup(Group):
     _orthogonal: bool
 
     @torch.inference_mode(False)  # otherwise its tables could never be used in training
-    @on_cpu
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
+        check_default_device()
         check_is("name", name, str)
         check_positive(tolerance=tolerance)
         matrices = checked_matrices(elements, name, tolerance)
@@ -83,7 +83,6 @@ class FiniteGroup(Group):
         vars(self)["_orthogonal"] = bool((gram - torch.eye(self.dim, dtype=gram.dtype)).abs().max() < tolerance)
 
     @classmethod
-    @on_cpu
     def from_matrices(
         cls,
         matrices: Tensor | np.ndarray[Any, Any] | Sequence[Any],
@@ -102,7 +101,6 @@ class FiniteGroup(Group):
         return cls(name, given, tolerance=_tolerance_for(given) if tolerance is None else tolerance)
 
     @classmethod
-    @on_cpu
     def from_permutations(cls, permutations: Sequence[Sequence[int]] | Tensor, name: str = "custom") -> FiniteGroup:
         """Build a group of permutations of d points, which acts on R^d by permutation matrices, P e_i = e_p(i).
 
@@ -127,7 +125,6 @@ class FiniteGroup(Group):
         return cls(name, torch.nn.functional.one_hot(table.long(), degree).mT.double())
 
     @classmethod
-    @on_cpu
     def generate(
         cls,
         generators: Tensor | np.ndarray[Any, Any] | Sequence[Any],

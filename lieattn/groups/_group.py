@@ -21,7 +21,6 @@ from lieattn._core.checks import (
     check_tensor,
     counted,
 )
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import is_mapped
 from lieattn._core.lengths import lengths
 from lieattn._core.returned import checked_faults, returned
@@ -308,7 +307,6 @@ class LieGroup(Group):
 
 
 @lru_cache(maxsize=256)
-@on_cpu
 def _preserves(group: Group) -> tuple[bool | None, bool | None]:
     """Return whether generic elements preserve distances, and their ratios; None if there are no elements to test."""
     found = [elements] if (elements := getattr(group, "elements", None)) is not None else []

@@ -10,7 +10,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import outside_of_transforms
 from lieattn.groups._finite import FiniteGroup, check_group
 
@@ -45,7 +44,6 @@ class RealIrrep:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 @outside_of_transforms
-@on_cpu
 def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     r"""Return all real irreducible representations of a finite group, in a fixed order, in float64 on the CPU.
 

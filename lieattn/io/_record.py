@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,21 +27,10 @@ _BYTES = (bytes, bytearray, memoryview)
 class Recorded:
     """A module that records the arguments of its constructor, so that files can describe how to construct it."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
-            setattr(cls, "__init__", _noting(cls.__init__))  # noqa: B010 - type checkers forbid a plain assignment
-
-
-def _noting(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that records its arguments, unless a subclass that calls it has recorded its own."""
-
-    @functools.wraps(init)
-    def noting(self: Any, *args: Any, **options: Any) -> None:
-        vars(self).setdefault(_NOTED, (_kept(args), _kept(options)))
-        init(self, *args, **options)
-
-    return noting
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        vars(made)[_NOTED] = (_kept(args), _kept(options))
+        return made
 
 
 def _kept(value: Any) -> Any:

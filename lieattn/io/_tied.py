@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lieattn._core.default_device import made_on_cpu
 from lieattn._core.kept_tables import KeptTables
 from lieattn._core.values import plain_text
 
@@ -22,11 +21,6 @@ class TiedWeights(KeptTables):
     If the module has another group or geometry, ``load_state_dict`` raises RuntimeError with the difference. To skip
     this check, pass ``dict(state_dict)``, which has no metadata.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
-            setattr(cls, "__init__", made_on_cpu(cls.__init__))  # noqa: B010 - type checkers forbid a plain assignment
 
     def tied_to(self) -> dict[str, str]:
         """Return the properties that the weights depend on besides their shapes, as texts by name: the finite group."""

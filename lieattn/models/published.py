@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_choice, check_count, check_has_numbers, may_look
-from lieattn._core.default_device import on_cpu
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
 from lieattn.models.attentive._networks import AttentionKind, AttentiveCNN, AttentiveNetwork
@@ -179,7 +178,6 @@ def _need(arrays: Mapping[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[A
     return arrays[name]
 
 
-@on_cpu
 def published_table(group: FiniteGroup) -> Tensor:
     """Return the rows of the frame encoding in the authors' code of GSA-Nets, by output, query and key frame.
 

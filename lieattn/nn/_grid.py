@@ -26,7 +26,6 @@ from lieattn._core.checks import (
     check_tensor,
     permute_axes,
 )
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import transformed
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
@@ -141,7 +140,6 @@ def check_lattice_group(group: FiniteGroup) -> None:
         )
 
 
-@on_cpu
 def _on_axes(group: FiniteGroup) -> Tensor:
     """Return the elements as matrices on array axes, ``[order, dim, dim]`` int64: in reverse order, rows down."""
     matrices = group.elements.round().to(torch.int64).flip(-1, -2)
@@ -150,7 +148,6 @@ def _on_axes(group: FiniteGroup) -> Tensor:
     return down[:, None] * matrices * down
 
 
-@on_cpu
 def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
     """Return the index of cell h⁻¹p in a kernel without frames, for each frame h and cell p.
 
@@ -165,7 +162,6 @@ def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
     return ((size - 1 + moved) // 2) @ entries
 
 
-@on_cpu
 def group_taps(group: FiniteGroup, size: int) -> Tensor:
     """Return the index of entry (h⁻¹h̃, h⁻¹p) in a kernel on the group, ``[order, order, size^dim]`` int64."""
     cells = lifting_taps(group, size)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_count, check_tensor
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import is_mapped, outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,
@@ -76,7 +75,6 @@ class Irreps(Representation):
         """Return the equivalent ``e3nn.o3.Irreps``."""
         return _parsed(self.spec)
 
-    @on_cpu
     def polar_z(self) -> Tensor:
         """Return the orthogonal matrix ``[dim, dim]`` float64 that maps features to harmonics about the z axis.
 
@@ -150,7 +148,6 @@ def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
 @lru_cache(maxsize=Irreps.max_degree + 1)
 @torch.inference_mode(False)
 @outside_of_transforms
-@on_cpu
 def _clebsch_gordan(degree: int) -> tuple[Tensor, ...]:
     """Return the isometries ``[3, 2l - 1, 2l + 1]`` of degree l into the product of 1 and l - 1, for l = 2..degree."""
     if degree < 2:
@@ -170,7 +167,6 @@ def _parsed(spec: str) -> Any:
     return _o3().Irreps(spec)
 
 
-@on_cpu
 def to_irreps(rep: Representation) -> tuple[Irreps, Tensor]:
     """Decompose a representation of O(3) into irreps, and return them with the change of basis.
 

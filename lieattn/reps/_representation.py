@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import is_mapped
 
 
@@ -339,7 +338,6 @@ class _SymmetricMatrices(_OfDimension):
         super().__post_init__()
         object.__setattr__(self, "_basis", self._differentiable_basis())
 
-    @on_cpu
     def _differentiable_basis(self) -> Tensor:
         if torch.compiler.is_compiling():  # torch.compile cannot follow inference mode
             return self._orthonormal_basis()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_broadcast, check_count, check_none, check_tensor
-from lieattn._core.default_device import on_cpu
 from lieattn._core.returned import check_returned, checked_faults, returned
 from lieattn._core.values import equal_values
 from lieattn.groups import (
@@ -74,7 +73,6 @@ class HomogeneousSpace:
     # --- points ---------------------------------------------------------------------------------------------------
 
     @property
-    @on_cpu
     def origin(self) -> Tensor:
         """The point ``[dim]`` float64 whose section is the identity. It is the representative of one of the orbits."""
         return torch.zeros(self.dim, dtype=torch.float64)
@@ -192,7 +190,6 @@ class Sphere(HomogeneousSpace):
         super().__init__("S^2", group(3), 3, group(2))
 
     @property
-    @on_cpu
     def origin(self) -> Tensor:
         return torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 
@@ -217,7 +214,6 @@ class PositionDirection(HomogeneousSpace):
         super().__init__("R^3 x S^2", SE(3), 6, SO(2))
 
     @property
-    @on_cpu
     def origin(self) -> Tensor:
         return torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
 
@@ -266,7 +262,6 @@ class Orbits(HomogeneousSpace):
         super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer, invariants)
 
     @property
-    @on_cpu
     def origin(self) -> Tensor:
         return torch.eye(self.dim, dtype=torch.float64)[0]
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._core.checks import check_arguments, check_counts
-from lieattn._core.default_device import on_cpu
 from lieattn.viz import _draw as draw
 from lieattn.viz._observation import Observation, Turn
 from lieattn.viz._views import attention_board, attention_moments, field_board, field_moments, overview
@@ -70,7 +69,6 @@ class Microscope:
     True
     """
 
-    @on_cpu
     def __init__(self, network: nn.Module, data: Data, *, turns: int = 12, seed: int = 0) -> None:
         check_arguments(Microscope.__init__, locals())
         check_counts(turns=turns)
@@ -91,7 +89,6 @@ class Microscope:
         """The maps by which the cloud is transformed, starting with the identity."""
         return self._seen.turns
 
-    @on_cpu
     def attention(
         self, point: int | None = None, *, frame: int | None = None, head: int | None = None, layer: int = -1
     ) -> Tensor:
@@ -122,7 +119,6 @@ class Microscope:
         check_arguments(Microscope.attention, locals())
         return self._seen.attention(point, frame, head, layer)
 
-    @on_cpu
     def rollout(self, point: int | None = None, *, frame: int | None = None, layer: int = -1) -> Tensor:
         """Return the attention of a query that is rolled out from a layer to the input, ``[points, keys]`` float64.
 
@@ -134,7 +130,6 @@ class Microscope:
         check_arguments(Microscope.rollout, locals())
         return self._seen.rollout(point, frame, layer)
 
-    @on_cpu
     def fields(self, layer: int = -1) -> Tensor:
         """Return the fields of the transformed clouds, ``[turns, points, fiber, channels]`` float64.
 
@@ -143,7 +138,6 @@ class Microscope:
         check_arguments(Microscope.fields, locals())
         return self._seen.fields(layer)[0]
 
-    @on_cpu
     def stabilized(self, layer: int = -1) -> Tensor:
         """Return the fields of the transformed clouds, pulled back by the map u: (u⁻¹ f_u)(g) = f_u(u g).
 
@@ -154,7 +148,6 @@ class Microscope:
         check_arguments(Microscope.stabilized, locals())
         return self._seen.fields(layer)[1]
 
-    @on_cpu
     def deviation(self, layer: int = -1) -> float:
         """Return the equivariance error: the largest difference of a stabilized field to that of the given cloud."""
         check_arguments(Microscope.deviation, locals())
@@ -163,7 +156,6 @@ class Microscope:
 
     # --- pictures -------------------------------------------------------------------------------------------------
 
-    @on_cpu
     def picture(
         self,
         view: View = "overview",
@@ -200,7 +192,6 @@ class Microscope:
             return field_board(self._seen, -1 if layer is None else layer, frame, channel)
         return attention_board(self._seen, view, point, frame, head, layer)
 
-    @on_cpu
     def save(
         self,
         path: str | Path,

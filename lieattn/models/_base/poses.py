@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry import (
     FiniteFrames,
@@ -56,7 +55,6 @@ def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
 
 
 @outside_of_transforms
-@on_cpu
 def new_generator() -> torch.Generator:
     """Return a generator for the random numbers of training, seeded by torch's default generator."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

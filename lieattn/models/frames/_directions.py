@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_positive, check_tensor
-from lieattn._core.default_device import on_cpu
 from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import (
     AllPairs,
@@ -396,7 +395,6 @@ def _without_loops(neighborhood: Neighborhood) -> Neighborhood:
     return neighborhood
 
 
-@on_cpu
 def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
     """Return the unit vector ``[3]`` float64 of the given axis, or the rotation axis with the largest stabilizer."""
     if axis is not None:
@@ -419,7 +417,6 @@ def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
     return found
 
 
-@on_cpu
 def _orbit(group: FiniteGroup, axis: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index of the direction that each element maps the axis to, and the directions ``[n, 3]`` float64."""
     images = group.matrices(axis) @ axis
@@ -432,7 +429,6 @@ def _orbit(group: FiniteGroup, axis: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(places), torch.stack(directions)
 
 
-@on_cpu
 def _has_planes_of_pseudovectors(group: FiniteGroup, axis: Tensor) -> bool:
     """Return whether the pseudovectors that K preserves, and their images under H, span at least a plane."""
     places, _ = _orbit(group, axis)

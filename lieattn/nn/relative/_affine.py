@@ -21,7 +21,6 @@ from lieattn._core.checks import (
     check_length,
     check_tensor,
 )
-from lieattn._core.default_device import on_cpu
 from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry import LiftedGraph, Neighbors, Radius
 from lieattn.groups import FiniteGroup, check_group
@@ -171,7 +170,6 @@ _EDGES = "_affine_edges"  # attribute of graphs with a cache of tables and their
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 @outside_of_transforms
-@on_cpu
 def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
     """Return distinct h⁻¹ o ``[rows, dim]``, offsets first, and the row of h_a⁻¹ times each ``[rows, order]`` int64."""
     rows = seen_offsets(torch.tensor(table.offsets, dtype=torch.float64), group, table.tolerance)

@@ -35,14 +35,22 @@ def write_images(root, *, color=False, count=5, suffix="png", side=(6, 8)):
     return found
 
 
-def png(width, height, data=b""):
-    """Return a gray PNG whose header may state another size than its data have."""
+def png(width, height, data=b"", bits=8, kind=0, before=()):
+    """Return a PNG (gray, unless ``kind`` says otherwise) whose header may state another size than its data have."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    pixels = b"" if data is None else chunk(b"IDAT", zlib.compress(data))
+    parts = [chunk(b"IHDR", header), *(chunk(*each) for each in before), pixels, chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def deep_png(pixels, before=()):
+    """Return a PNG with 16 bits per channel, ``[height, width, 1 to 4]``: gray or color, with transparency or not."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    return png(pixels.shape[1], pixels.shape[0], rows, 16, {1: 0, 2: 4, 3: 2, 4: 6}[pixels.shape[2]], before)
 
 
 class TestImageFolder:
@@ -92,10 +100,13 @@ class TestImageFolder:
         assert ld.ImageFolder(tmp_path, "all", size=7).image_shape == (7, 7)
 
     def test_other_kinds_of_pixels(self, tmp_path):
-        """16 bits, a palette, transparency, and an image with an orientation tag."""
+        """A palette, transparency, the colors of a printer, and an image with an orientation tag."""
         (tmp_path / "a").mkdir()
         gray = np.array([[0, 128], [200, 255]], dtype=np.uint8)
-        Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / "a" / "1.png")
+        Image.fromarray(gray).convert("LA").save(tmp_path / "a" / "0.png")
+        plane = np.kron(gray, np.ones((8, 8), dtype=np.uint8))
+        ink = np.stack([0 * plane, 0 * plane, 0 * plane, 255 - plane], axis=-1)
+        Image.fromarray(ink, "CMYK").resize((2, 2), 0).save(tmp_path / "a" / "1.jpg", quality=100)
         Image.fromarray(gray).convert("P").save(tmp_path / "a" / "2.png")
         Image.fromarray(gray).convert("RGBA").save(tmp_path / "a" / "3.png")
         exif = Image.Exif()
@@ -103,6 +114,37 @@ class TestImageFolder:
         Image.fromarray(np.rot90(gray).copy()).save(tmp_path / "a" / "4.png", exif=exif)
         for data in ld.ImageFolder(tmp_path, "all"):
             assert (ld.data_to_image(data)[:, :, 0] * 255).round().tolist() == gray.tolist()
+
+    @pytest.mark.parametrize("channels", [1, 2, 3, 4])
+    def test_16_bits_are_kept(self, tmp_path, channels):
+        """Also beside 8 bits, turned by EXIF, and resized; Pillow itself reads color with 8 bits."""
+        (tmp_path / "a").mkdir()
+        pixels = np.random.default_rng(0).integers(0, 65536, (6, 8, channels), dtype=np.uint16)
+        bright = np.broadcast_to(pixels[..., : channels - 1 + channels % 2] / 65535, (6, 8, 3))
+        exif = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03\0\0\0\0\0\0"  # to be turned by 180 degrees
+        (tmp_path / "a" / "0.png").write_bytes(deep_png(pixels))
+        (tmp_path / "a" / "1.png").write_bytes(deep_png(pixels, [(b"eXIf", exif)]))
+        Image.fromarray(np.full((6, 8), 51, dtype=np.uint8)).save(tmp_path / "a" / "2.png")
+        for color in (True, False):
+            images = ld.ImageFolder(tmp_path, "all", color=color)
+            assert images._images.dtype == np.uint16
+            wanted = bright if color else bright @ np.array([[0.299], [0.587], [0.114]])
+            for data, expected in zip(images, (wanted, wanted[::-1, ::-1], 0 * wanted + 0.2), strict=True):
+                np.testing.assert_allclose(ld.data_to_image(data), expected, atol=0.51 / 65535)
+            small = ld.data_to_image(ld.ImageFolder(tmp_path, "all", color=color, size=(1, 1))[0])
+            rows, columns = (np.maximum(1 - np.abs(np.arange(n) - (n - 1) / 2) / n, 0) for n in (6, 8))
+            mean = np.einsum("hwc,h,w->c", wanted, rows / rows.sum(), columns / columns.sum())
+            np.testing.assert_allclose(small[0, 0], mean, atol=1 / 65535)
+
+    def test_animations_are_read_as_their_first_image(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        first, later = (Image.fromarray(np.full((4, 4), value, dtype=np.uint8)) for value in (51, 255))
+        for name in ("0.png", "1.apng"):
+            first.save(tmp_path / "a" / name, format="PNG", save_all=True, append_images=[later])
+        assert all(torch.equal(data.x, torch.full((16, 1), 0.2)) for data in ld.ImageFolder(tmp_path, "all"))
+        (tmp_path / "a" / "0.png").write_bytes(png(4, 4, None, before=[(b"acTL", bytes(8))]))
+        with pytest.warns(UserWarning, match="Invalid APNG"), pytest.raises(ValueError, match="the file has no pixels"):
+            ld.ImageFolder(tmp_path, "all")
 
     def test_transparent_palettes_cause_no_warnings(self, tmp_path):
         (tmp_path / "a").mkdir()

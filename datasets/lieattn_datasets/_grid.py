@@ -29,7 +29,7 @@ class ImageArray(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint8 or a floating type."""
+        """uint8, uint16 or a floating type."""
 
     def __getitem__(self, index: Any) -> Any:
         """Return one image for an integer, or an array of images for a slice."""
@@ -74,12 +74,12 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     Parameters
     ----------
     image
-        Intensities ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8 or floating. Nested
-        lists of integers are read as uint8.
+        Intensities ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8, uint16 or
+        floating. Nested lists of integers are read as uint8.
     label
         Class of the image. If it is None, the result has no ``y``.
     peak
-        The value that becomes intensity 1. Default: 255 for uint8, 1 for floating types.
+        The value that becomes intensity 1. Default: 255 for uint8, 65,535 for uint16, 1 for floating types.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
         If the image has another number of axes, looks like ``[channels, height, width]``, or a value is not finite or
         outside [0, peak].
     TypeError
-        If the type of the values is neither uint8 nor floating.
+        If the type of the values is neither uint8, uint16 nor floating.
     """
     check_arguments(image_to_data, locals())
     array = image_array("image", image)
@@ -158,14 +158,14 @@ def image_array(argument: str, values: ArrayLike) -> NDArray[Any]:
 
 def check_images(images: ImageArray, peak: float | None) -> float:
     """Check type and range in pieces, and return the value that becomes intensity 1."""
-    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        raise TypeError(f"images: expected uint8 or a floating dtype, got {images.dtype}")
-    natural = 255.0 if images.dtype == np.uint8 else 1.0
+    natural = {"uint8": 255.0, "uint16": 65535.0}.get(images.dtype.name, 1.0)
+    if natural == 1 and not np.issubdtype(images.dtype, np.floating):
+        raise TypeError(f"images: expected uint8, uint16 or a floating dtype, got {images.dtype}")
     limit = natural if peak is None else float(peak)
     if not (np.isfinite(limit) and limit > 0):
         raise ValueError(f"peak: expected a positive finite number, got {peak}")
-    if images.dtype == np.uint8 and limit >= natural:
-        return limit  # every uint8 is in range, so the images need not be read
+    if 1 < natural <= limit:
+        return limit  # every integer is in range, so the images need not be read
     slack = _ROUNDING * limit
     for start in range(0, images.shape[0], CHUNK):
         chunk = np.asarray(images[start : start + CHUNK])

@@ -14,9 +14,18 @@ from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import seeded
 from lieattn_datasets._streams import SPLITS, progress
 
-_SUFFIXES = (".png", ".jpg", ".jpeg")
+_SUFFIXES = (".png", ".apng", ".jpg", ".jpeg")
 _FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 _SHOWN = 200  # characters of a problem in a message
+# Of 16 bits in color, Pillow reads the first byte only. It also reads the second one if the bytes are declared to be in
+# the other order, and both of gray with transparency as channels of 8 bits. Of the channels of these images together:
+# which are the first bytes, and which are the second ones?
+_BYTES: dict[Any, tuple[tuple[Any, ...], list[int], list[int]]] = {
+    "RGB;16B": (("RGB;16B", "RGB;16L"), [0, 1, 2], [3, 4, 5]),
+    "RGBA;16B": (("RGBA;16B", "RGBA;16L"), [0, 1, 2], [4, 5, 6]),
+    "LA;16B": (("RGBA",), [0], [1]),
+}
+_LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as in Pillow
 
 
 class ImageFolder(ImagePoints):
@@ -24,7 +33,8 @@ class ImageFolder(ImagePoints):
 
     The folder contains ``CLASS/*``, which a permutation splits with the same share of every class; or it contains
     ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``. Items are as in :class:`ImagePoints`.
-    Images are rotated according to their EXIF data, transparency is ignored, and 16 bits are reduced to 8.
+    Images are rotated according to their EXIF data, transparency is ignored, and the first image of an animation is
+    read. If an image of the split has 16 bits per channel, all are kept with 16 bits.
 
     Parameters
     ----------
@@ -109,7 +119,7 @@ def _choose(
     return [paths[files[index]] for index in chosen], labels[chosen], classes
 
 
-def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint8]:
+def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None) -> NDArray[Any]:
     """Return images ``[images, height, width]``, with three channels if ``color``; errors name all broken images."""
     images, broken, names = [], [], dict[tuple[int, ...], str]()
     for path in progress(paths, "reading images", len(paths)):
@@ -126,10 +136,13 @@ def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None)
         raise ValueError(
             f"images: expected images of one size, or the argument size, got {listed(list(names.values()))}"
         )
+    if len({image.dtype for image in images}) > 1:
+        images = [image * np.uint16(257) if image.dtype == np.uint8 else image for image in images]
     return np.stack(images)
 
 
-def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint8]:
+def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[Any]:
+    """Return an image ``[height, width]`` or, if ``color``, ``[height, width, 3]``, uint8 or uint16."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -139,13 +152,41 @@ def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[np.
         # Pillow only warns above its limit of pixels, and raises an error above twice the limit.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with Image.open(path, formats=formats) as image:
+            if not image.tile:
+                raise ValueError("the file has no pixels")
+            stored = image.tile[0][3]
             image.verify()  # the checksums of PNG files, which are not checked otherwise
-        with Image.open(path, formats=formats) as image:
-            upright: Any = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):  # 16 bits, which convert() would clip
-        upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
+        orders, first, second = _BYTES.get(stored, ((stored,), [], []))
+        parts: list[Any] = []
+        for order in orders:
+            with Image.open(path, formats=formats) as image:
+                if first:
+                    tiles: list[Any] = [(*tile[:3], order) for tile in image.tile]
+                    image.tile = tiles
+                parts.append(ImageOps.exif_transpose(image))
+    upright = parts[0]
+    if first or upright.mode.startswith("I"):
+        pixels = np.concatenate([np.atleast_3d(part) for part in parts], axis=2).astype(np.uint16)
+        return _convert_deep(256 * pixels[..., first] + pixels[..., second] if first else pixels, color, sides)
     upright.info.pop("transparency", None)  # Pillow would warn about transparent palettes
     upright = upright.convert("RGB" if color else "L")
     if sides is not None:
         upright = upright.resize(sides[::-1], Image.Resampling.BILINEAR)
     return np.asarray(upright)
+
+
+def _convert_deep(pixels: NDArray[np.uint16], color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint16]:
+    """Convert and resize 16 bits ``[height, width, 1 or 3]``, which Pillow would reduce to 8."""
+    from PIL import Image
+
+    values = pixels.astype(np.float32)
+    if color:
+        values = np.broadcast_to(values, (*values.shape[:2], 3))
+    elif values.shape[2] == 3:
+        values = np.rint(values @ np.array(_LUMINANCE))[..., None]
+    if sides is not None:
+        planes = [Image.fromarray(plane.astype(np.float32)) for plane in np.moveaxis(values, 2, 0)]
+        resized = [np.asarray(plane.resize(list(sides[::-1]), Image.Resampling.BILINEAR)) for plane in planes]
+        values = np.stack(resized, axis=-1)
+    deep: NDArray[np.uint16] = np.rint(values).astype(np.uint16)
+    return deep if color else deep[..., 0]

@@ -27,15 +27,15 @@ class ImagePoints(Clouds):
     Parameters
     ----------
     images
-        Intensities ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first, uint8 or
-        floating: an array, a tensor, a list of images, or a file that is indexed like an array. Nested lists of
-        integers are read as uint8.
+        Intensities ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first, uint8,
+        uint16 or floating: an array, a tensor, a list of images, or a file that is indexed like an array. Nested lists
+        of integers are read as uint8.
     labels
         Class of each image, integers ``[images]`` in ``0 .. num_classes - 1``.
     num_classes
         Number of classes. Default: the largest label plus one.
     peak
-        The value that becomes intensity 1. Default: 255 for uint8, 1 for floating types.
+        The value that becomes intensity 1. Default: 255 for uint8, 65,535 for uint16, 1 for floating types.
     transform
         Function that is applied to each new ``Data``, for example :class:`~lieattn_datasets.RotatePoints`.
 
@@ -51,7 +51,7 @@ class ImagePoints(Clouds):
     ValueError
         If shapes do not match, or an intensity or a label is out of range.
     TypeError
-        If images are neither uint8 nor floating, or labels are not integers.
+        If images are neither uint8, uint16 nor floating, or labels are not integers.
 
     Examples
     --------

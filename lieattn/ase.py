@@ -53,6 +53,8 @@ class Calculator(AseCalculator):
     :math:`(1 / V) \partial E / \partial \epsilon` in eV/Å³, where the strain ε moves atoms and cell. Stresses need
     cells that are periodic along all three vectors. Forces and stresses are exact derivatives, so dynamics conserve
     energy up to the errors of time steps and rounding; use a network in float64, ``network.double()``, for long runs.
+    Results do not depend on where atoms are, nor in which image: if the network is invariant to translations, its
+    positions are rounded around the origin (:meth:`lieattn.geometry.PointClouds.around_origin`).
 
     Networks with several outputs also give dipole moments in e Å, from an output ``"dipole"`` ``[clouds, 3]``, and
     partial charges in e, from an output ``"charges"`` or ``"charge"`` of one number per atom. With other networks,
@@ -152,9 +154,7 @@ class Calculator(AseCalculator):
         if "stress" in properties and not whole:
             raise PropertyNotImplementedError("stress: expected atoms that are periodic along all three cell vectors")
         weight = next(self.model.parameters(), torch.zeros(()))
-        # Networks in half precision compute distances in float32.
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        pos = torch.tensor(atoms.positions / self._length).to(weight.device, dtype)
+        pos = torch.tensor(atoms.positions / self._length, device=weight.device)
         data = Data(pos=pos, z=torch.tensor(atoms.numbers, device=pos.device).long())
         if atoms.pbc.any():
             data.cell = torch.tensor(atoms.cell.array / self._length).to(pos)[None]
@@ -190,10 +190,10 @@ class Calculator(AseCalculator):
 
     def _outputs_of(self, member: _Member) -> Callable[[Data], tuple[Tensor, dict[str, Tensor]]]:
         """The function of the data that returns the energy in eV, ``[1]`` in float64, and the other outputs."""
-        given = None if self.transform is None else _transforming(self.transform)
+        steps = [] if self.transform is None else [_transforming(self.transform)]
 
         def outputs(data: Data) -> tuple[Tensor, dict[str, Tensor]]:
-            energy, others = member.outputs(data if given is None else given(data))
+            energy, others = member.outputs(data, steps)
             return self._energy * energy, others
 
         return outputs
@@ -209,14 +209,23 @@ class _Member:
             settle(network)  # a radius that was left open becomes sharp, as in training
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
 
-    def outputs(self, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
-        """The energy ``[1]``, and other outputs; everything after the network is computed in float64."""
+    def outputs(self, given: Data, first: Sequence[Preprocessed]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The energy ``[1]``, and other outputs, after ``first`` transforms of ``given`` data in float64.
+
+        Transforms and the network compute in the precision of the weights, everything after them in float64.
+        """
+        # Networks in half precision compute distances in float32.
+        dtype = torch.promote_types(next(self.model.parameters(), torch.zeros(())).dtype, torch.float32)
+        data = rounded = copy.copy(given).apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
         counted = list[tuple[_Units, int]]()
-        for step in self.steps:
+        for step in (*first, *self.steps):
             if isinstance(step, _Units):
                 counted.append((step, data.num_nodes or 0))
             else:
                 data = step(data)
+        if data.pos is rounded.pos:  # transforms may depend on places, which the network need not know
+            data = copy.copy(data)
+            data.pos = self.model.rounded_positions(given, dtype)
         found = self.model.model(data)
         other = next((units.name for units, _ in counted if units.name != "energy"), None)
         if isinstance(found, Mapping) and other is not None:

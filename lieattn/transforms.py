@@ -97,7 +97,8 @@ def periodic_radius_graph(
     check_length("r", r)
     clouds = point_clouds(pos, batch=batch, cell=cell, pbc=pbc)
     found = find_neighbors(clouds, Radius(r, include_self=loop))
-    return _directed(found.edge_index, flow), found.shift if found.shift is not None else pos[found.source] * 0
+    shift = pos[found.source] * 0 if found.shift is None else found.shift.to(pos.dtype)
+    return _directed(found.edge_index, flow), shift
 
 
 def knn_graph(
@@ -333,7 +334,7 @@ def _directed(edges: Tensor, flow: Flow) -> Tensor:
 def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -> Data:
     data.edge_index, data.edge_attr = _directed(found.edge_index, flow), None
     # Attributes of earlier edges are removed.
-    data.edge_shift = found.shift
+    data.edge_shift = None if found.shift is None else found.shift.to(data.pos.dtype)
     data.edge_vec = found.displacements(data.pos) if displacements else None
     if isinstance(data, Batch):
         counts = torch.bincount(data.batch[found.target], minlength=data.num_graphs)

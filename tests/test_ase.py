@@ -172,7 +172,7 @@ def test_units_of_energies(unit, factor):
     net, atoms = network(), water()
     wanted = with_calculator(water(), net).get_potential_energy() * factor
     atoms.calc = calculator.Calculator(net, energy_unit=unit)
-    assert atoms.get_potential_energy() == pytest.approx(wanted, rel=1e-5)
+    assert atoms.get_potential_energy() == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize(("unit", "size"), [("nm", 10.0), ("Bohr", 0.529177)])
@@ -428,6 +428,65 @@ def test_networks_in_half_precision_have_exact_positions(dtype):
     atoms.positions += 100
     wanted = net(Data(z=torch.tensor(atoms.numbers), pos=torch.tensor(atoms.positions).float()))
     assert atoms.get_potential_energy() == float(wanted.detach())
+
+
+BOXES = {
+    "molecule": (None, False),
+    "box": (np.diag([499.7, 500.1, 500.0]), True),
+    "triclinic": ([[499.7, 0, 0], [120.3, 480.2, 0], [90.1, -60.7, 490.3]], True),
+    "slab": ([[499.7, 0, 0], [120.3, 480.2, 0], [0, 0, 0]], [True, True, False]),
+    "crystal": ([[2.31, 0, 0], [0.73, 2.22, 0], [0.41, -0.3, 2.44]], True),
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_results_in_single_precision_do_not_depend_on_the_place(name):
+    """Also for an atom in another image: in boxes of 500 Å, and at 10,000 Å, float32 has steps of 3e-5 and 1e-3 Å."""
+    cell, pbc = BOXES[name]
+    atoms = water() if cell is None else ase.Atoms(water(), cell=cell, pbc=pbc)
+    exact = with_calculator(atoms.copy(), net := network())
+    single = calculator.Calculator(copy.deepcopy(net).float())
+    size = np.abs(exact.get_forces()).max()
+    for shift, wrapped in ((0.0, False), (0.0, True), (333.3, True), (1e4 / 3, False), (-1e4, True)):
+        moved = atoms.copy()
+        moved.positions += shift
+        if wrapped:
+            moved.wrap()
+        moved.calc = single
+        assert moved.get_potential_energy() == pytest.approx(exact.get_potential_energy(), rel=3e-6, abs=1e-7)
+        np.testing.assert_allclose(moved.get_forces(), exact.get_forces(), rtol=0, atol=3e-6 * size)
+        if np.all(pbc):
+            stress = exact.get_stress()
+            np.testing.assert_allclose(moved.get_stress(), stress, rtol=0, atol=1e-5 * np.abs(stress).max())
+
+
+def test_a_bond_across_a_large_cell_keeps_its_digits():
+    """Points of a ring of 500 Å cannot all be near the origin, where float32 is exact."""
+    ring = ase.Atoms("H360", positions=[[1.3881 * i, 0, 0] for i in range(360)], cell=[360 * 1.3881, 20, 20], pbc=True)
+    ring.calc = calculator.Calculator(network().float())
+    forces = ring.get_forces()
+    each = with_calculator(ring[:6], network().float()).get_forces()
+    assert np.abs(forces).max() < 1e-4 * np.abs(each).max()
+
+
+@pytest.mark.parametrize(
+    "given", [lambda net, change: (net, change), lambda net, change: (Preprocessed(net, change), None)]
+)
+def test_transforms_see_the_places_of_atoms(given):
+    def height(data):
+        data = copy.copy(data)
+        data.x = data.pos[:, 2:]
+        return data
+
+    net = randomize(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, pool="sum")).eval()
+    model, transform = given(net, height)
+    atoms = with_calculator(water(), model, transform=transform)
+    atoms.positions += 3
+    pos = torch.tensor(atoms.positions)
+    wanted = float(net(Data(pos=pos, x=pos[:, 2:])).detach())
+    assert atoms.get_potential_energy() == pytest.approx(wanted, rel=1e-6)
+    atoms.positions += 1
+    assert atoms.get_potential_energy() != pytest.approx(wanted, rel=1e-4)
 
 
 def test_forces_in_inference_mode():

@@ -1,16 +1,27 @@
 """Weights and inputs of different precisions: networks convert their inputs, layers say what they expect."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch_geometric.data import Data
 
 import lieattn
-from lieattn.geometry import AllPairs, Radius, lift, point_clouds
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift, point_clouds
 from lieattn.groups import cyclic, tetrahedral
-from lieattn.models import AffineSelfConvNet, AttentiveCNN, EnergyForces, FramewiseTransformer, Rescaled
-from lieattn.nn import CloudNorm, GroupAttention, PointBatchNorm
+from lieattn.models import (
+    AffineSelfConvNet,
+    AttentiveCNN,
+    EnergyForces,
+    FieldModel,
+    FiniteSE2Transformer,
+    FramewiseTransformer,
+    GSANet,
+    GSAOptions,
+    Rescaled,
+)
+from lieattn.nn import CloudNorm, GroupAttention, PointBatchNorm, VectorHead
 from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
 from lieattn.nn.relative._base import measured
 from lieattn.ops import RelativeTerms
@@ -79,6 +90,65 @@ def test_networks_take_inputs_of_any_precision(name):
         assert error < TOLERANCE[weights], f"{case}: {error:.1e}"
         if name not in IMAGES:
             assert (data.pos.dtype, data.x.dtype) == (positions, features), "the data of the caller are changed"
+
+
+def placed(name, shifts):
+    """Return the clouds of :func:`inputs` in float64, each moved by a number along all axes."""
+    data = inputs(name, F64, F64)
+    data.pos = data.pos / 2.3 + torch.tensor(shifts, dtype=F64)[data.batch, None]  # float32 does not hold the quotients
+    return data
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_clouds_far_from_the_origin_keep_their_digits(name):
+    """In float32, coordinates of 100,000 are rounded to 0.008."""
+    model = network(name)
+    assert model.symmetry.all_translations
+    expected = outputs(model, placed(name, [0.0, 0.0])).detach()
+    far = placed(name, [1e5 / 3, -1e5])
+    rounded = far.clone().update({"pos": far.pos.float(), "x": far.x.float(), "vel": far.vel.float()})
+    found, lost = (relative_error(outputs(model, data).detach(), expected, floor=0.0) for data in (far, rounded))
+    assert (found < 1e-6, lost > 5e-6) == (True, True), f"{found:.1e} {lost:.1e}"
+
+
+def test_clouds_as_inputs_keep_their_digits_far_from_the_origin():
+    model = FramewiseTransformer(PrincipalFrames(), 1, 2, channels=4, layers=1)
+    near, far = (point_clouds(placed("GSANet T", shifts)) for shifts in ([0.0, 0.0], [1e5 / 3, -1e5]))
+    assert relative_error(model(far), model(near), floor=0.0) < 1e-6
+    assert relative_error(model(far.astype(F32)), model(near), floor=0.0) > 5e-6
+
+
+def absolute(table=None):
+    options = GSAOptions(positions="absolute", values=False, frame_table=table)
+    return GSANet(cyclic(4), 1, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), heads=2, options=options)
+
+
+def moving():
+    inner = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1)
+    return FieldModel(inner, VectorHead(4, 2), start={"pos": 1.0})
+
+
+def padded():
+    return FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="centroidal")
+
+
+SEEING_PLACES = {
+    "absolute": absolute,
+    "absolute, another table": lambda: absolute(torch.arange(16).view(4, 4) % 4),
+    "positions as outputs": moving,
+    "padded points": lambda: partial(randomize(padded()), slots=9),
+}
+
+
+@pytest.mark.parametrize("case", SEEING_PLACES)
+def test_networks_that_see_places_keep_them(case):
+    made = SEEING_PLACES[case]()
+    model = randomize(made) if isinstance(made, torch.nn.Module) else made
+    assert case in ("positions as outputs", "padded points") or not made.symmetry.all_translations
+    near, away = (placed("GSANet D3", [shift, shift]) for shift in (0.0, 3.0))
+    single = away.clone().update({"pos": away.pos.float(), "x": away.x.float()})
+    torch.testing.assert_close(model(away), model(single), rtol=0, atol=0)
+    assert relative_error(model(near), model(away)) > 1e-3
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -13,7 +13,6 @@ from lieattn.certify._kinds import Kind
 from lieattn.certify._moves import Move
 from lieattn.certify._probe import Probe
 from lieattn.certify._rows import degenerate_rows, move_rows
-from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry
 
 MOVED = frozenset({"element", "degenerate"})
@@ -39,7 +38,7 @@ def far_away(
     promised, because outputs would not be those of the same clouds.
     """
     group = promise.group
-    if group is None or not promise.translations or not (group.is_affine or isinstance(group, FiniteGroup)):
+    if group is None or not promise.all_translations:
         return {}
     extents = max(_distance_in_extents(cloud, group.dim) for cloud in clouds)
     if extents < _EXTENTS:

@@ -18,6 +18,7 @@ from lieattn._core.segments import counts, maxima, means, sums
 from lieattn.geometry._indices import check_indices, cloud_index, first_true
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._padding import check_mask
+from lieattn.geometry._search import complete_cells
 
 # Sums of squares of coordinates up to this size are finite in float64.
 COORDINATE_LIMIT = 1e100
@@ -173,6 +174,32 @@ class PointClouds(Movable):
         if x.is_complex():
             raise ValueError(f"x: expected real numbers, which have a maximum, got {x.dtype}")
         return maxima(x, self.batch, self.num_clouds)
+
+    def around_origin(self, dtype: torch.dtype, dim: int | None = None, *, keep_images: bool = False) -> Tensor:
+        """Return the positions in a dtype, without the means of the clouds, which are subtracted in float64.
+
+        Coordinates far from the origin would lose the digits that displacements need. Points of periodic clouds are
+        first moved to the image that is nearest to the first point of their cloud, unless ``keep_images``, so that they
+        have the same digits wherever they are; then all are strained as the cell is when it is rounded. ``dim`` is the
+        number of components that are coordinates, by default all.
+        """
+        places, others = self.pos[:, :dim].double(), self.pos[:, dim:] if dim is not None else self.pos[:, :0]
+        if self.cell is not None and self.pbc is not None:
+            own = self.cell.detach()
+            cell, rounded = (complete_cells(lattice.double(), self.pbc) for lattice in (own, own.to(dtype)))
+            inverse = torch.linalg.inv(cell)
+            if not keep_images:
+                numbers = torch.arange(self.num_points, device=self.device)
+                first = numbers.new_zeros(self.num_clouds).scatter_reduce(
+                    0, self.batch, numbers, "amin", include_self=False
+                )
+                relative = (places - places[first[self.batch]]).detach()
+                steps = (relative[:, None] @ inverse[self.batch]).round()
+                lattice = torch.where(self.pbc[..., None], self.cell.double(), 0.0)
+                places = places - (torch.where(self.pbc[self.batch][:, None], steps, 0.0) @ lattice[self.batch])[:, 0]
+            places = (places[:, None] @ (inverse @ rounded)[self.batch])[:, 0]
+        places = places - self.mean(places)[self.batch]
+        return torch.cat([places, others.double()], dim=1).to(dtype)
 
     def _check_rows(self, x: Tensor) -> None:
         check_is("x", x, Tensor)

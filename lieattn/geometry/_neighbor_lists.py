@@ -8,7 +8,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lieattn._core.checks import check_alike, check_tensor, counted, kind, may_look
+from lieattn._core.checks import check_tensor, counted, kind, may_look
 from lieattn._core.segments import counts, sums
 from lieattn.geometry._indices import check_indices, first_true
 from lieattn.geometry._movable import Movable, OnFirstUse
@@ -57,8 +57,8 @@ class Neighbors(Movable):
         if this is not known, or if padding would need too much memory.
     shift
         For periodic clouds, the lattice vector that moves the source of each edge to its image: floating
-        ``[edges, dim]``, see :meth:`displacements`. Several images of one point, and images of the target itself, are
-        separate edges. None if no source is shifted.
+        ``[edges, dim]``, float64 from a search, see :meth:`displacements`. Several images of one point, and images of
+        the target itself, are separate edges. None if no source is shifted.
 
     Examples
     --------
@@ -162,8 +162,8 @@ class Neighbors(Movable):
             return pos
         if pos.shape != (self.num_points, self.shift.shape[1]):
             raise ValueError(f"pos: expected {(self.num_points, self.shift.shape[1])}, got {tuple(pos.shape)}")
-        moved = pos.index_select(0, self.images.point[len(pos) :]) + self.shift[self.images.edge].to(pos.dtype)
-        return torch.cat([pos, moved])
+        moved = pos.index_select(0, self.images.point[len(pos) :]) + self.shift[self.images.edge]
+        return torch.cat([pos, moved.to(pos.dtype)])
 
     def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
         """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point.
@@ -181,8 +181,9 @@ class Neighbors(Movable):
         dim = self.shift.shape[1]
         if deformation.shape[1:] != (dim, dim):
             raise ValueError(f"deformation: expected [clouds, {dim}, {dim}], got {tuple(deformation.shape)}")
-        check_alike("deformation", deformation, "shift", self.shift)
-        shift = (self.shift[:, None] @ deformation.index_select(0, batch[self.target]))[:, 0]
+        if deformation.device != self.device:
+            raise ValueError(f"deformation: expected on {self.device} as the lists, got on {deformation.device}")
+        shift = (self.shift[:, None] @ deformation.to(self.shift.dtype).index_select(0, batch[self.target]))[:, 0]
         changed = replace(self, shift=shift)
         # The deformation does not change which shifts are equal. Exported programs cannot look for equal ones.
         if "images" in vars(self) or not torch.compiler.is_compiling():
@@ -190,10 +191,14 @@ class Neighbors(Movable):
         return changed
 
     def displacements(self, pos: Tensor) -> Tensor:
-        """Return ``pos[source] + shift - pos[target]`` ``[edges, dim]`` for positions ``[points, dim]``."""
-        pos = pos.contiguous()  # gathering from other layouts is many times slower
-        difference = pos.index_select(0, self.source) - pos.index_select(0, self.target)
-        return difference if self.shift is None else difference + self.shift.to(difference.dtype)
+        """Return ``pos[source] + shift - pos[target]`` ``[edges, dim]`` for positions ``[points, dim]``.
+
+        In periodic clouds, positions and shifts are long, so only the sum is rounded to the dtype of the positions.
+        """
+        wide = pos.contiguous()  # gathering from other layouts is many times slower
+        wide = wide if self.shift is None else wide.to(torch.promote_types(wide.dtype, self.shift.dtype))
+        difference = wide.index_select(0, self.source) - wide.index_select(0, self.target)
+        return difference if self.shift is None else (difference + self.shift).to(pos.dtype)
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
         """Sum messages ``[edges, *]`` at their targets, to ``[points, *]``. Sums of integers and masks are int64."""

@@ -147,7 +147,7 @@ class Radius(_Neighborhood):
         cell: Tensor | None = None,
         pbc: Tensor | None = None,
     ) -> Neighbors:
-        """Return neighbor lists on the device of ``pos``, with shifts in its dtype if clouds are periodic.
+        """Return neighbor lists on the device of ``pos``, with shifts in float64 if clouds are periodic.
 
         For the arguments and errors, see :func:`point_clouds`. The shifts are differentiable functions of the ``cell``.
         """
@@ -165,10 +165,8 @@ class Radius(_Neighborhood):
         keys, images = images_within(points, cloud, float(self.radius), self.include_self, cell.detach().double(), pbc)
         neighbors = Neighbors.from_keys(keys, len(pos))
         lattice = torch.where(pbc[..., None], cell, 0.0)[cloud[neighbors.target]]
-        # Shifts are long, so compute them in the more precise dtype of cell and points.
-        exact = torch.promote_types(cell.dtype, pos.dtype)
-        shift = (images.to(exact)[:, None] @ lattice.to(exact))[:, 0]
-        return replace(neighbors, shift=shift.to(pos.dtype))
+        # Shifts are long, and differences of points that are far apart are added to them.
+        return replace(neighbors, shift=(images.double()[:, None] @ lattice.double())[:, 0])
 
     @outside_of_transforms
     def _between(self, x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:

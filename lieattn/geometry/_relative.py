@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
-from lieattn._core.checks import check_choice, check_is, check_length, check_tensor
+from lieattn._core.checks import check_alike, check_choice, check_is, check_length, check_tensor
 from lieattn._core.functional import transformed
 from lieattn._core.lengths import lengths
 from lieattn._core.recompute import region
@@ -188,7 +188,9 @@ class RelativeElements(Movable):
             raise ValueError("graph: its frames or coordinates depend on its points; lift the moved points instead")
         if deformation is None:
             return replace(self, pos=pos)
-        return replace(self, pos=pos, neighbors=self.neighbors.deformed(deformation, self.batch))
+        neighbors = self.neighbors.deformed(deformation, self.batch)
+        check_alike("deformation", deformation, "pos", pos)
+        return replace(self, pos=pos, neighbors=neighbors)
 
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
         """Return the same relative elements with other coordinates ``[rows, fiber, fiber, k]``.

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, cast
 
@@ -49,12 +49,11 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if weight is None:
             return method(self, data, *args, **options)
         if weight.dtype not in _NARROW:
-            data = _as_dtype(self, data, weight.dtype)
             missing = searches and (args[0] if args else options.get("geometry")) is None
             if missing and torch.compiler.is_dynamo_compiling() and has_geometry(self):
                 options.pop("geometry", None)
                 args = (cast(Any, self).geometry(data), *args[1:])
-            return method(self, data, *args, **options)
+            return method(self, _as_dtype(self, data, weight.dtype), *args, **options)
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
             advice = "keep the weights in float32 and use autocast"
             raise RuntimeError(f"network: checkpointed activations cannot be in {weight.dtype}: {advice}")
@@ -375,11 +374,15 @@ def _as_dtype(network: nn.Module, data: Any, dtype: torch.dtype) -> Any:
     if isinstance(data, Tensor):
         return data.to(dtype) if data.is_floating_point() else data
     if isinstance(data, PointClouds):
-        return data if data.pos.dtype == dtype else data.astype(dtype)
+        if data.pos.dtype == dtype:
+            return data
+        return replace(data.astype(dtype), pos=cast(Any, network).rounded_positions(data, dtype))
     names = ("pos", "x", "cell", "edge_attr", *getattr(network, "vector_inputs", ()))
     found = {name: getattr(data, name, None) for name in names}
     others = {name: x for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()}
     others = {name: x.to(dtype) for name, x in others.items() if x.dtype != dtype}
+    if "pos" in others:
+        others["pos"] = cast(Any, network).rounded_positions(data, dtype)
     if others:
         data = copy.copy(data)
         for name, value in others.items():

@@ -6,7 +6,7 @@ import abc
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +126,12 @@ class Symmetry:
         return cls(shifts, notes=(f"to {group.name} as far as the {along} move with the points",))
 
     @property
+    def all_translations(self) -> bool:
+        """Whether all translations of the points belong to the symmetry, so that only displacements matter."""
+        group = self.group
+        return group is not None and (group.is_affine or (isinstance(group, FiniteGroup) and self.translations))
+
+    @property
     def name(self) -> str:
         """Name of the group, including the translations if they belong to the symmetry."""
         if self.group is None:
@@ -180,6 +186,20 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         for smooth in (False, True) if is_open(neighborhood) else ():
             if tied_to.get("neighborhood") == plain_text(repr(chosen := decided(neighborhood, smooth))):
                 self.neighborhood = chosen
+
+    def rounded_positions(self, data: Any, dtype: torch.dtype) -> Tensor:
+        """Return the positions of data in a dtype, around the origin if the outputs do not depend on translations.
+
+        Clouds far from the origin would lose the digits of their displacements. Outputs that are positions themselves
+        depend on translations. See :meth:`lieattn.geometry.PointClouds.around_origin`.
+        """
+        symmetry, kinds = self.symmetry, self.kind
+        moves = "position" in (kinds.values() if isinstance(kinds, Mapping) else (kinds,))
+        narrower = data.pos.itemsize > dtype.itemsize and not torch.compiler.is_compiling()
+        if not narrower or moves or not symmetry.all_translations:
+            return cast(Tensor, data.pos.to(dtype))
+        seen = any(getattr(part, "sees_images", False) for part in self.modules())
+        return point_clouds(data).around_origin(dtype, cast(Group, symmetry.group).dim, keep_images=seen)
 
     @property
     def guarantee(self) -> str:  # type: ignore[override]

@@ -309,7 +309,7 @@ class GSANet(Network):
         notes: tuple[str, ...] = ()
         if self.group is not None and not self.options.equivariant(self.group):
             note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
-            return Symmetry(trivial(dim), notes=(note,))
+            return Symmetry(trivial(dim), translations=self.options.positions != "absolute", notes=(note,))
         promised = of_squares(promised, self.neighborhood)
         group = promised.group
         if self.options.positions == "none":

@@ -96,6 +96,12 @@ class FiniteSE2Transformer(Network):
     def symmetry(self) -> Symmetry:
         return of_squares(Symmetry(self.group, acting="the positions"), self.neighborhood)
 
+    def rounded_positions(self, data: Any, dtype: torch.dtype) -> Tensor:
+        """Return the positions of data in a dtype; contents of centers see padded points at the origin, ``slots``."""
+        return (
+            cast(Tensor, data.pos.to(dtype)) if self.content == "centroidal" else super().rounded_positions(data, dtype)
+        )
+
     def geometry(self, data: Any) -> LiftedGraph:
         """Lift the positions to R^2 ⋊ C_n; ValueError is raised for periodic clouds."""
         return lift(without_lattice(data, type(self).__name__), self.group, self.neighborhood, length=1.0)

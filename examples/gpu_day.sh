@@ -33,7 +33,7 @@ else
   }
   device=cuda repeats=10 extra=() limit=240
   # Real sizes: 64 images of 28 x 28; 100,000 points x 24 frames; molecules as in QM9, 128 in a batch.
-  benchmarks=(attention roofline whole-clouds epochs scaling gsa-net attentive framewise lietransformer peers)
+  benchmarks=(attention whole-clouds epochs scaling gsa-net attentive framewise lietransformer)
   benchmarks+=(lifts scales)
   mapfile -t tests < <(grep -l mark.gpu tests/*.py)
   longest=900

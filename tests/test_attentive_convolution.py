@@ -1087,13 +1087,3 @@ def test_the_benchmark_compares_like_with_like():
     images = torch.randn(1, 1, 28, 28, dtype=torch.float64)
     expected = network(images)
     torch.testing.assert_close(bench.literal(network)(images), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_the_benchmark_runs(monkeypatch):
-    monkeypatch.setattr(bench, "IMAGES", 2)
-    monkeypatch.setattr(bench, "NARROW", (2, 6, 0, 1))
-    monkeypatch.setattr(bench, "WIDE", (3, 6, 1, 1))
-    monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: 1.0)
-    records = bench.run(repeats=1)
-    assert [(r.case, r.way) for r in records][:3] == [("2x2p4", way) for way in ("literal", "fused", "plain")]
-    assert len(bench.remarks(records)) == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
-from lieattn.cli import main
 from lieattn.cli._together import Together
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic, tetrahedral
@@ -653,16 +651,6 @@ def test_a_signal_to_one_process_stops_all(signum, tmp_path):
     output = end_of(process)
     assert process.returncode == 128 + signum
     assert output.count("To continue: lieattn fit") == 1
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_processes_runs(tmp_path, capsys):
-    path = tmp_path / "records.json"
-    assert main(["bench", "processes", "--json", str(path), "--repeats", "1"]) == 0
-    records = json.loads(path.read_text())
-    assert [record["processes"] for record in records] == [1, 2, 4]
-    assert all(record["step_ms"] > 0 and record["work_ms"] > 0 for record in records)
-    assert "1.00x" in capsys.readouterr().out
 
 
 def test_processes_have_seeds_of_their_own_on_every_device(monkeypatch):

@@ -1,4 +1,4 @@
-"""Group self-attention on images as points: plain torch operations, unfolded windows, and the fused kernel.
+"""Group self-attention on images as points.
 
 The plain evaluation gathers at the edges and scatters to the points. Unfolding copies every window to a dense array,
 which is neighborhood attention (NATTEN) written in torch alone.
@@ -6,7 +6,6 @@ which is neighborhood attention (NATTEN) written in torch alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.bench._gsa_net import window_order
-from lieattn.bench._measure import Cases, Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, mean_square, timed
 from lieattn.geometry import PixelSquare, lift, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.ops import RelativeTerms, backend, group_attention
@@ -39,16 +38,14 @@ def build(order: int, way: Literal["plain", "unfold", "auto"], device: str = "cp
     rho = draw(graph.relative.num_rows, order, 1, DIM)
     places = window_order(graph, SIZE)
 
-    def problem() -> Iterator[Tensor]:
+    def attend() -> Tensor:
         if way == "unfold":
-            yield unfolded(query, key, value, rho[places, :, 0], SIDE).square().mean()
-            return
+            return unfolded(query, key, value, rho[places, :, 0], SIDE)
         with backend(way):
             terms = RelativeTerms(positional_key=rho, row=graph.relative.row)
-            out, _ = group_attention(query, key, value, graph.neighbors, terms=terms)
-        yield out.square().mean()
+            return group_attention(query, key, value, graph.neighbors, terms=terms)[0]
 
-    return problem
+    return mean_square(attend)
 
 
 def unfolded(query: Tensor, key: Tensor, value: Tensor, rho: Tensor, side: int) -> Tensor:
@@ -76,6 +73,4 @@ def cases(device: str = "cpu") -> Cases:
     return {f"H{n}": {name: partial(build, n, way, device) for name, way in ways} for n in (4, 8)}
 
 
-def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Return the records of all cases."""
-    return compare(cases(device), repeats=repeats, device=device)
+BENCHMARK = timed(cases)

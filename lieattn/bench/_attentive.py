@@ -1,4 +1,4 @@
-"""Attentive group convolution: the layer and the rotated MNIST network, against a literal evaluation of the formula."""
+"""Attentive group convolution, against a literal evaluation of its formula."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn.bench._measure import Cases, Problem, Record, compare
+from lieattn.bench._measure import Benchmark, Cases, Problem, Record, compare, mean_square
 from lieattn.groups import cyclic
 from lieattn.models import AttentiveCNN
 from lieattn.nn import GridAttentiveConvolution, GridAttentiveLifting, GridGroupConvolution
@@ -84,11 +84,7 @@ def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way, devic
         layer = LiteralLayer(attentive) if way == "literal" else attentive
     layer = layer.to(device)
     x = torch.randn(IMAGES, channels, 4, side, side).to(device).requires_grad_()
-
-    def problem() -> Iterator[Tensor]:
-        yield layer(x).square().mean()
-
-    return problem
+    return mean_square(lambda: layer(x))
 
 
 def build_network(way: Way, device: str = "cpu") -> Problem:
@@ -104,7 +100,7 @@ def build_network(way: Way, device: str = "cpu") -> Problem:
     return problem
 
 
-def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
+def run(repeats: int | None = None, device: str = "cpu") -> list[Record]:
     """Return the records of all cases; the wide layer has no literal way, which would take tens of gigabytes."""
     ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
@@ -112,7 +108,7 @@ def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
         "alpha-p4-CNN": {way: partial(build_network, way, device) for way in ways},
     }
     wide: Cases = {"{0}x{0}p4".format(WIDE[0]): {way: partial(build_layer, *WIDE, way, device) for way in ways[1:]}}
-    few = compare(cases, repeats=repeats, threads=1, device=device)
+    few = compare(cases, repeats=repeats or 3, threads=1, device=device)
     return few + compare(wide, repeats=1, threads=1, device=device)
 
 
@@ -123,3 +119,6 @@ def remarks(records: list[Record]) -> list[str]:
         f"{case}: with attention a step takes {steps[case, 'fused'] / steps[case, 'plain']:.1f} times as long"
         for case in dict.fromkeys(record.case for record in records)
     ]
+
+
+BENCHMARK = Benchmark(run, remarks=remarks)

@@ -1,4 +1,4 @@
-"""A training step of a main network of each paper, on data of the same size as in the paper, and the time of an epoch.
+"""A training step of a main network of each paper, on data of the same size as in the paper.
 
 The data are random, so nothing is downloaded. The geometry is computed in every step, as if no loader prepared it,
 except in captured steps of images.
@@ -6,14 +6,14 @@ except in captured steps of images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, Record, mean_square, timed
 from lieattn.geometry import PrincipalFrames, Radius, pixel_positions
 from lieattn.groups import cyclic, trivial
 from lieattn.models import AffineSelfConvNet, AttentiveCNN, Captured, FramewiseTransformer, GSANet, LieTransformer
@@ -44,11 +44,11 @@ def build(name: str, device: str = "cpu", *, captured: bool = False) -> Problem:
     clouds = [_image(*image) if image else _molecule() for _ in range(BATCH or size)]
     batch = Batch.from_data_list(clouds).to(device)
 
-    def problem() -> Iterator[Tensor]:
+    def output() -> Tensor:
         network.zero_grad()
-        yield network(batch).float().square().mean()
+        return network(batch).float()
 
-    return problem
+    return mean_square(output)
 
 
 def _image(side: int, channels: int) -> Data:
@@ -60,13 +60,13 @@ def _molecule() -> Data:
     return Data(x=kinds[:, None].float(), z=kinds, pos=1.5 * torch.randn(ATOMS, 3))
 
 
-def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Return the records of the way ``step`` of each network, on all threads, and of ``captured`` ones on a GPU."""
+def cases(device: str = "cpu") -> Cases:
+    """Return the way ``step`` of each network, and ``captured`` ones of images on a GPU."""
     problems = {name: {"step": partial(build, name, device)} for name in NETWORKS}
     for name, ways in problems.items():
         if device != "cpu" and NETWORKS[name][1] is not None:
             ways["captured"] = partial(build, name, device, captured=True)
-    return compare(problems, repeats=repeats, device=device)
+    return problems
 
 
 def remarks(records: list[Record]) -> list[str]:
@@ -76,3 +76,6 @@ def remarks(records: list[Record]) -> list[str]:
         f"an epoch of {r.case}, {r.way}: {sizes[r.case]} steps, {sizes[r.case] * r.step_ms / 1e3:.0f} s"
         for r in records
     ]
+
+
+BENCHMARK = timed(cases, remarks)

@@ -1,9 +1,10 @@
-"""A training step with few and with many frames at equal total width, and the time of its parts."""
+"""A training step with few and with many frames at equal total width."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn.bench._measure import Problem, Record, compare
-from lieattn.bench._measure import table as plain_table
+from lieattn.bench._measure import Cases, Problem, timed
 from lieattn.geometry import FiniteFrames, Nearest, PrincipalFrames, Radius
 from lieattn.groups import SE, FiniteGroup, icosahedral, octahedral, tetrahedral
 from lieattn.models import FramewiseTransformer, LieTransformer
@@ -122,8 +122,8 @@ def part(name: str, frames: str, width: int) -> Problem:
 PARTS = ("geometry", "edge networks", "projections", "attention", "messages", "feed forward", "norms", "optimizer")
 
 
-def run(repeats: int = 7) -> list[Record]:
-    """Return the records of steps, relative to exact frames, and of the parts of a step, with one block's parts."""
+def cases(device: str = "cpu") -> Cases:
+    """Return steps, with exact frames first, and the parts of a step, with one block's parts."""
     steps: dict[str, dict[str, Callable[[], Problem]]] = {
         f"{kind} {width}": {name: partial(step, kind, partial(network, kind, name, width)) for name in FRAMES}
         for kind in ("molecules", "shapes")
@@ -131,9 +131,11 @@ def run(repeats: int = 7) -> list[Record]:
     }
     steps[f"molecules {WIDTHS[0]}"]["joint O"] = partial(step, "molecules", partial(joint, WIDTHS[0]))
     parts = {name: {frames: partial(part, name, frames, WIDTHS[0]) for frames in FRAMES} for name in PARTS}
-    return compare({**steps, **parts}, repeats=repeats, threads=1, memory=False, clock=time.process_time)
+    return {**steps, **parts}
 
 
-def table(records: list[Record]) -> str:
-    """Format the records as text, with speeds relative to exact frames."""
-    return f"CPU time; parts are those of one block of width {WIDTHS[0]} on molecules\n\n{plain_table(records)}"
+BENCHMARK = replace(
+    timed(cases, repeats=7, threads=1, memory=False, clock=time.process_time),
+    remarks=lambda records: [f"CPU time; parts are those of one block of width {WIDTHS[0]} on molecules"],
+    on_gpus=False,
+)

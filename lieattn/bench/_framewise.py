@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, mean_square, timed
 from lieattn.geometry import AllPairs, lift
 from lieattn.groups import FiniteGroup, cyclic, dihedral, icosahedral, octahedral, tetrahedral
 from lieattn.nn import FramewiseBlock
@@ -29,15 +29,15 @@ def framewise(group: FiniteGroup, device: str = "cpu") -> Problem:
     graph = lift(torch.randn(len(batch), group.dim).to(device), group, AllPairs(), batch=batch)
     x = torch.randn(len(batch), group.order, channels).to(device)
 
-    def problem() -> Iterator[Tensor]:
+    def output() -> Tensor:
         blocks.zero_grad()
         terms = rotary_terms(phases, graph, values=True)
         y = x
         for block in blocks:
             y = block(y, graph, terms)
-        yield y.square().mean()
+        return y
 
-    return problem
+    return mean_square(output)
 
 
 def ordinary(group: FiniteGroup, device: str = "cpu") -> Problem:
@@ -50,22 +50,24 @@ def ordinary(group: FiniteGroup, device: str = "cpu") -> Problem:
     encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).to(device)
     x = torch.randn(CLOUDS, POINTS, width).to(device)
 
-    def problem() -> Iterator[Tensor]:
+    def output() -> Tensor:
         encoder.zero_grad()
-        yield encoder(x).square().mean()
+        return cast(Tensor, encoder(x))
 
-    return problem
+    return mean_square(output)
 
 
-def run(repeats: int = 9, device: str = "cpu") -> list[Record]:
-    """Return the records of one case for each group, with the ways ``torch`` and ``framewise``, on one thread."""
-    cases = {
+def cases(device: str = "cpu") -> Cases:
+    """Return one case for each group, with the ways ``torch`` and ``framewise``."""
+    return {
         name: {"torch": partial(ordinary, group, device), "framewise": partial(framewise, group, device)}
         for name, group in GROUPS.items()
     }
-    return compare(cases, repeats=repeats, threads=1, device=device)
 
 
 def _channels(group: FiniteGroup) -> int:
     """The even number of channels per frame with which the total is closest to the width."""
     return 2 * round(WIDTH / (2 * group.order))
+
+
+BENCHMARK = timed(cases, repeats=9, threads=1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.bench._measure import Cases, Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, timed
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import Dropouts, GSANet
@@ -134,11 +134,13 @@ def build(order: int, way: Way, device: str = "cpu") -> Problem:
     return problem
 
 
-def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
-    """Return the records on one thread of R4 and R8: ``cubic``, ``plain``, ``fused``, ``joint``, and R8's ``each``."""
+def cases(device: str = "cpu") -> Cases:
+    """Return R4 and R8: ``cubic``, ``plain``, ``fused``, ``joint``, and R8's ``each``."""
     ways: tuple[Way, ...] = get_args(Way)
-    cases: Cases = {
+    return {
         f"R{order}": {way: partial(build, order, way, device) for way in ways if way != "each" or order > FITS}
         for order in ORDERS
     }
-    return compare(cases, repeats=repeats, threads=1, device=device)
+
+
+BENCHMARK = timed(cases, repeats=3, threads=1)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.bench._measure import Cases, Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, mean_square, timed
 from lieattn.geometry import AllPairs, GivenFrames, Neighborhood, Radius, lift
 from lieattn.groups import SO
 from lieattn.models.published import PublishedCoordinates
@@ -80,13 +80,13 @@ def build_dense(points: int, samples: int, device: str = "cpu") -> Problem:
     layer = layer_of(6).to(device)
     parameters = dict(layer.named_parameters())
 
-    def problem() -> Iterator[Tensor]:
+    def output() -> Tensor:
         elements = torch.eye(4, device=device).repeat(*frames.shape[:3], 1, 1)
         elements[..., :3, :3] = frames
         elements[..., :3, 3] = pos[:, :, None]
-        yield dense_attention(x, elements.flatten(1, 2), parameters).square().mean()
+        return dense_attention(x, elements.flatten(1, 2), parameters)
 
-    return problem
+    return mean_square(output)
 
 
 def dense_attention(x: Tensor, elements: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -132,9 +132,9 @@ def rigid_log(g: Tensor) -> Tensor:
     return torch.cat([w, (inverse @ translation[..., None])[..., 0]], dim=-1)
 
 
-def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
-    """Return the records of all cases."""
-    cases: Cases = {
+def cases(device: str = "cpu") -> Cases:
+    """Return whole clouds, and the local neighborhoods of large clouds."""
+    whole: Cases = {
         f"{points}x{samples}": {
             "dense": partial(build_dense, points, samples, device),
             **{way: partial(build, points, samples, way, device) for way in get_args(Way)},
@@ -144,4 +144,7 @@ def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
     local: Cases = {
         f"radius {points}": {"fused": partial(build, points, 1, "fused", device, local=True)} for points in LOCAL
     }
-    return compare({**cases, **local}, repeats=repeats, device=device)
+    return {**whole, **local}
+
+
+BENCHMARK = timed(cases, repeats=3)

@@ -1,4 +1,4 @@
-"""Deviation of each lift from invariance to rigid motions, for a random and deliberately rough LieTransformer."""
+"""Deviation of each lift from invariance to rigid motions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from lieattn.bench._measure import Benchmark
 from lieattn.geometry import FiniteFrames, Frames, GivenFrames, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import SE, SO, octahedral, tetrahedral
 from lieattn.models import LieTransformer, Lifting
@@ -35,8 +36,9 @@ class LiftError:
     repeats: int  # number of motions
 
 
-def run(repeats: int = 6, device: str = "cpu") -> list[LiftError]:
-    """Return the records of all lifts, for ``repeats`` random motions."""
+def run(repeats: int | None = None, device: str = "cpu") -> list[LiftError]:
+    """Return the records of all lifts, for ``repeats`` random motions of a random and deliberately rough network."""
+    repeats = repeats or 6
     records = approximate(repeats, (4, 24), device) + _records(_exact_lifts(), repeats, device)
     for group in GROUPS:
         generator = torch.Generator().manual_seed(1)
@@ -121,3 +123,6 @@ def _model() -> LieTransformer:
     )
     randomize(model)
     return model.double()
+
+
+BENCHMARK = Benchmark(run, table)

@@ -1,4 +1,4 @@
-"""Measurements of ``lieattn bench``: medians of alternating ways, and the memory of each way in its own process."""
+"""Measurements of ``lieattn bench``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lieattn._core.reports import aligned
 from lieattn.ops import release_memory
 
 BENCHMARKS = {
@@ -30,10 +31,6 @@ BENCHMARKS = {
     "lifts": "equivariance error of LieTransformer with each lift (--repeats: number of motions)",
     "scales": "equivariance error of the scale fiber at its ends (--repeats: number of clouds)",
     "scaling": "time and memory as functions of the number of points, the group order, and the number of neighbors",
-    "peers": "one layer compared with those of other packages",
-    "threads": "a training step and an attention layer, on an idle machine and beside busy processes (takes minutes)",
-    "processes": "a training step in one, two and four processes, with the same total number of clouds",
-    "roofline": "operations and bytes per second, compared with the limits of the machine",
 }
 """The benchmarks by name, and what each of them measures."""
 
@@ -60,27 +57,31 @@ Most problems yield once. A problem that does not fit into memory yields once fo
 freed before the next one is computed, as with gradient accumulation.
 """
 
-_TOYS: list[str] = []  # modules that have toy sizes
+Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
+"""For each case and way, a function that makes the problem. It is sent to a process, so it must be importable."""
 
 Clock = Callable[[], float]
 """A clock in seconds with any origin."""
 
-Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
-"""For each case and way, a function that makes the problem. It is sent to a process, so it must be importable."""
+NAN = float("nan")
+_TOYS: list[str] = []  # modules that have toy sizes
 
 
-def use_toy_sizes(names: Sequence[str]) -> None:
-    """Give benchmarks, by the names of their modules, the sizes ``SMALL``, also in processes of ``fresh_process``."""
+def use_toy_sizes(*names: str) -> None:
+    """Give benchmarks, by the names of their modules, the sizes ``SMALL``, also where memory is measured."""
     for name in names:
         module: Any = importlib.import_module(name)
         vars(module).update(module.SMALL)
         _TOYS.append(name)
 
 
-def fresh_process() -> ProcessPoolExecutor:
-    """Return a new process that measures with the same sizes as this one."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, context, initializer=use_toy_sizes, initargs=(tuple(_TOYS),))
+def mean_square(forward: Callable[[], Tensor]) -> Problem:
+    """Return the problem of one forward pass, with the mean of the squares of its outputs as the loss."""
+
+    def problem() -> Iterator[Tensor]:
+        yield forward().square().mean()
+
+    return problem
 
 
 def compare(
@@ -100,73 +101,68 @@ def compare(
     all measurements. On the CPU, a ``clock`` of processor time, ``time.process_time``, is affected less by other
     programs on a busy machine.
     """
-    before = torch.get_num_threads()
+    before, records = torch.get_num_threads(), []
     torch.set_num_threads(threads or before)
     try:
-        return [
-            record for case, ways in cases.items() for record in _measured(case, ways, repeats, memory, device, clock)
-        ]
+        for case, builders in cases.items():
+            problems = {way: build() for way, build in builders.items()}
+            fitting = {way: problem for way, problem in problems.items() if _fits(problem, device)}
+            turns = [{way: _timed(problem, device, clock) for way, problem in fitting.items()} for _ in range(repeats)]
+            peaks = {way: _cuda_peak(problem) for way, problem in fitting.items() if device == "cuda" and memory}
+            del problems, fitting
+            for way, build in builders.items():
+                forwards, steps = zip(*(turn.get(way, (NAN, NAN)) for turn in turns), strict=True)
+                step, forward = statistics.median(steps), statistics.median(forwards)
+                peak = peak_memory(build) if device == "cpu" and memory else peaks.get(way, NAN)
+                spread, used = (max(steps) - min(steps)) / step, torch.get_num_threads()
+                records.append(Record(case, way, step, forward, peak, spread, used, repeats, device))
     finally:
         torch.set_num_threads(before)
-
-
-def _measured(
-    case: str, builders: Mapping[str, Callable[[], Problem]], repeats: int, memory: bool, device: str, clock: Clock
-) -> Iterator[Record]:
-    problems = {way: build() for way, build in builders.items()}
-    fitting = {way: problem for way, problem in problems.items() if _fits(problem, device)}
-    turns = [{way: _timed(problem, device, clock) for way, problem in fitting.items()} for _ in range(repeats)]
-    peaks = {way: _cuda_peak(problem) for way, problem in fitting.items()} if device == "cuda" and memory else {}
-    del problems
-    nothing = float("nan"), float("nan")
-    for way, build in builders.items():
-        forwards, steps = zip(*(turn.get(way, nothing) for turn in turns), strict=True)
-        step = statistics.median(steps)
-        if device == "cpu" and memory:
-            peaks[way] = peak_memory(build)
-        yield Record(
-            case=case,
-            way=way,
-            step_ms=step,
-            forward_ms=statistics.median(forwards),
-            peak_mb=peaks.get(way, float("nan")),
-            spread=(max(steps) - min(steps)) / step,
-            threads=torch.get_num_threads(),
-            repeats=repeats,
-            device=device,
-        )
+    return records
 
 
 def peak_memory(build: Callable[[], Problem]) -> float:
     """Return the largest increase of resident memory in MiB during a step, in a fresh process; NaN if it fails."""
-    with fresh_process() as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=use_toy_sizes, initargs=tuple(_TOYS)) as pool:
         try:
             return pool.submit(_peak, build, torch.get_num_threads()).result()
         except (OSError, RuntimeError):  # it does not fit, or memory cannot be measured
-            return float("nan")
+            return NAN
 
 
 def table(records: list[Record]) -> str:
     """Format records as aligned text, with speed and memory of each way relative to the first way of its case."""
-    head = (
-        f"{'case':20}{'way':12}{'step ms':>10}{'forward ms':>12}{'peak MiB':>10}{'spread':>8}{'speed':>8}{'memory':>8}"
-    )
-    lines = [head, "-" * len(head)]
-    first = {record.case: record for record in reversed(records)}
+    heads = ["case", "way", "step ms", "forward ms", "peak MiB", "spread", "speed", "memory"]
+    first, rows = {record.case: record for record in reversed(records)}, []
     for record in records:
         base = first[record.case]
         speed, memory = base.step_ms / record.step_ms, record.peak_mb / max(base.peak_mb, 1e-9)
-        cells = (
-            f"{record.step_ms:>10.1f}",
-            f"{record.forward_ms:>12.1f}",
-            f"{record.peak_mb:>10.1f}",
-            f"{record.spread:>8.0%}",
-            f"{speed:>7.1f}x",
-            f"{memory:>7.2f}x",
-        )
-        known = (f"{'-':>{len(cell)}}" if "nan" in cell else cell for cell in cells)  # such as a memory not measured
-        lines.append(f"{record.case:20}{record.way:12}{''.join(known)}")
-    return "\n".join(lines)
+        cells = [f"{value:.1f}" for value in (record.step_ms, record.forward_ms, record.peak_mb)]
+        cells += [f"{record.spread:.0%}", f"{speed:.1f}x", f"{memory:.2f}x"]
+        # A memory that was not measured is NaN.
+        rows.append([record.case, record.way, *("-" if "nan" in cell else cell for cell in cells)])
+    return aligned([heads, *rows])
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark of the command: its records for a number of repeats and a device, their table, and remarks."""
+
+    run: Callable[..., list[Any]]
+    table: Callable[[list[Any]], str] = table
+    remarks: Callable[[list[Any]], list[str]] = lambda records: []
+    on_gpus: bool = True
+
+
+def timed(cases: Callable[[str], Cases], remarks: Any = Benchmark.remarks, **options: Any) -> Benchmark:
+    """Return the benchmark of the cases on a device, with ``options`` of :func:`compare`."""
+
+    def run(repeats: int | None = None, device: str = "cpu") -> list[Record]:
+        given = options if repeats is None else options | {"repeats": repeats}
+        return compare(cases(device), device=device, **given)
+
+    return Benchmark(run, remarks=remarks)
 
 
 def _timed(problem: Problem, device: str = "cpu", clock: Clock = time.perf_counter) -> tuple[float, float]:
@@ -234,4 +230,4 @@ def _peak(build: Callable[[], Problem], threads: int) -> float:
 def _status(field: str) -> float:
     """A field of ``/proc/self/status`` in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), float("nan"))
+    return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), NAN)

@@ -1,4 +1,4 @@
-"""Errors at the ends of a truncated fiber of scales: the fields of clouds and of dilated clouds are compared."""
+"""Errors at the ends of a truncated fiber of scales."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from lieattn.bench._measure import Benchmark
 from lieattn.geometry import Radius, ScaleFrames, lift
 from lieattn.groups import cyclic
 from lieattn.models import GSANet
@@ -36,11 +37,12 @@ class ScaleError:
     repeats: int  # number of clouds
 
 
-def run(repeats: int = 8, device: str = "cpu") -> list[ScaleError]:
+def run(repeats: int | None = None, device: str = "cpu") -> list[ScaleError]:
     """Return the records of lifting layers with up to three more layers, for random clouds in the plane.
 
     They are layers of LieTransformer, and whole GSA-Nets.
     """
+    repeats = repeats or 8
     generator = torch.Generator().manual_seed(0)
     pos = torch.randn(repeats * POINTS, 2, generator=generator, dtype=torch.float64)
     x = torch.randn(repeats * POINTS, CHANNELS, generator=generator, dtype=torch.float64)
@@ -93,3 +95,6 @@ def _field_of_layers(modules: nn.ModuleList, pos: Tensor, x: Tensor, batch: Tens
 def _field_of_network(network: GSANet, pos: Tensor, x: Tensor, batch: Tensor) -> Tensor:
     field, graph = network.field(SimpleNamespace(pos=pos, x=x, batch=batch))
     return graph.by_level(field)
+
+
+BENCHMARK = Benchmark(run, table)

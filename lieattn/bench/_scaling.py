@@ -1,16 +1,16 @@
-"""Growth of time and memory with points, group order and neighbors, with fitted exponents."""
+"""Growth of time and memory with the sizes of a problem."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, Record, mean_square, timed
 from lieattn.geometry import Nearest, lift
 from lieattn.groups import FiniteGroup, cyclic_about, octahedral, tetrahedral, trivial
 from lieattn.ops import RelativeTerms, group_attention
@@ -36,13 +36,12 @@ def build(points: int, order: int, neighbors: int, device: str = "cpu") -> Probl
     query, key, value = draw(*size), draw(*size), draw(*size)
     weight = draw(3, CHANNELS // HEADS)
 
-    def problem() -> Iterator[Tensor]:
+    def attend() -> Tensor:
         rho = (graph.relative.positions @ weight)[:, :, None]
         terms = RelativeTerms(positional_key=rho, row=graph.relative.row)
-        out, _ = group_attention(query, key, value, graph.neighbors, terms=terms)
-        yield out.square().mean()
+        return group_attention(query, key, value, graph.neighbors, terms=terms)[0]
 
-    return problem
+    return mean_square(attend)
 
 
 def _group(order: int) -> FiniteGroup:
@@ -54,15 +53,13 @@ def _case(points: int, order: int, neighbors: int) -> str:
     return f"N{points}-H{order}-K{neighbors}"
 
 
-def run(repeats: int = 3, device: str = "cpu", *, largest: int | None = None) -> list[Record]:
-    """Return the records of the way ``fused``: one size is varied at a time, then the largest cloud and group."""
-    largest = POINTS[-1] if largest is None else largest
-    sizes = [(n, BASE["order"], BASE["neighbors"]) for n in POINTS if n <= largest]
+def cases(device: str = "cpu") -> Cases:
+    """Return the way ``fused``: one size is varied at a time, then the largest cloud and group."""
+    sizes = [(n, BASE["order"], BASE["neighbors"]) for n in POINTS]
     sizes += [(BASE["points"], order, BASE["neighbors"]) for order in ORDERS]
     sizes += [(BASE["points"], BASE["order"], k) for k in NEIGHBORS]
-    sizes += [(largest, 24, 16)]
-    cases = {_case(*size): {"fused": partial(build, *size, device)} for size in sizes}
-    return compare(cases, repeats=repeats, device=device)
+    sizes += [(POINTS[-1], 24, 16)]
+    return {_case(*size): {"fused": partial(build, *size, device)} for size in sizes}
 
 
 def remarks(records: list[Record]) -> list[str]:
@@ -87,3 +84,6 @@ def remarks(records: list[Record]) -> list[str]:
 def _slope(pairs: Iterable[tuple[int, float]]) -> float:
     logarithms = ((math.log(size), math.log(value)) for size, value in pairs)
     return statistics.linear_regression(*zip(*logarithms, strict=True)).slope
+
+
+BENCHMARK = timed(cases, remarks, repeats=3)

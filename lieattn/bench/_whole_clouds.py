@@ -6,7 +6,7 @@ has no gradient on CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.bench._measure import Cases, Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, mean_square, timed
 from lieattn.geometry import AllPairs
 from lieattn.ops import backend, explain, group_attention
 
 # Clouds, points, frames: molecules as in QM9, and larger clouds.
 CASES = {"128x18": (128, 18, 4), "16x256": (16, 256, 4), "4x1024": (4, 1024, 12)}
 HEADS, DIM = 8, 16
-SMALL = {"CASES": {"1x3": (1, 3, 2)}, "HEADS": 1, "DIM": 2, "compare": partial(compare, memory=False)}
+SMALL = {"CASES": {"1x3": (1, 3, 2)}, "HEADS": 1, "DIM": 2}
 Way = Literal["scatter", "torch", "flex", "dense", "kernel"]
 
 
@@ -44,10 +44,7 @@ def build(clouds: int, points: int, frames: int, way: Way, device: str = "cpu") 
         rows = (x.unflatten(0, (clouds, points)).flatten(2, 3).transpose(1, 2) for x in (query, key, value))
         return rectangle(*rows).transpose(1, 2).flatten(0, 1).unflatten(1, (frames, HEADS))
 
-    def problem() -> Iterator[Tensor]:
-        yield (theirs if neighbors is None else ours)().square().mean()
-
-    return problem
+    return mean_square(theirs if neighbors is None else ours)
 
 
 def _rectangle(way: Way, device: str) -> Callable[..., Tensor]:
@@ -60,8 +57,10 @@ def _rectangle(way: Way, device: str) -> Callable[..., Tensor]:
     return cast(Callable[..., Tensor], given)
 
 
-def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
-    """Return the records of all cases; FlexAttention is left out on CPUs, where it has no gradient."""
+def cases(device: str = "cpu") -> Cases:
+    """Return all cases; FlexAttention is left out on CPUs, where it has no gradient."""
     ways: tuple[Way, ...] = tuple(way for way in get_args(Way) if way != "flex" or device == "cuda")
-    cases: Cases = {case: {way: partial(build, *sizes, way, device) for way in ways} for case, sizes in CASES.items()}
-    return compare(cases, repeats=repeats, device=device)
+    return {case: {way: partial(build, *sizes, way, device) for way in ways} for case, sizes in CASES.items()}
+
+
+BENCHMARK = timed(cases)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +13,7 @@ import torch
 
 from lieattn._core.checks import counted
 from lieattn._core.values import with_finite
-from lieattn.bench import BENCHMARKS, table, use_toy_sizes
+from lieattn.bench import BENCHMARKS, Benchmark, use_toy_sizes
 from lieattn.cli._options import ArgumentParser, output_file, positive
 from lieattn.io import replace_text
 from lieattn.ops import cpu_kernels
@@ -37,15 +36,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
-    if "device" not in inspect.signature(module.run).parameters and options.device != "cpu":
+    benchmark: Benchmark = module.BENCHMARK
+    if options.device != "cpu" and not benchmark.on_gpus:
         parser.error(f"argument --device: expected cpu, since {options.benchmark} measures the cores of this machine")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no CUDA device on this machine")
     if options.small:
-        use_toy_sizes([module.__name__, *getattr(module, "SHRINKS", ())])
+        use_toy_sizes(module.__name__)
     repeats = 1 if options.small and options.repeats is None else options.repeats
-    given = {} if repeats is None else {"repeats": repeats}
-    records = module.run(**given, **({"device": "cuda"} if options.device == "cuda" else {}))
+    records = benchmark.run(repeats, options.device)
     machine = [
         f"torch {torch.__version__}",
         counted(torch.get_num_threads(), "thread"),
@@ -54,9 +53,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if options.device == "cuda":
         machine[1:] = [torch.cuda.get_device_name()]
     print(f"{BENCHMARKS[options.benchmark]}; {', '.join(filter(None, machine))}\n")
-    print(getattr(module, "table", table)(records))
-    for remark in module.remarks(records) if hasattr(module, "remarks") else ():
-        print(remark)
+    print("\n".join([benchmark.table(records), *benchmark.remarks(records)]))
     if options.json is not None:
         content = with_finite([asdict(record) for record in records])
         replace_text(options.json, json.dumps(content, indent=1, allow_nan=False) + "\n")

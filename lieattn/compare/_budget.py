@@ -56,6 +56,18 @@ class Budget(LastCheckpoint):
         return min(1.0, self._share(self.steps, self.seconds + running))
 
     @property
+    def record(self) -> dict[str, Any]:
+        """The cost of the training, and the values of its validations."""
+        return {
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "train_clouds_per_s": self.clouds / max(self.seconds, 1e-9),
+            "clouds_seen": self.clouds,
+            "validation": self.best_value,
+            "history": self.history,
+        }
+
+    @property
     def validation_is_due(self) -> bool:
         """Whether another share of the budget was spent since the last validation."""
         parts = self.budget.evaluations
@@ -122,7 +134,7 @@ class Budget(LastCheckpoint):
             self._saved = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, the history and the best weights, for a checkpoint."""
+        """What is counted, and the best weights, for a checkpoint."""
         spent = [self.steps, self.seconds, self.clouds]
         return {"spent": spent, "history": self.history, "best": self.best, "best_value": self.best_value}
 

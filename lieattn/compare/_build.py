@@ -59,16 +59,13 @@ def kinds_of(cloud: Data, vectors: Iterable[str], tensors: Iterable[str]) -> dic
     """
     kinds: dict[str, Kind] = {"pos": "vector"}
     dim = int(cloud.pos.shape[1])
-    for name, kind in {**dict.fromkeys(vectors, "vector"), **dict.fromkeys(tensors, "tensor")}.items():
-        value = cloud.get(name)
-        if value is None:
-            continue
-        shape: list[Any] = list(value.shape) if isinstance(value, Tensor) else [type(value).__name__]
-        if kind == "tensor" and (len(shape) < 3 or shape[-2:] != [dim, dim]):
+    for name in filter(cloud.__contains__, dict.fromkeys([*vectors, *tensors])):
+        shape: list[Any] = list(cloud[name].shape) if isinstance(cloud[name], Tensor) else [type(cloud[name]).__name__]
+        if name in tensors and (len(shape) < 3 or shape[-2:] != [dim, dim]):
             raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {shape}")
-        if kind == "vector" and (len(shape) < 2 or shape[-1] % dim):
+        if name not in tensors and (len(shape) < 2 or shape[-1] % dim):
             raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {shape}")
-        kinds[name] = kind if kind == "tensor" else (kind,) * (shape[-1] // dim)
+        kinds[name] = "tensor" if name in tensors else ("vector",) * (shape[-1] // dim)
     return kinds
 
 

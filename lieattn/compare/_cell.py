@@ -72,7 +72,14 @@ class CellRunner:
             **dataclasses.asdict(cell),
             "clouds": len(cast(Sized, data.sets["train"])),
             "chosen": model.chosen,
-            **_description(task, group),
+            "parameters": count_parameters(task.network),
+            "group": None if group is None else group.name,
+            "guarantee": getattr(task.network, "guarantee", None),
+            "device": str(task.device),
+            "threads": torch.get_num_threads(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "machine": platform.node(),
+            "monitor": list(task.monitor),
             "ema": decay,
             "failed": None,
         }
@@ -82,15 +89,15 @@ class CellRunner:
         train.seed_generators(cell.seed)
         try:
             trainer.fit(task, data, ckpt_path=_readable(folder / "last.ckpt"))
-        except train.NonFiniteError as error:
-            record |= {"failed": str(error), **_spent(budget)}
-        else:
             # The last step may have had no validation, for example if the training was continued.
             if not budget.history or budget.history[-1][0] != budget.steps:
                 trainer.validate(task, data, verbose=False)
+        except train.NonFiniteError as error:
+            record["failed"] = str(error)
+        record |= budget.record
+        if record["failed"] is None:
             task.load_state_dict(budget.best or {})
             _save_weights(trainer, folder / "best.ckpt")
-            record |= _spent(budget)
             if task.device.type == "cuda":
                 record["peak_memory_mib"] = torch.cuda.max_memory_allocated(task.device) / 2**20
             record |= self._test(task)
@@ -205,20 +212,6 @@ def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | Non
     return Symmetry.stated_by(network).group if given is None else given
 
 
-def _description(task: train.PointSetTask, group: Group | None) -> Record:
-    """The part of a record that describes the network and the machine, before the training."""
-    return {
-        "parameters": count_parameters(task.network),
-        "group": None if group is None else group.name,
-        "guarantee": getattr(task.network, "guarantee", None),
-        "device": str(task.device),
-        "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "machine": platform.node(),
-        "monitor": list(task.monitor),
-    }
-
-
 def _readable(checkpoint: Path) -> Path | None:
     """The checkpoint from which a training continues; others are deleted, so that the cell starts anew."""
     try:
@@ -236,18 +229,6 @@ def _save_weights(trainer: Trainer, path: Path) -> None:
         if isinstance(callback, train.AveragedWeights):  # it would write the latest averages instead
             trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
     trainer.save_checkpoint(path, weights_only=True)
-
-
-def _spent(budget: Budget) -> Record:
-    """The cost of a training, and the values of its validations."""
-    return {
-        "steps": budget.steps,
-        "seconds": budget.seconds,
-        "train_clouds_per_s": budget.clouds / max(budget.seconds, 1e-9),
-        "clouds_seen": budget.clouds,
-        "validation": budget.best_value,
-        "history": budget.history,
-    }
 
 
 def training_memory(network: Spec, batch: Batch) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lieattn._core.checks import check_arguments, check_choice, check_count, check_counts
+from lieattn._core.checks import check_arguments, check_counts
 from lieattn.io import loaded
 from lieattn.train import UsageError, read_yaml, short_message
 
@@ -29,11 +29,10 @@ class Spec(TypedDict):
     init_args: NotRequired[dict]  # type: ignore[type-arg] # jsonargparse would build the values of a dict[str, Any]
 
 
-By = Literal["parameters", "seconds", "operations", "width"]
-
 _FORMAT = 1  # version of the cell files; part of their key
 _NAME = re.compile(r"\w[\w .+()-]*")
 _TRAINER = ("accelerator", "deterministic", "devices", "gradient_clip_val", "precision")
+_COMMON = ("task", "data", "budget", "optimizer", "schedule", "trainer", "equivariance", "memory")  # in keys of cells
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check_arguments(ModelSettings, vars(self))
-        check_count("step", self.step)
+        check_counts(step=self.step)
         _check_decay(self.ema)
         if not all(self.adjust.values()):
             raise UsageError(f"adjust: expected lists of values by argument, got {self.adjust}")
@@ -124,19 +123,16 @@ class BudgetSettings:
     steps: int | None = None
     seconds: int | float | None = None  # integers stay integers, since keys of cells depend on it
     evaluations: int = 10
-    clock: str = "wall"  # or "processor"
+    clock: Literal["wall", "processor"] = "wall"
 
     def __post_init__(self) -> None:
-        check_choice("clock", self.clock, ("wall", "processor"))
         if (self.steps is None) == (self.seconds is None):
             both = f"steps {self.steps} and seconds {self.seconds}; set one to null"
             found = "neither" if self.steps is None else both
             raise UsageError(f"expected either steps or seconds, got {found}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds: expected a positive number, got {self.seconds!r}")
-        if self.steps is not None:
-            check_count("steps", self.steps)
-        check_count("evaluations", self.evaluations)
+        check_counts(steps=1 if self.steps is None else self.steps, evaluations=self.evaluations)
 
 
 @dataclass(frozen=True)
@@ -149,19 +145,14 @@ class MatchSettings:
     reference model, which is taken as configured; by default the first model.
     """
 
-    by: str = "parameters"  # a value of By, but typed as str so that the error has our own message
+    by: Literal["parameters", "seconds", "operations", "width"] = "parameters"
     to: int | float | str | None = None
     tolerance: float = 0.05
 
     def __post_init__(self) -> None:
-        check_choice("by", self.by, By)
         if not 0 < self.tolerance < 1:
             raise UsageError(f"tolerance: expected a number in (0, 1), got {self.tolerance}")
-        if isinstance(self.to, str | None):
-            return
-        if self.by in ("parameters", "width"):
-            check_count("to", self.to)  # type: ignore[arg-type]
-        elif not 0 < self.to < math.inf:
+        if isinstance(self.to, int | float) and not 0 < self.to < math.inf:
             raise UsageError(f"to: expected a positive number, or the name of a model, got {self.to!r}")
 
 
@@ -218,14 +209,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_decay(self.ema)
-        if not self.seeds or not all(0 <= seed < 2**32 for seed in self.seeds):
-            raise UsageError(f"seeds: expected a list of integers of at least 0, got {self.seeds}")
-        if not self.fractions or not all(0 < share <= 1 for share in self.fractions):
-            raise UsageError(f"fractions: expected a list of numbers in (0, 1], got {self.fractions}")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise UsageError(f"seeds: expected different ones, got {self.seeds}")
-        if len({f"{share:g}" for share in self.fractions}) < len(self.fractions):  # names of cells contain six digits
-            raise UsageError(f"fractions: expected numbers that differ in six digits, got {self.fractions}")
+        if not self.seeds or len({seed for seed in self.seeds if 0 <= seed < 2**32}) < len(self.seeds):
+            raise UsageError(f"seeds: expected a list of different integers of at least 0, got {self.seeds}")
+        # Names of cells contain six digits.
+        if not self.fractions or len({f"{x:g}" for x in self.fractions if 0 < x <= 1}) < len(self.fractions):
+            found = f"numbers in (0, 1] that differ in six digits, got {self.fractions}"
+            raise UsageError(f"fractions: expected a list of {found}")
         if isinstance(self.match.to, str) and self.match.to not in self.models:
             raise UsageError(f"match: to: expected a number or one of {list(self.models)}, got {self.match.to!r}")
         if unknown := set(self.trainer) - set(_TRAINER):
@@ -252,12 +241,11 @@ class Settings:
         settings = dataclasses.asdict(self)
         if self.budget.clock == "wall":  # keeps the keys of cells from before the option existed
             del settings["budget"]["clock"]
-        common = ("task", "data", "budget", "optimizer", "schedule", "trainer", "equivariance", "memory")
         content = {
             "format": _FORMAT,
             "cell": [cell.fraction, cell.seed],
             "model": {**model.network, "group": model.group, "optimizer": model.optimizer},
-            **{name: settings[name] for name in common},
+            **{name: settings[name] for name in _COMMON},
         }
         if self.match.by != "parameters":  # likewise
             content["match"] = self.match.by

@@ -63,7 +63,7 @@ BUDGETS = {
     "geometry": (4374, 19, 40),
     "groups": (2074, 8, 35),
     "io": (790, 8, 22),
-    "models": (7549, 43, 65),
+    "models": (7602, 45, 65),
     "nn": (5688, 19, 89),
     "ops": (9849, 54, 31),
     "reps": (671, 3, 15),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (356, 1, 0),
     "viz": (3138, 14, 15),
     "datasets": (9635, 46, 74),
-    "tests": (56565, 143, 0),
+    "tests": (56566, 143, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages

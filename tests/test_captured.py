@@ -17,7 +17,8 @@ import lieattn
 from lieattn.cli import main
 from lieattn.geometry import FiniteFrames, Radius, SampledFrames, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Preprocessed, Rescaled, _captured
+from lieattn.models import AttentiveCNN, Captured, FramewiseTransformer, GSANet, Preprocessed, Rescaled
+from lieattn.models._base import captured as _captured
 from lieattn.testing import relative_error
 from lieattn.train import PointSetRegressor, load_network
 from lieattn_datasets import Standardize

@@ -21,8 +21,8 @@ from lieattn.models import (
     LieTransformer,
     Lifting,
     Species,
-    _inputs,
 )
+from lieattn.models._base import inputs as _inputs
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import backend
 

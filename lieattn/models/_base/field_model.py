@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from lieattn._core.checks import check_arguments
-from lieattn.models._base.inputs import attribute, copied
+from lieattn.models._base.inputs import attribute, copied, in_precision_of_weights
 from lieattn.models._base.network import GroupField, Network, Symmetry
 
 
@@ -98,10 +98,12 @@ class FieldModel(Network):
         found = {name: repr({key: float(of[key]) for key in sorted(of)}) for name, of in numbers}
         return {**super().tied_to(), **found, "unit": repr(float(self.unit))}
 
+    @in_precision_of_weights
     def geometry(self, data: Any) -> Any:
         """Return the geometry of the network, in its units; AttributeError if it has no such method."""
         return cast(Any, self.network).geometry(self._in_units(data))
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: Any = None) -> GroupField:
         return self.network.field(self._in_units(data), geometry)
 
@@ -113,6 +115,7 @@ class FieldModel(Network):
             data[name] = attribute(given, name) / number
         return data
 
+    @in_precision_of_weights
     def forward(self, data: Any, geometry: Any = None) -> Any:
         """Return vectors ``[points, dim]``, or other outputs of the head, by name for :class:`lieattn.nn.Heads`.
 

@@ -226,8 +226,9 @@ class Network(EquivariantModule, Recomputing):
     Input vectors are named by ``vector_inputs``. Heads such as :class:`lieattn.nn.VectorHead` map the result of
     :meth:`field` to outputs of any field type, see :class:`FieldModel`.
 
-    Inputs are converted to the dtype of the weights. If the weights are in half precision (``network.bfloat16()``),
-    layers compute as under autocast: geometry stays in float32, and outputs have the dtype of the weights.
+    ``forward`` is geometry, field, head. Inputs are converted to the dtype of the weights. If the weights are in half
+    precision (``network.bfloat16()``), layers compute as under autocast: geometry stays in float32, and outputs have
+    the dtype of the weights.
 
     Attributes
     ----------
@@ -236,12 +237,6 @@ class Network(EquivariantModule, Recomputing):
     """
 
     head: nn.Module
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("geometry", "field", "forward"):
-            if name in vars(cls):
-                setattr(cls, name, in_precision_of_weights(vars(cls)[name]))
 
     @property
     def kind(self) -> Any:
@@ -279,7 +274,8 @@ class Network(EquivariantModule, Recomputing):
     @in_precision_of_weights
     def forward(self, data: Any, geometry: Any = None) -> Any:
         """Return the outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
-        return self.head(*self.field(data, geometry))
+        x, graph = self.field(data, geometry)
+        return self.head(x, graph)
 
 
 class ImageNetwork(Network):
@@ -319,6 +315,7 @@ class ImageNetwork(Network):
             group = trivial(group.dim)
         return Symmetry(group, "images about their centers", translations=False, notes=notes)
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: Any = None) -> GroupField:
         """Return the field after the last block, in raster order, and the lifted pixels; ``geometry`` is not used."""
         x, raster = self.last_field(data, self.embedded_vectors(data))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import CloudInputs, plus_vectors
+from lieattn.models._base.inputs import CloudInputs, in_precision_of_weights, plus_vectors
 from lieattn.models._base.network import Downsampling, GroupField, ImageNetwork
 from lieattn.nn import (
     AffineSelfConvolution,
@@ -281,6 +281,7 @@ class AffineSelfConvNet(ImageNetwork):
             elif isinstance(module, BottleneckBlock):
                 nn.init.zeros_(module.norm3.weight)
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: Any = None) -> GroupField:
         """Return the field after the last block, in raster order, and the lifted pixels; ``geometry`` is not used."""
         x, raster = self.last_field(data, self.embedded_vectors(data))

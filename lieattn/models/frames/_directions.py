@@ -28,7 +28,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, pyritohedral, tetrahedral
-from lieattn.models._base.inputs import PointInputs, features, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._base.network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
 from lieattn.models._base.pair_inputs import with_pair_features
@@ -240,6 +240,7 @@ class DirectionConvNet(Network):
                 "group such as tetrahedral(), another DirectionOptions(axis=...), or a FramewiseTransformer"
             )
 
+    @in_precision_of_weights
     def geometry(self, data: Any) -> LiftedGraph:
         """Lift the clouds.
 
@@ -261,6 +262,7 @@ class DirectionConvNet(Network):
         # The edge network has its own window.
         return graph.with_relative(replace(graph.relative, cutoff=None))
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
         """Field after the last block, constant on the cosets of K; see :meth:`Network.field`."""
         graph = self.geometry(data) if geometry is None else geometry

@@ -24,7 +24,7 @@ from lieattn.geometry import (
     sign_group,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, features, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._base.network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
 from lieattn.models._base.pair_inputs import with_pair_features
@@ -264,6 +264,7 @@ class FramewiseTransformer(Network):
             tied |= {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
         return tied
 
+    @in_precision_of_weights
     def geometry(self, data: Any) -> FramewiseGeometry:
         """Lift the clouds.
 
@@ -298,6 +299,7 @@ class FramewiseTransformer(Network):
                 local = graph.with_relative(replace(graph.relative, neighbors=neighbors, cutoff=None))
             return FramewiseGeometry(graph, graph.frame_positions(), local)
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
         """Return the field after the last block, and the graph of the attention; see :meth:`Network.field`."""
         graph, positions, local = self.geometry(data) if geometry is None else geometry

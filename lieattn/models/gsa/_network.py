@@ -29,7 +29,14 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import FiniteGroup, Translations, check_group, linear_part, trivial
-from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
+from lieattn.models._base.inputs import (
+    PointInputs,
+    VectorEmbedding,
+    features,
+    in_precision_of_weights,
+    read_inputs,
+    vectors,
+)
 from lieattn.models._base.network import GroupField, Network, Symmetry
 from lieattn.models._base.poses import check_geometry, without_lattice
 from lieattn.models._base.squares import of_squares
@@ -323,6 +330,7 @@ class GSANet(Network):
             notes = (*notes, "sides of images must stay even at all crops and poolings")
         return replace(promised, group=group, notes=(*promised.notes, *notes))
 
+    @in_precision_of_weights
     def geometry(self, data: Any) -> GSAGeometry:
         """Compute neighbor lists, crops and pooling cells of a batch, for all stages.
 
@@ -380,6 +388,7 @@ class GSANet(Network):
             _ = graph.relative.coordinates
         return graph
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: GSAGeometry | None = None) -> GroupField:
         """Return the field ``[points, fiber, channels]`` after the last block or pooling, and its graph.
 

@@ -13,6 +13,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_counts, ch
 from lieattn._core.layer_norm import LayerNorm
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
+from lieattn.models._base.inputs import in_precision_of_weights
 from lieattn.models._base.network import GroupField, Network, Symmetry
 from lieattn.models._base.poses import without_lattice
 from lieattn.models._base.squares import of_squares
@@ -102,10 +103,12 @@ class FiniteSE2Transformer(Network):
             cast(Tensor, data.pos.to(dtype)) if self.content == "centroidal" else super().rounded_positions(data, dtype)
         )
 
+    @in_precision_of_weights
     def geometry(self, data: Any) -> LiftedGraph:
         """Lift the positions to R^2 ⋊ C_n; ValueError is raised for periodic clouds."""
         return lift(without_lattice(data, type(self).__name__), self.group, self.neighborhood, length=1.0)
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> GroupField:
         if slots is not None:
             check_counts(slots=slots)
@@ -115,6 +118,7 @@ class FiniteSE2Transformer(Network):
             x = self._through(layer, x, graph)
         return GroupField(x, graph)
 
+    @in_precision_of_weights
     def forward(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
         """Return outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``; see :meth:`Network.field`.
 

@@ -24,7 +24,7 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import SE, Translations
-from lieattn.models._base.inputs import PointInputs, SortedDistances, Species
+from lieattn.models._base.inputs import PointInputs, SortedDistances, Species, in_precision_of_weights
 from lieattn.models._base.network import GroupField, Symmetry
 from lieattn.models.lie._network import AnyFrames, AttentionOptions, ConvolutionOptions, LieNetwork, Lifting, Readout
 from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
@@ -128,6 +128,7 @@ class LieTransformer(LieNetwork):
         preset = {"space": Euclidean(Translations(2)), "channels": 160, "layers": 5}
         return cls(2, 1, **{**_PAPER, **preset, "attention": AttentionOptions(normalize="mean"), **options})
 
+    @in_precision_of_weights
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LiftedGraph:
         """Lift the clouds and compute the coordinates of all pairs.
 
@@ -137,6 +138,7 @@ class LieTransformer(LieNetwork):
         graph = self._dropped(*self._lifted(data, generator))
         return graph if self.lifting.piece else self._prepared(graph)
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
         if self.lifting.piece and torch.compiler.is_compiling():
             reason = f"pieces of {self.lifting.piece} points depend on the positions and cannot be compiled"
@@ -262,6 +264,7 @@ class LieConvNet(LieNetwork):
         chosen = ("subsampling selects other points when points move: use downsampling=1",) if self.share < 1 else ()
         return (*super().jumps, *chosen)
 
+    @in_precision_of_weights
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:
         """Lift the points once and return the graph of every block; random parts of training are drawn in each call.
 
@@ -284,6 +287,7 @@ class LieConvNet(LieNetwork):
             kept.append(chosen)
         return LieConvGeometry(tuple(graphs), tuple(kept), graph)
 
+    @in_precision_of_weights
     def field(self, data: Any, geometry: LieConvGeometry | None = None) -> GroupField:
         geometry = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, geometry.graphs[0], [])

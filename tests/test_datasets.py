@@ -158,12 +158,14 @@ class TestImages:
         ("make", "error", "message"),
         [
             (lambda: ld.ImagePoints(GRAY[0], [0]), ValueError, "images: expected .images, height, width"),
+            (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, .12., got .3.$"),
             (
-                lambda: ld.ImagePoints(torch.rand(2, 1, 5, 5), [0, 1]),
+                lambda: ld.ImagePoints(np.moveaxis(GRAY, 0, 2), LABELS),
                 ValueError,
-                r"channels last, .*, got \[2, 1, 5, 5\], which looks like channels first; use permute\(0, 2, 3, 1\)",
+                r"one per image, \[28\], got \[12\]; if axis 2 counts the images, use np.moveaxis\(images, 2, 0\)",
             ),
-            (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, .12., got .3."),
+            (lambda: ld.ImagePoints(GRAY, LABELS, channels=28), ValueError, "channels: expected 1 for images .* got 28"),
+            (lambda: ld.ImagePoints(GRAY > 9, LABELS), TypeError, "uint8, uint16 or a floating dtype, got bool"),
             (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels: expected integers, got float64"),
             (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "4 .num_classes - 1., got 0 .. 9"),
             (lambda: ld.ImagePoints(GRAY, LABELS.astype(int) - 1), ValueError, "0 .. 8 .num_classes - 1., got -1 .. 8"),
@@ -177,11 +179,6 @@ class TestImages:
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=0), ValueError, "peak: expected a positive finite number"),
             (lambda: ld.ImagePoints(GRAY, LABELS, peak=np.inf), ValueError, "peak: expected a positive finite number"),
             (lambda: ld.image_to_data(np.zeros(3)), ValueError, r"got \[3\]"),
-            (
-                lambda: ld.image_to_data(torch.rand(1, 5, 6)),
-                ValueError,
-                r"image: .* last, \[height, width, channels\], got \[1, 5, 6\], .* first; use permute\(1, 2, 0\) of",
-            ),
             (lambda: ld.grid_positions(0, 3), ValueError, "at least 1, got 0 and 3"),
             (lambda: small_images()[6], IndexError, "index: expected an integer in -6 .. 5, got 6"),
             (lambda: small_images()[0:2], TypeError, "use subset for several"),
@@ -196,6 +193,43 @@ class TestImages:
     def test_bad_input(self, make, error, message):
         with pytest.raises(error, match=message):
             make()
+
+    @pytest.mark.parametrize(
+        ("shape", "other", "advice"),
+        [
+            ((2, 28, 28, 28), "images, depth, height, width", "make a Data of each volume"),
+            ((5, 5, 5, 5), "images, depth, height, width", "make a Data of each volume"),
+            ((2, 1, 5, 6), "images, channels, height, width", r"use permute\(0, 2, 3, 1\) of a tensor"),
+            ((9, 8, 3), "height, width, channels", r"use images\[None\]"),
+            ((8, 9, 8), "height, width, images", r"use np.moveaxis\(images, 2, 0\)"),
+        ],
+    )
+    def test_several_images_in_another_order(self, shape, other, advice):
+        images, labels = np.random.default_rng(0).random(shape), np.zeros(shape[0], dtype=int)
+        with pytest.raises(ValueError, match=rf"images: expected .*, which can also be \[{other}\]; {advice}"):
+            ld.ImagePoints(images, labels)
+        channels = shape[3] if len(shape) == 4 else 1
+        data = ld.ImagePoints(images, labels, channels=channels)[1]
+        np.testing.assert_allclose(image_of(data), images[1].reshape(*shape[1:3], channels), atol=1e-7)
+
+    @pytest.mark.parametrize(
+        ("shape", "other", "advice"),
+        [
+            ((1, 5, 6), "channels, height, width", r"use permute\(1, 2, 0\) of a tensor"),
+            ((9, 8, 7), "images, height, width", "use ImagePoints"),
+        ],
+    )
+    def test_one_image_in_another_order(self, shape, other, advice):
+        image = np.random.default_rng(0).random(shape)
+        with pytest.raises(ValueError, match=rf"image: expected .*, which can also be \[{other}\]; {advice}"):
+            ld.image_to_data(image)
+        np.testing.assert_allclose(image_of(ld.image_to_data(image, channels=shape[2])), image, atol=1e-7)
+
+    @pytest.mark.parametrize("shape", [(3, 9, 9, 3), (3, 3, 3, 3), (6, 3, 4), (3, 9, 9), (9, 8, 7), (2, 5, 5, 4)])
+    def test_usual_orders_need_no_word(self, shape):
+        images = np.random.default_rng(0).integers(0, 65536, shape, dtype=np.uint16)
+        data = ld.ImagePoints(images, np.zeros(shape[0], dtype=int))[1]
+        assert np.array_equal(np.rint(image_of(data) * 65535), images[1].reshape(*shape[1:3], -1))
 
 
 class TestDigits:

@@ -105,7 +105,7 @@ class RotatedMNIST(ImagePoints):
         if column_major:
             images = images.transpose(0, 2, 1)
         labels = table[:, -1].astype(np.int64)
-        super().__init__(np.ascontiguousarray(images), labels, num_classes=10, transform=transform)
+        super().__init__(np.ascontiguousarray(images), labels, num_classes=10, channels=1, transform=transform)
         if split in ("train", "valid"):
             first = len(table) * _TRAIN // _TRAIN_AND_VALID
             self._indices = self._indices[:first] if split == "train" else self._indices[first:]

@@ -81,7 +81,7 @@ class _CifarImages(ImagePoints):
         labels = np.concatenate([labels for _, labels in batches])
         if verify:
             check_count(self._release, paths[-1].parent, len(images), _COUNTS[half])
-        super().__init__(images, labels, num_classes=self._classes, transform=transform)
+        super().__init__(images, labels, num_classes=self._classes, channels=3, transform=transform)
         if half == "train":
             self._indices = hold_out(len(images), validation, split)
 

@@ -56,7 +56,7 @@ class Digits(ImagePoints):
                 f"scikit-learn's digits have shape {images.shape} and SHA-256 {digest}, expected "
                 f"(1797, 8, 8) and {_SHA256}: reinstall scikit-learn"
             )
-        super().__init__(images, labels, num_classes=10, peak=16, transform=transform)
+        super().__init__(images, labels, num_classes=10, peak=16, channels=1, transform=transform)
         if split != "all":
             parts = stratified(labels, (0.6, 0.2))
             self._indices = parts[SPLITS.index(split)]

@@ -68,7 +68,9 @@ def grid_positions(height: int, width: int) -> Tensor:
     return torch.stack([x.repeat(height), y.repeat_interleave(width)], dim=1)
 
 
-def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | None = None) -> Data:
+def image_to_data(
+    image: ArrayLike, label: int | None = None, *, peak: float | None = None, channels: int | None = None
+) -> Data:
     """Convert one image to a point set.
 
     Parameters
@@ -80,6 +82,8 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
         Class of the image. If it is None, the result has no ``y``.
     peak
         The value that becomes intensity 1. Default: 255 for uint8, 65,535 for uint16, 1 for floating types.
+    channels
+        Number of channels, the last axis. It must be given if there are more than four.
 
     Returns
     -------
@@ -91,8 +95,8 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     Raises
     ------
     ValueError
-        If the image has another number of axes, looks like ``[channels, height, width]``, or a value is not finite or
-        outside [0, peak].
+        If the image has another number of axes, can be read in another order, or a value is not finite or outside
+        [0, peak].
     TypeError
         If the type of the values is neither uint8, uint16 nor floating.
     """
@@ -100,7 +104,7 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     array = image_array("image", image)
     if array.ndim not in (2, 3):
         raise ValueError(f"image: expected [height, width] or [height, width, channels], got {list(array.shape)}")
-    check_channels_last("image", array.shape)
+    check_layout("image", array.shape, channels)
     peak = check_images(array[None], peak)
     return make_data(array, label, peak)
 
@@ -132,15 +136,33 @@ def data_to_image(data: Data) -> Tensor:
     return x.reshape(height, width, -1)
 
 
-def check_channels_last(argument: str, shape: tuple[int, ...], before: tuple[str, ...] = ()) -> None:
-    """Raise ValueError for a shape ``[*before, ...]`` that looks like channels first, as in torchvision."""
-    rest = shape[len(before) :]
-    if len(rest) == 3 and rest[0] <= _MOST_CHANNELS < min(rest[1:]):
-        expected = ", ".join([*before, "height", "width", "channels"])
-        order = ", ".join(map(str, [*range(len(before)), *(len(before) + axis for axis in (1, 2, 0))]))
+def check_layout(argument: str, shape: tuple[int, ...], channels: int | None, *before: str) -> None:
+    """Raise ValueError if images ``[*before, height, width]`` or ``[*before, height, width, channels]`` are ambiguous.
+
+    They are if the shape is also usual for another order of axes, and ``channels`` does not confirm the last axis.
+    """
+    axes, sizes = [*before, "height", "width", "channels"][: len(shape)], shape[len(before) :]
+    last = shape[-1] if axes[-1] == "channels" else 1
+    if channels is not None:
+        if channels != last:
+            raise ValueError(f"channels: expected {last} for {argument} {list(shape)}, got {channels}")
+        return
+    count, other = len(before), ""
+    if last > _MOST_CHANNELS and sizes[0] <= _MOST_CHANNELS:
+        other = ", ".join([*before, "channels", "height", "width"])
+        order = ", ".join(map(str, [*range(count), *(count + axis for axis in (1, 2, 0))]))
+        advice = f"use permute({order}) of a tensor or transpose({order}) of an array"
+    elif last > _MOST_CHANNELS:
+        other = ", ".join([*(before or ["images"]), *(["depth"] if before else []), "height", "width"])
+        advice = "make a Data of each volume, with pos [points, 3]" if before else "use ImagePoints for several images"
+    elif before and len(sizes) == 2 and sizes[1] <= _MOST_CHANNELS < min(shape[:2]):
+        other, advice = "height, width, channels", f"use {argument}[None] for one image"
+    elif before and len(sizes) == 2 and shape[0] == shape[2] > _MOST_CHANNELS:
+        other, advice = "height, width, images", f"use np.moveaxis({argument}, 2, 0)"
+    if other:
         raise ValueError(
-            f"{argument}: expected the channels last, [{expected}], got {list(shape)}, which looks like channels "
-            f"first; use permute({order}) of a tensor or transpose({order}) of an array"
+            f"{argument}: expected [{', '.join(axes)}], got {list(shape)}, which can also be [{other}]; {advice}, or "
+            f"give channels={last} to confirm the first"
         )
 
 

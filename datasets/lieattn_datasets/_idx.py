@@ -85,7 +85,7 @@ class _IdxImages(ImagePoints):
             raise self._release.damaged(label_path, problem)
         if verify:
             check_count(self._release, path, len(images), _COUNTS[half])
-        super().__init__(images, labels, num_classes=10, transform=transform)
+        super().__init__(images, labels, num_classes=10, channels=1, transform=transform)
         if half == "train":
             self._indices = hold_out(len(images), validation, split)
 

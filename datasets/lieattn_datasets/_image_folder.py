@@ -88,7 +88,7 @@ class ImageFolder(ImagePoints):
             raise ValueError(f"size: expected one or two numbers of pixels of at least 1, got {size!r}")
         paths, labels, classes = _choose(Path(root), split, shares, split_seed)
         images = _read_all(paths, color, sides)
-        super().__init__(images, labels, num_classes=len(classes), transform=transform)
+        super().__init__(images, labels, num_classes=len(classes), channels=3 if color else 1, transform=transform)
         self.classes = classes
         self._files = [str(path) for path in paths]
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from lieattn_datasets._arrays import class_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._grid import CHUNK, ImageArray, check_channels_last, check_images, image_array, make_data
+from lieattn_datasets._grid import CHUNK, ImageArray, check_images, check_layout, image_array, make_data
 
 __all__ = ["ImagePoints", "Transform"]
 
@@ -36,6 +36,10 @@ class ImagePoints(Clouds):
         Number of classes. Default: the largest label plus one.
     peak
         The value that becomes intensity 1. Default: 255 for uint8, 65,535 for uint16, 1 for floating types.
+    channels
+        Number of channels, the last axis, or 1 without that axis. It must be given if the order of the axes is not
+        clear from their sizes: with more than four channels, or for gray images that are as many as they are wide, or
+        not wider than four.
     transform
         Function that is applied to each new ``Data``, for example :class:`~lieattn_datasets.RotatePoints`.
 
@@ -71,6 +75,7 @@ class ImagePoints(Clouds):
         *,
         num_classes: int | None = None,
         peak: float | None = None,
+        channels: int | None = None,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ImagePoints.__init__, locals())
@@ -86,10 +91,12 @@ class ImagePoints(Clouds):
                 "images: expected [images, height, width] or [images, height, width, channels] with no size of zero, "
                 f"got {list(shape)}"
             )
-        check_channels_last("images", shape, ("images",))
+        check_layout("images", shape, channels, "images")
         classes = class_array("labels", labels)
         if classes.shape != shape[:1]:
-            raise ValueError(f"labels: expected one per image, [{shape[0]}], got {list(classes.shape)}")
+            axis = shape.index(len(classes)) if classes.ndim == 1 and len(classes) in shape else 0
+            order = f"; if axis {axis} counts the images, use np.moveaxis(images, {axis}, 0)" if axis else ""
+            raise ValueError(f"labels: expected one per image, [{shape[0]}], got {list(classes.shape)}{order}")
         count = int(classes.max(initial=-1)) + 1
         self.num_classes = count if num_classes is None else num_classes
         if classes.size and (int(classes.min()) < 0 or count > self.num_classes):

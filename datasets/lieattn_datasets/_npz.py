@@ -74,7 +74,7 @@ class RotatedMNISTRecipe(ImagePoints):
             for part in split.split("+")
         ]
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        super().__init__(images, labels, num_classes=10, transform=transform)
+        super().__init__(images, labels, num_classes=10, channels=1, transform=transform)
 
 
 class FashionMNIST900(ImagePoints):
@@ -113,7 +113,7 @@ class FashionMNIST900(ImagePoints):
         check_arguments(FashionMNIST900.__init__, locals())
         check_choice("split", split, ("train", "valid", "test", "all"))
         images, labels = _read(_FASHION, root, "x", "y", "28, 28", 900 if verify else None)
-        super().__init__(images, labels, num_classes=10, transform=transform)
+        super().__init__(images, labels, num_classes=10, channels=1, transform=transform)
         if split != "all":
             parts = stratified(labels, (60 / 90, 10 / 90))
             self._indices = parts[SPLITS.index(split)]
@@ -158,7 +158,7 @@ class CIFAR10Subset(ImagePoints):
         half = "test" if split == "test" else "train"
         count = {"train": 2_000, "test": 1_000}[half] if verify else None
         images, labels = _read(_CIFAR, root, f"x_{half}", f"y_{half}", "32, 32, 3", count)
-        super().__init__(images, labels, num_classes=10, transform=transform)
+        super().__init__(images, labels, num_classes=10, channels=3, transform=transform)
         if half == "train":
             self._indices = hold_out(len(images), validation, split)
 

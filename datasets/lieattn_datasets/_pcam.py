@@ -105,7 +105,7 @@ class PatchCamelyon(ImagePoints):
             raise _RELEASE.damaged(label_path, f"has {len(labels)} labels, but there are {images.shape[0]} images")
         if verify:
             check_count(_RELEASE, path, images.shape[0], _COUNTS[split])
-        super().__init__(images, labels, num_classes=2, transform=transform)
+        super().__init__(images, labels, num_classes=2, channels=3, transform=transform)
 
 
 class H5Images:

@@ -54,17 +54,17 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1245, 20, 0),
+    "_core": (1255, 20, 0),
     "ase": (314, 1, 0),
     "bench": (1412, 13, 4),
     "certify": (2981, 16, 7),
     "cli": (3020, 19, 3),
     "compare": (1678, 8, 16),
-    "geometry": (4374, 19, 40),
+    "geometry": (4376, 19, 40),
     "groups": (2074, 8, 35),
     "io": (790, 8, 22),
-    "models": (7602, 45, 65),
-    "nn": (5688, 19, 89),
+    "models": (7603, 45, 65),
+    "nn": (5693, 19, 89),
     "ops": (9849, 54, 31),
     "reps": (671, 3, 15),
     "spaces": (350, 2, 5),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (356, 1, 0),
     "viz": (3138, 14, 15),
     "datasets": (9664, 46, 74),
-    "tests": (56600, 143, 0),
+    "tests": (56659, 143, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages

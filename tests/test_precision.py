@@ -9,22 +9,29 @@ from torch_geometric.data import Data
 
 import lieattn
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift, point_clouds
-from lieattn.groups import cyclic, tetrahedral
+from lieattn.groups import Translations, cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     AttentiveCNN,
+    DirectionConvNet,
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
+    FramewiseOptions,
     FramewiseTransformer,
     GSANet,
     GSAOptions,
+    GSAReadout,
+    LieTransformer,
+    Readout,
     Rescaled,
 )
+from lieattn.models.irreps import DistanceTransformer
 from lieattn.nn import CloudNorm, GroupAttention, PointBatchNorm, VectorHead
 from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
 from lieattn.nn.relative._base import measured
 from lieattn.ops import RelativeTerms
+from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
 from tests.fuzz.models import MODELS
 from tests.lifted_cases import LIFTED
@@ -167,6 +174,58 @@ def test_networks_under_autocast(name, features):
     with torch.autocast("cpu", BF16):
         found = outputs(model, inputs(name, F32, features))
     assert relative_error(found.double(), expected.double(), floor=0.0) < TOLERANCE[BF16]
+
+
+def lie(readout):
+    options = {"channels": 8, "layers": 1, "heads": 2, "readout": readout}
+    return LieTransformer(1, 1, space=Euclidean(Translations(3)), neighborhood=Radius(1.0, smooth=True), **options)
+
+
+def framewise(**options):
+    return FramewiseTransformer(
+        tetrahedral(), 1, 1, channels=8, layers=1, pool="sum", neighborhood=Radius(1.0), **options
+    )
+
+
+ENERGIES = {
+    "pool first": lambda: lie(Readout(pool="sum")),
+    "point first": lambda: lie(Readout(pool="sum", order="point_first")),
+    "framewise": lambda: framewise(options=FramewiseOptions(attention="neighborhood")),
+    "framewise, head of frames": lambda: framewise(options=FramewiseOptions(attention="neighborhood", head="frames")),
+    "directions": lambda: DirectionConvNet(
+        tetrahedral(), 1, 1, channels=8, layers=1, pool="sum", neighborhood=Radius(1.0)
+    ),
+    "distances": lambda: DistanceTransformer(1, 1, channels=8, layers=1, heads=2, pool="sum", neighborhood=Radius(1.0)),
+    "GSANet": lambda: GSANet(
+        tetrahedral(), 1, 1, channels=8, blocks=(1,), heads=2, neighborhood=Radius(1.0), readout=GSAReadout(pool="sum")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENERGIES)
+def test_energies_of_many_atoms_under_autocast_are_those_of_the_last_layer_in_single_precision(name):
+    """In bfloat16, 5.3 is 5.3125, and the sum over 600 atoms would be a multiple of 16."""
+    torch.manual_seed(0)
+    model = randomize(ENERGIES[name](), spread=0.1).eval()
+    for bias in (weight for weight in model.head.parameters() if weight.shape == (1,)):
+        bias.data.fill_(5.3)
+    data = Data(pos=8 * torch.rand(600, 3), x=torch.ones(600, 1))
+    exact = model(data)
+    with torch.autocast("cpu", BF16):
+        found = model(data)
+    assert found.dtype == F32
+    assert (found - exact).abs() < 0.2
+
+
+@pytest.mark.parametrize("sizes", [[100_000], [50_000, 50_000], [99_997, 3]])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_sums_over_many_atoms_are_rounded_a_few_times(sizes, reduction):
+    x = torch.randn(sum(sizes), 2, generator=torch.Generator().manual_seed(0)) - 5
+    clouds = point_clouds(torch.zeros(len(x), 3), batch=torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)))
+    assert (clouds.each is None) == (len(set(sizes)) > 1)
+    found, exact = (getattr(clouds, reduction)(numbers) for numbers in (x, x.double()))
+    assert found.dtype == F32
+    assert ((found - exact) / exact).abs().max() < 4e-7
 
 
 @pytest.mark.parametrize("name", SEVERAL)

@@ -1,10 +1,12 @@
-"""Functions that test whether autocast is enabled on a device, and disable it in a block."""
+"""Functions that test whether autocast is enabled on a device, and disable it in a block or for a function."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor, nn
 
 
 def has_autocast(device: torch.device) -> bool:
@@ -21,3 +23,11 @@ def in_autocast(device: torch.device) -> bool:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context without autocast on a device, so that products are computed in the dtype of their operands."""
     return torch.autocast(device.type, enabled=False) if has_autocast(device) else nullcontext()
+
+
+def as_without_autocast(function: Callable[[Tensor], Tensor], x: Tensor, module: nn.Module) -> Tensor:
+    """Return ``function(x)``, under autocast in the dtype of the weights of a module, as if there were no autocast."""
+    if not in_autocast(x.device):
+        return function(x)
+    with without_autocast(x.device):
+        return function(x.to(next(module.parameters()).dtype))

@@ -16,27 +16,27 @@ def counts(index: Tensor, count: int) -> Tensor:
     return index.new_zeros(count).index_add(0, index, torch.ones_like(index))
 
 
-def sums(x: Tensor, index: Tensor, count: int) -> Tensor:
+def sums(x: Tensor, index: Tensor, count: int, at_least: torch.dtype = torch.float32) -> Tensor:
     """Return the sums of the rows of x ``[rows, *]`` with equal ``index`` ``[rows]`` int64, as ``[count, *]``.
 
-    Integers and masks are summed in int64. Half precision is summed in float32, because torch may round to it after
-    every row, so that a sum of ones in bfloat16 ends at 256.
+    Integers and masks are summed in int64. Other numbers are summed ``at_least`` in this dtype, because torch may round
+    after every row, so that a sum of ones in bfloat16 ends at 256.
     """
     kept = x.is_floating_point() or x.is_complex()
-    wide = x.to(torch.promote_types(x.dtype, torch.float32) if kept else torch.int64)
+    wide = x.to(torch.promote_types(x.dtype, at_least) if kept else torch.int64)
     total = wide.new_zeros(count, *x.shape[1:]).index_add(0, index, wide)
     return total.to(x.dtype) if kept else total
 
 
-def means(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+def means(x: Tensor, index: Tensor, rows: Tensor, at_least: torch.dtype = torch.float32) -> Tensor:
     """Return the means of the rows of x ``[rows, *]`` with equal ``index`` ``[rows]`` int64, as ``[count, *]``.
 
     ``rows`` ``[count]`` are the :func:`counts`. An index without rows gives zero.
     """
-    half = x.is_floating_point() and x.itemsize < 4  # the sum may overflow
-    total = sums(x.float() if half else x, index, len(rows))
+    kept = x.is_floating_point() or x.is_complex()
+    total = sums(x.to(torch.promote_types(x.dtype, at_least)) if kept else x, index, len(rows))  # halves may overflow
     mean = total / rows.clamp(min=1).to(total.dtype).view(-1, *[1] * (x.ndim - 1))
-    return mean.to(x.dtype) if half else mean
+    return mean.to(x.dtype) if kept else mean
 
 
 def maxima(x: Tensor, index: Tensor, count: int) -> Tensor:

@@ -155,18 +155,20 @@ class PointClouds(Movable):
     def sum(self, x: Tensor) -> Tensor:
         """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero.
 
-        Sums of integers and masks are int64, as in torch.
+        Sums of integers and masks are int64, as in torch. The error is at most some rounding steps of the largest
+        partial sum, however many points there are: sums over clouds of different sizes are computed in float64, those
+        over clouds with as many points as sums of sums.
         """
         if (clouds := self.by_cloud(x)) is not None:
             return clouds.sum(dim=1)
-        return sums(x, self.batch, self.num_clouds)
+        return sums(x, self.batch, self.num_clouds, torch.float64)
 
     def mean(self, x: Tensor) -> Tensor:
         """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
         clouds = self.by_cloud(x)
         if clouds is not None and (x.is_floating_point() or x.is_complex()):
             return clouds.mean(dim=1)
-        return means(x, self.batch, self.counts)
+        return means(x, self.batch, self.counts, torch.float64)
 
     def max(self, x: Tensor) -> Tensor:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
+from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_is, may_look
 from lieattn._core.layer_norm import LayerNorm
 from lieattn._core.warnings import warn
@@ -29,6 +29,8 @@ Pooling = Literal["mean", "max", "sum", "none"]
 
 class InvariantHead(Recorded, nn.Module):
     """Invariant numbers of every cloud or point, by one of the two read-outs of LieTransformer.
+
+    Outputs have the dtype of the weights, also under autocast, so that energies of many atoms are not rounded.
 
     **Equivariance.** Outputs are invariant to translations of the field by the group. Pooled outputs do not depend on
     the order of the points.
@@ -83,15 +85,18 @@ class InvariantHead(Recorded, nn.Module):
             raise ValueError(f"x: expected a field [points={graph.num_points}, fiber, channels], got {tuple(x.shape)}")
         act = activation_named("activation", self.activation)
         if self.readout == "point_first":
-            return self._pool(self.linears[0](act(x)), graph)
-        y = self._pool(x, graph)
-        for norm, linear in zip(self.norms, self.linears, strict=True):
-            y = linear(act(norm(y)))
-        return y
+            return self._of_clouds(self.fiber_pool(as_without_autocast(first, act(x), first)), graph)
 
-    def _pool(self, x: Tensor, graph: PointClouds) -> Tensor:
-        pooled: Tensor = self.fiber_pool(x)
-        return pooled if self.cloud_pool is None else self.cloud_pool(pooled, graph)
+        def mapped(y: Tensor) -> Tensor:
+            y = self._of_clouds(y, graph)
+            for norm, linear in zip(self.norms, self.linears, strict=True):
+                y = linear(act(norm(y)))
+            return y
+
+        return as_without_autocast(mapped, self.fiber_pool(x), first)
+
+    def _of_clouds(self, x: Tensor, graph: PointClouds) -> Tensor:
+        return x if self.cloud_pool is None else self.cloud_pool(x, graph)
 
 
 class FieldHead(Recorded, nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
+from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_positive, check_tensor
 from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import (
@@ -379,7 +379,7 @@ class _Head(ExactConstants, nn.Sequential):
         hidden, act, last = self
         x = x.index_select(1, self.first)
         if self.kind == "invariant":
-            return self.outputs(last(act(hidden(x)).mean(dim=1)), graph)
+            return self.outputs(as_without_autocast(last, act(hidden(x)).mean(dim=1), last), graph)
         # The part that all directions share cancels in the sum, which needs more than half precision.
         with without_autocast(graph.device):
             frames = graph.frames.index_select(-3, self.first)

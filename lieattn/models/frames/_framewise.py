@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
+from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
@@ -350,10 +350,10 @@ class _Head(nn.Sequential):
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Map a field ``[points, fiber, channels]`` to ``[clouds | points, out_channels]``, vectors with ``dim``."""
+        hidden, act, last = self
         if self.kind == "invariant":
             if not self.sees_frames:
-                return self.outputs(super().forward(x.mean(dim=1)), graph)
-            hidden, act, last = self
-            return self.outputs(last(act(hidden(x)).mean(dim=1)), graph)
+                return self.outputs(as_without_autocast(super().forward, x.mean(dim=1), last), graph)
+            return self.outputs(as_without_autocast(last, act(hidden(x)).mean(dim=1), last), graph)
         values = project_field(super().forward(x), graph, self.out_channels * Vector(self.dim))
         return self.outputs(values.unflatten(1, (self.out_channels, self.dim)), graph)

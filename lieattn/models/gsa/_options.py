@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from lieattn._core.autocast import as_without_autocast
 from lieattn._core.checks import check_arguments, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
@@ -201,7 +202,7 @@ class GSAHead(nn.Linear):
 
     def forward(self, input: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Map a field ``[points, fiber, in_features]`` to ``[clouds, out_features]`` or ``[points, out_features]``."""
-        y: Tensor = super().forward(input)
+        y = as_without_autocast(super().forward, input, self)
         if self.pool == "none":
             return self._maximum(y, graph)
         if self.order == "frames_first":

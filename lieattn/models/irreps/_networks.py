@@ -9,7 +9,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Required, Self, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Required, Self, TypedDict, Unpack
 
 import torch
 from e3nn import o3
@@ -17,7 +17,7 @@ from e3nn.nn import Gate
 from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
-from lieattn._core.autocast import without_autocast
+from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn._core.layer_norm import LayerNorm
 from lieattn._core.segments import sums
@@ -285,7 +285,7 @@ class DistanceTransformer(_PointNetwork):
             x = layer(x, edges.lists, radial, window)
         x = self.norm(x)
         if self.kind == "invariant":
-            return cast(Tensor, self.head(x))
+            return as_without_autocast(self.head, x, self.head)
         both = torch.cat([x[edges.target], x[edges.source], edges.radial], dim=1)
         out = edges.sum_to_targets(self.pair(both)[..., None] * (edges.window[:, None] * edges.vectors)[:, None])
         if self.vector_inputs:

@@ -128,6 +128,14 @@ class TestPolygons:
             faces = ld.read_mesh("a.obj", polygon_file("obj", dent, [np.roll(range(4), start).tolist()]))[1]
             assert sorted(map(sorted, faces.tolist())) == [[0, 1, 3], [1, 2, 3]]
 
+    def test_few_polygons_that_cross_themselves(self):
+        """Production models have some twisted squares among many thousands; these become fans."""
+        ring = np.array([(0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 1, 0), (60, 0, 0), (0, 60, 0)])
+        _, faces = ld.read_mesh("a.obj", polygon_file("obj", ring, [[0, 4, 5], [0, 1, 2, 3]]))
+        assert faces.tolist() == [[0, 4, 5], [0, 1, 2], [2, 3, 0]]
+        with pytest.raises(ld.MeshError, match=r"face 1 crosses itself, seen along its mean normal \(2 faces do\)"):
+            ld.read_mesh("a.obj", polygon_file("obj", ring, [[0, 4, 5], [0, 1, 2, 3], [0, 1, 2, 3]]))
+
     def test_small_crossings_are_rounding(self):
         """Files with seven digits, and polygons of no area, are read."""
         flat = np.pad(np.array([*L, (0, 1), (1e-7, 1.2)], dtype=float), ((0, 0), (0, 1)))
@@ -198,6 +206,8 @@ SQUARES_OF = {
     "ply line breaks of Windows": PLY.replace("\n", "\r\n"),
     "ply old line breaks": PLY.replace("\n", "\r"),
     "ply more numbers than stated": PLY.replace("2 3\n", "2 3 9 1 1 1\n"),
+    "ply strips": PLY.replace("element face", "element tristrips").replace("4 0 1 2 3", "9 1 2 0 -1 0 2 3 -1 0"),
+    "ply a strip": PLY.replace("element face", "element tristrips").replace("4 0 1 2 3", "4 0 1 3 2"),
     "stl as it is": STL,
     "stl names": STL.replace("solid a", "solid cube vertex 3 facet normal outer loop endfacet"),
     "stl no names": STL.replace("solid a", "solid"),
@@ -209,10 +219,15 @@ SQUARES_OF = {
     "off tabs": off(corners=[(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)], squares=[range(4)])
     .decode()
     .replace(" ", "\t"),
+    "off over several lines": "OFF\n4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1\n2 # and\n\n3 255 0 0\n",
+    "off old line breaks": "OFF\r4 1 0\r0 0 0\r1 0 0\r1 1 0\r0 1 0\r4 0 1 2 3\r",
     "off colors": "COFF\n4 1 0\n0 0 0 9 9 9\n1 0 0 9 9 9\n1 1 0 9 9 9\n0 1 0 9 9 9\n4 0 1 2 3 255 0 0 # red\n",
 }
 REFUSED = {
-    "obj zero": (SQUARE.replace("1 2 3 4", "0 1 2 3"), "line 5: .* got the vertex 0, but vertices count from 1"),
+    "obj zero": (
+        SQUARE.replace("1 2 3 4", "0 1 2 3"),
+        "line 5: expected a face with corners that are counted from 1, got 0",
+    ),
     "obj commas": (SQUARE.replace("v 1 0", "v 1,5 0"), "line 2: could not convert string to float: b'1,5'"),
     "obj flat": (SQUARE.replace("v 1 0 0", "v 1 0"), "line 2: not enough values"),
     "ply no list": (PLY.replace("list uchar int vertex_indices", "int a"), "expected one list of vertices .* got none"),
@@ -221,10 +236,14 @@ REFUSED = {
         "expected one list of vertices for each face, as vertex_indices, got a, b",
     ),
     "ply no vertices": (PLY.replace("vertex 4", "points 4"), "it has faces, but no vertices with x, y and z"),
-    "ply strips": (PLY.replace("element face", "element tristrips"), "it has tristrips, which are not read"),
+    "ply shorter row": (PLY.replace("1 1 0\n", "1 1\n"), "invalid column index 2"),
+    "ply list in vertices": (
+        PLY.replace("element face 1\n", ""),
+        "a row of vertex has 3 numbers, fewer than its properties need",
+    ),
     "ply types": (PLY.replace("uchar int", "uchar quad"), "the property vertex_indices has the unknown type quad"),
     "ply form": (PLY.replace("ascii", "zipped"), "not begin with the header of a PLY file, with one of its three"),
-    "ply short row": (PLY.replace("4 0 1 2 3", "4 0 1 2"), "a row of face has 4 numbers, fewer than its lists need"),
+    "ply short row": (PLY.replace("4 0 1 2 3", "4 0 1 2"), "a row of face has 4 numbers, fewer than its properties"),
     "stl damaged": (STL.replace("1 0 0", "1 0", 1), "1 triangles can be read, but the rest begins with b'facet normal"),
     "stl damaged line": (STL.replace("1 0 0", "1 0", 1).replace("\n", " "), "1 triangles can be read, but the rest"),
     "stl no end": (STL.replace("endsolid a", ""), "2 triangles can be read, but it does not end with endsolid"),

@@ -31,6 +31,7 @@ _EXTENSIONS = ("KHR_draco_mesh_compression", "EXT_meshopt_compression", "EXT_mes
 _MOST_CORNERS = 100_000_000  # limit for the corners of all triangles of a GLB file
 _MOST_CORNERS_OF_ONE = 4000  # limit for a concave polygon, whose edges are compared with each other
 _SMALL = 1e-6  # distances that do not count, as a share of the size of a mesh: files round to about 7 digits
+_FEW = 1e-3  # share of the area that faces may have whose surface is not clear
 _ROUNDING = 1e-9  # distances that are rounding errors of float64, as a share of the size of a polygon
 _Polygons = tuple[NDArray[np.float64], Sequence[Sequence[int]]]  # vertices, and the corners of each face
 _SHOWN = 200  # characters of a problem in a message
@@ -44,8 +45,8 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     """Read a triangle mesh. Polygons are divided into triangles, and the parts of a scene are merged.
 
     The triangles of a polygon lie inside its outline and have its orientation. Polygons that are not planar are divided
-    as they appear along their mean normal (Newell's); those that cross themselves there are refused. Distances below a
-    millionth of the size of the mesh count as rounding.
+    as they appear along their mean normal (Newell's). Those that cross themselves there are refused; if they have less
+    than a thousandth of the area, they become fans. Distances below a millionth of the size of the mesh are rounding.
 
     Parameters
     ----------
@@ -200,7 +201,7 @@ def _read(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64
 
 def _read_off(data: bytes) -> _Polygons:
     """Read an OFF file. Its number of lines must match the header, which other readers do not check."""
-    stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(data))
+    stripped = (line.split(b"#")[0].strip() for line in data.splitlines())
     lines = [line for line in stripped if line]
     header = _OFF.fullmatch(lines[0]) if lines else None
     if header and header[1]:
@@ -209,17 +210,21 @@ def _read_off(data: bytes) -> _Polygons:
     if len(counts) < 2 or not header:
         raise ValueError("it does not begin with the header of an OFF file of text in three dimensions")
     vertices, faces = counts
-    if len(lines) - 2 != vertices + faces:
+    corners, rest = list[list[int]](), iter(lines[2 + vertices :])
+    for line in rest if len(lines) - 2 >= vertices + faces else ():
+        words = line.split()
+        while len(words) <= int(words[0]) and (more := next(rest, b"")):  # corners may continue on the next lines
+            words += more.split()
+        corners.append([int(word) for word in words[1 : int(words[0]) + 1]])
+        if len(corners[-1]) != int(words[0]):
+            raise ValueError("a face has fewer corners than it states")
+    if len(corners) != faces:
         raise ValueError(f"{len(lines) - 2} lines for {vertices} vertices and {faces} faces")
-    if not faces:
-        return np.empty((vertices, 3)), []
-    if not vertices:
+    if not vertices and faces:
         raise ValueError(f"it has no vertices and {faces} faces")
-    places = np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None)
-    polygons = [line.split() for line in lines[2 + vertices :]]
-    corners = [[int(word) for word in polygon[1 : int(polygon[0]) + 1]] for polygon in polygons]
-    if any(len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)):
-        raise ValueError("a face has fewer corners than it states")
+    places = (
+        np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None) if faces else np.empty((0, 3))
+    )
     return places, corners
 
 
@@ -240,8 +245,8 @@ def _read_obj(data: bytes) -> _Polygons:
             elif kind == b"f":
                 corners = [int(word.split(b"/", 1)[0]) for word in words[1:]]
                 if len(corners) < 3 or 0 in corners:
-                    found = f"{len(corners)}" if len(corners) < 3 else "the vertex 0, but vertices count from 1"
-                    raise ValueError(f"expected a face with at least 3 corners, got {found}")
+                    counted = "at least 3 corners" if len(corners) < 3 else "corners that are counted from 1"
+                    raise ValueError(f"expected a face with {counted}, got {len(corners) if len(corners) < 3 else 0}")
                 polygons.append([corner - 1 if corner > 0 else len(places) + corner for corner in corners])
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
@@ -269,7 +274,7 @@ def _triangles(places: NDArray[np.float64], polygons: Sequence[Sequence[int]]) -
     Raises
     ------
     ValueError
-        If a polygon has fewer than three corners, has a vertex that does not exist, or crosses itself.
+        If a polygon has fewer than three corners or a vertex that does not exist, or more than a few cross themselves.
     """
     from trimesh.geometry import triangulate_quads
 
@@ -289,10 +294,20 @@ def _triangles(places: NDArray[np.float64], polygons: Sequence[Sequence[int]]) -
             backward = (doubled * normal).sum(axis=2).min(axis=1) < -_ROUNDING * squares
             around = np.arctan2(sizes, (rays[:, :-1] * rays[:, 1:]).sum(axis=2)).sum(axis=1) > 2 * np.pi + _SMALL
             fans[chosen] = ~(backward | around | (np.sqrt(squares) < _SMALL * sizes.sum(axis=1)))
-    faces = triangulate_quads(list(itertools.compress(polygons, fans))).reshape(-1, 3)
     others = np.flatnonzero(~fans).tolist()
     tolerance = _SMALL * np.ptp(places, axis=0).max() if others else 0.0
-    return np.concatenate([faces, *(_divide(places, polygons[number], number, tolerance) for number in others)])
+    divided = {number: _divide(places, polygons[number], number, tolerance) for number in others}
+    crossing = [number for number, found in divided.items() if found is None]
+    fans[crossing] = True
+    faces = triangulate_quads(list(itertools.compress(polygons, fans))).reshape(-1, 3)
+    faces = np.concatenate([faces, *(found for found in divided.values() if found is not None)])
+    unclear = sum(np.linalg.norm(_fan(places[[*polygons[number]]])[0], axis=1).sum() for number in crossing)
+    if unclear > _FEW * np.linalg.norm(_cross(places, faces), axis=1).sum():
+        beside = f" ({len(crossing)} faces do)" if len(crossing) > 1 else ""
+        raise ValueError(
+            f"face {crossing[0]} crosses itself, seen along its mean normal{beside}: divide it into triangles"
+        )
+    return faces
 
 
 def _fan(corners: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -301,8 +316,10 @@ def _fan(corners: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
     return np.cross(rays[..., :-1, :], rays[..., 1:, :]), rays
 
 
-def _divide(places: NDArray[np.float64], polygon: Sequence[int], number: int, tolerance: float) -> NDArray[np.int64]:
-    """Divide a polygon whose fan is wrong; raise ValueError if it crosses itself by more than a distance."""
+def _divide(
+    places: NDArray[np.float64], polygon: Sequence[int], number: int, tolerance: float
+) -> NDArray[np.int64] | None:
+    """Divide a polygon whose fan is wrong; return None if it crosses itself by more than a distance."""
     try:
         from manifold3d import triangulate
     except ImportError as error:
@@ -326,9 +343,8 @@ def _divide(places: NDArray[np.float64], polygon: Sequence[int], number: int, to
     faces = corners[triangulate([flat], _ROUNDING * lengths.sum())]
     if area >= _SMALL * covered:  # not the parts of a bow tie, which cancel, so that it has no normal
         covered = np.abs(_cross(places, faces) @ normal).sum() / area
-    if (apart & apart.T).any() or abs(covered - area) > 2 * tolerance * lengths.sum():
-        raise ValueError(f"face {number} crosses itself, seen along its mean normal: divide it into triangles")
-    return faces
+    crosses = (apart & apart.T).any() or abs(covered - area) > 2 * tolerance * lengths.sum()
+    return None if crosses else faces
 
 
 def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -41,9 +41,8 @@ def read_ply(content: bytes) -> tuple[NDArray[np.float64], Sequence[Sequence[int
             found[name], at = _read_rows(name, rows[at : at + count], count, properties), at + count
     if order and at != len(body):
         raise ValueError(f"its header promises {at} bytes, but there are {len(body)}")
-    if "tristrips" in elements:
-        raise ValueError("it has tristrips, which are not read: convert them to faces")
-    number, properties = elements.get("face", (0, []))
+    kind = "face" if elements.get("face", (0,))[0] else "tristrips"
+    number, properties = elements.get(kind, (0, []))
     if not number:
         return np.empty((0, 3)), []
     if not {*"xyz"} <= {*found.get("vertex", {})}:
@@ -51,12 +50,19 @@ def read_ply(content: bytes) -> tuple[NDArray[np.float64], Sequence[Sequence[int
     lists = [name for name, code, length in properties if length and code not in "fd"]
     usual = [name for name in lists if name in _CORNERS] or lists
     if len(usual) != 1:
-        raise ValueError(
-            f"expected one list of vertices for each face, as {_CORNERS[0]}, got {', '.join(lists) or 'none'}"
-        )
+        names = ", ".join(lists) or "none"
+        raise ValueError(f"expected one list of vertices for each face, as {_CORNERS[0]}, got {names}")
     vertices = np.stack([np.asarray(found["vertex"][axis], dtype=np.float64) for axis in "xyz"], axis=1)
-    polygons = found["face"][usual[0]]
-    return vertices, polygons if order else [[int(word) for word in polygon] for polygon in polygons]
+    polygons = found[kind][usual[0]]
+    if not order:
+        polygons = [[int(word) for word in polygon] for polygon in polygons]
+    if kind == "tristrips":
+        from trimesh.util import triangle_strips_to_faces
+
+        strips = [np.array(strip, dtype=np.int64) for strip in polygons]
+        parts = [part[part >= 0] for strip in strips for part in np.split(strip, np.flatnonzero(strip < 0))]
+        polygons = triangle_strips_to_faces([part for part in parts if len(part) > 2])
+    return vertices, polygons
 
 
 def _elements(lines: Sequence[Sequence[bytes]]) -> dict[str, tuple[int, list[_Property]]]:
@@ -89,12 +95,11 @@ def _read_rows(name: str, rows: Sequence[bytes], count: int, properties: Sequenc
     for row in rows:
         words, at = row.split(), 0
         for column, _, length in properties:
-            size = int(words[at]) if length else 1
-            at += bool(length)
-            if not 0 <= size <= len(words) - at:
-                raise ValueError(f"a row of {name} has {len(words)} numbers, fewer than its lists need")
-            columns[column].append(words[at : at + size] if length else words[at])
-            at += size
+            first = at + bool(length)
+            size = int(words[at]) if length and at < len(words) else 1
+            if not first <= (at := first + size) <= len(words):
+                raise ValueError(f"a row of {name} has {len(words)} numbers, fewer than its properties need")
+            columns[column].append(words[first:at] if length else words[first])
     return columns
 
 

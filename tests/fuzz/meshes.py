@@ -130,7 +130,8 @@ def _check(case: tuple[str, int]) -> Finding | Verdict:
     if kind == "stl":
         rings = list(rng.normal(size=(rng.integers(1, 5), 3, 3)))
     elif crossing:
-        rings.append(_placed(rng, np.array(list(CROSSING.values())[rng.integers(len(CROSSING))], dtype=float)))
+        ring = _placed(rng, np.array(list(CROSSING.values())[rng.integers(len(CROSSING))], dtype=float))
+        rings = [rings[0], ring * np.ptp(rings[0], axis=0).max() / np.ptp(ring, axis=0).max()]  # smaller ones are accepted
     places = np.concatenate(rings)
     ends = np.cumsum([len(ring) for ring in rings])
     polygons = [list(range(end - len(ring), end)) for ring, end in zip(rings, ends.tolist(), strict=True)]

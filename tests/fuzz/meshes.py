@@ -131,7 +131,8 @@ def _check(case: tuple[str, int]) -> Finding | Verdict:
         rings = list(rng.normal(size=(rng.integers(1, 5), 3, 3)))
     elif crossing:
         ring = _placed(rng, np.array(list(CROSSING.values())[rng.integers(len(CROSSING))], dtype=float))
-        rings = [rings[0], ring * np.ptp(rings[0], axis=0).max() / np.ptp(ring, axis=0).max()]  # smaller ones are accepted
+        sizes = [np.ptp(places, axis=0).max() for places in (rings[0], ring)]
+        rings = [rings[0], ring * sizes[0] / sizes[1]]  # smaller ones would be accepted
     places = np.concatenate(rings)
     ends = np.cumsum([len(ring) for ring in rings])
     polygons = [list(range(end - len(ring), end)) for ring, end in zip(rings, ends.tolist(), strict=True)]

@@ -899,7 +899,8 @@ def crystals(count=6, seed=0):
     ase, single = pytest.importorskip("ase"), pytest.importorskip("ase.calculators.singlepoint")
     rng, frames = np.random.default_rng(seed), []
     for size in range(2, 2 + count):
-        frame = ase.Atoms(["Si", "O"] + ["Si"] * (size - 2), rng.normal(size=(size, 3)), cell=[3, 4, 5], pbc=[1, 1, 0])
+        pos = np.indices((3, 3, 3)).reshape(3, 27).T[:size] + 0.1 * rng.normal(size=(size, 3))
+        frame = ase.Atoms(["Si", "O"] + ["Si"] * (size - 2), pos, cell=[3, 4, 5], pbc=[1, 1, 0])
         known = {
             "energy": rng.normal() - 100 * size,
             "forces": rng.normal(size=(size, 3)),
@@ -908,6 +909,19 @@ def crystals(count=6, seed=0):
         }
         frame.calc = single.SinglePointCalculator(frame, **known)
         frame.info["virial"] = -60 * frame.get_stress(voigt=False)  # the volume is 60 angstrom^3
+        frames.append(frame)
+    return frames
+
+
+def springs():
+    """Return frames of a spring with E = -20 + 10 (d - 1)^2 along z, in a cell of 64 cubic angstrom."""
+    ase, frames = pytest.importorskip("ase"), []
+    for length in (1.1, 1.2, 1.3):
+        frame = ase.Atoms("OH", [[0, 0, 0], [0, 0, length]], cell=[4, 4, 4], pbc=True)
+        pull = 20 * (length - 1)
+        frame.info |= {"energy": -20 + 10 * (length - 1) ** 2, "energy_unit": "eV"}
+        frame.info |= {"stress": 0.1 * np.eye(3), "virial": -6.4 * np.eye(3)}
+        frame.arrays["forces"] = np.array([[0, 0, pull], [0, 0, -pull]])
         frames.append(frame)
     return frames
 
@@ -1106,6 +1120,80 @@ class TestFrames:
             torch.testing.assert_close(molecules[1].dipole, 0.4 * molecules[1].pos[1:])
 
     @pytest.mark.parametrize(
+        ("names", "keys", "energy", "force"),
+        [
+            (("energy", "forces", "dft_energy", "dft_forces"), {"energy": "dft_energy"}, -5, 9),
+            (("energy", "forces", "dft_energy", "dft_force"), {"energy": "dft_energy"}, -5, 9),
+            (("energy", "forces", "energy_pbe", "forces_pbe"), {"energy": "energy_pbe"}, -5, 9),
+            (("energy", "forces", "dft_energy", "dft_forces"), {"forces": "dft_forces"}, -5, 9),
+            (("energy", "forces", "dft_energy", "dft_forces"), {"energy": "dft_energy", "forces": "forces"}, -5, 1),
+            (("free_energy", "forces", "dft_energy", "dft_forces"), {"energy": "free_energy"}, -1, 1),
+        ],
+    )
+    def test_labels_of_one_level_of_theory(self, tmp_path, names, keys, energy, force):
+        text = "1\nProperties=species:S:1:pos:R:3:{1}:R:3:{3}:R:3 {0}=-1 {2}=-5\nO 0 0 0 1 1 1 9 9 9\n"
+        (tmp_path / "frames.xyz").write_text(text.format(*names))
+        data = ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", references=False, keys=keys)[0]
+        assert data.energy.tolist() == [energy]
+        assert data.force.tolist() == [[force] * 3]
+
+    @pytest.mark.parametrize("key", ["dft_energy", "E", "energy_total"])
+    def test_labels_of_another_level_are_left_out(self, key):
+        ase = pytest.importorskip("ase")
+        frame = ase.Atoms("O", [[0, 0, 0]], info={key: -5.0, "energy": -1.0})
+        frame.arrays["forces"] = np.ones((1, 3))
+        with pytest.warns(
+            UserWarning, match=f"'forces' is left out, since it may be of another level of .* {key}; pass"
+        ):
+            data = ld.Molecules.from_ase([frame], references=False, keys={"energy": key})[0]
+        assert data.energy.tolist() == [-5]
+        assert "force" not in data
+
+    def test_several_levels_without_keys(self):
+        ase = pytest.importorskip("ase")
+        frame = ase.Atoms("O", [[0, 0, 0]], info={"energy": -1.0, "REF_energy": -5.0, "energy_unit": "eV"})
+        frame.arrays |= {"forces": np.ones((1, 3)), "REF_forces": np.zeros((1, 3))}
+        frame.info["forces_unit"] = "eV/A"
+        with pytest.warns(UserWarning, match="'forces' are read, and there are others, of REF_energy; pass keys"):
+            assert ld.Molecules.from_ase([frame], references=False)[0].energy.tolist() == [-1]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"stress": 20 * np.eye(3), "virial": np.full((3, 3), np.nan)}, r"the stress is above 10 .* is frame 1"),
+            ({"stress": np.full((3, 3), np.nan), "virial": -800 * np.eye(3)}, r"the stress is above 10 .* is frame 1"),
+            (
+                {"stress": np.eye(3), "virial": 64 * np.eye(3)},
+                "the virial is not minus the stress times the volume in 1",
+            ),
+            ({"stress": 0.1 * np.eye(3), "virial": -4 * np.eye(3)}, "the virial is not minus the stress .* is frame 1"),
+            ({"energy": -20.4}, "differ by another amount than by their forces in 3 of 3 frames, the first is frame 0"),
+            (
+                {"forces": np.array([[0, 0, -4.0], [0, 0, 4.0]])},
+                "differ by another amount than by their forces in 3 of 3",
+            ),
+            ({"positions": np.array([[0, 0, 0], [0, 0, 0.11]])}, "atoms are closer than 0.3 .* in 1 of 3 .* frame 1"),
+            ({"stress-unit": "kbar"}, "stress-unit=kbar is stated, but numbers are read as they are, .* frame 1"),
+            ({"energy_units": "Ha"}, "energy_units=Ha is stated, but numbers are read as they are, .* frame 1"),
+        ],
+    )
+    def test_labels_that_contradict_each_other(self, changes, message):
+        frames = springs()
+        ld.Molecules.from_ase(frames)
+        for name, value in changes.items():
+            (frames[1].info if name in frames[1].info or "unit" in name else frames[1].arrays)[name] = value
+        with pytest.warns(UserWarning, match=message):
+            ld.Molecules.from_ase(frames)
+
+    @pytest.mark.parametrize("factor", [-1, 1 / 51.4, 1 / 27.2, 23.06])
+    def test_forces_in_another_unit_or_with_another_sign(self, factor):
+        frames = springs()
+        for frame in frames:
+            frame.arrays["forces"] *= factor
+        with pytest.warns(UserWarning, match="differ by another amount than by their forces in 3 of 3 frames"):
+            ld.Molecules.from_ase(frames)
+
+    @pytest.mark.parametrize(
         ("keys", "message"),
         [
             ({"force": "forces"}, "keys: expected names for energy, forces, .* got one for 'force'"),
@@ -1170,7 +1258,25 @@ class TestFrames:
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4: expected the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz .* 'Xx' is no symbol of an element"),
-            ("1\n\n8 0 0 0\n", "frames.xyz .* '8' is no symbol of an element"),
+            ("1\n\n8 0 0 0\n", "frames.xyz .* '8' is no symbol of an element; name nuclear charges Z:I:1"),
+            (
+                "1\nProperties=species:I:1:pos:R:3\n8 0 0 0\n",
+                "expected species:S:1 for symbols or Z:I:1 for nuclear ch",
+            ),
+            ("1\nProperties=Species:S:1:pos:R:3\nH 0 0 0\n", "expected species:S:1 for symbols or Z:I:1"),
+            (
+                "1\nproperties=species:S:1:pos:R:3:forces:R:3\nH 0 0 0 1 1 1\n",
+                "expected Properties=..., got it in lower",
+            ),
+            ('1\nlattice="4 0 0 0 4 0 0 0 4"\nH 0 0 0\n', "expected Lattice=..., got it in lower case"),
+            ('1\nIt\'s Lattice="4 0 0 0 4 0 0 0 4"\nH 0 0 0\n', "expected Lattice=..., .* after an open quote"),
+            ("1\nProperties=species:S:1:pos:R\nH 0 0 0\n", "Properties: expected the column pos:R:3"),
+            ("1\nProperties=species:S:1:pos:R:3\nH 7 0 0 0\n", "line 3: expected the columns of Properties, got 'H 7"),
+            ("1\nenergy=T\nH 0 0 0\n", "energy of frames: expected numbers, got True for frame 0"),
+            ("1\nenergy\nH 0 0 0\n", "energy of frames: expected numbers, got True for frame 0"),
+            ("1\ncharge=F\nH 0 0 0\n", "charge of frames: expected numbers, got False for frame 0"),
+            ('1\nstress="1 2 3 0 1 0 0 0 1"\nH 0 0 0\n', "stress: expected a symmetric matrix"),
+            ('1\nstress="1 2 3 0 1 0"\nH 0 0 0\n', "stress, expecting special 3x3 matrix"),
             ("1\nProperties=species:S:1 energy=1\nH\n", "Properties: expected the column pos:R:3, got species:S:1"),
             ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames: expected an array of real numbers"),
             ("1\n\nH 0 0 nan\n", "frames.xyz: pos of frames: expected finite"),

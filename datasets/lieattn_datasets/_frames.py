@@ -1,5 +1,6 @@
 """Properties of frames of the package ase, as arguments for :class:`Molecules`."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,13 @@ from lieattn_datasets._units import Units
 # attributes of items by the names of ase; names in other files, such as REF_energy, contain them
 _ATTRIBUTES = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "virial", "dipole": "dipole"}
 _STATES = ("charge", "spin")
+_NAMED = re.compile(r"(.*?)(?:free_)?(energ(?:y|ies)|forces?|stress(?:es)?|virials?|dipoles?)(.*)", re.IGNORECASE)
+_UNITS = ("unit", "units")  # endings of names of entries that state a unit
+_PLAIN = ("", "")  # prefix and suffix of the names of ase
+_LARGEST_STRESS = 10.0  # eV/angstrom^3, 1,602 GPa
+_CLOSEST = 0.3  # angstrom between two atoms
+_NEAR, _MOST_NEAR = 0.3, 1000  # angstrom between the atoms of frames that are compared, and frames of a composition
+_FEWEST = 3  # pairs of near frames for a ratio
 
 
 def describe_frames(
@@ -52,6 +60,7 @@ def describe_frames(
     if any(frame.pbc.any() for frame in frames):
         found["of_molecule"]["cell"] = _within([frame.cell.array for frame in frames], "cell")
         found["of_molecule"]["pbc"] = np.stack([frame.pbc for frame in frames])
+    _warn_of_contradictions(frames, known)
     return found, {charge: factor * value for charge, value in energies.items()}
 
 
@@ -74,24 +83,146 @@ def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, lis
         raise ValueError(f"keys: expected names for {', '.join((*_ATTRIBUTES, *_STATES))}, got one for {unknown[0]!r}")
     _warn_of_changes(frames)
     entries = [{**frame.arrays, **frame.info, **_results(frame)} for frame in frames]
-    found = {name: [_known(name, held.get(keys.get(name, name))) for held in entries] for name in _ATTRIBUTES}
-    found |= {name: [frame.info.get(keys.get(name, name)) for frame in frames] for name in _STATES}
     there = sorted(set().union(*entries))
+
+    def read(name: str, key: str | None) -> list[Any]:
+        held = entries if name in _ATTRIBUTES else [frame.info for frame in frames]
+        return [_known(name, number, of_frame.get(key)) for number, of_frame in enumerate(held)]
+
+    found = {name: read(name, key) for name, key in keys.items()}
     for name, key in keys.items():
         if all(value is None for value in found[name]):
             raise ValueError(f"keys: expected a name that the frames have for {name}, some of {there}, got {key!r}")
+    names = _of_one_level(there, keys)
+    found |= {name: read(name, names.get(name)) for name in _ATTRIBUTES if name not in keys}
+    found |= {name: read(name, name) for name in _STATES if name not in keys}
     for name, stem in _ATTRIBUTES.items():
-        others = [other for other in there if stem in other.lower() and other not in (name, *keys.values())]
-        if others and all(value is None for value in found[name]):
+        others = [other for other in there if stem in other.lower() and other not in (name, *names.values())]
+        if others and name in names and all(value is None for value in found[name]):
             hint = f"pass keys={{{name!r}: {others[0]!r}}} to read it"
             warnings.warn(f"frames: expected {name!r}, got only {', '.join(others)}; {hint}", stacklevel=4)
     return found
 
 
-def _known(name: str, value: Any) -> Any:
-    """Return a stored property of a frame. Numbers that are all NaN count as none, except for energies."""
+def _of_one_level(there: Sequence[str], keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the entries to read: the keys, and entries of the same level of theory for other properties.
+
+    Prefix and suffix are the level: ``dft_energy`` and ``dft_forces`` are of one. A property that frames have only of
+    other levels is left out with a warning.
+    """
+    given = [key for name, key in keys.items() if name in _ATTRIBUTES]
+    levels = {_level(key)[1] for key in given} or {_PLAIN}
+    names = dict(keys)
+    for name in _ATTRIBUTES:
+        same = [other for other in (name, *there) if _level(other) == (_level(name)[0], *levels)]
+        if name not in keys and (same or name not in there):
+            names[name] = same[0] if same else name
+        elif name not in keys:
+            warnings.warn(
+                f"frames: {name!r} is left out, since it may be of another level of theory than {', '.join(given)}; "
+                f"pass {name!r} in keys too to read it",
+                stacklevel=5,
+            )
+    of_levels = (
+        {_level(key)[1] for key in there if _level(key)[0] == _level(name)[0]} for name in ("energy", "forces")
+    )
+    several = set.intersection(*of_levels)
+    if not given and len(several) > 1 and {"energy", "forces"} <= set(there):
+        others = ", ".join(f"{before}energy{after}" for before, after in sorted(several - {_PLAIN}))
+        warnings.warn(
+            f"frames: 'energy' and 'forces' are read, and there are others, of {others}; pass keys to read those",
+            stacklevel=5,
+        )
+    return names
+
+
+def _level(key: str) -> tuple[Any, ...]:
+    """Return the property that an entry is named after, and its prefix and suffix, or None for both."""
+    match = None if key.lower().endswith(_UNITS) else _NAMED.fullmatch(key)
+    return (match[2][:5].lower(), (match[1], match[3])) if match else (None, None)
+
+
+def _warn_of_contradictions(frames: Sequence[Any], known: Mapping[str, list[Any]]) -> None:
+    """Warn of labels that are not in eV and angstrom, or not of one calculation, with their number and first frame."""
+    missing = np.full((3, 3), np.nan)
+    stress, virial = (
+        np.stack([missing if value is None else _full(value) for value in known[name]]) for name in ("stress", "virial")
+    )
+    volume = np.array([frame.cell.volume or np.nan for frame in frames])[:, None, None]
+    large = np.fmax(abs(stress), abs(virial / volume)) > _LARGEST_STRESS
+    sizes = np.fmax(abs(virial), abs(stress * volume)).max(axis=(1, 2), keepdims=True)
+    apart = abs(virial + stress * volume) > 0.05 * sizes + 1e-3
+    problems = {
+        "atoms are closer than 0.3 angstrom, so positions may be in another unit,": _touching(frames),
+        "the stress is above 10 eV/angstrom^3, that is 1,602 GPa, so its unit may be another": large.any(axis=(1, 2)),
+        "the virial is not minus the stress times the volume": apart.any(axis=(1, 2)),
+        "the energy and that of a frame near it differ by another amount than by their forces": _apart(frames, known),
+    }
+    for number, frame in enumerate(frames):
+        for name, value in frame.info.items():
+            if name.lower().endswith(_UNITS) and _NAMED.fullmatch(name) and "ev" not in str(value).lower():
+                problem = f"{name}={value} is stated, but numbers are read as they are, in eV, angstrom and e,"
+                problems.setdefault(problem, np.zeros(len(frames), dtype=bool))[number] = True
+    for problem, where in problems.items():
+        if where.any():
+            first, count = int(where.argmax()), int(where.sum())
+            warnings.warn(
+                f"frames: {problem} in {count} of {len(frames)} frames, the first is frame {first}", stacklevel=4
+            )
+
+
+def _touching(frames: Sequence[Any]) -> NDArray[np.bool_]:
+    """Return which frames have atoms that are closer to each other than the nuclei of any molecule."""
+    from scipy.spatial import cKDTree
+
+    nearest = (np.asarray(cKDTree(frame.positions).query(frame.positions, k=2)[0]) for frame in frames)
+    return np.array([distances[:, 1].min(initial=np.inf) < _CLOSEST for distances in nearest])
+
+
+def _apart(frames: Sequence[Any], known: Mapping[str, list[Any]]) -> NDArray[np.bool_]:
+    """Return which frames have another energy than the forces give, from the frame next to them.
+
+    Between frames i and j at a small distance d, the energy changes by -(F_i + F_j) d / 2. As long as the force grows
+    or falls all the way, the error is at most abs((F_j - F_i) d) / 2. Forces in another unit, or with the other sign,
+    also have another ratio in most pairs.
+    """
+    from scipy.spatial import cKDTree
+
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for number, frame in enumerate(frames):
+        if known["energy"][number] is not None and known["forces"][number] is not None:
+            state = tuple(known[name][number] for name in _STATES)
+            kind = (frame.numbers.tobytes(), frame.pbc.tobytes(), frame.cell.array.tobytes(), *state)
+            alike.setdefault(kind, []).append(number)
+    pairs = [np.empty((0, 5))]
+    for numbers in (np.array(numbers[:_MOST_NEAR]) for numbers in alike.values() if len(numbers) > 1):
+        pos = np.stack([frames[number].positions.ravel() for number in numbers])
+        force = np.stack([np.ravel(known["forces"][number]) for number in numbers])
+        energy = np.array([float(known["energy"][number]) for number in numbers])
+        atoms, own = pos.shape[1] // 3, np.arange(len(pos))
+        near = np.asarray(cKDTree(pos).query(pos, k=2, distance_upper_bound=_NEAR * np.sqrt(atoms))[1])
+        other = np.where(near[:, 0] == own, near[:, 1], near[:, 0])
+        own, other = own[other < len(pos)], other[other < len(pos)]
+        step = pos[other] - pos[own]
+        work = -0.5 * ((force[own] + force[other]) * step).sum(axis=1)
+        bend = 0.5 * abs(((force[other] - force[own]) * step).sum(axis=1))
+        noise = np.full(len(own), 5e-3 + 1e-4 * atoms)  # of self-consistent calculations, in eV
+        columns = np.stack([numbers[own], energy[other] - energy[own], work, bend, noise], axis=1)
+        pairs.append(columns[abs(step).max(axis=1, initial=0) < _NEAR])
+    number, change, work, bend, noise = np.concatenate(pairs).T
+    apart = abs(change - work) > bend + 0.2 * abs(work) + noise
+    clear = np.maximum(abs(change), abs(work)) > 4 * noise
+    if clear.sum() >= _FEWEST and not 1 / 4 < np.median(change[clear] / (work[clear] + 1e-12)) < 4:
+        apart |= clear
+    return np.isin(np.arange(len(frames)), number[apart])
+
+
+def _known(name: str, number: int, value: Any) -> Any:
+    """Return a stored property of a frame. Numbers that are all NaN count as none, where frames may lack them."""
+    if value is not None and np.asarray(value).dtype == bool:
+        raise ValueError(f"{name} of frames: expected numbers, got {value} for frame {number}")
     missing = isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f" and np.size(value)
-    return None if missing and name != "energy" and np.isnan(value).all() else value
+    return None if missing and name in ("forces", "stress", "virial", "dipole") and np.isnan(value).all() else value
 
 
 def _warn_of_changes(frames: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from lieattn_datasets._splits import seeded
 from lieattn_datasets._streams import SPLITS
 
 _MOST_COLUMNS = 1000  # for each atom
+_SKEW = 0.01  # largest difference of a stress and its transpose, relative to its largest component
 _SHOWN = 200  # characters of a problem in a message
 
 
@@ -45,9 +46,15 @@ class ExtendedXYZ(Molecules):
         of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy
         unit).
     keys
-        Names of properties in this file if it has others, such as ``{"energy": "REF_energy", "forces": "REF_forces"}``.
+        Names of properties in this file if it has others, such as ``{"energy": "REF_energy"}``; see
+        :meth:`Molecules.from_ase`.
     transform
         Function that is applied to each new ``Data``.
+
+    Warns
+    -----
+    UserWarning
+        As :meth:`Molecules.from_ase`.
 
     Raises
     ------
@@ -100,14 +107,19 @@ def _read(path: Path) -> list[Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        symbol = isinstance(error, KeyError)
-        problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}{' is no symbol of an element' if symbol else ''}"
+        problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+        if isinstance(error, KeyError):
+            number = str(error.args[0]).isdigit()
+            problem += f" is no symbol of an element{'; name nuclear charges Z:I:1 in Properties' if number else ''}"
         raise ValueError(f"{path} is damaged, or is not an extended XYZ file: {problem}") from error
     return list(frames)
 
 
 def _check_frames(text: str) -> None:
-    """Raise ValueError unless all lines belong to frames, since ase ignores everything after an empty line."""
+    """Raise ValueError unless all lines belong to frames and have the columns that ``Properties`` promises.
+
+    ase ignores everything after an empty line and all further columns.
+    """
     lines = text.rstrip().split("\n")
     at = 0
     while at < len(lines):
@@ -118,17 +130,33 @@ def _check_frames(text: str) -> None:
             raise ValueError(
                 f"lines are missing: line {at + 1} promises {atoms} atoms, but the file has lines for {there}"
             )
+        columns = str(_properties(lines[at + 1]).get("Properties", "")).split(":")[2::3]
+        for number in range(at + 2, at + 2 + atoms) if columns else ():
+            if len(lines[number].split()) != sum(map(int, columns)):
+                raise ValueError(f"line {number + 1}: expected the columns of Properties, got {lines[number]!r}")
         at += atoms + 2
 
 
 def _properties(line: str) -> dict[str, Any]:
-    """Return the properties of a frame; raise ValueError if they promise too many columns, or no positions."""
+    """Return the properties of a frame; raise ValueError for those that ase would read as something else."""
     from ase.io.extxyz import key_val_str_to_dict
 
     found: dict[str, Any] = key_val_str_to_dict(line)
-    columns = str(found.get("Properties", "pos:R:3")).split(":")
+    for name in [other for other in found if other.lower() == "pbc"]:
+        found["pbc"] = found.pop(name)
+    for name in ("Properties", "Lattice"):
+        if name not in found and re.search(rf"(?<![\w-]){name}\s*=", line, re.IGNORECASE):
+            raise ValueError(f"expected {name}=..., got it in lower case or after an open quote: {line[:_SHOWN]!r}")
+    given = str(found.get("Properties", "species:S:1:pos:R:3"))
+    columns = given.split(":")
     if sum(int(size) for size in columns[2::3]) > _MOST_COLUMNS:
         raise ValueError(f"Properties has more than {_MOST_COLUMNS} columns")
-    if not {"pos", "positions"} & {*columns[::3]}:  # ase would place all atoms at the origin
-        raise ValueError(f"Properties: expected the column pos:R:3, got {found['Properties']}")
+    if len(columns) % 3 or not {"pos", "positions"} & {*columns[::3]}:  # ase would place all atoms at the origin
+        raise ValueError(f"Properties: expected the column pos:R:3, got {given}")
+    kinds = dict(zip(columns[::3], columns[1::3], strict=True))
+    if kinds.get("species", "S") != "S" or not {"species", "symbols", "Z", "numbers"} & set(kinds):
+        raise ValueError(f"Properties: expected species:S:1 for symbols or Z:I:1 for nuclear charges, got {given}")
+    stress = found.get("stress")
+    if stress is not None and np.abs(stress - stress.T).max() > _SKEW * np.abs(stress).max():
+        raise ValueError(f"stress: expected a symmetric matrix, got {stress.T.tolist()}")  # ase reads one half of it
     return found

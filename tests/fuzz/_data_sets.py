@@ -83,8 +83,13 @@ class Case:
             return loaded
         classes = np.array([str(getattr(loaded, "classes", len(loaded)))])
         items = [loaded[index].to_dict() for index in range(len(loaded))]
-        arrays = (np.asarray(item[key]) for item in items for key in sorted(item) if torch.is_tensor(item[key]))
-        return (classes, *arrays)
+        tensors = [
+            item[key].nan_to_num() if f"{key}_mask" in item else item[key]  # rows that some frames lack are NaN
+            for item in items
+            for key in sorted(item)
+            if torch.is_tensor(item[key])
+        ]
+        return (classes, *map(np.asarray, tensors))
 
 
 def of_loaders() -> set[str]:

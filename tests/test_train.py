@@ -56,6 +56,7 @@ from lieattn.train import (
     TrainingInterrupted,
     UsageError,
     WarmupCosine,
+    _classifier,
     build,
     load_data,
     load_network,
@@ -941,6 +942,36 @@ def test_a_training_without_a_step_says_so(tmp_path, options, reason):
     with pytest.warns(UserWarning, match=f"no training step was made: {reason}"):
         fit(tmp_path, **{"schedule": Constant(), **options})
     assert not (tmp_path / "checkpoints").exists()
+
+
+class Blind(ToyNetwork):
+    """Gives class 1 for every cloud, or its label."""
+
+    seeing = False
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        classes = data.y if self.seeing else torch.ones_like(data.y)
+        return 0 * super().forward(data) + torch.nn.functional.one_hot(classes, 2)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("seeing", [True, False])
+def test_a_network_that_only_knows_the_share_of_a_class_is_noted(monkeypatch, tmp_path, seeing, alike):
+    def item(self, index, make=ToyClouds.__getitem__):
+        data = make(self, index)
+        data.x = data.x * index if alike else torch.rand_like(data.x)
+        data.y = torch.tensor([int(index % 3 == 0)])
+        return data
+
+    told = []
+    monkeypatch.setattr(ToyClouds, "__getitem__", item)
+    monkeypatch.setattr(Blind, "seeing", seeing)
+    monkeypatch.setattr(_classifier, "rank_zero_info", told.append)
+    fit(tmp_path, network=Blind(cyclic(4)), max_epochs=1, schedule=Constant())
+    note = "val/accuracy: the network gives class 1 for all .* accuracy is the share of this class, 0.333"
+    note += "; all points of a cloud have the same x, as in images of one color$" if alike else "$"
+    assert len(told) == (not seeing)
+    assert all(re.match(note, line) for line in told)
 
 
 def test_schedules_need_an_epoch_with_a_known_number_of_batches(tmp_path):

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torchmetrics.classification import MulticlassJaccardIndex
@@ -33,7 +34,7 @@ class PointSetClassifier(PointSetTask):
     ``iou``, the mean over the classes of intersection over union, where a class is left out that neither labels nor
     predictions contain. Clouds, points or labels are masked by ``data.mask`` (bool) and weighted by ``data.weight``,
     shaped like ``data.y`` or its first axis, if the data have them; ``iou`` does not use weights other than 0. Loss and
-    accuracy are NaN if a counted logit is NaN.
+    accuracy are NaN if a counted logit is NaN. A note after the training says if all predictions are one class.
     ValueError is raised in training if logits or labels have another shape than expected, or if a label with a weight
     above 0 is not in 0 .. classes - 1.
 
@@ -79,6 +80,7 @@ class PointSetClassifier(PointSetTask):
             raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing, self.per = classes, labels, label_smoothing, per
         self.losses = Losses([1.0])
+        self._counts, self._alike = torch.zeros(2, classes, dtype=torch.int64), True
         # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
         stages = ("train", "val", "test") if per == "point" else ()
@@ -108,6 +110,22 @@ class PointSetClassifier(PointSetTask):
             return logits
         return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
 
+    def on_validation_epoch_start(self) -> None:
+        """Count the predictions and the labels of each class from here on."""
+        self._counts, self._alike = torch.zeros_like(self._counts), True
+
+    def on_fit_end(self) -> None:
+        """Note if the network gave the same class for everything in the last validation."""
+        super().on_fit_end()
+        (predicted, present), kinds = self._counts, (self._counts > 0).sum(dim=1).tolist()
+        if kinds[0] == 1 < kinds[1]:
+            number, share = int(predicted.argmax()), float(present[predicted.argmax()] / present.sum())
+            alike = "; all points of a cloud have the same x, as in images of one color" if self._alike else ""
+            rank_zero_info(
+                f"val/accuracy: the network gives class {number} for all of the last validation, so that the accuracy "
+                f"is the share of this class, {share:.3g}{alike}"
+            )
+
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the cross entropy of one batch, and log it and the accuracy."""
         labels = labels_of(batch, self.labels, self._rows(batch), self.per)
@@ -123,15 +141,29 @@ class PointSetClassifier(PointSetTask):
         smoothing = self.label_smoothing if stage == "train" else 0.0
         entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         accuracy: WeightedMean = getattr(self, f"{stage}_accuracy")
-        right = (logits.argmax(dim=1) == labels).float()
+        predicted = logits.argmax(dim=1)
+        right = (predicted == labels).float()
+        if stage == "val":
+            counts = [torch.bincount(classes, minlength=self.classes) for classes in (predicted, labels)]
+            self._counts += torch.stack(counts).cpu()
+            self._alike = self._alike and _points_are_alike(batch)
         # Of NaN among the logits, argmax is the first.
         accuracy.update(right.masked_fill(logits.isnan().any(dim=1), math.nan), weights)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         if self.per == "point":
             iou = cast(MulticlassJaccardIndex, self.iou[f"of_{stage}"])
-            iou.update(logits.argmax(dim=1), labels)
+            iou.update(predicted, labels)
             self.log(f"{stage}/iou", iou, on_step=False, on_epoch=True)
         return self.losses.logged(self.log, batch, weighted_sums(entropy, weights)[:, None], stage)
 
     def _rows(self, batch: Batch) -> int:
         return int(batch.num_graphs if self.per == "cloud" else batch.num_nodes)
+
+
+def _points_are_alike(batch: Batch) -> bool:
+    """Whether all points of each cloud have the same features ``x``."""
+    x = batch.get("x")
+    if not isinstance(x, Tensor) or len(x) != batch.num_nodes:
+        return False
+    rows, clouds = x.reshape(len(x), -1), batch.batch
+    return bool(((rows[1:] == rows[:-1]).all(dim=1) | (clouds[1:] != clouds[:-1])).all())

@@ -2,10 +2,12 @@
 
 from lieattn.models.frames._directions import DirectionConvNet, DirectionOptions
 from lieattn.models.frames._framewise import FramewiseOptions, FramewiseTransformer
+from lieattn.models.frames._network import FrameOptions
 
 __all__ = [
     "DirectionConvNet",
     "DirectionOptions",
+    "FrameOptions",
     "FramewiseOptions",
     "FramewiseTransformer",
 ]

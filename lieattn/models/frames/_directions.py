@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,19 +24,16 @@ from lieattn.geometry import (
     PixelSquare,
     PrincipalFrames,
     Radius,
-    lift,
-    natural_space,
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, pyritohedral, tetrahedral
-from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._base.network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
-from lieattn.models._base.pair_inputs import with_pair_features
-from lieattn.models._base.poses import check_geometry, posed, refuse_lattices
+from lieattn.models._base.network import GroupField, OutputKind, PointOutputs, Symmetry
 from lieattn.models._base.squares import of_squares
+from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
-from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
+from lieattn.nn.relative import EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms
 from lieattn.reps import Pseudovector
 
@@ -43,25 +41,17 @@ _APART = 0.003  # fraction of the cutoff below which neighbors fade, so that poi
 
 
 @dataclass(frozen=True)
-class DirectionOptions:
-    """Options of :class:`DirectionConvNet`.
+class DirectionOptions(FrameOptions):
+    """Options of :class:`DirectionConvNet`: those of all networks on frames, with other defaults.
 
     Attributes
     ----------
+    mlp_ratio, dropout, cutoff, basis, hidden, window, angles, random_poses, edge_channels
+        See :class:`FrameOptions`. Other poses than principal axes are not replaced by random ones.
     axis
         An axis ``[3]``. Its images under H are the directions over every point. By default it is the rotation axis with
         the largest stabilizer in H, which gives four directions for T, six for O, and twelve for I. Vectors are most
         precise if the directions are spread evenly in space.
-    mlp_ratio, dropout
-        Ratio of the hidden channels of a block to its channels; dropout probability after both branches of a block.
-    cutoff, basis, hidden, window
-        Arguments of the :class:`lieattn.nn.relative.EdgeNetwork`, which all blocks share.
-    angles
-        Number of functions of the :class:`lieattn.nn.relative.AngleFeatures`; 0 for none.
-    random_poses
-        See :class:`FramewiseOptions`. Other poses than principal axes are not replaced.
-    edge_channels
-        Number of features of pairs of points, see :class:`FramewiseOptions`.
     gain
         Positive factor of the initial kernels of the blocks. 1 suits molecules with about ten neighbors and up to four
         blocks. The field grows from block to block: on compact molecules of 18 atoms, initial outputs are about 20 for
@@ -70,26 +60,18 @@ class DirectionOptions:
         points much closer together than the cutoff, for which they would be up to 10^6 and more.
     """
 
-    axis: Sequence[float] | None = None
-    mlp_ratio: int = 4
-    dropout: float = 0.0
-    cutoff: float | None = None
-    basis: int = 8
-    hidden: int = 16
     window: int = 2
     angles: int = 8
     random_poses: bool = True
-    edge_channels: int = 0
+    axis: Sequence[float] | None = None
     gain: float = 1.0
 
     def __post_init__(self) -> None:
-        check_arguments(DirectionOptions, vars(self))
-        check_counts(mlp_ratio=self.mlp_ratio)
+        super().__post_init__()
         check_positive(gain=self.gain)
-        check_counts(0, angles=self.angles, edge_channels=self.edge_channels)
 
 
-class DirectionConvNet(Network):
+class DirectionConvNet(FrameNetwork):
     r"""A convolutional network on positions and directions: R^3 x S^2, with a few directions over every point.
 
     The directions :math:`n_a` over every point are the images of one axis under H; K is the stabilizer of the axis. A
@@ -162,6 +144,8 @@ class DirectionConvNet(Network):
     """
 
     places: Tensor
+    edges: _ZonalEdges
+    lifting: LiftingConvolution
 
     def __init__(
         self,
@@ -178,37 +162,22 @@ class DirectionConvNet(Network):
         options: DirectionOptions | None = None,
     ) -> None:
         check_arguments(DirectionConvNet.__init__, locals())
-        super().__init__()
         options = options or DirectionOptions()
         check_counts(out_channels=out_channels, channels=channels, layers=layers)
-        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
-        if isinstance(frames, PrincipalFrames):
-            frames = FiniteFrames(pyritohedral() if frames.improper else tetrahedral(), frames)
-        self.frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
-        self.group = group = self.frames.group
-        if group.dim != 3:
-            raise ValueError(f"frames: expected those of a group that acts on 3 coordinates, got {group!r}")
-        self.space, self.neighborhood = natural_space(self.frames, 3), neighborhood
-        check_geometry(self.space, self.frames, neighborhood)
-        self.axis = _axis(group, options.axis)
-        orbit = places, directions = _orbit(group, self.axis)
+        improper = isinstance(frames, PrincipalFrames) and bool(frames.improper)
+        chosen = in_frames(frames, pyritohedral() if improper else tetrahedral())
+        if chosen.group.dim != 3:
+            raise ValueError(f"frames: expected those of a group that acts on 3 coordinates, got {chosen.group!r}")
+        axis = _axis(chosen.group, options.axis)
+        orbit = places, directions = _orbit(chosen.group, axis)
+        seen = len(tuple(vector_inputs))
+        sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs, "seen": seen}
+        super().__init__(chosen, in_channels, neighborhood, options, partial(_ZonalEdges, directions), **sizes)
+        self.axis = axis
         self.register_buffer("places", places, persistent=False)
-        self.random_poses = options.random_poses and isinstance(self.frames.pose, PrincipalFrames)
-        self.vector_inputs = tuple(vector_inputs)
-        self.embed_features = nn.Linear(self.in_channels, channels)
-        self.embed_vectors = nn.Linear(len(self.vector_inputs), channels, bias=False) if self.vector_inputs else None
-        cutoff = cutoff_of(neighborhood, options.cutoff, "options.cutoff")
-        sizes: dict[str, Any] = {"cutoff": cutoff, "basis": options.basis, "window": options.window}
-        self.angles = AngleFeatures(3, self.in_channels, options.angles, **sizes) if options.angles else None
-        self.embed_angles = None if self.angles is None else nn.Linear(self.angles.of_points, channels)
-        sizes |= {"in_vectors": len(self.vector_inputs), "hidden": options.hidden}
-        self.edge_channels = options.edge_channels
-        sizes["in_edges"] = self.edge_channels + (0 if self.angles is None else self.angles.of_edges)
-        self.edges = _ZonalEdges(directions, self.in_channels, **sizes)
-        self.lifting = LiftingConvolution(self.edges.units, channels)
         keep_variance(self.lifting.output, math.sqrt(0.5))
         self.blocks = nn.ModuleList(_Block(directions, channels, self.edges.units, options) for _ in range(layers))
-        self.head = _Head(channels, out_channels, self.axis, orbit, PointOutputs(kind, pool))
+        self.head = _Head(channels, out_channels, axis, orbit, PointOutputs(kind, pool))
         self.has_kinks = pool == "max"
 
     @property
@@ -229,7 +198,7 @@ class DirectionConvNet(Network):
     def tied_to(self) -> dict[str, str]:
         """Properties that the weights depend on, including the axis, the cutoff and the window."""
         axis = ", ".join(f"{number:.6f}" for number in self.axis.tolist())
-        return {**super().tied_to(), "axis": axis, "cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
+        return {**super().tied_to(), "axis": axis}
 
     def _check_head(self, head: nn.Module) -> None:
         """Refuse rotations that the field, which is constant on the cosets of K, does not determine."""
@@ -252,13 +221,7 @@ class DirectionConvNet(Network):
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: expected [points, 3], got {tuple(clouds.pos.shape)}")
-        refuse_lattices(clouds, self.frames)
-        frames, generator = posed(self.frames, self.random_poses, self.training)
-        given: dict[str, Any] = {"generator": generator}
-        if self.vector_inputs:
-            given["vectors"] = vectors(data, self.vector_inputs, clouds)
-        with without_autocast(clouds.device):
-            graph = lift(clouds, frames, _without_loops(self.neighborhood), self.space, **given)
+        graph = self.lifted(clouds, data, _without_loops(self.neighborhood))
         # The edge network has its own window.
         return graph.with_relative(replace(graph.relative, cutoff=None))
 
@@ -268,17 +231,13 @@ class DirectionConvNet(Network):
         graph = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, self.edges.fiber, -1)
-        pairs = None
-        with without_autocast(graph.device):
-            if self.angles is not None:
-                around, pairs = self.angles(graph, invariants)
-            along = self.edges.along(graph, directed)
-        if self.angles is not None and self.embed_angles is not None:
-            x = x + self.embed_angles(around)[:, None]
+        around, pairs = self.pair_features(data, graph, invariants)
+        x = x if around is None else x + around
         if self.embed_vectors is not None:
+            with without_autocast(graph.device):
+                along = self.edges.along(graph, directed)
             x = x + self.embed_vectors(along)
         # One edge network for all blocks; each block has its own linear map from the units to its kernels.
-        pairs = with_pair_features(pairs, data, self.edge_channels, graph)
         terms = self.edges(graph, invariants, directed, pairs)
         x = x + self.lifting(terms, graph)
         for block in self.blocks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,20 +19,17 @@ from lieattn.geometry import (
     Neighborhood,
     PrincipalFrames,
     find_neighbors,
-    lift,
-    natural_space,
     point_clouds,
     sign_group,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._base.network import GroupField, Network, OutputKind, PointOutputs, Symmetry, cutoff_of
-from lieattn.models._base.pair_inputs import with_pair_features
-from lieattn.models._base.poses import check_geometry, posed, refuse_lattices
+from lieattn.models._base.network import GroupField, OutputKind, PointOutputs, Symmetry
 from lieattn.models._base.squares import of_squares
-from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, Pooling, project_field
-from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
+from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
+from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, Pooling, project_field
+from lieattn.nn.relative import EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
 from lieattn.reps import Vector
 
@@ -40,13 +38,15 @@ Head = Literal["pooled", "frames"]
 
 
 @dataclass(frozen=True)
-class FramewiseOptions:
-    """Options of :class:`FramewiseTransformer`.
+class FramewiseOptions(FrameOptions):
+    """Options of :class:`FramewiseTransformer`: those of all networks on frames, of which the first are for its blocks.
+
+    ``dropout`` is also the probability for the attention weights, see :class:`lieattn.nn.FramewiseBlock`.
 
     Attributes
     ----------
-    mlp_ratio, dropout
-        See :class:`lieattn.nn.FramewiseBlock`.
+    mlp_ratio, dropout, cutoff, basis, hidden, window, angles, random_poses, edge_channels
+        See :class:`FrameOptions`.
     positions
         Whether the embedding depends on positions relative to the mean of the cloud, divided by the length. Without
         it, networks learn faster on molecules and other data where neighborhoods contain more information. If absent,
@@ -55,42 +55,17 @@ class FramewiseOptions:
         Keys of the attention: all points of the ``"cloud"``; the points of the ``"neighborhood"``, including periodic
         images; or ``"none"`` for messages of the neighborhood without attention, a separable group convolution (as in
         PONITA), whose training steps take two thirds of the time.
-    cutoff
-        Distance at which neighbors have no influence; the length of the neighborhood if absent.
-    basis, hidden, window
-        Sizes of the :class:`lieattn.nn.relative.EdgeNetwork` of the neighborhood, which all blocks share.
-    angles
-        Number of functions of the :class:`lieattn.nn.relative.AngleFeatures` of the neighborhood, 0 for none. They are
-        invariant to all rotations, including those for which the frames are not exact.
     head
         Head of invariant outputs: ``"pooled"``, a network on the mean over the frames, or ``"frames"``, a network whose
         hidden layer is evaluated in each frame before the mean. The head of vectors always uses all frames.
-    random_poses
-        Whether each cloud gets a random pose in place of its principal axes in training. Without random poses the
-        network overfits to the orientation of the training clouds in their principal axes. In evaluation the principal
-        axes are used in both cases.
-    edge_channels
-        Number of features ``data.edge_attr`` ``[pairs, edge_channels]`` of the pairs (source, target) in
-        ``data.edge_index``, such as one-hot types of bonds. Neighbors that are not among these pairs have zeros, and
-        pairs that are not neighbors, or are beyond the cutoff, have no influence.
     """
 
-    mlp_ratio: int = 4
-    dropout: float = 0.0
     positions: bool | None = None
     attention: Attention = "cloud"
-    cutoff: float | None = None
-    basis: int = 8
-    hidden: int = 16
-    window: int = 4
-    angles: int = 0
     head: Head = "pooled"
-    random_poses: bool = False
-    edge_channels: int = 0
 
     def __post_init__(self) -> None:
-        check_arguments(FramewiseOptions, vars(self))
-        check_counts(0, angles=self.angles, edge_channels=self.edge_channels)
+        super().__post_init__()
         if self.positions and self.attention != "cloud":
             found = f"attention={self.attention!r}"
             raise ValueError(f"positions: expected False with {found}, which does not see the whole cloud")
@@ -110,7 +85,7 @@ class FramewiseGeometry(NamedTuple):
         return FramewiseGeometry(graph, graph.frame_positions(), local)
 
 
-class FramewiseTransformer(Network):
+class FramewiseTransformer(FrameNetwork):
     """A transformer on clouds, equivariant to R^d ⋊ H and cheaper than an ordinary transformer of the same width.
 
     Points carry fields ``[points, fiber, channels]``, so the width is |H| · channels. Each frame attends separately,
@@ -190,22 +165,14 @@ class FramewiseTransformer(Network):
         options: FramewiseOptions | None = None,
     ) -> None:
         check_arguments(FramewiseTransformer.__init__, locals())
-        super().__init__()
         options = options or FramewiseOptions()
         check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads)
         check_length("length", length)
-        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
-        if isinstance(frames, PrincipalFrames):
-            frames = FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)
-        elif isinstance(frames, FiniteGroup):
-            frames = FiniteFrames(frames)
-        self.frames, self.neighborhood, self.length = frames, neighborhood, length
-        self.group = group = self.frames.group
-        self.space = natural_space(self.frames, group.dim)
-        self.attention, self.random_poses = options.attention, options.random_poses
-        if self.random_poses and not isinstance(frames.pose, PrincipalFrames):
+        improper = isinstance(frames, PrincipalFrames) and bool(frames.improper)
+        chosen = in_frames(frames, sign_group(3, improper=improper))
+        if options.random_poses and not isinstance(chosen.pose, PrincipalFrames):
             raise ValueError(
-                f"random_poses: needs principal axes, which random poses replace in training, got {frames}; use "
+                f"random_poses: needs principal axes, which random poses replace in training, got {chosen}; use "
                 "PrincipalFrames() or FiniteFrames(group, PrincipalFrames()), or turn the data with RandomRotatePoints"
             )
         for option in ("attention", "angles", "edge_channels"):
@@ -214,24 +181,13 @@ class FramewiseTransformer(Network):
                 raise ValueError(
                     f"neighborhood: expected a neighborhood such as Radius(5.0), which {found} needs, got None"
                 )
-        check_geometry(self.space, self.frames, neighborhood or AllPairs())
-        self.positions = self.attention == "cloud" if options.positions is None else options.positions
-        self.vector_inputs = tuple(vector_inputs)
-        self.embed_features = nn.Linear(self.in_channels, channels)
-        width = group.dim * (self.positions + len(self.vector_inputs))
-        self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
-        self.edges = self.lifting = self.angles = self.embed_angles = None
-        if neighborhood is not None:
-            seen, cutoff = len(self.vector_inputs), cutoff_of(neighborhood, options.cutoff, "options.cutoff")
-            sizes: dict[str, Any] = {"cutoff": cutoff, "basis": options.basis, "window": options.window}
-            if options.angles:
-                self.angles = AngleFeatures(group.dim, self.in_channels, options.angles, **sizes)
-                self.embed_angles = nn.Linear(self.angles.of_points, channels)
-            self.edge_channels = options.edge_channels
-            of_angles = 0 if self.angles is None else self.angles.of_edges
-            sizes |= {"in_vectors": seen, "hidden": options.hidden, "in_edges": of_angles + self.edge_channels}
-            self.edges = EdgeNetwork(group.dim, self.in_channels, **sizes)
-            self.lifting = LiftingConvolution(options.hidden, channels)
+        group = chosen.group
+        positions = options.attention == "cloud" if options.positions is None else options.positions
+        sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs}
+        seen = group.dim * (positions + len(tuple(vector_inputs)))
+        edge_network = partial(EdgeNetwork, group.dim)
+        super().__init__(chosen, in_channels, neighborhood, options, edge_network, seen=seen, **sizes)
+        self.length, self.attention, self.positions = length, options.attention, positions
         attends = options.attention != "none"
         self.phases = RotaryPhases(group.dim, heads, channels // heads) if attends else None
         block: dict[str, Any] = {"heads": heads, "mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
@@ -259,10 +215,7 @@ class FramewiseTransformer(Network):
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the attention, cutoff and window."""
-        tied = {**super().tied_to(), "attention": self.attention}
-        if self.edges is not None:
-            tied |= {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
-        return tied
+        return {**super().tied_to(), "attention": self.attention}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> FramewiseGeometry:
@@ -278,21 +231,16 @@ class FramewiseTransformer(Network):
         if clouds.cell is not None and self.attention == "cloud":
             advice = "use a Radius as neighborhood and FramewiseOptions(attention='neighborhood')"
             raise ValueError(f"data.cell: attention over whole clouds does not see periodic images; {advice}")
-        refuse_lattices(clouds, self.frames)
         if clouds.pos.shape[1] != self.group.dim:
             got = tuple(clouds.pos.shape)
             raise ValueError(
                 f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}; use frames of a group "
                 f"in {got[1]} dimensions, such as FiniteFrames(sign_group({got[1]}), PrincipalFrames())"
             )
-        frames, generator = posed(self.frames, self.random_poses, self.training)
+        far, local = self.attention == "cloud", None
+        attended = AllPairs() if far or self.neighborhood is None else self.neighborhood
+        graph = self.lifted(clouds, data, attended, length=self.length)
         with without_autocast(clouds.device):
-            given: dict[str, Any] = {"length": self.length, "generator": generator}
-            if self.vector_inputs:
-                given["vectors"] = vectors(data, self.vector_inputs, clouds)
-            far, local = self.attention == "cloud", None
-            attended = AllPairs() if far or self.neighborhood is None else self.neighborhood
-            graph = lift(clouds, frames, attended, self.space, **given)
             if self.neighborhood is not None:
                 neighbors = find_neighbors(clouds, self.neighborhood) if far else graph.neighbors
                 # Messages have their own window.
@@ -314,12 +262,8 @@ class FramewiseTransformer(Network):
             # One edge network for all frames, and one matrix product for the kernels of all blocks.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
-            pairs = None
-            if self.angles is not None and self.embed_angles is not None:
-                with without_autocast(graph.device):
-                    around, pairs = self.angles(local, invariants)
-                x = x + self.embed_angles(around)[:, None]
-            pairs = with_pair_features(pairs, data, self.edge_channels, local)
+            around, pairs = self.pair_features(data, local, invariants)
+            x = x if around is None else x + around
             lifted, *kernels = self.edges.kernels(maps, local, invariants, directed, pairs)
             messages = [(local, kernel) for kernel in kernels]
             x = x + self.lifting(lifted, local)

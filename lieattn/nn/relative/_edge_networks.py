@@ -75,7 +75,7 @@ class EdgeNetwork(RelativeFunction):
         check_length("cutoff", cutoff)
         self.dim, self.in_edges = dim, in_edges
         self.cutoff, self.basis, self.window = float(cutoff), basis, window
-        self.in_channels, self.in_vectors = in_channels, in_vectors
+        self.in_channels, self.in_vectors, self.units = in_channels, in_vectors, hidden
         self.radial = nn.Linear(basis, hidden)
         self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))
         self.arrows = nn.Linear(dim * (1 + 2 * in_vectors), hidden, bias=False)

@@ -364,6 +364,18 @@ def test_lattice_vectors_stay_in_their_order_when_as_many_points_are_reordered()
     assert judged(certify(along_the_first_vector, data, SO(3), **QUICK), "permutation") == {True}
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_crystals_and_molecules_are_certified_together(step):
+    crystal, molecule = (Data(pos=2 * torch.rand(points, 3), charge=1) for points in (5, 4))
+    crystal.cell, data = in_boxes()[0].cell, [crystal, molecule][::step]
+    certificate = certify(Springs().double(), data, E(3), **QUICK)
+    assert certificate.verdict == "kept", str(certificate)
+    assert judged(certificate, "image") == {True}
+    del molecule.charge
+    with pytest.raises(ValueError, match=rf"data\.charge: .* got none in cloud {1 if step == 1 else 0}"):
+        certify(Springs(), data, E(3), **QUICK)
+
+
 def test_given_edges_are_not_tested_with_other_images():
     data = in_boxes(edge_index=torch.tensor([[0, 1], [1, 0]]))
     assert judged(certify(randomize(Good()), data, E(3), **QUICK), "image") == set()

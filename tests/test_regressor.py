@@ -422,7 +422,7 @@ def test_targets_may_be_numbers_of_python():
     _, found = logged(module, [Batch.from_data_list(items)])
     assert found["test/error"] == pytest.approx(1.0, rel=0.2)
     items[2].energy = "high"
-    with pytest.raises(ValueError, match=r"data.energy: expected a tensor or a number, got str in training cloud 2"):
+    with pytest.raises(ValueError, match=r"data\.energy: expected float as in cloud 0, got str in cloud 2"):
         module.measure(items)
 
 

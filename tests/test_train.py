@@ -28,7 +28,7 @@ import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import global_mean_pool
@@ -489,6 +489,134 @@ def test_lists_are_data_sets(tmp_path):
     batches = list(PointSetData(clouds, batch_size=3, shuffle=False, seed=1).train_dataloader())
     assert [batch.num_graphs for batch in batches] == [3, 1]
     assert torch.equal(torch.cat([batch.pos for batch in batches]), torch.cat([cloud.pos for cloud in clouds]))
+
+
+class Stacked(Data):
+    """A cloud whose attribute ``y`` is stacked by batches."""
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return None if key == "y" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def three_points(kind=Data, **attributes):
+    """Return a cloud of three points, without the attributes that are None."""
+    given = {"x": torch.ones(3, 1), "pos": torch.rand(3, 3), "y": torch.ones(1, 1), "force": torch.ones(3, 3)}
+    return kind(**{name: value for name, value in (given | attributes).items() if value is not None})
+
+
+NO, NO_POINT, NONE = torch.tensor([False]), torch.zeros(3) > 0, torch.zeros(1, 3) > 0
+CELL, PLANE = torch.eye(3)[None], torch.tensor([[True, False, True]])
+# Attributes of two clouds, and those of each of them in a batch of both.
+COMPLETED = {
+    "cell": ({"cell": CELL}, {}, {"cell": (CELL, 0 * CELL), "pbc": (~NONE, NONE)}),
+    "pbc of one": ({"cell": CELL, "pbc": PLANE}, {"cell": 2 * CELL}, {"cell": (CELL, 2 * CELL), "pbc": (PLANE, ~NONE)}),
+    "pbc alone": ({"pbc": NONE}, {}, {"pbc": (NONE, NONE)}),
+    "mask of clouds": ({"y_mask": NO}, {}, {"y_mask": (NO, ~NO)}),
+    "mask of entries": ({"y_mask": NO[None]}, {}, {"y_mask": (NO[None], ~NO[None])}),
+    "mask of points": ({"force_mask": NO_POINT}, {}, {"force_mask": (NO_POINT, ~NO_POINT)}),
+    "mask of all points": ({"mask": NO_POINT}, {}, {"mask": (NO_POINT, ~NO_POINT)}),
+    "mask of a number": ({"y": 2.0, "y_mask": NO}, {"y": 3}, {"y_mask": (NO, ~NO)}),
+    "mask of a matrix": (
+        {"kind": Stacked, "y": torch.eye(3), "y_mask": NO},
+        {"kind": Stacked, "y": torch.eye(3)},
+        {"y_mask": (NO, ~NO)},
+    ),
+    "weight": ({"weight": torch.tensor([0.5])}, {}, {"weight": (torch.tensor([0.5]), torch.ones(1))}),
+    "number and tensor": ({"charge": 1}, {"charge": torch.ones(1) / 3}, {"charge": (torch.ones(1), torch.ones(1) / 3)}),
+    "tensor without axes": ({"charge": torch.tensor(2.0)}, {"charge": torch.ones(1)}, {}),
+    "numbers": ({"charge": 1}, {"charge": 2.5}, {"charge": (torch.tensor([1.0]), torch.tensor([2.5]))}),
+    "precision": ({"x": torch.ones(3, 1).double() / 3}, {}, {"x": (torch.ones(3, 1).double() / 3, torch.ones(3, 1))}),
+    "integers": ({"z": torch.ones(3).int()}, {"z": torch.ones(3).long()}, {}),
+    "number of points": ({"num_nodes": 3}, {}, {}),
+    "words": ({"name": "water"}, {"name": ["a", "b"]}, {}),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "other order"])
+@pytest.mark.parametrize("name", COMPLETED)
+def test_what_clouds_lack_is_added_if_its_absence_has_a_meaning(name, turned):
+    *given, expected = COMPLETED[name]
+    step = -1 if turned else 1
+    clouds = [three_points(**attributes) for attributes in given][::step]
+    before = [cloud.to_dict() for cloud in clouds]
+    (batch,) = PointSetData(clouds, batch_size=2, shuffle=False).train_dataloader()
+    assert [list(cloud.to_dict().values()) for cloud in clouds] == [list(own.values()) for own in before]
+    assert batch.num_nodes == 6
+    whole = {key: torch.cat(values[::step]) for key, values in expected.items()}
+    whole |= {key: torch.cat([cloud[key] for cloud in clouds]) for key in ("pos", "force")}
+    for key, value in whole.items():
+        value = value.unflatten(0, (2, -1)) if key == "y" and "matrix" in name else value
+        torch.testing.assert_close(batch[key], value, rtol=0, atol=0)
+
+
+ATOM = {"x": torch.ones(1, 1), "pos": torch.ones(1, 3), "force": torch.ones(1, 3)}
+# What the last of three clouds has, and the error.
+DIFFERENT = {
+    "no x": ({"x": None}, r"data\.x: expected in all clouds or in none, got none in cloud 2; .*data\.x_mask"),
+    "no y": ({"y": None}, r"data\.y: .* got none in cloud 2"),
+    "charge": ({"charge": torch.ones(1)}, r"data\.charge: .* got none in cloud 0"),
+    "vectors": ({"vel": torch.ones(3, 3)}, r"data\.vel: .* got none in cloud 0"),
+    "edges": ({"edge_index": torch.ones(2, 1).long()}, r"data\.edge_index: .* got none in cloud 0"),
+    "weights of edges": ({"edge_weight": torch.ones(4)}, r"data\.edge_weight: .* got none in cloud 0"),
+    "mask of no target": ({"train_mask": NO_POINT}, r"data\.train_mask: .* got none in cloud 0"),
+    "mask of point or cloud": ({**ATOM, "mask": NO}, r"data\.mask: .* got none in cloud 0"),
+    "stress": ({"stress": torch.ones(1, 3, 3)}, r"data\.stress: .* got none in cloud 0; .* False in data\.stress_mask"),
+    "grid": ({"grid": torch.tensor([[1, 3]])}, r"data\.grid: .* got none in cloud 0"),
+    "words": ({"name": "water"}, r"data\.name: .* got none in cloud 0"),
+    "channels": (
+        {"x": torch.ones(3, 2)},
+        r"data\.x: expected float32 \[\*, 1\] as in cloud 0, got float32 \[\*, 2\] in cloud 2",
+    ),
+    "integers": ({"x": torch.ones(3, 1).long()}, r"data\.x: .* got int64 \[\*, 1\] in cloud 2"),
+    "fewer rows": ({"x": torch.ones(1, 1)}, r"data\.x: expected a row for each of 3 points, got \[1, 1\] in cloud 2"),
+    "no rows": ({"z": torch.ones(0).long()}, r"data\.z: expected a row for each of 3 points, got \[0\] in cloud 2"),
+    "dimension": ({"pos": torch.ones(3, 2)}, r"data\.pos: .* got float32 \[\*, 2\] in cloud 2"),
+    "axes": ({"y": torch.ones(1)}, r"data\.y: .* got float32 \[\*\] in cloud 2"),
+    "text": ({"y": "one"}, r"data\.y: .* got str in cloud 2"),
+    "names": ({"y": {"a": torch.ones(1)}}, r"data\.y: .* got \{'a': 'float32 \[\*\]'\} in cloud 2"),
+    "list": ({"force": [torch.ones(3, 3)]}, r"data\.force: .* got a list of 1 in cloud 2"),
+    "sparse": ({"force": torch.ones(3, 3).to_sparse()}, r"data\.force: .* got a tensor of torch\.float32 in cloud 2"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_clouds_that_differ_are_refused_before_the_training(name):
+    attributes, message = DIFFERENT[name]
+    clouds = [three_points(), three_points(), three_points(**attributes)]
+    for refused in (
+        lambda: PointSetData(clouds).setup("fit"),
+        lambda: PointSetData(clouds[:2], clouds).setup("fit"),
+        lambda: next(iter(PointSetData(Subset(clouds, range(3)), batch_size=3, shuffle=False).train_dataloader())),
+        lambda: PointSetRegressor(nn.Identity(), "force").measure(clouds),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()
+    with pytest.raises(UsageError, match=message.split(":")[0]):
+        PointSetData(clouds[::-1]).setup("fit")
+
+
+def test_names_of_outputs_and_parts_of_lists_are_not_lost():
+    """A batch would keep the keys and the number of parts of its first cloud."""
+    for short, long in (({"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}), ([NO], [NO, NO])):
+        for pair in ((short, long), (long, short)):
+            with pytest.raises(UsageError, match=r"data\.y: .* in cloud 1"):
+                PointSetData([three_points(y=y) for y in pair]).setup("fit")
+            PointSetData([three_points(y=pair[0]) for _ in range(2)]).setup("fit")
+
+
+def test_masked_targets_do_not_count_where_other_clouds_have_no_mask():
+    losses = []
+    plain, masked, known = (three_points(y=torch.tensor([[value]])) for value in (1.0, 1000.0, 2.0))
+    masked.y_mask, known.y_mask = NO[None], ~NO[None]
+    whole = plain.clone().update({"y_mask": ~NO[None]})
+    for clouds in ([whole, masked, known], [plain, masked, known], [known, masked, plain], [masked, plain, known]):
+        torch.manual_seed(0)
+        task = PointSetRegressor(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), "y", shift=[])
+        trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+        trainer.fit(task, PointSetData(clouds, clouds, batch_size=3, shuffle=False))
+        losses.append(float(trainer.callback_metrics["train/loss"]))
+    assert losses[0] < 10
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
 
 
 def test_the_batches_that_are_overfitted_are_the_first_ones():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from lieattn._core.agreement import agreeing
 from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
@@ -325,7 +326,10 @@ def _motions(
 
 
 def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
-    """Return the clouds on the CPU, where they are moved. ValueError is raised if positions are missing."""
+    """Return the clouds on the CPU, where they are moved.
+
+    ValueError is raised if positions are missing, or if the clouds differ in their attributes.
+    """
     clouds = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else list(data)
     if not clouds:
         raise ValueError("data: expected at least one cloud, got none")
@@ -334,7 +338,7 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
         if pos is None or pos.ndim != 2 or not pos.is_floating_point() or len(pos) == 0:
             found = "none" if pos is None else f"{tuple(pos.shape)} of {pos.dtype}"
             raise ValueError(f"data: cloud {index} needs pos, floating [points, dim] with points, got {found}")
-    return [copy.copy(cloud).cpu() for cloud in clouds]
+    return agreeing([copy.copy(cloud).cpu() for cloud in clouds])
 
 
 def _promised(network: Any, given: Group | None) -> Symmetry:

@@ -20,13 +20,14 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Seque
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
+from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments, check_count, check_counts
 from lieattn.train._configuration import UsageError
 from lieattn.train._weights import REPEATED
 
 _MOST_WORKERS = 512
 _Items = Dataset[Any] | list[Data]
-_TENSORS = ("pos", "x", "z", "y", "grid")
+_TENSORS = ("pos", "x", "z", "y", "grid", "cell", "pbc")
 
 
 @contextmanager
@@ -203,12 +204,21 @@ class _SeededItems(Dataset[Data]):
     def __getitems__(self, keys: Sequence[_Key]) -> list[Data]:
         """Return the items of a batch; storing the states of the generators once per item would take longest."""
         with _generators_kept():
-            return [self._seeded(key) for key in keys]
+            items = [self._seeded(key) for key in keys]
+        return _agreeing(items, [key[1] if isinstance(key, tuple) else key for key in keys])
 
     def _seeded(self, key: _Key) -> Data:
         epoch, index, *repeated = key if isinstance(key, tuple) else (0, key)
         words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
         seed_generators(int(words[0]))
+        item = self.item(index)
+        if repeated:
+            item = copy.copy(item)
+            item[REPEATED] = torch.tensor(repeated)
+        return item
+
+    def item(self, index: int) -> Data:
+        """Return an item; UsageError is raised if it is no cloud, or has arrays in place of tensors."""
         item = self.source[index]
         if not isinstance(item, Data):
             name = type(self.source).__name__
@@ -216,10 +226,15 @@ class _SeededItems(Dataset[Data]):
         for attribute in _TENSORS:  # batches would have lists of arrays, which later code does not recognize
             if isinstance(item.get(attribute), np.ndarray):
                 raise UsageError(f"data.{attribute}: expected a tensor, got an array of NumPy in item {index}")
-        if repeated:
-            item = copy.copy(item)
-            item[REPEATED] = torch.tensor(repeated)
         return item
+
+
+def _agreeing(items: list[Data], numbers: Sequence[int], of: str = "") -> list[Data]:
+    """Return items that agree in their attributes, or raise UsageError."""
+    try:
+        return agreeing(items, numbers)
+    except ValueError as error:
+        raise UsageError(f"{of}{error}") from error
 
 
 class _Loader(DataLoader):
@@ -254,6 +269,10 @@ class PointSetData(LightningDataModule):
     the weight 0 in losses and metrics. So n processes train like one process with batches n times as large, up to
     rounding.
 
+    The clouds of a set have the same attributes. What only some of them have is added to the others if its absence has
+    a meaning: clouds without ``cell`` are not periodic, missing masks are true, and missing weights 1. Other
+    differences are errors: of lists before the training, of other data sets in the batch.
+
     Parameters
     ----------
     train, val, test, predict
@@ -273,8 +292,9 @@ class PointSetData(LightningDataModule):
     ValueError
         If a size, or the number of workers, is out of range.
     UsageError
-        When a set is loaded, if it was not given, is empty or is a stream, or if a checkpoint from the middle of an
-        epoch was made with another seed, number of items, or number of clouds in a step.
+        When a set is loaded, if it was not given, is empty or is a stream, or if its clouds differ in their attributes,
+        or their dtypes or shapes; or if a checkpoint from the middle of an epoch was made with another seed, number of
+        items, or number of clouds in a step.
     """
 
     def __init__(
@@ -312,8 +332,9 @@ class PointSetData(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Raise UsageError if a set cannot be trained on, before the first validation, which comes before training."""
-        if stage == "fit":
-            self._items("train")
+        for name in ("train", "val") if stage == "fit" else ():
+            if name == "train" or self.sets[name] is not None:
+                self._items(name)
 
     def train_dataloader(self) -> DataLoader:
         """Batches of the training set, beginning at the place of a loaded checkpoint."""
@@ -398,6 +419,8 @@ class PointSetData(LightningDataModule):
         items = _SeededItems(source, self.seed)
         if not len(items):
             raise UsageError(f"data.{name}: the data set is empty")
+        if isinstance(source, list):
+            _agreeing([items.item(index) for index in range(len(source))], range(len(source)), f"data.{name}: ")
         return items
 
     def _loader(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch, Data
 
+from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments, shown
 from lieattn._core.kept_tables import WideStatistics
 from lieattn.io import KEY, Recorded, add_digests, describe, settle
@@ -395,6 +396,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
         if not items:
             raise ValueError("data: expected clouds to measure the targets on, got an empty training set")
+        items = agreeing(items)
         scales: dict[str, Tensor] = {}
         for name in self.targets:
             values = targets_of(items, name)

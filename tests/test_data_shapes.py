@@ -210,6 +210,7 @@ SQUARES_OF = {
     "ply a strip": PLY.replace("element face", "element tristrips").replace("4 0 1 2 3", "4 0 1 3 2"),
     "stl as it is": STL,
     "stl names": STL.replace("solid a", "solid cube vertex 3 facet normal outer loop endfacet"),
+    "stl long names": STL.replace("solid a", "solid" + 100_000 * " ").replace("\n", " "),
     "stl no names": STL.replace("solid a", "solid"),
     "stl one line": STL.replace("\n", " "),
     "stl old line breaks": STL.replace("\n", "\r"),

@@ -26,7 +26,7 @@ _FACET = re.compile(
     re.IGNORECASE,
 )
 # The name of a solid ends with its line, or before the first facet in files of a single line.
-_SOLID = re.compile(rb"(?:end)?solid(?:(?!\s+(?:facet\s+normal\s+[-+.\d]|endsolid))[^\n])*", re.IGNORECASE)
+_SOLID = re.compile(rb"(?:end)?solid(?:(?!(?<!\S)(?:facet\s+normal\s+[-+.\d]|endsolid))[^\n])*", re.IGNORECASE)
 _EXTENSIONS = ("KHR_draco_mesh_compression", "EXT_meshopt_compression", "EXT_mesh_gpu_instancing")
 _MOST_CORNERS = 100_000_000  # limit for the corners of all triangles of a GLB file
 _MOST_CORNERS_OF_ONE = 4000  # limit for a concave polygon, whose edges are compared with each other

@@ -339,10 +339,14 @@ class TestReading:
         mesh = trimesh.creation.box(extents=(1, 2, 3))
         content = mesh.export(file_type=suffix, **({"encoding": "ascii"} if suffix == "ply" else {}))
         content, name = content if isinstance(content, bytes) else content.encode(), f"box.{suffix.partition('_')[0]}"
-        for found, wanted in zip(
-            ld.read_mesh(name, codecs.BOM_UTF8 + content), ld.read_mesh(name, content), strict=True
+        text = content.decode()
+        for marked in (
+            codecs.BOM_UTF8 + content,
+            text.encode("utf-16"),
+            codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
         ):
-            np.testing.assert_array_equal(found, wanted)
+            for found, wanted in zip(ld.read_mesh(name, marked), ld.read_mesh(name, content), strict=True):
+                np.testing.assert_array_equal(found, wanted)
 
     @pytest.mark.parametrize("suffix", ["ply", "stl", "glb", "obj"])
     def test_other_broken_formats(self, tmp_path, suffix):

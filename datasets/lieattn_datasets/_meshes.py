@@ -186,15 +186,16 @@ def _read(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64
     if kind == "glb":
         _check_glb(data)
         return _read_by_trimesh(kind, data)
-    data = data.removeprefix(codecs.BOM_UTF8)
-    if kind != "stl":
-        places, polygons = {"off": _read_off, "obj": _read_obj, "ply": read_ply}[kind](data)
-        return places, _triangles(places, polygons)
     facets = int.from_bytes(data[80:84], "little")
-    if len(data) == 84 + 50 * facets:
+    if kind == "stl" and len(data) == 84 + 50 * facets:
         return _read_by_trimesh(kind, data)
-    if data.lstrip()[:5].lower() == b"solid":
-        return _read_stl(data)
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as written by editors and shells of Windows
+    text = data.decode("utf-16").encode() if wide else data.removeprefix(codecs.BOM_UTF8)
+    if kind != "stl":
+        places, polygons = {"off": _read_off, "obj": _read_obj, "ply": read_ply}[kind](text)
+        return places, _triangles(places, polygons)
+    if text.lstrip()[:5].lower() == b"solid":
+        return _read_stl(text)
     found = max(0, len(data) - 84) // 50
     raise ValueError(f"{found} triangles of {facets} can be read, so it is cut off or has further bytes")
 

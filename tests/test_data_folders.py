@@ -35,7 +35,7 @@ def write_images(root, *, color=False, count=5, suffix="png", side=(6, 8)):
     return found
 
 
-def png(width, height, data=b"", bits=8, kind=0, before=()):
+def png(width, height, data=b"", bits=8, kind=0, before=(), after=()):
     """Return a PNG (gray, unless ``kind`` says otherwise) whose header may state another size than its data have."""
 
     def chunk(name, content):
@@ -43,8 +43,8 @@ def png(width, height, data=b"", bits=8, kind=0, before=()):
 
     header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
     pixels = b"" if data is None else chunk(b"IDAT", zlib.compress(data))
-    parts = [chunk(b"IHDR", header), *(chunk(*each) for each in before), pixels, chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    first, last = (b"".join(chunk(*each) for each in chunks) for chunks in (before, after))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + first + pixels + last + chunk(b"IEND", b"")
 
 
 def deep_png(pixels, before=()):

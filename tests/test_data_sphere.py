@@ -353,6 +353,11 @@ class TestWind:
             (np.linspace(-np.pi / 2, np.pi / 2, 3), [0.0, 180.0], "or one of each"),
             ([60.0, 0.0, -60.0], [0.0, np.pi], "or one of each"),
             ([0.0, 90.0, 180.0], [0.0, 180.0], r"latitude: expected degrees in -90 \.\. 90, got 180 for point 2"),
+            (
+                [1.0, 0.0, -1.0],
+                [0.1, 0.1 + 2 * np.pi],
+                "longitude: expected radians in -6.28319 .. 6.28319, got 6.38319",
+            ),
             ([90.0, 0.0, 0.0], [0.0, 180.0], "latitude: expected each angle once, got some of the 3 again"),
             ([90.0, 0.0, -90.0], [-180.0, 180.0], "u, v: expected the same values in the first and the last column"),
             ([90.0, 0.0, -90.0], [[0.0], [180.0]], r"expected at least one angle, .rows. and .columns., got"),

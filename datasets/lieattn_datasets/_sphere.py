@@ -278,11 +278,12 @@ def _only_units(phi: NDArray[np.float64], lam: NDArray[np.float64], grid: bool) 
     steps = [float(np.median(np.abs(np.diff(angles)))) for angles in (phi, lam) if angles.size > 1]
     if grid and len(steps) == 2 and max(steps) > _LONGEST * min(steps):
         return None  # a degree has 57 times the number of a radian
-    if high > math.pi * _ROUNDED or wide > 2 * math.pi * _ROUNDED:
-        return "degrees"
-    around = np.ptp(lam) * np.array([1, lam.size / max(lam.size - 1, 1)])
+    around = np.ptp(lam) * np.array([1, lam.size / max(lam.size - 1, 1)]) if grid else lam
     known = np.isclose(np.abs(phi), math.pi / 2, rtol=1e-6, atol=0).any() or np.isclose(around, 2 * math.pi).any()
-    return "radians" if grid and known and high <= math.pi / 2 * _ROUNDED else None  # more: angles from the pole
+    if grid and known and high <= math.pi / 2 * _ROUNDED:
+        return "radians"
+    # Up to half a turn, they can be radians from the pole.
+    return "degrees" if high > math.pi * _ROUNDED or wide > 2 * math.pi * _ROUNDED else None
 
 
 def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.float64]:

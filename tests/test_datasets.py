@@ -165,6 +165,7 @@ class TestImages:
                 r"one per image, \[28\], got \[12\]; if axis 2 counts the images, use np.moveaxis\(images, 2, 0\)",
             ),
             (lambda: ld.ImagePoints(GRAY, LABELS, channels=28), ValueError, "channels: expected 1 for .* got 28"),
+            (lambda: ld.ImagePoints(np.ma.masked_equal(GRAY, 7), LABELS), ValueError, "images: .* are missing .masked"),
             (lambda: ld.ImagePoints(GRAY > 9, LABELS), TypeError, "uint8, uint16 or a floating dtype, got bool"),
             (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels: expected integers, got float64"),
             (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "4 .num_classes - 1., got 0 .. 9"),

@@ -79,7 +79,7 @@ class ImagePoints(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ImagePoints.__init__, locals())
-        listed = isinstance(images, Tensor | Sequence)
+        listed = isinstance(images, Tensor | Sequence | np.ma.MaskedArray)
         images = image_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
         if not hasattr(images, "shape") or not hasattr(images, "dtype"):
             raise TypeError(

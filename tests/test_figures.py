@@ -245,7 +245,7 @@ def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
     ("words", "message"),
     [
         (["nowhere.ckpt"], "nowhere.ckpt is not a file, a figure or a trained network; figures are gsa-fields, "),
-        (["gsa-fields", "--order", "x"], "order: expected int, got x"),
+        (["gsa-fields", "--order", "x"], "order: Expected a <class 'int'>. Got value: x"),
         (["gsa-fields", "--order", "0"], "order: expected an integer of at least 1, got 0"),
         (["gsa-fields", "--out", "p.gif"], "--out: expected a file .png, .pdf, .svg, or a folder, got 'p.gif'"),
         (
@@ -253,7 +253,7 @@ def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
             "--out: gsa-fields draws 2 pictures, gsa-fields_lifting and gsa-fields_self-attention; expected a folder",
         ),
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
-        (["gsa-fields", "--sides", "3"], "unrecognized arguments: --sides 3 (did you mean --side?)"),
+        (["gsa-fields", "--sides", "3"], "unrecognized arguments: --sides 3"),
         (["roll-outs"], "the following arguments are required: --checkpoint"),
         (
             ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],
@@ -262,7 +262,7 @@ def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
         (["attention-maps", "--weights", str(SPRINGS)], f"weights: expected an .npz file with arrays, got '{SPRINGS}'"),
         (
             ["attention-maps", "--weights", "w.npz", "--arrows", "none"],
-            "arrows: expected one of 'dominant', 'all', got",
+            "arrows: Expected a typing.Literal['dominant', 'all']. Got",
         ),
     ],
 )

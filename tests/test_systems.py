@@ -6,8 +6,6 @@ import ast
 import dataclasses
 import errno
 import os
-import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +19,7 @@ import yaml
 from lightning.pytorch.accelerators import MPSAccelerator
 
 from lieattn.cli import _warm_up, main
-from lieattn.cli._options import command_line, report
+from lieattn.cli._errors import report
 from lieattn.compare._build import make_trainer
 from lieattn.compare._settings import settings_from
 from lieattn.geometry import Radius
@@ -32,9 +30,6 @@ from tests.test_cli import folder_of_user
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not have many workers|smaller than the logging).*")
 
 ROOT = Path(__file__).parent.parent
-# Without UTF-8 mode, the encoding is ASCII, so every other character that is not encoded by name is an error.
-ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "OMP_NUM_THREADS": "1"}
-
 SETS = {name: {"class_path": "X"} for name in ("train", "val", "test")}
 
 
@@ -71,20 +66,6 @@ def test_text_files_are_opened_with_their_encoding():
 
 
 @pytest.mark.slow
-def test_configurations_are_in_utf8(tmp_path):
-    """They are read and written with their characters, whatever the encoding of the system."""
-    folder_of_user(tmp_path)
-    content = yaml.safe_load((tmp_path / "run.yaml").read_text(encoding="utf-8"))
-    content["data"]["train"] = {"class_path": "mydata.Clouds", "init_args": {"fault": "kcal/(mol Å)"}}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
-    python(
-        "import sys; from lieattn.cli import main; sys.exit(main(['fit', '--config', 'run.yaml']))", tmp_path, **ASCII
-    )
-    written = yaml.safe_load((tmp_path / "runs" / "config.yaml").read_text(encoding="utf-8"))
-    assert written["data"]["train"] == content["data"]["train"]
-
-
-@pytest.mark.slow
 def test_lists_are_printed_in_any_encoding(tmp_path):
     """Signs that the encoding of a file or pipe lacks are escaped."""
     script = "import sys; from lieattn.cli import main; sys.exit(main(['models']))"
@@ -115,12 +96,6 @@ def test_tracebacks_are_shown_if_no_folder_is_writable(tmp_path, monkeypatch, ca
     told = capsys.readouterr().err
     assert told.startswith("lieattn fit: KeyError: 'energy'\n")
     assert "traceback: Traceback (most recent call last)" in told
-
-
-def test_broken_pipes_where_no_signal_tells_of_them(monkeypatch):
-    monkeypatch.delattr(signal, "SIGPIPE")
-    monkeypatch.setattr(os, "dup2", lambda *descriptors: None)
-    assert report("models", BrokenPipeError()) == 141
 
 
 class OnApplesGPU(torch.Tensor):
@@ -158,15 +133,6 @@ def test_automatic_devices_have_float64(tmp_path, monkeypatch, capsys):
         assert make_trainer(settings).strategy.root_device.type == "cpu"
     with pytest.raises(UsageError, match="quantum"):
         make_trainer(dataclasses.replace(settings, trainer={"accelerator": "quantum"}))
-
-
-def test_commands_are_quoted_for_the_shell(monkeypatch):
-    words = ["lieattn", "fit", "--ckpt_path", "my runs\\last.ckpt", "--data", "runs\\a"]
-    assert shlex.split(command_line(words)) == words
-    with monkeypatch.context() as windows:
-        windows.setattr(os, "name", "nt")
-        found = command_line(words)
-    assert found == 'lieattn fit --ckpt_path "my runs\\last.ckpt" --data runs\\a'
 
 
 def test_jobs_do_not_exceed_the_cases(monkeypatch, capsys):

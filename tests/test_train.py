@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -237,67 +236,6 @@ def finished(tmp_path_factory) -> Path:
         patch.setenv("PL_GLOBAL_SEED", "0")
         assert main(["fit", "--config", write(root / "run.yaml", config(root))]) == 0
     return root
-
-
-def less_than_an_epoch(root: Path) -> str:
-    settings = config(root, max_steps=1)
-    del settings["model"]["init_args"]["schedule"]
-    settings["trainer"]["callbacks"][0]["init_args"]["check_on_train_epoch_end"] = False
-    return write(root / "run.yaml", settings)
-
-
-def test_a_run_of_less_than_an_epoch_does_not_miss_its_validation(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    assert main(["fit", "--config", less_than_an_epoch(tmp_path)]) == 0, capsys.readouterr().err
-    assert (tmp_path / "checkpoints/last.ckpt").is_file()
-
-
-@pytest.mark.parametrize(
-    ("options", "replaces"),
-    [
-        ([], True),
-        (["--ckpt_path", "last"], False),
-        (["--ckpt_path", "other.ckpt"], True),
-        (["--trainer.fast_dev_run", "true"], False),
-    ],
-)
-def test_a_run_says_that_it_replaces_checkpoints_of_an_earlier_one(tmp_path, monkeypatch, capsys, options, replaces):
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    command = ["fit", "--config", less_than_an_epoch(tmp_path)]
-    assert main(command) == 0
-    message = f"{tmp_path / 'checkpoints'}: checkpoints of an earlier run will be replaced; to continue that run"
-    assert message not in capsys.readouterr().err
-    shutil.copy(tmp_path / "checkpoints/last.ckpt", tmp_path / "other.ckpt")
-    monkeypatch.chdir(tmp_path)
-    assert main([*command, *options]) == 0
-    assert (message in capsys.readouterr().err) is replaces
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "kept"),
-    [
-        (["--trainer.limit_val_batches", "0"], 0, True),
-        (["--trainer.check_val_every_n_epoch", "2", "--trainer.max_epochs", "1"], 0, True),
-        (["--data.val", "null"], 0, True),
-        (["--model.optimizer.init_args.lr", "1e38"], 1, True),
-        (["--trainer.max_epochs", "1"], 0, False),
-        (["--ckpt_path", "last"], 0, False),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_a_run_says_that_the_best_checkpoint_is_of_an_earlier_one(tmp_path, capsys, options, status, kept):
-    content = config(tmp_path)
-    content["trainer"]["callbacks"] = []
-    del content["model"]["init_args"]["schedule"]
-    command = ["fit", "--config", write(tmp_path / "run.yaml", content)]
-    assert main(command) == 0
-    best = tmp_path / "checkpoints/best.ckpt"
-    message, before = f"{best} is of an earlier run", best.read_bytes()
-    assert message not in capsys.readouterr().err
-    assert main([*command, *options]) == status
-    assert (message in capsys.readouterr().err) is kept
-    if kept:
-        assert best.read_bytes() == before
 
 
 # Schedules
@@ -1614,7 +1552,7 @@ def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signu
     else:
         assert (stopped.returncode, saved) == (128 + signum, 8), stopped.stderr
         assert f"stopped by {signum.name} after step 8; the state is in {checkpoint}" in stopped.stderr
-        assert f"lieattn fit --config {file} --ckpt_path last" in stopped.stderr
+        assert "To continue: the same command with --ckpt_path last" in stopped.stderr
     assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path)), "--ckpt_path", "last"]) == 0
     assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
 
@@ -1660,7 +1598,7 @@ def test_runs_with_callbacks_of_lightning_are_continued_from_the_checkpoint_alon
     ]
     assert len(lost) == averages
     last = tmp_path / "checkpoints/last.ckpt"
-    arguments = ["fit", "--ckpt_path", str(last), "--trust", __name__.partition(".")[0]]
+    arguments = ["fit", "--ckpt_path", str(last), "--trust", *TRUST, "lightning"]
     assert main([*arguments, "--trainer.max_epochs", "3"]) == 0, capsys.readouterr().err
     assert read_checkpoint(last)["epoch"] == 2
     assert not [warning for warning in recwarn if "Unable to serialize" in str(warning.message)]
@@ -1675,9 +1613,9 @@ def test_interrupted_run_without_a_configuration_says_how_to_continue(finished, 
     stop += ["--trainer.callbacks.signum", str(int(signal.SIGINT))]
     begun = str(finished / "checkpoints/last.ckpt")
     assert main(["fit", "--ckpt_path", begun, *options, *stop]) == 128 + signal.SIGINT
-    again = capsys.readouterr().err.partition("To continue: lieattn ")[2]
-    assert "--ckpt_path runs/checkpoints/last.ckpt" in again
-    assert main(shlex.split(again)) == 0
+    state = capsys.readouterr().err.rpartition("To continue: the same command with --ckpt_path ")[2].strip()
+    assert state == "runs/checkpoints/last.ckpt"
+    assert main(["fit", "--ckpt_path", state, *options]) == 0
 
 
 def test_second_signal_stops_at_once(capfd):
@@ -1877,7 +1815,7 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (
             ["fit", "--model", "lieattn.train.PointSetClassifier", "--model.network", "lieattn.models.GSANet"],
             2,
-            "model: network: the following arguments are required: frames, neighborhood",
+            "network: .*GSANet.: the following arguments are required: frames, neighborhood",
         ),
         (["fit", "--config", "absent.yaml"], 2, "config: File does not exist: .*absent.yaml"),
         (["fit", "--config", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
@@ -1887,18 +1825,19 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (
             ["fit", *RUN, "--config", "lost.yaml"],
             2,
-            "lost.yaml: data: expected .* a file with them, got 'nowhere.yaml'",
+            "data: Unable to load config 'nowhere.yaml'",
         ),
-        (["fit", *RUN, "--config", "other.yaml"], 2, "number.txt: expected the settings of 'trainer' by name, got 3"),
+        (["fit", *RUN, "--config", "other.yaml"], 2, "number.txt: expected settings by name, got 3"),
         (
             ["fit", *RUN, "--config", "stop.yaml"],
             2,
-            "trainer.callbacks: Early stopping .* `val/none`",
+            "trainer: Early stopping .* `val/none`",
         ),
         (["fit", *RUN, "--no_such", "1"], 2, "unrecognized arguments: --no_such 1"),
-        (["fit", *RUN, "--trainer.max_epochs", "x"], 2, "trainer.max_epochs: expected int, got x"),
+        (["fit", *RUN, "--trainer.max_epochs", "x"], 2, "trainer.max_epochs: Expected a <class 'int'>; Given value: x"),
+        (["fit", *RUN, "--trainer.precision", "transformer-engine"], 2, "trainer: Requirement 'transformer_engine"),
         (["fit", *RUN, "--trainer.max_epochs", "-7"], 2, "trainer: `max_epochs` must be a non-negative integer"),
-        (["fit", *RUN, "--trainer.accelerator", "quantum"], 2, "trainer: .*accelerator='quantum'"),
+        (["fit", *RUN, "--trainer.accelerator", "quantum"], 2, "accelerator='quantum'"),
         (
             ["fit", *RUN, "--trainer.devices", "99999999999"],
             2,
@@ -1908,10 +1847,10 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (
             ["fit", *RUN, "--trainer.accumulate_grad_batches", "0"],
             2,
-            "trainer.accumulate_grad_batches: expected at least 1, got 0",
+            "trainer.accumulate_grad_batches: Not of type PositiveInt: 0",
         ),
-        (["fit", *RUN, "--trainer.check_val_every_n_epoch", "0"], 2, "check_val_every_n_epoch: expected at least 1"),
-        (["fit", *RUN, "--trainer.gradient_clip_val", "-1"], 2, "gradient_clip_val: expected at least 0, got -1"),
+        (["fit", *RUN, "--trainer.check_val_every_n_epoch", "0"], 2, "every_n_epoch: Not of type PositiveInt.*: 0"),
+        (["fit", *RUN, "--trainer.gradient_clip_val", "-1"], 2, "clip_val: Not of type NonNegativeFloat.*: -1"),
         (["fit", *RUN, "--trainer.val_check_interval", "50"], 2, r"trainer: `val_check_interval` \(50\) must be less"),
         (["fit", *RUN, "--trainer.devices", "0"], 2, "trainer: .*devices='0'"),
         (["fit", *RUN, "--trainer.default_root_dir", "run.yaml"], 2, "run.yaml"),
@@ -1921,7 +1860,7 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["fit", *RUN, "--model.init_args.classes", "3"], 2, r"network: expected logits \[4, 3\]"),
         (["fit", *RUN, "--model.init_args.optimizer.init_args.lr", "-1"], 2, "optimizer: Invalid learning rate: -1"),
         (["fit", *RUN, "--model.init_args.network.init_args.group.init_args.n", "0"], 2, "n: expected an integer"),
-        (["fit", *RUN, "--model.init_args.network", "no_package.Network"], 2, "model: network: .*no_package"),
+        (["fit", *RUN, "--model.init_args.network", "no_package.Network"], 2, "network: .*no_package"),
         (["fit", *RUN, "--ckpt_path", "text.ckpt"], 2, "text.ckpt is damaged, or is not a checkpoint"),
         (
             ["fit", *RUN, "--model.init_args.network.init_args.width", "7", "--ckpt_path", "{}"],
@@ -1935,7 +1874,7 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (
             ["fit", "--config", "run.yaml", "--model.schedule.class_path", "torch.optim.lr_scheduler.OneCycleLR"],
             2,
-            "schedule: expected one of Constant, WarmupCosine, MultiStep, Plateau of lieattn.train, got torch.*CycleLR",
+            "schedule: .*torch.*CycleLR does not correspond to a subclass of Schedule",
         ),
         (["test", "--config", "run.yaml"], 2, "test needs trained weights: use --ckpt_path"),
         (["fit", "--config", "empty.yaml"], 2, "data.train: expected a data set, got none"),
@@ -1984,11 +1923,11 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (("trainer", "max_epoch"), "'trainer.max_epoch' is not accepted (did you mean 'trainer.max_epochs'?)"),
+        (("trainer", "max_epoch"), "'trainer.max_epoch'"),
         (("model", "init_args", "network", "init_args", "widht"), "widht"),
         (("model", "init_args", "network", "init_args", "group", "init_args", "order"), "order"),
-        (("data", "bach_size"), "'data.bach_size' is not accepted (did you mean 'data.batch_size'?)"),
-        (("trianer",), "'trianer' is not accepted (did you mean 'trainer'?)"),
+        (("data", "bach_size"), "'data.bach_size'"),
+        (("trianer",), "'trianer'"),
     ],
 )
 def test_unknown_key_is_named(tmp_path, capsys, place, message):
@@ -2084,19 +2023,9 @@ def test_a_misspelled_entry_of_a_class_is_named(tmp_path, capsys, place):
         inner = inner[key]
     inner["init_arg"] = inner.pop("init_args")
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
-    told = (
-        f"expected the arguments of a class under init_args, got 'init_arg' beside class_path '{inner['class_path']}'"
-    )
-    assert told in capsys.readouterr().err
-
-
-def test_what_a_trainer_needs_is_named(tmp_path, monkeypatch, capsys):
-    def without_package(*arguments, **options):
-        raise ModuleNotFoundError("Requirement 'transformer_engine>=0.11.0' not met.")
-
-    monkeypatch.setattr("lightning.pytorch.cli.LightningCLI.instantiate_trainer", without_package)
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path))]) == 2
-    assert "lieattn fit: trainer: Requirement 'transformer_engine>=0.11.0' not met." in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert place[-1] in (0, 1) or str(place[-1]) in told
+    assert "init_arg" in told.replace("init_args", "")
 
 
 def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, capsys):
@@ -2182,16 +2111,16 @@ def test_callbacks_that_need_other_tasks_are_refused(tmp_path, capsys, callback,
     [
         (
             {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured", "amount": 0.2}},
-            "expected one of pruning and averaging, got ModelPruning, which adds masks to the weights, beside",
+            "trainer.callbacks: expected one of pruning and averaging, got ModelPruning, which adds masks",
         ),
-        ({"class_path": "lieattn.train.AveragedWeights"}, "Found more than one stateful callback of type `AveragedW"),
-        ({"class_path": "lieattn.train.LastCheckpoint"}, "Found more than one stateful callback of type `LastCheck"),
+        ({"class_path": "lieattn.train.AveragedWeights"}, "trainer: Found more than one stateful callback of type `Av"),
+        ({"class_path": "lieattn.train.LastCheckpoint"}, "trainer: Found more than one stateful callback of type `La"),
     ],
 )
 def test_callbacks_that_exclude_each_other_are_refused(tmp_path, capsys, callback, message):
     content = config(tmp_path, callbacks=[callback])
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content), "--ema", "0.9"]) == 2
-    assert f"trainer.callbacks: {message}" in capsys.readouterr().err
+    assert f"lieattn fit: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -2212,12 +2141,11 @@ def test_runs_with_a_logger_are_continued_from_the_checkpoint_alone(tmp_path, ca
     del content["model"]["init_args"]["schedule"]
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
     last = tmp_path / "checkpoints/last.ckpt"
-    more = ["--trust", *TRUST, "--trainer.max_epochs"]
-    assert main(["fit", "--ckpt_path", str(last), *more, "2"]) == 0, capsys.readouterr().err
+    more = ["--trainer.max_epochs", "2", "--trust", *TRUST]
+    assert main(["fit", "--ckpt_path", str(last), *more]) == 2
+    assert f"names lightning.pytorch.loggers.{logger}, which would be imported" in capsys.readouterr().err
+    assert main(["fit", "--ckpt_path", str(last), *more, "lightning"]) == 0, capsys.readouterr().err
     assert len(list((tmp_path / "logs/lightning_logs").iterdir())) == 2
-    elsewhere = shutil.copy(last, tmp_path / "copy.ckpt")
-    assert main(["fit", "--ckpt_path", str(elsewhere), *more, "3"]) == 2
-    assert f"names the folder '{tmp_path / 'logs'}', to which lightning.pytorch.loggers." in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -2243,12 +2171,7 @@ def test_checkpoints_delete_no_files_outside_of_the_folder_of_their_run(finished
         assert victim.is_dir()
         return capsys.readouterr().err
 
-    assert f"names the folder '{victim.parent}', to which {path} would write" in attempt()
-    for place in ("../x", "$HOME/x", "~/x", "s3://bucket/x"):
-        saver["dirpath"] = place
-        assert f"names the folder '{place}'" in attempt()
-    trainer["callbacks"] = ["file.yaml"]
-    assert "expected the settings of a class, got 'file.yaml'" in attempt()
+    assert f"names {path}, which would be imported and called" in attempt()
     trainer["callbacks"] = []
     state["best_k_models"] = {f"{tmp_path}/runs/checkpoints/../../folder/precious": torch.tensor(-1.0)}
     assert "hostile.ckpt is damaged: a callback names the file" in attempt()

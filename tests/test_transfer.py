@@ -308,7 +308,7 @@ def test_command_starts_from_files_and_checkpoints(tmp_path, capsys, monkeypatch
 def test_commands_without_training_refuse_options_of_fit(option, tmp_path, capsys):
     assert main(["test", "--config", configuration(tmp_path, 2), "--ckpt_path", "best", f"--{option}"]) == 2
     name = option.partition("=")[0]
-    message = f"lieattn test: {name}: expected none for test, which uses the network and the weights of --ckpt_path\n"
+    message = f"lieattn test: --{name}: expected none for test, which uses the network and the weights of --ckpt_path\n"
     assert capsys.readouterr().err == message
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -25,10 +28,10 @@ class Command:
 
 
 COMMANDS = {
-    "fit": Command("train a network", "lieattn.cli._fit"),
-    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._fit"),
-    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._fit"),
-    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit"),
+    "fit": Command("train a network", "lieattn.cli._training"),
+    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._training"),
+    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._training"),
+    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._training"),
     "certify": Command("measure how equivariant a network is, and find what breaks it", "lieattn.cli._certify"),
     "picture": Command("draw the network of a checkpoint, or figures of the papers", "lieattn.cli._picture"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
@@ -38,6 +41,48 @@ COMMANDS = {
     "warm-up": Command("compile the kernels for CPUs in advance", "lieattn.cli._warm_up", ()),
     "info": Command("show versions, and the backend that evaluates each operation", "lieattn.cli._info", ()),
 }
+
+
+_TRAINING = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
+
+{what}. Settings are given in YAML files or on the command line, where dots
+separate sections; later settings override earlier ones. examples/configs has a file for each kind of data,
+examples/papers one for each experiment of the papers.
+
+what is trained
+  --model CLASS                    the task, lieattn.train.PointSetClassifier or lieattn.train.PointSetRegressor
+  --model.network CLASS            the network, one of `lieattn models`, or your own by its import path
+  --model.network.OPTION VALUE     an argument of its class, such as --model.network.channels 32
+  --model.optimizer CLASS          the optimizer, such as torch.optim.AdamW with --model.optimizer.lr 0.01
+  --model.schedule CLASS           schedule of the learning rate: WarmupCosine, MultiStep or Plateau of lieattn.train
+data
+  --data.train CLASS               the training set, one of `lieattn datasets`, or your own: mydata.Clouds of mydata.py
+  --data.train.OPTION VALUE        an argument of its class, such as --data.train.root DIR
+  --data.val, --data.test, --data.predict    the other data sets, likewise
+  --data.batch_size N              clouds per batch (8); also --data.eval_batch_size, .workers, .seed, .shuffle
+run
+  --trainer.max_epochs N           number of passes over the training set (100)
+  --trainer.default_root_dir DIR   folder for logs, checkpoints and predictions (runs)
+  --trainer.accelerator NAME       cpu, gpu or auto; also --trainer.devices, .precision, .gradient_clip_val, ...
+  --trainer.fast_dev_run true      run one batch of everything as a check; nothing is written
+  --ckpt_path last|best|FILE       the checkpoint to load; `fit` continues its run. The others take several checkpoints
+                                   and use the mean of the networks; `predict` also writes the standard deviation
+  --last.every_n_train_steps N     also save the state within an epoch, every N steps
+  --weights NAME|FILE              `fit` starts from the weights of a trained network; a head with other outputs is new
+  --ema DECAY                      validate and save moving averages of the weights; 0.999 averages about 1000 steps
+  --checkpoint_activations true    recompute activations in the backward pass, which saves memory and takes more time
+  --compile true                   compile the network with torch.compile; faster on GPUs, for clouds of any sizes
+  --cuda_graphs true               replay training steps on a GPU, for clouds that all have one geometry, such as images
+  --seed_everything N              seed of weights, order and transforms (0)
+  --trust PACKAGE ...              packages whose classes a checkpoint may use, besides this library and torch
+  -c FILE, --config FILE           settings; without it, those of the checkpoint (of the run itself only for `fit`)
+  --print_config                   print all settings with their defaults as YAML, and exit
+
+the arguments of a class, and all options of training (hundreds of lines):
+  lieattn {name} --model.help lieattn.train.PointSetClassifier
+  lieattn {name} --model PointSetClassifier --model.network.help lieattn.models.GSANet
+  lieattn {name} --data.train.help lieattn_datasets.Digits
+  lieattn {name} --help-all"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,15 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
-    from lieattn._core.memory import keep_freed_memory
-    from lieattn.cli._options import asks_for_help, import_catalog, importable_folder, printable_output, report
-
-    keep_freed_memory()
+    sys.path.append(folder := os.getcwd())  # class paths may name its modules; it is searched after all packages
     try:
-        with importable_folder(), printable_output():
-            if COMMANDS[name].packages and not asks_for_help(rest):  # their configurations name classes
-                import_catalog()
-            status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
+        return _run(name, rest)
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning turns an interrupt into an exit with status 1.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):  # after --help
@@ -79,9 +118,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.write(f"lieattn {name}: interrupted\n")
         return 128 + signal.SIGINT
+    finally:
+        del sys.path[-1 - sys.path[::-1].index(folder)]  # the last entry, since the folder may have been there before
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    """Run a subcommand, and report its errors."""
+    asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
+    if asks_for_help and COMMANDS[name].module == "lieattn.cli._training":  # without an import of torch
+        print(_TRAINING.format(name=name, what=COMMANDS[name].help.capitalize()))
+        return 0
+    from lieattn._core.memory import keep_freed_memory
+    from lieattn.cli._errors import report
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # files and pipes may lack mathematical symbols
+        sys.stdout.reconfigure(errors="backslashreplace")
+    keep_freed_memory()
+    try:
+        if COMMANDS[name].packages and not asks_for_help:  # their configurations name classes
+            import_catalog()
+        status: int = importlib.import_module(COMMANDS[name].module).run(name, arguments)
     except Exception as error:
         return report(name, error)
     return status
+
+
+def import_catalog() -> dict[str, list[ModuleType]]:
+    """Import the modules with models and data sets, whose classes may be named without their package."""
+    names = {"models": ("lieattn.models", "lieattn.models.irreps"), "datasets": ("lieattn_datasets",)}
+    return {kind: [importlib.import_module(name) for name in modules] for kind, modules in names.items()}
 
 
 def _usage() -> str:

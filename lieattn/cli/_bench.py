@@ -14,7 +14,7 @@ import torch
 from lieattn._core.checks import counted
 from lieattn._core.values import with_finite
 from lieattn.bench import BENCHMARKS, Benchmark, use_toy_sizes
-from lieattn.cli._options import ArgumentParser, output_file, positive
+from lieattn.cli._arguments import ArgumentParser, output_file, positive
 from lieattn.io import replace_text
 from lieattn.ops import cpu_kernels
 

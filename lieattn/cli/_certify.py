@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from lieattn._core.checks import counted
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
+from lieattn.cli._arguments import ArgumentParser, natural, output_file, package, positive, take_settings
 from lieattn.cli._target import drawn_clouds, drawn_images, given_clouds, is_named, made, settings_of
 from lieattn.groups import Group
 from lieattn.io import load, replace_text, trained_cards

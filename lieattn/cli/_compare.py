@@ -20,16 +20,9 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
-from lieattn.cli._lightning import without_warnings
-from lieattn.cli._options import (
-    ArgumentParser,
-    command_line,
-    import_catalog,
-    output_file,
-    positive,
-    report,
-    take_settings,
-)
+from lieattn.cli import import_catalog
+from lieattn.cli._arguments import ArgumentParser, output_file, positive, take_settings
+from lieattn.cli._errors import report, short_warnings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.io import replace_text
 from lieattn.train import TrainingInterrupted, UsageError
@@ -49,8 +42,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     folder = options.out or Path("runs") / options.config[-1].stem
     status = _status(name, partial(_compare, options, folder))
     if status > 128:
-        again = command_line(["lieattn", name, *arguments])
-        _say(f"lieattn {name}: interrupted; finished cells are kept in {folder}\nTo continue: {again}")
+        _say(f"lieattn {name}: interrupted; finished cells are kept in {folder}\nTo continue: the same command")
     return status
 
 
@@ -60,7 +52,7 @@ def _status(name: str, work: Callable[[], int]) -> int:
     level = logger.level
     logger.setLevel(logging.WARNING)  # otherwise Lightning reports every trainer of every cell
     try:
-        with without_warnings(".*`max_epochs` was not set", ".*GPU available but not used"):
+        with short_warnings():
             return work()
     except (TrainingInterrupted, KeyboardInterrupt) as stop:
         return 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)

@@ -11,7 +11,7 @@ import torch
 
 from lieattn._core.checks import counted
 from lieattn._core.machine import usable_cores
-from lieattn.cli._options import ArgumentParser
+from lieattn.cli._arguments import ArgumentParser
 from lieattn.ops import Pattern, cpu_kernels
 
 _PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "triton", "lightning", "e3nn", "numpy")

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import nn
 from torch_geometric.data import Data
 
+from lieattn.cli._arguments import ArgumentParser, natural, output_file
 from lieattn.cli._certify import (
     add_cloud_options,
     check_data_options,
@@ -21,7 +22,6 @@ from lieattn.cli._certify import (
     refuse,
     test_clouds,
 )
-from lieattn.cli._options import ArgumentParser, natural, output_file
 from lieattn.io import load, trained_cards
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
@@ -132,12 +132,13 @@ def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
 
 def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
     """Draw one figure of the papers, with the keyword arguments of its function as options."""
-    from lieattn._core.suggestions import SuggestingParser
+    from jsonargparse import ArgumentParser as SignatureParser
+
     from lieattn.cli._figures import FIGURES
     from lieattn.viz import save
 
     function = FIGURES[figure]
-    parser = SuggestingParser(prog=f"lieattn {name} {figure}", exit_on_error=False, allow_abbrev=False)
+    parser = SignatureParser(prog=f"lieattn {name} {figure}", exit_on_error=False, allow_abbrev=False)
     parser.add_function_arguments(function, as_group=False)
     told = f"file {', '.join(_OF_FIGURES)}, or a folder"
     parser.add_argument("--out", type=str, default=str(_OUT), metavar="FILE|DIR", help=told)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lieattn._core.checks import counted
 from lieattn._core.machine import usable_cores
-from lieattn.cli._options import ArgumentParser, positive
+from lieattn.cli._arguments import ArgumentParser, positive
 from lieattn.geometry import AllPairs, Radius
 from lieattn.ops import (
     attentive_convolution,

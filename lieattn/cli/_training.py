@@ -1,0 +1,423 @@
+"""``lieattn fit``, ``validate``, ``test`` and ``predict``: Lightning's command for the tasks of this library."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Sequence, Sized
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import DefaultHelpFormatter, set_dumper
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt, register_type
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lieattn import train
+from lieattn._core.machine import usable_accelerator
+from lieattn.cli._arguments import output_file, values_of
+from lieattn.cli._certify import is_network
+from lieattn.cli._described import HARMLESS, described
+from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
+from lieattn.cli._errors import short_warnings
+from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
+from lieattn.io import load
+from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
+
+_MOST_DEVICES = 512  # every device is a process, even if the machine does not have it
+_OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
+_OF_FIT = ("--weights", "--ema", "--checkpoint_activations", "--compile", "--cuda_graphs")
+_GIVE_MODEL = ("--config", "-c", "--model", "--model.class_path", "--model.help", "--print_config", "-h", "--help")
+_LOGGER = logging.getLogger("lieattn.cli")  # of the parser
+_LOGGER.setLevel(logging.DEBUG)
+_LOGGER.propagate = False
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help texts without the long lists of known subclasses."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, _, rest = super()._get_help_string(action).partition(", known subclasses: ")
+        return f"{text})" if rest else text
+
+
+class _Parser(LightningArgumentParser):
+    """A parser that raises errors, accepts full names of options only and says what it drops."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        defaults: dict[str, Any] = {"prog": "lieattn", "allow_abbrev": False, "exit_on_error": False}
+        defaults |= {"logger": _LOGGER, "formatter_class": _HelpFormatter}
+        super().__init__(*arguments, **defaults | options)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+
+    The exit status is 0 for success, 1 if the training diverged, and 128 + n after signal n.
+    """
+    train.register_types()
+    set_dumper("yaml", _dumped)
+    register_type(torch.device)
+    arguments = ["--help" if word == "--help-all" else word for word in arguments]
+    parts = [part for word in arguments if (part := word.rpartition("=")[2]).endswith((".yaml", ".yml"))]
+    _check_files([*values_of(arguments, "--config"), *values_of(arguments, "-c"), *parts])
+    settings, task = described(name, arguments)
+    known = settings is not None or task is not None
+    _check_order(name, arguments, known)
+    try:
+        with short_warnings():
+            TrainingCommand(name, arguments, settings, task)
+    except train.TrainingInterrupted as stop:
+        # Without a configuration, the checkpoint must be given as a file, which says what to train.
+        _say(f"lieattn: {stop}\nTo continue: the same command with --ckpt_path {stop.path if known else 'last'}")
+        return _status(128 + stop.signum)
+    except train.NonFiniteError as error:
+        _say(f"lieattn: {error}")
+        return _status(1)
+    return 0
+
+
+class TrainingCommand(LightningCLI):
+    """LightningCLI with loggers, checkpoints and continuation that need no configuration.
+
+    ``settings`` are those of the checkpoint, which is not trusted, and ``task`` builds what it describes, if the
+    arguments have no configuration. With several checkpoints, the networks of all form an ensemble.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], settings: Any = None, task: Any = None) -> None:
+        self._name, self._checked = name, settings is not None
+        super().__init__(
+            task or train.PointSetTask,
+            train.PointSetData,
+            trainer_class=_Trainer,
+            subclass_mode_model=task is None,
+            trainer_defaults={"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False},  # for forces
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_class=_Parser,
+            args=[name, *(["--config", json.dumps(settings)] if self._checked else []), *arguments],
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the command that runs; parsers for the other ones would take most of the time to start."""
+        return {self._name: {*super().subcommands()[self._name], "ckpt_path"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options of this library."""
+        parser.add_class_arguments(train.LastCheckpoint, "last")
+        add = parser.add_argument
+        add("--ckpt_path", nargs="+", default=None, help="last, best or file; several for an ensemble")
+        averages = "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for no averages"
+        add("--ema", type=float | None, default=None, help=averages)
+        source = "trained network, file of lieattn.save or checkpoint with the weights that fit starts from"
+        add("--weights", type=str | None, default=None, help=source)
+        add("--checkpoint_activations", type=bool, default=False, help="recompute activations in the backward pass")
+        add("--compile", type=bool, default=False, help="compile the network with torch.compile")
+        add("--cuda_graphs", type=bool, default=False, help="replay training steps as CUDA graphs")
+        trusted = "packages whose classes a checkpoint may use, besides this library and torch"
+        add("--trust", nargs="+", action="extend", default=[], help=trusted)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments, and name the arguments of classes that others replace."""
+        _LOGGER.addHandler(dropped := _Dropped())
+        try:
+            self.config = parser.parse_args(args)
+        except argparse.ArgumentError as error:
+            raise train.UsageError(train.short_message(error)) from error
+        finally:
+            _LOGGER.removeHandler(dropped)
+            for message in dropped.messages:
+                _say(f"lieattn {self._name}: warning: {message}")
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing; Lightning would change the configuration according to the checkpoint."""
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise train.UsageError(f"seed_everything: {error}") from error
+
+    def before_instantiate_classes(self) -> None:
+        """Find the checkpoints, and keep the resolved configuration."""
+        settings = self.config[self.subcommand]
+        given = settings.ckpt_path or []
+        self._paths = [_file(settings, path, self._name) for path in ([given] if isinstance(given, str) else given)]
+        if not self._paths and self._name != "fit":
+            raise train.CheckpointError(f"{self._name} needs trained weights: use --ckpt_path best, last, or FILE")
+        if self._name == "fit" and (count := len(self._paths)) > 1:
+            raise train.UsageError(f"--ckpt_path: expected one checkpoint, since fit continues one run, got {count}")
+        if len({Path(path).resolve() for path in self._paths}) < len(self._paths):
+            raise train.UsageError(f"--ckpt_path: expected different files, got {' '.join(self._paths)}")
+        self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None
+        dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
+        # There is no model if the checkpoint describes its task.
+        self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}
+        if self._name == "fit":
+            self._resolved["run"] = {key: value for key, value in dumped.items() if key not in _OF_ONE_CALL}
+        if self._checked:  # a second check, because files named in the configuration have been read by now
+            source = f"the command line, or a file that {self._paths[0]} refers to,"
+            train.check_trusted(self._resolved, source, [*settings.trust, *HARMLESS])
+        self._members = load_members(self._paths[1:], settings.trust)
+
+    def instantiate_classes(self) -> None:
+        """Build all objects; UsageError is raised if an argument does not fit."""
+        try:
+            super().instantiate_classes()
+        except (TypeError, ValueError) as error:
+            raise train.UsageError(train.short_message(error)) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer, with loggers, checkpoints and averages."""
+        settings = self.config_init[self.subcommand]
+        chosen, root, bare = settings.trainer, settings.trainer.default_root_dir, settings.trainer.barebones
+        kwargs["accelerator"] = usable_accelerator(chosen.accelerator)
+        if not bare and chosen.logger in (None, True):
+            # Both loggers have the same version, which is counted by the folder of TensorBoard.
+            board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
+            kwargs["logger"] = [CSVLogger(root, name="csv"), board]
+        if self._name == "fit":
+            given = chosen.callbacks or []
+            callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
+            callbacks += [] if settings.ema is None else [train.AveragedWeights(settings.ema)]
+            if chosen.enable_checkpointing is not False and not (bare or chosen.fast_dev_run):
+                own = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+                if settings.data.sets["val"] is not None and not own:
+                    monitor, mode = self.model.monitor
+                    options = {"monitor": monitor, "mode": mode, "enable_version_counter": False}
+                    callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
+                callbacks.append(settings.last)
+            kwargs["callbacks"] = callbacks
+        return super().instantiate_trainer(**kwargs)
+
+    def after_instantiate_classes(self) -> None:
+        """Load the weights, and check what would fail or do nothing later."""
+        settings = self.config_init[self.subcommand]
+        if self._name == "fit":
+            _start_from(self.model.network, settings.weights, settings.trust, self._paths)
+        if self._checkpoint is not None:
+            self.trainer.precision_plugin.convert_module(self.model)  # otherwise float64 weights are rounded
+            train.load_weights(self.model, self._checkpoint, "the model of the configuration")
+        if self._members:
+            check_alike({self._paths[0]: self.model, **self._members})
+            if self._name != "predict":
+                self.model.network = mean_network(self.model, list(self._members.values()))
+        if self._name == "fit":
+            _change_steps(self.model, settings, self.trainer)
+        if self._name == "validate" and self.datamodule.sets["val"] is None:
+            raise train.UsageError("data.val: expected a data set to validate on, got none")
+        limit = f"limit_{self._name.removesuffix('idate')}_batches"
+        if self._name != "fit" and getattr(self.trainer, limit) == 0:
+            raise train.UsageError(f"trainer.{limit}: expected at least one batch, got 0")
+        self.model.config = self._resolved if "model" in self._resolved else {}
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train, from the checkpoint if there is one."""
+        self.trainer.fit(ckpt_path=self._paths[0] if self._paths else None, **kwargs)
+
+    def predict(self, model: Any, **kwargs: Any) -> None:
+        """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
+
+        No file is replaced. A ``fast_dev_run`` writes no files.
+        """
+        if self.trainer.world_size > 1:
+            found = self.trainer.world_size
+            raise train.UsageError(f"trainer.devices: expected 1, since one process writes the table, got {found}")
+        root, trial = Path(self.trainer.default_root_dir), self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        try:
+            output_file(str(root / "predictions.csv"))
+        except argparse.ArgumentTypeError as error:
+            raise train.UsageError(f"trainer.default_root_dir: {error}") from error
+        sets = self.datamodule.sets
+        data = sets["test"] if sets["predict"] is None else sets["predict"]
+        if isinstance(data, Sized) and not len(data):  # loggers make folders when predicting begins
+            raise train.UsageError("data.predict: expected at least one item, got an empty data set")
+        self.trainer.callbacks.append(counts := PointCounts())  # type: ignore[attr-defined]
+        model = EnsemblePredictions([model, *self._members.values()]) if self._members else model
+        batches = list[Any](self.trainer.predict(model, **kwargs | {"return_predictions": True}) or [])
+        if not trial:
+            means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
+            tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
+            for path, rows in write_tables(root, tables):
+                _say(f"predictions, {rows} rows: {path}")
+
+
+class _Trainer(Trainer):
+    """A trainer that refuses values with which Lightning would fail later, or that it ignores."""
+
+    def __init__(
+        self,
+        *,
+        devices: list[int] | str | int = "auto",
+        # Lightning's own annotation may become "float or int", for which 1, one batch, is 1.0, all of them.
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        accumulate_grad_batches: PositiveInt = 1,
+        check_val_every_n_epoch: PositiveInt | None = 1,
+        gradient_clip_val: NonNegativeFloat | None = None,
+        log_every_n_steps: NonNegativeInt | None = None,
+        **options: Any,
+    ) -> None:
+        if str(devices).isdecimal() and int(str(devices)) > _MOST_DEVICES:
+            raise ValueError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
+        super().__init__(
+            devices=devices,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches,
+            accumulate_grad_batches=accumulate_grad_batches,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            gradient_clip_val=gradient_clip_val,
+            log_every_n_steps=log_every_n_steps,
+            **options,
+        )
+
+
+class _Dropped(logging.Handler):
+    """Keeps what the parser says about arguments of a class that another class replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: dict[str, None] = {}  # each one once, in order
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "discarding" in (message := record.getMessage()):
+            self.messages[message] = None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes members of enumerations, which are defaults of Lightning's callbacks, as their values."""
+
+
+_Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
+
+
+def _dumped(settings: Any) -> str:
+    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _check_files(paths: Sequence[str | Path]) -> None:
+    """Raise UsageError, naming the file, if a configuration cannot be read or a part of it would be ignored."""
+    for path in filter(Path.is_file, map(Path, paths)):
+        content = train.read_yaml(path, "settings by name")
+        model = content.get("model", {})
+        if isinstance(model, dict) and (wrong := model.keys() - {"class_path", "init_args", "dict_kwargs"}):
+            raise train.UsageError(f"{path}: model: expected class_path and init_args, got {', '.join(sorted(wrong))}")
+        sections = {name: content[name] for name in ("data", "trainer", "last") if name in content}
+        for name, value in sections.items():
+            if not isinstance(value, dict | str):
+                raise train.UsageError(f"{path}: {name}: expected settings by name, or a file with them, got {value!r}")
+        _check_files([path.parent / value for value in sections.values() if isinstance(value, str)])
+
+
+def _check_order(name: str, arguments: Sequence[str], known: bool) -> None:
+    """Raise UsageError if no model is given, or options come before it or belong to another command."""
+    names = [word[:2] if word.startswith("-c") else word.partition("=")[0] for word in arguments]  # -cFILE
+    first = next((word for word in names if word in _GIVE_MODEL or word.startswith("--model.")), None)
+    if first is None and not known:
+        raise train.UsageError("no model was given: use --config FILE, or --ckpt_path with a checkpoint of lieattn fit")
+    if first not in _GIVE_MODEL and not known:
+        raise train.UsageError(f"{first}: expected after --config FILE or --model CLASS, whose settings it changes")
+    if name != "fit" and (given := [word for word in names if word in _OF_FIT]):  # in a file, they are of its training
+        found = f"{name}, which uses the network and the weights of --ckpt_path"
+        raise train.UsageError(f"{given[0]}: expected none for {found}")
+
+
+def _folder(settings: Any) -> Path:
+    """Folder of the checkpoints."""
+    return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
+
+
+def _file(settings: Any, name: str, command: str) -> str:
+    """The file of a checkpoint, which may be named ``last`` or ``best``."""
+    if name not in ("last", "best"):
+        return name
+    path = _folder(settings) / f"{name}.ckpt"
+    if not path.is_file():
+        hint = "start without --ckpt_path" if command == "fit" else "train first, or name a file"
+        if (path.parent / "last.ckpt").is_file():  # of a run without a validation
+            hint = "use --ckpt_path last, since no validation chose a best one"
+        raise train.CheckpointError(f"there is no checkpoint {path}: {hint}")
+    return str(path)
+
+
+def _start_from(network: torch.nn.Module, source: str | None, trust: Sequence[str], paths: Sequence[str]) -> None:
+    """Copy the weights of a trained network by name, a file of ``lieattn.save`` or a checkpoint, into a new run."""
+    if source is None:
+        return
+    if paths:
+        _say(f"{source} is not read: training continues from the weights of the checkpoint")
+        return
+    try:
+        # Without a suffix it may be a misspelled name, and the error of `load` lists the names.
+        saved = is_network(source) or not Path(source).suffix
+        new = transfer_weights(network, load(source, trust) if saved else train.load_network(source, trust))
+    except (OSError, ValueError) as error:
+        reason = f"{source}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
+        raise train.UsageError(f"weights: {reason}") from error
+    _say(f"training starts from the weights of {source}; new weights: {', '.join(new) or 'none'}")
+
+
+def _change_steps(task: train.PointSetTask, options: Any, trainer: Trainer) -> None:
+    """Recompute activations, compile the network or capture its steps, as the options say."""
+    network = task.network
+    if options.compile and options.cuda_graphs:
+        raise train.UsageError("compile, cuda_graphs: expected one of them, got both")
+    if options.checkpoint_activations:
+        networks = [module for module in network.modules() if isinstance(module, Network)]
+        if not networks:
+            name = type(network).__name__
+            raise train.UsageError(f"checkpoint_activations: expected a lieattn.models.Network, got {name}")
+        for part in networks:
+            part.checkpoint_activations()
+    if options.compile:
+        _check_compiler(network, trainer.strategy.root_device)
+        for kind in (EnergyForces, HamiltonianDynamics):
+            if any(isinstance(module, kind) for module in network.modules()):
+                reason = "losses on forces need two derivatives, and torch differentiates compiled functions only once"
+                _say(f"compile: {kind.__name__} runs uncompiled, including its network, because {reason}")
+        network.compile()
+    if options.cuda_graphs:
+        task.capture()
+
+
+def _check_compiler(network: torch.nn.Module, device: torch.device) -> None:
+    """Raise UsageError if torch.compile would fail in the first step."""
+    for part in network.modules():
+        if isinstance(part, LieTransformer) and part.lifting.piece:
+            advice = "use piece=None, which accepts the same weights"
+            raise train.UsageError(f"compile: Lifting(piece={part.lifting.piece}) cannot be compiled; {advice}")
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # those of torch
+    if device.type == "cpu" and sys.platform != "win32" and shutil.which(compiler) is None:
+        advice = "install it, name another one in the environment variable CXX, or train without compile"
+        raise train.UsageError(f"compile: torch.compile needs the C++ compiler {compiler}, found none; {advice}")
+
+
+@rank_zero_only
+def _say(message: str) -> None:
+    """Print a note for the user; of several processes, only the first one does."""
+    sys.stdout.flush()
+    sys.stderr.write(message + "\n")
+
+
+def _status(status: int) -> int:
+    """Exit status of this process after all processes have stopped; only the first one reports an error.
+
+    As soon as another process ends with an error, Lightning kills the first one, which may still be writing.
+    """
+    return 0 if getattr(rank_zero_only, "rank", 0) else status

@@ -54,11 +54,11 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1403, 21, 0),
+    "_core": (1355, 20, 0),
     "ase": (314, 1, 0),
     "bench": (1412, 13, 4),
     "certify": (2985, 16, 7),
-    "cli": (3020, 19, 3),
+    "cli": (2610, 16, 3),
     "compare": (1678, 8, 16),
     "geometry": (4376, 19, 40),
     "groups": (2074, 8, 35),
@@ -69,11 +69,11 @@ BUDGETS = {
     "reps": (671, 3, 15),
     "spaces": (350, 2, 5),
     "testing": (136, 1, 0),
-    "train": (3106, 18, 31),
+    "train": (3053, 18, 31),
     "transforms": (356, 1, 0),
     "viz": (3138, 14, 15),
     "datasets": (9850, 46, 74),
-    "tests": (57145, 144, 0),
+    "tests": (56939, 144, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages

@@ -25,7 +25,7 @@ from lieattn.models import (
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer
 from lieattn.nn import FieldBatchNorm, PointBatchNorm
 from lieattn.nn.relative import _pair_scores
-from lieattn.ops import _attentive, _pooled, backend, explain, group_attention
+from lieattn.ops import _gated_sums, _pooled, backend, explain, group_attention
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 
@@ -114,7 +114,7 @@ def test_networks_that_compute_activations_again(name, monkeypatch):
 def test_operators_that_compute_activations_again(attention, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setitem(_pooled._PORTION, "cpu", 1)
-    monkeypatch.setattr(_attentive, "_AT_ONCE", 1)
+    monkeypatch.setattr(_gated_sums, "_AT_ONCE", 1)
     pooled = AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, heads=2)
     gated = AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2))
     network = randomize({"pooled": pooled, "gated": gated}[attention]).double().eval()

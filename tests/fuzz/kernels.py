@@ -23,7 +23,7 @@ from torch import Tensor
 from lieattn.geometry import AllPairs, Neighbors
 from lieattn.ops import (
     RelativeTerms,
-    _attentive,
+    _gated_sums,
     backend,
     edge_kernels,
     edge_messages,
@@ -455,7 +455,7 @@ def _check_gated(case: Sized) -> Finding | Verdict:
         channel = (tables["first"], tables["second"]) if "first" in tables else None
         return attentive_convolution(x, kernels, channel=channel, spatial=tables.get("spatial"), **drawn.options)[0]
 
-    with mock.patch.object(_attentive, "_AT_ONCE", drawn.toss.choice((2**24, 1))):
+    with mock.patch.object(_gated_sums, "_AT_ONCE", drawn.toss.choice((2**24, 1))):
         return _compare(drawn, wanted, _KERNELS, lambda _: drawn.outcome(attend, case.dtype, twice))
 
 

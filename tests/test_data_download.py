@@ -18,8 +18,8 @@ import pytest
 
 import lieattn_datasets as ld
 from lieattn_datasets import _amat, _archives, _cifar, _download, _idx, _md17, _modelnet, _pcam, _qm9_files
-from lieattn_datasets._download import Source, fetch
-from lieattn_datasets._files import Release
+from lieattn_datasets._download import fetch
+from lieattn_datasets._files import Release, Source
 from tests.fuzz._data_sets import CASES
 from tests.test_datasets import LABELS, idx, write_pcam
 

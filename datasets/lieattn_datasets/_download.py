@@ -8,14 +8,13 @@ import logging
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from lieattn_datasets._archives import MOST_BYTES, Archive, unpack
-from lieattn_datasets._files import Release, remove_abandoned, write_atomically
+from lieattn_datasets._archives import Archive, unpack
+from lieattn_datasets._files import Release, Source, remove_abandoned, write_atomically
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
 _CHUNK = 1 << 16  # bytes
@@ -27,34 +26,6 @@ _ADVICE = {
 }
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A published file.
-
-    Parameters
-    ----------
-    name
-        Published name of the file.
-    addresses
-        URLs, which are tried in this order.
-    digest
-        ``"md5:..."`` or ``"sha256:..."`` of the file, or None if no digest is published.
-    most
-        Largest size of the file in bytes. Larger files are refused.
-    members
-        Names of the files that are unpacked from it. If there are none, the file is stored as it is.
-    unpacked
-        Largest size of the unpacked file in bytes.
-    """
-
-    name: str
-    addresses: tuple[str, ...]
-    digest: str | None
-    most: int
-    members: tuple[str, ...] = ()
-    unpacked: int = MOST_BYTES
 
 
 def fetch(release: Release, root: str | Path, *wanted: str) -> None:

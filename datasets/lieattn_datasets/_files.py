@@ -14,15 +14,12 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import Archive, portable_name
-
-if TYPE_CHECKING:
-    from lieattn_datasets._download import Source
+from lieattn_datasets._archives import MOST_BYTES, Archive, portable_name
 
 LARGEST = 1e15  # largest number in a file: typical data are of the order of 1, and squares of 1e19 overflow in float32
 
@@ -30,6 +27,34 @@ _ABANDONED = 3600  # seconds after which an unfinished file counts as abandoned
 _LISTED = 12
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published file.
+
+    Parameters
+    ----------
+    name
+        Published name of the file.
+    addresses
+        URLs, which are tried in this order.
+    digest
+        ``"md5:..."`` or ``"sha256:..."`` of the file, or None if no digest is published.
+    most
+        Largest size of the file in bytes. Larger files are refused.
+    members
+        Names of the files that are unpacked from it. If there are none, the file is stored as it is.
+    unpacked
+        Largest size of the unpacked file in bytes.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    digest: str | None
+    most: int
+    members: tuple[str, ...] = ()
+    unpacked: int = MOST_BYTES
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class Release:
     digests: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
-    sources: "tuple[Source, ...]" = ()
+    sources: tuple[Source, ...] = ()
 
     def find(self, root: str | Path, *names: str) -> Path | None:
         """Return the first of the files that exists under the root, or None."""

@@ -24,8 +24,8 @@ from lieattn_datasets import _md17, _nbody, _npz, _qm9, _shapes, _spherical_mnis
 from lieattn_datasets._archives import Archive, unpack
 from lieattn_datasets._charges import charge_energy, simulate_charges
 from lieattn_datasets._cifar import CIFAR10
-from lieattn_datasets._download import SOURCES, Source, fetch
-from lieattn_datasets._files import Release, parse_npy, write_atomically
+from lieattn_datasets._download import SOURCES, fetch
+from lieattn_datasets._files import Release, Source, parse_npy, write_atomically
 from lieattn_datasets._idx import MNIST
 from lieattn_datasets._images import ImagePoints
 from lieattn_datasets._qm9_files import read_left_out

@@ -1193,6 +1193,16 @@ class TestFrames:
         with pytest.warns(UserWarning, match="differ by another amount than by their forces in 3 of 3 frames"):
             ld.Molecules.from_ase(frames)
 
+    def test_pairs_across_a_minimum_have_no_ratio(self):
+        """Their work is small compared with its error, so that the energies may rise while the work falls."""
+        ase, frames = pytest.importorskip("ase"), []
+        for symbols in ("OH", "NH", "CH"):
+            for length, energy in ((0.9, -20.0), (1.1, -19.97)):
+                frame = ase.Atoms(symbols, [[0, 0, 0], [0, 0, length]], info={"energy": energy})
+                frame.arrays["forces"] = np.outer((1, -1), (0, 0, 20 * (length - 1)))
+                frames.append(frame)
+        assert len(ld.Molecules.from_ase(frames, references=False)) == 6
+
     @pytest.mark.parametrize(
         ("keys", "message"),
         [

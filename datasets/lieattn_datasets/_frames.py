@@ -211,7 +211,7 @@ def _apart(frames: Sequence[Any], known: Mapping[str, list[Any]]) -> NDArray[np.
         pairs.append(columns[abs(step).max(axis=1, initial=0) < _NEAR])
     number, change, work, bend, noise = np.concatenate(pairs).T
     apart = abs(change - work) > bend + 0.2 * abs(work) + noise
-    clear = np.maximum(abs(change), abs(work)) > 4 * noise
+    clear = (np.maximum(abs(change), abs(work)) > 4 * noise) & (abs(work) > 0.2 * bend)
     if clear.sum() >= _FEWEST and not 1 / 4 < np.median(change[clear] / (work[clear] + 1e-12)) < 4:
         apart |= clear
     return np.isin(np.arange(len(frames)), number[apart])

@@ -57,8 +57,8 @@ BUDGETS = {
     "_core": (1355, 20, 0),
     "ase": (314, 1, 0),
     "bench": (1412, 13, 4),
-    "certify": (2985, 16, 7),
-    "cli": (2610, 16, 3),
+    "certify": (3100, 16, 7),
+    "cli": (2611, 16, 3),
     "compare": (1678, 8, 16),
     "geometry": (4376, 19, 40),
     "groups": (2074, 8, 35),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (356, 1, 0),
     "viz": (3138, 14, 15),
     "datasets": (9846, 46, 74),
-    "tests": (56949, 144, 0),
+    "tests": (57044, 144, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages

@@ -42,9 +42,19 @@ from lieattn.groups import (
     reflection,
     tetrahedral,
 )
-from lieattn.models import AttentiveCNN, CloudInputs, EnergyForces, FramewiseTransformer, GSANet
+from lieattn.models import (
+    AttentiveCNN,
+    CloudInputs,
+    DirectionConvNet,
+    EnergyForces,
+    FramewiseTransformer,
+    GSANet,
+    Species,
+)
+from lieattn.models.irreps import DistanceTransformer
 from lieattn.testing import assert_certified, randomize
 from lieattn.transforms import periodic_radius_graph
+from tests.cases import some
 
 QUICK = {"continuity": False, "rotations": 0, "elements": 2, "dtypes": [torch.float64]}
 
@@ -413,6 +423,91 @@ def test_rounding_of_positions_far_from_the_origin_is_seen_where_it_matters():
     assert f"float32 rounds them to {2**-23 * float(max(apart)):.0e} of the extent" in one.evidence
     broken = certify(spoiled(Components), far, E(3), **options)
     assert one.cause not in {told.cause for told in broken.diagnoses}
+
+
+def molecules(atoms: int) -> list[Data]:
+    """Return a chain of atoms, 1.1 to 1.5 Å apart, as data sets have them: around the origin, in float32."""
+    random = np.random.default_rng(atoms)
+    pos = np.zeros((1, 3))
+    while len(pos) < atoms:
+        step = random.normal(size=3) + np.array([1, 0, 0])
+        step *= random.uniform(1.1, 1.5) / np.linalg.norm(step)
+        new = pos[random.integers(max(0, len(pos) - 3), len(pos))] + step
+        pos = pos if np.linalg.norm(new - pos, axis=1).min() < 1 else np.vstack([pos, new])
+    z = torch.from_numpy(random.choice([1, 6, 7, 8], atoms))
+    return [Data(z=z, pos=torch.from_numpy(pos - pos.mean(axis=0)).float())]
+
+
+class Push(nn.Module):
+    """Adds a force that does not rotate, relative to the largest force, in some precisions."""
+
+    kind = {"energy": "invariant", "force": "vector"}  # noqa: RUF012
+
+    def __init__(self, network: nn.Module, size: float, only: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.network, self.size, self.only, self.symmetry = network, size, only, network.symmetry
+
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        energy, force = self.network(data)
+        if self.only in (None, force.dtype):
+            force = force + self.size * force.abs().max() * torch.tensor([1.0, 0.0, 0.0]).to(force)
+        return {"energy": energy, "force": force}
+
+
+def of_forces(name: str) -> EnergyForces:
+    torch.manual_seed(0)
+    species = Species((1, 6, 7, 8))
+    wide = {"neighborhood": Radius(5.0), "pool": "sum"}
+    network = {
+        "distances": lambda: DistanceTransformer(species, 1, channels=16, layers=2, **wide),
+        "directions": lambda: DirectionConvNet(tetrahedral(), species, 1, channels=16, layers=2, **wide),
+        "framewise": lambda: FramewiseTransformer(tetrahedral(), species, 1, channels=8, layers=1, **wide),
+    }[name]()
+    return EnergyForces(randomize(network))
+
+
+FEW = {"continuity": False, "rotations": 0, "elements": 1}
+
+
+@pytest.mark.parametrize("atoms", some([5, 10, 20, 40, 100], quick=[40]))
+@pytest.mark.parametrize("name", ["distances", "directions", "framewise"])
+def test_rounding_is_told_from_broken_networks_of_any_size(name, atoms):
+    """Right networks failed in float32: moved positions are rounded, and forces of large molecules amplify it."""
+    network, data = of_forces(name), molecules(atoms)
+    found = certify(network, data, **FEW)
+    assert found.verdict == "kept", str(found)
+    for dtypes in ([torch.float32], [torch.float32, torch.float64]):
+        assert certify(Push(network, 1e-4), data, dtypes=dtypes, **FEW).verdict == "failed"
+
+
+def test_rounding_is_explained_by_the_network_in_float64():
+    network, data = of_forces("distances"), molecules(40)
+    largest = float(network.eval()(data[0]).force.abs().max())
+    found = certify(network, data, **FEW)
+    errors = [row.max_error / largest for row in found.rows if row.output == "force" and row.dtype == "float32"]
+    assert max(errors) > 1e-5  # it failed
+    assert found.verdict == "kept"
+    assert certify(network, data, dtypes=[torch.float32], **FEW).verdict == "kept"
+    strict = certify(network, data, tolerances={torch.float32: 1e-5}, **FEW)
+    assert strict.verdict == "failed"
+    (told,) = strict.diagnoses
+    assert (told.module, told.cause) == (None, "only in float32")
+    once = certify(Push(of_forces("framewise"), 1e-4, torch.float32), data, **FEW)
+    assert [one.cause for one in once.diagnoses] == ["only in float32"]
+    assert re.search(r"float64 passes, and rounding explains \de-0[56] of the error", once.diagnoses[0].evidence)
+
+
+def test_a_function_that_needs_float32_is_judged_without_its_twin():
+    """Its errors in float64 are not known, so none of those in float32 is rounding."""
+    weights = torch.rand(3, 1)
+
+    def wrong(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return global_add_pool(pos @ weights, batch)
+
+    (row, *_) = certify(wrong, clouds(), SO(3), dtypes=[torch.float32], continuity=False).rows
+    assert row.passed is False
+    batch = Batch.from_data_list(clouds())
+    assert row.allowed == pytest.approx(1e-5 * max(1.0, float(wrong(batch.pos, batch.batch).abs().max())))
 
 
 class Squares(Good):

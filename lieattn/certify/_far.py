@@ -1,8 +1,8 @@
-"""Diagnoses of clouds that are so far from the origin that their positions are rounded too coarsely."""
+"""Diagnoses of errors that only coarse dtypes have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch_geometric.data import Data
@@ -37,13 +37,11 @@ def far_away(
     ``rows`` are those of the clouds, and ``sizes`` the largest outputs. There is none unless all translations are
     promised, because outputs would not be those of the same clouds.
     """
-    group = promise.group
-    if group is None or not promise.all_translations:
+    if promise.group is None or not is_far(clouds, promise):
         return {}
-    extents = max(_distance_in_extents(cloud, group.dim) for cloud in clouds)
-    if extents < _EXTENTS:
-        return {}
-    centered = [shifted(cloud, -center_and_extent(cloud, group.dim)[0]) for cloud in clouds]
+    dim = promise.group.dim
+    extents = max(_distance_in_extents(cloud, dim) for cloud in clouds)
+    centered = [shifted(cloud, -center_and_extent(cloud, dim)[0]) for cloud in clouds]
     diagnoses = {}
     again = [move for move in moves if move.check in MOVED]
     for dtype, probe in probes.items():
@@ -65,6 +63,38 @@ def far_away(
             check = f"{worst.check} {worst.label} in {probe.precision}"
             diagnoses[dtype] = Diagnosis(check, None, None, (), _CAUSE, text)
     return diagnoses
+
+
+def is_far(clouds: Sequence[Data], promise: Symmetry) -> bool:
+    """Return whether a cloud could be moved to the origin, and is far from there."""
+    group = promise.group
+    if group is None or not promise.all_translations:
+        return False
+    return max(_distance_in_extents(cloud, group.dim) for cloud in clouds) >= _EXTENTS
+
+
+def only_coarse(rows: Sequence[Row], finest: torch.dtype, done: Collection[torch.dtype]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each dtype, except those that are ``done``, in which outputs fail that pass in the finest.
+
+    The errors are larger than rounding explains.
+    """
+    name, skipped = _name(finest), {_name(dtype) for dtype in done}
+    broken = {row.output for row in rows if row.dtype == name and row.passed is False}
+    failed = [row for row in rows if row.passed is False and row.dtype not in {name} | skipped]
+    for dtype in dict.fromkeys(row.dtype for row in failed):
+        here = [row for row in failed if row.dtype == dtype and row.output not in broken and row.allowed]
+        if here:
+            worst = max(here, key=lambda row: row.max_error / (row.allowed or 1.0))
+            text = (
+                f"{name} passes, and rounding explains {worst.allowed:.0e} of the error {worst.max_error:.0e}; some "
+                f"operations may have fewer digits in {dtype}, or outputs jump within the rounding of positions"
+            )
+            check = " ".join(filter(None, (worst.check, worst.label, "in", dtype)))
+            yield Diagnosis(check, None, None, (), f"only in {dtype}", text)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _distance_in_extents(cloud: Data, dim: int) -> float:

@@ -18,9 +18,10 @@ from lieattn.certify._probe import Probe
 _ENERGY, _FORCES = "energy", ("force", "forces")
 _DIRECTIONS = 3
 _FIRST_STEP = 0.02  # relative to the distance of the farthest point from the center
-_HALVINGS = 12
+_HALVINGS = 20  # of the step at most, for energies of networks with large weights
 _STRONG = 1e-3  # least forces that are tested, relative to the largest ones
 _TOLERANCE = 1e-5  # relative to the largest difference: far above numerical errors, far below those of wrong forces
+_ENOUGH = 1e-3 * _TOLERANCE  # estimated error at which no smaller step is needed
 _ROUNDINGS = 100.0  # allowed error of a difference of energies over the first step, in units of their rounding
 
 
@@ -109,5 +110,7 @@ def _derivative(probe: Probe, cloud: Data, direction: Tensor, name: str, extent:
             if error < smallest:
                 best, smallest = found, error
             row.append(found)
+        if rows and smallest <= _ENOUGH * float(best.abs().max()):
+            break
         rows, step = row, step / 2
     return best.squeeze() if best.numel() == 1 else best

@@ -18,7 +18,7 @@ from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._clouds import clouds_of_images, scrambled, sizes_of
 from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._far import MOVED, far_away
+from lieattn.certify._far import MOVED, far_away, is_far, only_coarse
 from lieattn.certify._forces import conservation
 from lieattn.certify._kinds import Kind, check_kind
 from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
@@ -30,7 +30,7 @@ from lieattn.models import EnergyForceStress, Symmetry
 from lieattn.nn import Heads
 
 TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
-"""Largest allowed error for each dtype, relative to max(1, largest output)."""
+"""Largest allowed error for each dtype, relative to max(1, largest output), if rounding does not explain more."""
 
 
 @contextlib.contextmanager
@@ -128,7 +128,8 @@ def certify(
     dtypes
         Floating dtypes of weights and inputs.
     tolerances
-        Largest allowed error for each dtype, relative to max(1, largest output). Defaults to :data:`TOLERANCES`.
+        Largest allowed error for each dtype, relative to max(1, largest output). Defaults to :data:`TOLERANCES`, and in
+        dtypes coarser than float64, to what rounding explains if this is more and the network passes in float64.
     elements
         Number of random elements of a Lie group.
     rotations
@@ -202,13 +203,15 @@ def certify(
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     scrambled_clouds = _scrambled(clouds, input_kinds["pos"], dim, group, generator)
     rows: list[Row] = []
+    coarse = {dtype for dtype in dtypes if dtype != torch.float64 and dtype not in (tolerances or {})}
+    rounded = set[torch.dtype]() if is_far(clouds, promise) else coarse  # dtypes whose rounding may explain errors
     for dtype, one in probes.items():
         rows += not_finite(one, clouds)
-        rows += move_rows(one, clouds, moves, input_kinds, outputs, limits[dtype], exact)
+        rows += move_rows(one, clouds, moves, input_kinds, outputs, limits[dtype], exact, explain=dtype in rounded)
     if continuity and finest == torch.float64 and not on_lattice:
         rows += continuity_rows(probe, clouds, dim, limit, generator)
     spreads, sizes = spreads_of(probe, clouds, scrambled_clouds)
-    rows += degenerate_rows(probes, clouds[-1], input_kinds, outputs, limits, promise, sizes, generator)
+    rows += degenerate_rows(probes, clouds[-1], input_kinds, outputs, limits, promise, sizes, generator, rounded)
     output_kinds = kinds_of_outputs(network, outputs, probe(clouds))
     if not as_images:
         rows += conservation(probe, clouds, output_kinds, exact, generator)
@@ -235,7 +238,7 @@ def certify(
         rows=(*searched, *rows),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * max(1.0, sizes[name])),
         device=str(probe.device),
-        diagnoses=(*far.values(), *(diagnoses if failed else ())),
+        diagnoses=(*far.values(), *only_coarse(rows, finest, far), *(diagnoses if failed else ())),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Probe:
     """
 
     def __init__(self, network: Callable[..., Any], dtype: torch.dtype, as_images: bool) -> None:
+        self._given_network = network
         if isinstance(network, nn.Module):
             network = _cast(network, dtype).eval()
         self.network, self.dtype, self.as_images = network, dtype, as_images
@@ -38,6 +40,7 @@ class Probe:
         weights = network.parameters() if isinstance(network, nn.Module) else iter(())
         self.device: torch.device = next((weight.device for weight in weights), torch.device("cpu"))
         self._gradients = False  # whether the network needs gradients, because its forward pass computes derivatives
+        self._rounding = dtype
 
     @property
     def precision(self) -> str:
@@ -54,6 +57,17 @@ class Probe:
             self._gradients = True
             return self(clouds)
         return {name: _real(value.detach()).double().cpu() for name, value in found.items()}
+
+    @cached_property
+    def double(self) -> Probe:
+        """The network in float64."""
+        return Probe(self._given_network, torch.float64, self.as_images)
+
+    def rounded(self, dtype: torch.dtype) -> Probe:
+        """Return the same network, whose inputs are rounded to a coarser dtype first."""
+        other = copy.copy(self)
+        other._rounding = dtype
+        return other
 
     def derivatives(self, clouds: Sequence[Data], velocity: Tensor) -> dict[str, Tensor]:
         """Return derivatives ``[clouds]`` of a weighted sum of each output while all points move.
@@ -80,8 +94,11 @@ class Probe:
         return found
 
     def _given(self, clouds: Sequence[Data]) -> Any:
-        cast = [copy.copy(cloud).apply(lambda v: v.to(self.dtype) if v.is_floating_point() else v) for cloud in clouds]
-        return (images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)).to(self.device)
+        def cast(value: Tensor) -> Tensor:
+            return value.to(self._rounding).to(self.dtype) if value.is_floating_point() else value
+
+        given = [copy.copy(cloud).apply(cast) for cloud in clouds]
+        return (images_of_clouds(given) if self.as_images else Batch.from_data_list(given)).to(self.device)
 
     def _named(self, given: Any) -> dict[str, Tensor]:
         outputs: Any = self.network(given) if self.names is None else self._by_name(given)

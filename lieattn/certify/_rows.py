@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn._core.checks import TOLERANCE
 from lieattn.certify._certificate import Row
 from lieattn.certify._clouds import degenerate, point_indices, sizes_of
 from lieattn.certify._continuity import largest_jumps, paths
@@ -25,6 +26,7 @@ from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
 
 _DEGENERATE_MOVES = 4  # number of elements that degenerate clouds are moved by
+_TIMES_ROUNDING = 4.0  # largest error that rounding explains, in units of the rounding that is seen in float64
 
 
 def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
@@ -44,12 +46,67 @@ def move_rows(
     exact: bool,
     usual: Mapping[str, float] | None = None,
     tensors: bool = True,
-) -> Iterator[Row]:
-    """Yield the errors in one precision for each move, and for each cloud without the rest of its batch.
+    explain: bool = False,
+) -> list[Row]:
+    """Return the errors in one precision for each move, and for each cloud without the rest of its batch.
 
     If outputs may vanish on these clouds, ``usual`` has their sizes on other clouds. ``tensors`` is whether outputs
-    that are tensors or rotations are promised to be equivariant.
+    that are tensors or rotations are promised to be equivariant. With ``explain``, rows that would fail may have the
+    errors that rounding explains, in addition to the ``tolerance``.
     """
+    rows = list(_move_rows(probe, clouds, moves, inputs, outputs, tolerance, exact, usual, tensors))
+    if not explain or all(row.passed is not False for row in rows):
+        return rows
+    more = _rounding(probe, clouds, [move for move in moves if move.promised], inputs, outputs, usual, tensors)
+    for place, row in enumerate(rows):
+        if row.allowed is not None:
+            allowed = row.allowed + more.get(row.output, 0.0)
+            rows[place] = replace(row, allowed=allowed, passed=row.max_error <= allowed)
+    return rows
+
+
+def _rounding(
+    probe: Probe,
+    clouds: list[Data],
+    moves: Sequence[Move],
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    usual: Mapping[str, float] | None,
+    tensors: bool,
+) -> dict[str, float]:
+    """Return the error that rounding explains, for each output without a larger error in float64 than its tolerance.
+
+    The network in float64 has an error too if the moved clouds are rounded to the dtype of the probe. The rounding of
+    its operations is smaller by the ratio of the precisions.
+    """
+    ratio = torch.finfo(probe.dtype).eps / torch.finfo(torch.float64).eps
+    try:
+        exact, coarse = (
+            list(_move_rows(one, clouds, moves, inputs, outputs, TOLERANCE[torch.float64], True, usual, tensors))
+            for one in (probe.double, probe.double.rounded(probe.dtype))
+        )
+    except (*REFUSALS, TypeError):  # a function may be written for one dtype, and devices may lack float64
+        return {}
+    broken = {row.output for row in exact if row.passed is False}
+    found: dict[str, float] = {}
+    for own, rounded in zip(exact, coarse, strict=True):
+        if own.output not in broken and own.allowed is not None:
+            error = _TIMES_ROUNDING * max(own.max_error * ratio, rounded.max_error)
+            found[own.output] = max(found.get(own.output, 0.0), error)
+    return found
+
+
+def _move_rows(
+    probe: Probe,
+    clouds: list[Data],
+    moves: Sequence[Move],
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    tolerance: float,
+    exact: bool,
+    usual: Mapping[str, float] | None,
+    tensors: bool,
+) -> Iterator[Row]:
     sizes = sizes_of(clouds)
     reference = checked_outputs(probe(clouds), sizes)
     kinds, dtype = kinds_of_outputs(probe.network, outputs, reference), probe.precision
@@ -89,8 +146,12 @@ def degenerate_rows(
     promise: Symmetry,
     sizes: Mapping[str, float],
     generator: torch.Generator,
+    explained: Collection[torch.dtype] = (),
 ) -> Iterator[Row]:
-    """Yield rows for degenerate clouds, which are derived from the ``last`` cloud, if the network accepts them."""
+    """Yield rows for degenerate clouds, which are derived from the ``last`` cloud, if the network accepts them.
+
+    In the ``explained`` dtypes, errors may have the size that rounding explains.
+    """
     group = promise.group
     if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
         return
@@ -103,7 +164,8 @@ def degenerate_rows(
             with contextlib.suppress(*REFUSALS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 moving = not promise.moving_axes
-                for row in move_rows(probe, [cloud], shaped, inputs, outputs, limits[dtype], True, sizes, moving):
+                given = shaped, inputs, outputs, limits[dtype], True, sizes, moving, dtype in explained
+                for row in move_rows(probe, [cloud], *given):
                     # A network that promises no symmetry may be undefined if distances are 0. This is not a failure.
                     undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
                     yield replace(row, allowed=None, passed=None) if undefined else row

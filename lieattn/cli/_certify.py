@@ -228,7 +228,8 @@ def _parser(name: str) -> ArgumentParser:
     stated = "kinds of outputs that the network does not state; without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
-    largest = f"largest error allowed, relative to max(1, largest output) (default: the card's, or {_DEFAULTS})"
+    usual = f"the card's, or {_DEFAULTS} and what rounding explains"
+    largest = f"largest error allowed, relative to max(1, largest output) (default: {usual})"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
     add("--json", type=output_file, metavar="FILE", help="write the certificate as JSON")
     add("--html", type=output_file, metavar="FILE", help="write the certificate as a page for the browser")

@@ -69,7 +69,7 @@ class EquivarianceMonitor(Callback):
         network = getattr(pl_module, self.network) if self.network else pl_module
         quick: dict[str, Any] = {"rotations": 0, "permute": False, "continuity": False, "elements": self.elements}
         (dtype,) = quick["dtypes"] = [min(TOLERANCES, key=lambda dtype: dtype.itemsize)]
-        rows = certify(network, self._seen, self.group, **quick).rows
+        rows = certify(network, self._seen, self.group, tolerances=TOLERANCES, **quick).rows
         errors = [
             TOLERANCES[dtype] * row.max_error / row.allowed for row in rows if row.check == "element" and row.allowed
         ]

@@ -381,6 +381,8 @@ def test_crystals_and_molecules_are_certified_together(step):
     certificate = certify(Springs().double(), data, E(3), **QUICK)
     assert certificate.verdict == "kept", str(certificate)
     assert judged(certificate, "image") == {True}
+    stressed = certify(EnergyForces(Springs().double(), stress=True, jumps="allow"), data, E(3), **QUICK)
+    assert stressed.verdict == "kept", str(stressed)
     del molecule.charge
     with pytest.raises(ValueError, match=rf"data\.charge: .* got none in cloud {1 if step == 1 else 0}"):
         certify(Springs(), data, E(3), **QUICK)

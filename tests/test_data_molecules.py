@@ -900,7 +900,7 @@ def crystals(count=6, seed=0):
     rng, frames = np.random.default_rng(seed), []
     for size in range(2, 2 + count):
         pos = np.indices((3, 3, 3)).reshape(3, 27).T[:size] + 0.1 * rng.normal(size=(size, 3))
-        frame = ase.Atoms(["Si", "O"] + ["Si"] * (size - 2), pos, cell=[3, 4, 5], pbc=[1, 1, 0])
+        frame = ase.Atoms(["Si", "O"] + ["Si"] * (size - 2), pos, cell=[3, 4, 5], pbc=True)
         known = {
             "energy": rng.normal() - 100 * size,
             "forces": rng.normal(size=(size, 3)),
@@ -956,6 +956,8 @@ class TestFrames:
         """The neighbors are read from a batch, as periodic models do."""
         neighborlist, geometry = pytest.importorskip("ase.neighborlist"), pytest.importorskip("lieattn.geometry")
         frames = crystals(3)
+        for frame in frames:
+            frame.calc, frame.pbc = None, (True, True, False)
         batch = Batch.from_data_list(list(ld.Molecules.from_ase(frames)))
         found = geometry.find_neighbors(geometry.point_clouds(batch), geometry.Radius(3.5, include_self=False))
         assert found.num_edges == sum(len(neighborlist.neighbor_list("i", frame, 3.5)) for frame in frames)
@@ -1023,7 +1025,7 @@ class TestFrames:
         for frame in frames:
             frame.calc, frame.info = None, {}
         items = list(ld.Molecules.from_ase(frames))
-        assert [data.pbc.tolist() for data in items] == [[[True, True, False]], [[False] * 3]]
+        assert [data.pbc.tolist() for data in items] == [[[True] * 3], [[False] * 3]]
         assert all(data.cell.shape == (1, 3, 3) for data in items)
 
     def test_plain_frames(self):
@@ -1094,6 +1096,18 @@ class TestFrames:
                 assert batch[name][batch[f"{name}_mask"]].isfinite().all()
                 assert batch[name][~batch[f"{name}_mask"]].isnan().all()
             np.testing.assert_allclose(batch.stress[2], frames[2].get_stress(voigt=False), rtol=1e-6, atol=1e-6)
+
+    def test_stresses_are_those_of_frames_that_are_periodic_along_three_vectors(self):
+        frames = crystals(4)
+        for frame, pbc in zip(frames, ((1, 1, 0), (1, 1, 1), (0, 0, 1), (0, 0, 0)), strict=True):
+            frame.pbc = pbc
+            frame.calc.atoms.pbc = pbc
+        with pytest.warns(UserWarning, match="3 stresses are left out, the first is of frame 0, because .* periodic"):
+            batch = Batch.from_data_list(list(ld.Molecules.from_ase(frames)))
+        assert batch.stress_mask.tolist() == [False, True, False, False]
+        assert batch.stress.isfinite().all(dim=(1, 2)).tolist() == batch.stress_mask.tolist()
+        assert "virial_mask" not in batch
+        assert batch.virial.isfinite().all()
 
     def test_other_names(self, tmp_path):
         ase = pytest.importorskip("ase")

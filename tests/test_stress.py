@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 from torch_geometric.data import Batch, Data
 
+from lieattn._core.agreement import agreeing
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.groups import SO, octahedral
 from lieattn.models import EnergyForces, EnergyForceStress
@@ -77,14 +78,56 @@ def argon(count, seed=0, spread=0.03):
     return found
 
 
+def all_kinds():
+    """Return a crystal, a slab, a wire, a molecule in a box, one without, and an atom."""
+    found = [crystal(points, seed) for seed, points in enumerate((5, 6, 5, 6, 5, 1))]
+    for cloud in found:
+        cloud.pos = 0.5 * cloud.pos
+    for cloud, pbc in zip(found, ((1, 1, 1), (1, 0, 1), (0, 0, 1), (0, 0, 0)), strict=False):
+        cloud.pbc = torch.tensor([pbc]) > 0
+    found[1].cell[0, 1] = 0.0  # is not used
+    for cloud in found[4:]:
+        del cloud.cell, cloud.pbc
+    return found
+
+
 @pytest.mark.parametrize("name", [*MODELS, "LennardJones"])
 def test_stress_is_the_derivative_by_strain(name):
     if name == "LennardJones":
         network, data = LennardJones(), Batch.from_data_list(argon(2))
     else:
         network, data = randomize(MODELS[name]().double()), boxes(2, 3)
-    model, step, numeric = stressed(network), 1e-5, torch.zeros(2, 3, 3, dtype=F64)
-    found = model(data)
+    found = stressed(network)(data)
+    numeric = -virials(network, data) / torch.linalg.det(data.cell).abs()[:, None, None]
+    assert found.stress.abs().max() > 1e-4
+    assert relative_error(found.stress, numeric) < 1e-6
+    assert relative_error(found.virial, -torch.linalg.det(data.cell).abs()[:, None, None] * found.stress) < 1e-12
+    assert torch.equal(found.stress, found.stress.mT)
+    plain = EnergyForces(network, jumps="allow").eval()(data)
+    torch.testing.assert_close((found.energy, found.force), tuple(plain), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*eigenvalues of the second moments")  # of an atom
+@pytest.mark.parametrize("name", MODELS)
+def test_batches_mix_crystals_slabs_wires_and_molecules(name):
+    """Every cloud has a virial, and those with a volume have a stress, alone and in a batch in any order."""
+    network, clouds = randomize(MODELS[name]().double()), all_kinds()
+    alone = [stressed(network)(cloud) for cloud in clouds]
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 4, 1, 0, 2]):
+        data = Batch.from_data_list(agreeing([clouds[number] for number in order]))
+        found = stressed(network)(data)
+        for part, values in found._asdict().items():
+            expected = torch.cat([getattr(alone[number], part) for number in order])
+            torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-11, equal_nan=True)
+        assert found.stress.isnan().all(dim=(1, 2)).tolist() == [number != 0 for number in order]
+        assert found.stress[order.index(0)].isfinite().all()
+    assert (found.virial.abs().amax(dim=(1, 2)) > 1e-5).tolist() == [number != 5 for number in order]
+    assert relative_error(found.virial, virials(network, data, 3e-6)) < 1e-6
+
+
+def virials(network, data, step=1e-5):
+    """Return minus the derivatives of energies by strain, from finite differences."""
+    numeric = torch.zeros(data.num_graphs, 3, 3, dtype=F64)
     for i, k in np.ndindex(3, 3):
         ends = []
         for sign in (1, -1):
@@ -94,14 +137,9 @@ def test_stress_is_the_derivative_by_strain(name):
             other = data.clone()
             other.pos, other.cell = data.pos + data.pos @ strain, data.cell + data.cell @ strain
             with torch.no_grad():
-                ends.append(network(other).reshape(2))
-        numeric[:, i, k] = (ends[0] - ends[1]) / (2 * step) / torch.linalg.det(data.cell).abs()
-    assert found.stress.abs().max() > 1e-4
-    assert relative_error(found.stress, numeric) < 1e-6
-    assert relative_error(found.virial, -torch.linalg.det(data.cell).abs()[:, None, None] * found.stress) < 1e-12
-    assert torch.equal(found.stress, found.stress.mT)
-    plain = EnergyForces(network, jumps="allow").eval()(data)
-    torch.testing.assert_close((found.energy, found.force), tuple(plain), rtol=1e-10, atol=1e-12)
+                ends.append(network(other).flatten())
+        numeric[:, i, k] = (ends[1] - ends[0]) / (2 * step)
+    return numeric
 
 
 def test_lennard_jones_is_that_of_ase():
@@ -197,15 +235,32 @@ def test_results_are_detached_where_gradients_are_off():
         assert not any(part.requires_grad for part in training(data))
 
 
-def test_clouds_without_a_volume_have_no_stress():
-    model, data = stressed(LennardJones()), argon(2)
-    with pytest.raises(ValueError, match=r"data\.cell: stress needs clouds that are periodic .*, but no cloud is"):
-        model(Data(x=data[0].x, pos=data[0].pos))
-    for number in (1, 0):
-        data[number].pbc = torch.tensor([[True, False, True]])
-        with pytest.raises(ValueError, match=rf"data\.cell: .* cloud {number} is not"):
-            model(Batch.from_data_list(data))
-    assert EnergyForces(LennardJones()).eval()(Batch.from_data_list(data)).force.shape == (8, 3)
+@pytest.mark.parametrize("pbc", [(1, 0, 1), (0, 0, 0), None], ids=str)
+def test_clouds_without_a_volume_have_no_stress(pbc):
+    model, (whole, data) = stressed(LennardJones()), argon(2)
+    data.pbc = None if pbc is None else torch.tensor([pbc]) > 0
+    data.cell = None if pbc is None else data.cell
+    assert model(data).stress.isnan().all()
+    found = model(Batch.from_data_list(agreeing([data, whole])))
+    assert found.stress[0].isnan().all()
+    torch.testing.assert_close(found.stress[1:], whole.stress)
+    torch.testing.assert_close(found.virial[:1], model(data).virial)
+
+
+def test_masked_stresses_have_no_part_in_gradients():
+    """Losses on a mixed batch have the gradients of the crystals alone, and weights have no NaN."""
+    network = randomize(MODELS["FramewiseTransformer, O"]().double())
+    model, clouds = EnergyForces(network, stress=True).train(), all_kinds()
+    mixed, alone = Batch.from_data_list(agreeing(clouds[::-1])), Batch.from_data_list(clouds[:1])
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+
+    def gradients(data):
+        stress = model(data).stress
+        return torch.autograd.grad(stress[stress.isfinite()].square().sum(), weights, materialize_grads=True)
+
+    for one, other in zip(gradients(mixed), gradients(alone), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert sum(float(gradient.abs().sum()) for gradient in gradients(mixed)) > 1e-3
 
 
 def test_clouds_may_be_given_by_their_batch_alone():
@@ -256,3 +311,42 @@ def test_training_learns_stresses(target):
         assert after[name] < 0.8 * before[name], name
         # Metrics are in the units of the data, which are those of the model.
         assert float(trainer.callback_metrics[f"val/error_{name}"]) == pytest.approx(after[name], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_training_learns_stresses_of_crystals_among_slabs_and_molecules():
+    """The loss is the one of all energies and forces, and of the stresses of the crystals alone."""
+    ase, datasets = pytest.importorskip("ase"), pytest.importorskip("lieattn_datasets")
+    frames = []
+    for number, pbc in enumerate(((0, 0, 0), (1, 1, 1), (1, 1, 0), (1, 1, 1), (0, 0, 1))):
+        frame = ase.Atoms("Cu2", [[0, 0, 0], [1.2, 0.3 * number, 1.0]], cell=[3.0, 3.1, 3.2 + 0.1 * number], pbc=pbc)
+        frame.info |= {"energy": -2.0 - number, **({"stress": 0.01 * number * np.eye(3)} if all(pbc) else {})}
+        frame.arrays["forces"] = 0.1 * np.array([[number, 0, 1], [-number, 0, -1]])
+        frames.append(frame)
+    clouds = [data.update({"x": torch.ones(2, 1)}) for data in datasets.Molecules.from_ase(frames, references=False)]
+    assert [bool(data.stress_mask) for data in clouds] == [False, True, False, True, False]
+    torch.manual_seed(0)
+    network = DistanceTransformer(1, 1, channels=8, layers=1, heads=2, neighborhood=Radius(3.5), pool="sum")
+    names = ("energy", "force", "stress")
+    task = PointSetRegressor(
+        EnergyForces(network, stress=True), dict.fromkeys(names, 1.0), shift=[], scale_of=dict.fromkeys(names, "none")
+    )
+    found = task.network.eval()(Batch.from_data_list(clouds))
+    task.train()
+    expected = 0.0
+    for name in names:
+        target = torch.cat([data[name] for data in clouds])
+        error = (getattr(found, name) - target).abs()
+        expected += float(error[target.isfinite()].mean())
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **options)
+    first = []
+    task.on_train_batch_end = lambda outputs, batch, index: first.append(float(outputs["loss"]))
+    trainer.fit(task, PointSetData(clouds, clouds, batch_size=5, shuffle=False))
+    assert first[0] == pytest.approx(expected, rel=1e-5)
+    assert all(bool(weight.isfinite().all()) for weight in task.parameters())
+    assert np.isfinite(float(trainer.callback_metrics["val/error_stress"]))
+    del clouds[2].stress_mask
+    clouds[2].stress = torch.zeros(1, 3, 3)
+    with pytest.raises(ValueError, match=r"data\.stress: cloud 2 of a batch is not periodic .* data\.stress_mask"):
+        trainer.validate(task, PointSetData(val=clouds, eval_batch_size=5), verbose=False)

@@ -49,6 +49,7 @@ def describe_frames(
         found |= {"y": factor * energy[:, None], "target_names": ["energy"], "target_units": [unit]}
         found["of_molecule"]["energy"] = factor * energy
     found["of_atom"] |= _with_gaps("forces", known["forces"], [(len(frame), 3) for frame in frames], factor)
+    _leave_out_stresses(frames, known["stress"])
     for name in ("stress", "virial"):
         full = [None if value is None else _full(value)[None] for value in known[name]]
         found["of_molecule"] |= _with_gaps(name, full, [(1, 3, 3)] * len(frames), factor)
@@ -283,6 +284,19 @@ def _with_gaps(
     _within(values[known], name)
     attribute = _ATTRIBUTES[name]
     return {attribute: factor * values} | ({} if known.all() else {f"{attribute}_mask": known})
+
+
+def _leave_out_stresses(frames: Sequence[Any], found: list[Any]) -> None:
+    """Replace stresses of frames without a volume by None, and warn. Models have none for slabs and molecules."""
+    flat = [number for number, frame in enumerate(frames) if found[number] is not None and not frame.pbc.all()]
+    for number in flat:
+        found[number] = None
+    if flat:
+        warnings.warn(
+            f"frames: {len(flat)} stresses are left out, the first is of frame {flat[0]}, because these frames are not "
+            "periodic along three vectors; networks have only virials for them",
+            stacklevel=4,
+        )
 
 
 def _full(stress: ArrayLike) -> NDArray[Any]:

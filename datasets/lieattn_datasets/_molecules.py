@@ -116,6 +116,8 @@ class Molecules(Clouds):
         Energy, charge and spin must be known for all frames or for none. If only some frames have forces, a stress, a
         virial or a dipole moment, all items have a mask of the known rows, such as ``stress_mask`` bool ``[1]`` and
         ``force_mask`` bool ``[atoms]``, which :class:`lieattn.train.PointSetRegressor` uses; the other rows are NaN.
+        Stresses are those of frames that are periodic along three vectors; others, as of slabs and molecules, are left
+        out, because :class:`lieattn.models.EnergyForces` has none for them.
 
         Parameters
         ----------
@@ -140,7 +142,8 @@ class Molecules(Clouds):
         UserWarning
             If no energy, force, stress, virial or dipole is read, but the frames have entries with similar names or
             other levels of theory; if atoms have changed after the calculation, so that the results of their
-            calculators are not read; or if labels contradict each other: another unit is stated, a stress is above 10
+            calculators are not read; if a frame that is not periodic along three vectors has a stress, which is left
+            out; or if labels contradict each other: another unit is stated, a stress is above 10
             eV/angstrom^3, a virial is not minus stress times volume, an energy differs from that of a frame less than
             0.3 angstrom away by another amount than by the forces, or atoms are closer than 0.3 angstrom.
 

@@ -56,7 +56,11 @@ class Probe:
                 raise
             self._gradients = True
             return self(clouds)
-        return {name: _real(value.detach()).double().cpu() for name, value in found.items()}
+        outputs = {name: _real(value.detach()).double().cpu() for name, value in found.items()}
+        if "stress" in outputs and len(outputs["stress"]) == len(clouds):  # NaN where it is not defined counts as 0
+            flat = torch.tensor([not _has_volume(cloud) for cloud in clouds])
+            outputs["stress"][flat] = outputs["stress"][flat].nan_to_num(0.0, torch.inf, -torch.inf)
+        return outputs
 
     @cached_property
     def double(self) -> Probe:

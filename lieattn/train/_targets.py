@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.warnings import warn
+from lieattn.geometry import point_clouds
 from lieattn.models import EnergyForceStress, Rescaled
 from lieattn.train._data import PointSetData
 
@@ -68,6 +69,18 @@ def check_known(name: str, target: Tensor, weights: Tensor | None) -> None:
     if bad.any():
         advice = f"entries without a target are marked by False in data.{name}_mask"
         raise ValueError(f"data.{name}: expected finite targets, got {float(target[bad][0])}; {advice}")
+
+
+def check_has_stress(batch: Batch, stress: Tensor, weights: Tensor | None) -> None:
+    """Raise ValueError if a stress ``[clouds, dim, dim]`` of a network is undefined (NaN) where its weight is not 0."""
+    pbc, missing = point_clouds(batch).pbc, stress.isnan().flatten(1).all(dim=1)
+    if pbc is not None:
+        missing &= ~pbc.all(dim=1)
+    if weights is not None:
+        missing &= (weights.flatten(1) if weights.ndim > 1 else weights[:, None]).any(dim=1)
+    if missing.any():
+        found = f"cloud {int(missing.nonzero()[0])} of a batch is not periodic along all cell vectors"
+        raise ValueError(f"data.stress: {found}, so it has no stress; mark such clouds by False in data.stress_mask")
 
 
 def entries_of(cloud: Data, name: str, value: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from lieattn.train._optimizer import refuse_other_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._steps import CapturedSteps
 from lieattn.train._targets import (
+    check_has_stress,
     check_known,
     check_targets,
     entries_of,
@@ -453,6 +454,8 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             sums.append(weighted_sums(_LOSSES[self.loss](values), weights))
             if not sums[-1].isfinite().all():
                 check_known(name, target, importance)
+                if name == "stress":
+                    check_has_stress(batch, output, importance)
             error = cast(WeightedMean, self.errors[f"{stage}_{name}"])
             values, weights = counted(difference.detach() * scale, importance, axes)
             error.update(degrees(values) if turns else values.abs(), weights)

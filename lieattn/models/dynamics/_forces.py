@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.functional import transformed
-from lieattn.geometry import point_clouds
+from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._base.jumps import Jumps, make_continuous
 from lieattn.models._base.network import Symmetry
 from lieattn.models._base.wrapper import Wrapper
@@ -37,7 +37,8 @@ class EnergyForceStress(NamedTuple):
     """Outputs of :class:`EnergyForces` with ``stress``.
 
     Energies ``[clouds]``; forces ``[points, dim]`` in units of energy over length; stresses ``[clouds, dim, dim]`` in
-    units of energy over length to the power of dim; virials ``[clouds, dim, dim]`` in units of energy.
+    units of energy over length to the power of dim, NaN for clouds that are not periodic along all dim cell vectors;
+    virials ``[clouds, dim, dim]`` in units of energy.
     """
 
     energy: Tensor
@@ -49,14 +50,18 @@ class EnergyForceStress(NamedTuple):
 class EnergyForces(Wrapper):
     r"""Energy of every cloud, and the conservative forces :math:`F_i = -\partial E / \partial x_i`.
 
-    If ``stress`` is true, the outputs include stress and virial of clouds that are periodic along all vectors of
-    ``data.cell``,
+    If ``stress`` is true, the outputs include virial and stress,
 
-    .. math::  \sigma = \frac{1}{V} \frac{\partial E}{\partial \epsilon}, \qquad W = -V \sigma,
+    .. math::  W = -\frac{\partial E}{\partial \epsilon}, \qquad \sigma = -\frac{W}{V},
 
     where the symmetric strain ε deforms points and cell, x ↦ (1 + ε) x, and V is the volume of the cell. With energies
     in eV and lengths in Å, stresses are in eV/Å³. They are full symmetric matrices with the sign convention of ASE's
     ``atoms.get_stress(voigt=False)``: the trace is negative under pressure.
+
+    A batch may mix crystals, slabs, wires and molecules. All have a virial. The stress is NaN for clouds that are not
+    periodic along all vectors of ``data.cell``, since a slab has no thickness and a molecule no volume; divide the
+    virial of a slab by the area of its cell, or that of a wire by the length, for stresses per area or length. Data for
+    training mark these clouds by False in ``stress_mask``, and then their stresses have no part in loss and gradient.
 
     **Equivariance.** If the network is invariant to a group of motions, the forces rotate with the points, F ↦ R F, and
     stresses and virials transform as tensors, σ ↦ R σ Rᵀ. If the network is invariant to translations, the forces of a
@@ -146,8 +151,7 @@ class EnergyForces(Wrapper):
         TypeError
             If the data have no floating positions, or if the model does not return tensors.
         ValueError
-            If the model does not return one energy per cloud, or if ``stress`` is true and a cloud is not periodic
-            along all cell vectors.
+            If the model does not return one energy per cloud.
         RuntimeError
             If the results are differentiable and the model, or a part of it, is compiled.
         """
@@ -188,20 +192,29 @@ def differentiated(
     with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
         clouds = point_clouds(data)
         strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
-    cell, pbc = clouds.cell, clouds.pbc
-    if cell is None or pbc is None or not bool(pbc.all()):
-        which = "no cloud is" if pbc is None else f"cloud {int((~pbc.all(dim=1)).nonzero()[0])} is not"
-        raise ValueError(f"data.cell: stress needs clouds that are periodic along all cell vectors, but {which}")
+    cell = clouds.cell
 
     def of_strain(x: Tensor, strain: Tensor) -> Outputs:
         # The rows are vectors, so the matrix acts from the right; it is symmetric.
         deformation = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) + (strain + strain.mT) / 2
         moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
-        return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
+        strained = {} if cell is None else {"cell": cell @ deformation.to(cell)}
+        return energy(_with(data, pos=moved, **strained))
 
     values, others, (by_pos, by_strain) = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
-    volume = torch.linalg.det(cell.double()).abs()[:, None, None].to(by_strain)
-    return EnergyForceStress(values, -by_pos, by_strain / volume, -by_strain), others
+    return EnergyForceStress(values, -by_pos, _stresses(by_strain, clouds), -by_strain), others
+
+
+def _stresses(by_strain: Tensor, clouds: PointClouds) -> Tensor:
+    """Divide derivatives ``[clouds, dim, dim]`` by the volumes of the cells; without a volume, the result is NaN.
+
+    If NaN are left out of a loss, its gradient is finite: the division is by 1 there.
+    """
+    whole = torch.zeros_like(by_strain[:, 0, 0], dtype=torch.bool) if clouds.pbc is None else clouds.pbc.all(dim=1)
+    whole, unit = whole[:, None, None], torch.eye(by_strain.shape[1], dtype=torch.float64, device=by_strain.device)
+    cells = unit if clouds.cell is None else torch.where(whole, clouds.cell.double(), unit)
+    volumes = torch.linalg.det(cells).abs().reshape(-1, 1, 1).to(by_strain)
+    return torch.where(whole, by_strain / volumes, torch.nan)
 
 
 def _with(data: Any, **changed: Tensor) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter, set_dumper
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt, register_type
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveInt, register_type
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -120,7 +120,7 @@ class TrainingCommand(LightningCLI):
         add = parser.add_argument
         add("--ckpt_path", nargs="+", default=None, help="last, best or file; several for an ensemble")
         averages = "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for no averages"
-        add("--ema", type=float | None, default=None, help=averages)
+        add("--ema", type=ClosedUnitInterval | None, default=None, help=averages)
         source = "trained network, file of lieattn.save or checkpoint with the weights that fit starts from"
         add("--weights", type=str | None, default=None, help=source)
         add("--checkpoint_activations", type=bool, default=False, help="recompute activations in the backward pass")
@@ -153,14 +153,7 @@ class TrainingCommand(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Find the checkpoints, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
-        given = settings.ckpt_path or []
-        self._paths = [_file(settings, path, self._name) for path in ([given] if isinstance(given, str) else given)]
-        if not self._paths and self._name != "fit":
-            raise train.CheckpointError(f"{self._name} needs trained weights: use --ckpt_path best, last, or FILE")
-        if self._name == "fit" and (count := len(self._paths)) > 1:
-            raise train.UsageError(f"--ckpt_path: expected one checkpoint, since fit continues one run, got {count}")
-        if len({Path(path).resolve() for path in self._paths}) < len(self._paths):
-            raise train.UsageError(f"--ckpt_path: expected different files, got {' '.join(self._paths)}")
+        self._paths = _checkpoints(self._name, settings)
         self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
         # There is no model if the checkpoint describes its task.
@@ -189,17 +182,7 @@ class TrainingCommand(LightningCLI):
             board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
             kwargs["logger"] = [CSVLogger(root, name="csv"), board]
         if self._name == "fit":
-            given = chosen.callbacks or []
-            callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
-            callbacks += [] if settings.ema is None else [train.AveragedWeights(settings.ema)]
-            if chosen.enable_checkpointing is not False and not (bare or chosen.fast_dev_run):
-                own = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
-                if settings.data.sets["val"] is not None and not own:
-                    monitor, mode = self.model.monitor
-                    options = {"monitor": monitor, "mode": mode, "enable_version_counter": False}
-                    callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
-                callbacks.append(settings.last)
-            kwargs["callbacks"] = callbacks
+            kwargs["callbacks"] = _callbacks(settings, self.model.monitor)
         return super().instantiate_trainer(**kwargs)
 
     def after_instantiate_classes(self) -> None:
@@ -341,6 +324,33 @@ def _check_order(name: str, arguments: Sequence[str], known: bool) -> None:
 def _folder(settings: Any) -> Path:
     """Folder of the checkpoints."""
     return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
+
+
+def _callbacks(settings: Any, monitor: tuple[str, str]) -> list[Callback]:
+    """The callbacks of the settings, averages of the weights, and the checkpoints ``best`` and ``last``."""
+    trainer, given = settings.trainer, settings.trainer.callbacks or []
+    callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
+    if settings.ema is not None:
+        callbacks.append(train.AveragedWeights(settings.ema))
+    if trainer.enable_checkpointing is False or trainer.barebones or trainer.fast_dev_run:
+        return callbacks
+    if settings.data.sets["val"] is not None and not any(isinstance(one, ModelCheckpoint) for one in callbacks):
+        options: dict[str, Any] = {"monitor": monitor[0], "mode": monitor[1], "enable_version_counter": False}
+        callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
+    return [*callbacks, settings.last]
+
+
+def _checkpoints(command: str, settings: Any) -> list[str]:
+    """The files of the checkpoints, which may be named ``last`` and ``best``."""
+    given = settings.ckpt_path or []
+    paths = [_file(settings, name, command) for name in ([given] if isinstance(given, str) else given)]
+    if not paths and command != "fit":
+        raise train.CheckpointError(f"{command} needs trained weights: use --ckpt_path best, last, or FILE")
+    if command == "fit" and len(paths) > 1:
+        raise train.UsageError(f"--ckpt_path: expected one checkpoint, since fit continues one run, got {len(paths)}")
+    if len({Path(path).resolve() for path in paths}) < len(paths):
+        raise train.UsageError(f"--ckpt_path: expected different files, got {' '.join(paths)}")
+    return paths
 
 
 def _file(settings: Any, name: str, command: str) -> str:

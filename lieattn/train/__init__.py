@@ -17,11 +17,11 @@ if TYPE_CHECKING:
         random_clouds,
         read_checkpoint,
     )
+    from lieattn.train._checks import NonFiniteError
     from lieattn.train._classifier import PointSetClassifier
     from lieattn.train._configuration import UsageError, build, read_yaml, register_types, short_message
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._equivariance import EquivarianceMonitor
-    from lieattn.train._finite import NonFiniteError
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._muon import Muon
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
@@ -65,7 +65,7 @@ __all__ = [
 # The modules that do not import Lightning come first.
 _HOMES = (
     *("_configuration", "_checkpoint", "_schedule", "_muon", "_targets", "_last_checkpoint", "_averaging"),
-    *("_equivariance", "_data", "_finite", "_classifier", "_tasks"),
+    *("_equivariance", "_data", "_checks", "_classifier", "_tasks"),
 )
 
 

@@ -26,14 +26,21 @@ from lieattn._core.kept_tables import WideStatistics
 from lieattn.io import KEY, Recorded, add_digests, describe, settle
 from lieattn.models import Rescaled
 from lieattn.train._averaging import check_averaging
-from lieattn.train._callbacks import check_callbacks, resume_accumulation, setting_of_no_step, warn_of_no_step
+from lieattn.train._capture import CapturedSteps
 from lieattn.train._checkpoint import FORMAT, check_content, check_finite, check_group, describe_group, describe_input
+from lieattn.train._checks import (
+    check_callbacks,
+    check_loss,
+    check_weights,
+    refuse_other_states,
+    resume_accumulation,
+    setting_of_no_step,
+    warn_of_no_step,
+)
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
-from lieattn.train._finite import check_loss, check_weights
-from lieattn.train._optimizer import refuse_other_states
+from lieattn.train._plateau import WatchedValidation
 from lieattn.train._schedule import Constant, Plateau, Schedule
-from lieattn.train._steps import CapturedSteps
 from lieattn.train._targets import (
     check_has_stress,
     check_known,
@@ -49,7 +56,6 @@ from lieattn.train._targets import (
     warn_of_offset,
     warn_of_units,
 )
-from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import (
     Losses,
     WeightedMean,
@@ -244,7 +250,7 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         self._watched = entry.get("watched")
 
     def configure_callbacks(self) -> list[Callback]:
-        """Add no callbacks; UsageError if one of the trainer needs an attribute that this task does not have."""
+        """Add no callbacks; UsageError if those of the trainer do not fit."""
         check_callbacks(self.trainer, self)  # before their own hooks, which would raise other errors
         return []
 

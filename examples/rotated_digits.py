@@ -206,9 +206,9 @@ def main(config: Config) -> dict[str, dict[str, float]]:
         curves[name] = ((*SIXTEENTHS, 2 * math.pi), (*by_angle, by_angle[0]))
         histories[name] = history.accuracy
         if group.order == 8:
-            digit, angles = sets["test"][0], [0.0, math.pi / 4, math.pi / 2, math.pi / 6]
-            pictures[f"features_{name}"] = viz.feature_fields(network, digit, angles)
-            pictures[f"attention_{name}"] = viz.attention_maps(network, digit, angles, layer=0)
+            seen = viz.Microscope(network, sets["test"][0], turns=[math.pi / 4, math.pi / 2, math.pi / 6])
+            pictures[f"features_{name}"] = seen.picture("field")
+            pictures[f"attention_{name}"] = seen.picture("attention")
     pictures["accuracy_by_angle"] = viz.accuracy_by_angle(curves)
     pictures["training"] = viz.training_curves(histories, "validation accuracy")
     print(f"\nGSA-Nets on {len(sets['test'])} test digits, trained upright\n\n{table(results)}\n")

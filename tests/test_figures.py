@@ -122,7 +122,7 @@ def test_filters_of_attention_turn_with_the_image(layer):
     apart, largest = map(float, re.findall(r"[\d.]+e[-+]\d+|(?<=value )[\d.]+", measured))
     assert apart < 1e-6 < 1e-3 < largest
     rows, columns = 4, 1 + 3 * 2
-    assert len(figure.axes) == rows * columns + 2
+    assert len(figure.axes) == rows * (columns + 2)
     # The weights of each pixel sum to 1, in every row.
     sums = [float(axes.collections[0].get_array().sum()) for axes in figure.axes[: rows * columns]]
     assert [sums[row * columns + 1 + 2 * pixel] for row in range(rows) for pixel in range(3)] == pytest.approx(
@@ -130,7 +130,7 @@ def test_filters_of_attention_turn_with_the_image(layer):
     )
     maps = viz.affine_maps(network, block=1, channels=3)
     tables = 1 if layer == "simple" else 2
-    assert len(maps.axes) == 3 * tables * 5 + 1
+    assert len(maps.axes) == 3 * (tables * 5 + 1)  # three channels, with a color scale each
 
 
 def test_filters_are_attention_times_the_factors_that_the_maps_show():
@@ -144,10 +144,11 @@ def test_filters_are_attention_times_the_factors_that_the_maps_show():
     )
     assert network.training
     tables = [torch.cat([table.psi, table.beta[None]]).movedim(2, 1) for table in (layer.key_map, layer.value_map)]
-    tables = torch.stack(tables).flatten(0, 2).detach()  # first the keys, then frames and summand, then channels
-    np.testing.assert_allclose(np.stack(maps[: len(tables)]), tables[:, : maps[0].size], rtol=1e-6)
+    tables = torch.stack(tables, 2).detach()  # frames and summand, channels, keys and values, displacements
+    drawn = tables.permute(1, 2, 0, 3).flatten(0, 2)[:, : maps[0].size]
+    np.testing.assert_allclose(np.stack(maps), drawn, rtol=1e-6)
     for channel, panels in enumerate(filters, 1):
-        factors = tables[len(tables) // 2 + channel, : maps[0].size]
+        factors = tables[0, channel, 1, : maps[0].size]
         for pixel in range(3):
             alpha, weighted = panels[1 + 2 * pixel : 3 + 2 * pixel]
             np.testing.assert_allclose(weighted, alpha * factors.numpy(), rtol=1e-5)

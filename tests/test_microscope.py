@@ -327,6 +327,46 @@ def test_fields_are_pulled_back_by_the_action():
     assert microscope.deviation() < 1e-12
 
 
+@pytest.mark.parametrize("turns", [[np.pi / 2, np.pi / 6], (0.0, np.pi / 2, np.pi / 6)])
+def test_rotations_by_given_angles(turns):
+    """Fields agree for the angle in the group only, and titles say so."""
+    microscope = viz.Microscope(randomize(gsa(cyclic(4))).double(), image(5), turns=turns)
+    assert [(turn.label, turn.inside) for turn in microscope.turns] == [
+        ("unchanged", True),
+        ("rotated by 90°", True),
+        ("rotated by 30°", False),
+    ]
+    first, inside, outside = microscope.stabilized()
+    assert float((inside - first).abs().max()) < 1e-12
+    assert float((outside - first).abs().max()) > 1e-3
+    told = microscope.picture("field").texts[-1].get_text()
+    measured = re.search(r"differ by ([\d.e+-]+) .*; those of maps in the group of the network by ([\d.e+-]+)$", told)
+    assert float(measured[2]) < 1e-12 < 1e-3 < float(measured[1])
+    flat = viz.Microscope(framewise(), cloud(), turns=[0.5])  # in space, about an axis
+    assert flat.turns[1].inside
+    with pytest.raises(ValueError, match=r"turns: expected finite angles in radians, got \[nan\]"):
+        viz.Microscope(framewise(), cloud(), turns=[float("nan")])
+
+
+def test_panels_show_fields_at_turned_points():
+    """Panels have squares of side 1 around the rotated points, colored by the field, with a shared color scale."""
+    network, data = randomize(gsa(cyclic(4))).double(), image(5)
+    figure = viz.Microscope(network, data, turns=[np.pi / 2]).picture("field", layer=1, channel=3)
+    moved = data.clone()
+    moved.pos = data.pos @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    with torch.no_grad():
+        field = network.features(moved.x, network.geometry(moved))[1]
+    panels = [axes for axes in figure.axes if axes.get_aspect() == 1 and axes.collections]
+    drawn = panels[9 + 1 :]  # of the second row, without its input
+    for h in range(4):
+        for axes, frame, pos in ((drawn[h], h, moved.pos), (drawn[4 + h], (h + 1) % 4, data.pos)):
+            squares = np.array([path.vertices[:-1] for path in axes.collections[0].get_paths()])
+            np.testing.assert_allclose(axes.collections[0].get_array(), field[:, frame, 3], atol=1e-9)
+            np.testing.assert_allclose(squares.mean(axis=1), pos, atol=1e-9)
+            np.testing.assert_allclose(np.ptp(squares, axis=1), 1.0, atol=1e-9)
+    assert len({axes.collections[0].norm for axes in drawn}) == 1
+
+
 def test_points_at_one_place_keep_their_fields():
     """Points were matched by their places alone, so that fields of equivariant networks seemed to change."""
     data = cloud(points=6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -50,16 +49,12 @@ def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 
         Seed of the weights.
     """
     check_counts(order=order, side=side)
-    group = cyclic(order)
     torch.manual_seed(seed)
     near = PixelSquare(5) if 4 % order == 0 else Radius(2.5)
-    network = GSANet(group, neighborhood=near, channels=8, blocks=(1,), heads=2)
-    angles = [2 * math.pi * step / order for step in range(order)]
-    cloud = _glyph(side)
-    return {
-        "gsa-fields_lifting": viz.feature_fields(network, cloud, angles, channel=channel, layer=0),
-        "gsa-fields_self-attention": viz.feature_fields(network, cloud, angles, channel=channel, layer=1),
-    }
+    network = GSANet(cyclic(order), neighborhood=near, channels=8, blocks=(1,), heads=2)
+    seen = viz.Microscope(network, _glyph(side), turns=order)
+    names = ("lifting", "self-attention")
+    return {f"gsa-fields_{name}": seen.picture("field", channel=channel, layer=k) for k, name in enumerate(names)}
 
 
 def attention_maps(

@@ -85,7 +85,7 @@ def _parser(name: str) -> ArgumentParser:
     add(
         "--frame",
         type=natural,
-        help="index of the frame of the point (default: the mean, and the first six) or field (the first three)",
+        help="index of the frame of the point (default: the mean, and the first six) or field (the first four)",
     )
     add("--head", type=natural, help="index of the attention head (default: the mean over heads)")
     add("--channel", type=natural, help="index of the channel of the field (default: the norm over channels)")

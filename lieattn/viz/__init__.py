@@ -1,4 +1,4 @@
-"""Pictures of networks: fields and attention of one cloud under rotation, accuracy and training curves.
+"""Pictures of networks, results and trainings.
 
 Every picture is a ``matplotlib.figure.Figure`` on an Agg canvas. pyplot is not used, so pictures can be made without
 a display and in threads. If matplotlib is not installed, the functions raise ImportError. Angles are in radians in the
@@ -10,7 +10,6 @@ from lieattn.viz._attention_maps import attention_picture, attention_under_group
 from lieattn.viz._charts import accuracy_by_angle, error_curves, training_curves
 from lieattn.viz._comparison import comparison
 from lieattn.viz._draw import save
-from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
 from lieattn.viz._microscope import Microscope
 from lieattn.viz._observation import Turn
 from lieattn.viz._steerability import steerability
@@ -20,15 +19,12 @@ __all__ = [
     "Turn",
     "accuracy_by_angle",
     "affine_maps",
-    "attention_maps",
     "attention_picture",
     "attention_under_group",
     "comparison",
     "effective_filters",
     "error_curves",
-    "feature_fields",
     "save",
-    "stabilized_fields",
     "steerability",
     "training_curves",
 ]

@@ -1,4 +1,4 @@
-"""Pictures of Affine Self Convolution: its affine maps, and the filters that attention forms from them."""
+"""Pictures of Affine Self Convolution."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lieattn.models import AffineSelfConvNet
 from lieattn.nn import AffineSelfConvolution, SimpleAffineSelfConvolution, act_on_grid
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.viz import _draw as draw
+from lieattn.viz._scene import Board
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-_CELL, _GAP, _LEFT, _TOP = 1.0, 0.05, 0.85, 1.05  # inches of a panel, between panels, and of the margins
 _MARKS = (draw.COLORS[1], draw.COLORS[5], draw.COLORS[2])
 _Layer = AffineSelfConvolution | SimpleAffineSelfConvolution
 
@@ -57,25 +57,17 @@ def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4
     maps: dict[str, Any] = {"keys": layer.key_map, "values": layer.value_map} if both else {"": layer.affine_map}
     tables = [torch.cat([found.psi, found.beta[None]]).detach().float().cpu()[..., :count] for found in maps.values()]
     norm = draw.color_scale_from_zero(torch.stack(tables))
-    names = [*(rf"$\psi$, {draw.element_name(element)}" for element in group.elements), r"$\beta$"]
-    sheet = _Sheet(count, [len(names)] * len(maps))
-    for column, (name, table) in enumerate(zip(maps, tables, strict=True)):
-        first = column * len(names)
-        if name:
-            sheet.text(first, len(names), name, 0.34, weight="bold")
-        for number, label in enumerate(names):
-            sheet.text(first + number, 1, label, 0.1)
-            for channel in range(count):
-                axes = sheet.axes(channel, first + number)
-                draw.points(axes, window, table[number, : window.num_points, channel], 0.0, "RdBu_r", norm)
-                draw.look_at(axes, *_square(window))
-    for channel in range(count):
-        sheet.label(channel, f"channel {channel}")
+    labels = [*(rf"$\psi$, {draw.element_name(element)}" for element in group.elements), r"$\beta$"]
+    columns = [f"{name}\n{label}".strip() for name in maps for label in labels]
+    board = Board([f"channel {channel}" for channel in range(count)], columns)
+    for channel, panels in enumerate(board.axes):
+        for axes, values in zip(panels, torch.cat(tables)[..., channel], strict=True):
+            _draw_window(axes, window, values, "RdBu_r", norm)
+        board.row_scale(channel, "RdBu_r", norm, r"$\psi$, $\beta$")
     which = f"{group.name}, block {block} of {len(network.blocks)}"
     told = r"factor $\psi$ of each frame of a neighbor, and summand $\beta$, over the displacements in the window"
-    sheet.title(f"Affine maps, {which}", told)
-    sheet.colorbar("RdBu_r", norm, r"$\psi$, $\beta$")
-    return sheet.figure
+    board.title(f"Affine maps, {which}", told)
+    return board.figure
 
 
 def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int = 0, channel: int = 0) -> Figure:
@@ -124,27 +116,20 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
         PowerNorm(0.5, 0.0, max(float(view.attention[view.points].max()) for view in views)),
         draw.color_scale_from_zero(torch.stack(filters)),
     )
-    sheet = _Sheet(group.order, [1] + [2] * len(chosen))
-    sheet.text(0, 1, "image", 0.1)
-    for number in range(len(chosen)):
-        sheet.text(1 + 2 * number, 2, f"pixel {number + 1}", 0.34, color=_MARKS[number], weight="bold")
-        for column, label in enumerate((r"$\alpha$", r"$\alpha\,\psi$")):
-            sheet.text(1 + 2 * number + column, 1, label, 0.1)
-    for h, view in enumerate(views):
-        sheet.label(h, draw.element_name(group.elements[h]))
-        _marked(sheet.axes(h, 0), view, window)
-        for number, point in enumerate(view.points.tolist()):
-            drawn = (view.attention[point], view.filters[point])
-            for column, (values, cmap, norm) in enumerate(zip(drawn, ("magma", "RdBu_r"), norms, strict=True)):
-                axes = sheet.axes(h, 1 + 2 * number + column)
-                draw.points(axes, window, values[: window.num_points], 0.0, cmap, norm)
-                draw.look_at(axes, *_square(window))
+    scales = (("magma", norms[0], r"$\alpha$"), ("RdBu_r", norms[1], r"$\alpha\,\psi$"))
+    headings = [f"pixel {number + 1}\n{label}" for number in range(len(chosen)) for *_, label in scales]
+    board = Board([draw.element_name(element) for element in group.elements], ["image", *headings])
+    for h, (view, panels) in enumerate(zip(views, board.axes, strict=True)):
+        _marked(panels[0], view, window)
+        drawn = [values[point] for point in view.points for values in (view.attention, view.filters)]
+        for axes, values, (cmap, norm, _) in zip(panels[1:], drawn, scales * len(chosen), strict=True):
+            _draw_window(axes, window, values, cmap, norm)
+        for number, (cmap, norm, label) in enumerate(scales):
+            board.row_scale(h, cmap, norm, label, number, len(scales))
     largest = float(torch.stack(filters).abs().max())
     what = f"Filters of block {block}, channel {channel}, {group.name}"
-    sheet.title(what, f"filters of rows that are moved back differ by {spread:.1e} (largest value {largest:.2g})")
-    sheet.colorbar("magma", norms[0], r"$\alpha$", 0, 2)
-    sheet.colorbar("RdBu_r", norms[1], r"$\alpha\,\psi$", 1, 2)
-    return sheet.figure
+    board.title(what, f"filters of rows that are moved back differ by {spread:.1e} (largest value {largest:.2g})")
+    return board.figure
 
 
 @dataclass(eq=False)
@@ -221,47 +206,18 @@ def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
     # After a pooling pixels are larger.
     scale = rows / (float(view.graph.pos[:, 1].max() - view.graph.pos[:, 1].min()) + 1)
     half = scale * (float(window.pos.abs().max()) + 0.5)
-    for mark, point in zip(_MARKS, view.points.tolist(), strict=False):
+    for number, (mark, point) in enumerate(zip(_MARKS, view.points.tolist(), strict=False)):
         x, y = (scale * view.graph.pos[point]).tolist()
         axes.add_patch(Rectangle((x - half, y - half), 2 * half, 2 * half, fill=False, edgecolor=mark, linewidth=1.2))
-        axes.plot(x, y, marker=".", markersize=3, color=mark)
+        axes.text(x, y, str(number + 1), color=mark, weight="bold", size=8, ha="center", va="center")
     draw.look_at(axes, *_square(pixels))
+
+
+def _draw_window(axes: Axes, window: PointClouds, values: Tensor, cmap: str, norm: Normalize) -> None:
+    draw.points(axes, window, values[: window.num_points], 0.0, cmap, norm)
+    draw.look_at(axes, *_square(window))
 
 
 def _square(clouds: PointClouds) -> tuple[Tensor, float]:
     """Return the center and half the width of the square that contains pixels of unit spacing."""
     return clouds.pos.mean(dim=0), float(clouds.pos.abs().max()) + 0.6
-
-
-class _Sheet(draw.Canvas):
-    """Square panels in rows and in separate blocks of columns."""
-
-    def __init__(self, rows: int, widths: list[int]) -> None:
-        blocks = [block for block, width in enumerate(widths) for _ in range(width)]
-        self.lefts = [_LEFT + column * (_CELL + _GAP) + 0.16 * block for column, block in enumerate(blocks)]
-        self.tops = [_TOP + row * (_CELL + _GAP) for row in range(rows)]
-        self.right, self.bottom = self.lefts[-1] + _CELL, self.tops[-1] + _CELL
-        super().__init__(self.right + 0.85, self.bottom + 0.12)
-
-    def axes(self, row: int, column: int) -> Axes:
-        """Return a panel without a frame."""
-        return self.panel(self.lefts[column], self.tops[row], _CELL)
-
-    def text(self, column: int, width: int, text: str, above: float, **style: Any) -> None:
-        """Write a heading over several columns."""
-        middle = (self.lefts[column] + self.lefts[column + width - 1] + _CELL) / 2
-        self.write(middle, _TOP - above, text, **{"ha": "center", "size": 8, **style})
-
-    def label(self, row: int, text: str) -> None:
-        """Write the label of a row."""
-        self.write(_LEFT - 0.08, self.tops[row] + _CELL / 2, text, ha="right", va="center", size=8)
-
-    def title(self, title: str, measured: str) -> None:
-        self.write(0.2, 0.28, title, size=10, weight="bold")
-        self.write(0.2, 0.48, measured, size=8, color=draw.GRAY)
-
-    def colorbar(self, cmap: str, norm: Normalize, label: str, number: int = 0, of: int = 1) -> None:
-        """Draw a color scale at the right edge, with this number ``of`` several that are stacked."""
-        share = (self.bottom - _TOP) / of
-        height = min(0.8 * share, 2.5)
-        self.scale(self.right + 0.12, _TOP + number * share + (share - height) / 2, 0.1, height, cmap, norm, label)

@@ -1,4 +1,4 @@
-"""Pictures of the attention of attentive group convolutional networks for one image under rotations and reflections."""
+"""Pictures of the attention of attentive group convolutional networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts: accuracy against the angle, quantities against the epoch, errors against other quantities."""
+"""Charts of results."""
 
 from __future__ import annotations
 

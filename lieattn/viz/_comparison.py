@@ -1,4 +1,4 @@
-"""The picture of a comparison: errors against the costs of training, as curves with bands."""
+"""The picture of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing of blank figures, and of points and frames in a panel."""
+"""Drawing in a panel of a figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lieattn._core.checks import TOLERANCE
 from lieattn._core.extras import needs_extra
-from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.geometry import PointClouds
 from lieattn.io import replacing
 
 if TYPE_CHECKING:
@@ -129,17 +129,14 @@ def points(
     angle: float,
     cmap: str,
     norm: Normalize,
-    only: Tensor | None = None,
-    **style: Any,
 ) -> None:
     """Draw each point as a square (for a raster) or a disc, rotated by the angle."""
     from matplotlib.collections import PolyCollection
 
     verts = _tiles(clouds, angle)
-    chosen = torch.arange(len(verts)) if only is None else only
-    tiles = PolyCollection(verts[chosen.numpy()], array=values[chosen].numpy(), cmap=cmap, norm=norm)
     edge = "0.6" if clouds.grid is None else "face"  # gray edges make white points visible
-    tiles.set(**{"edgecolor": edge, "linewidth": min(0.3, 2.4 / len(verts) ** 0.5), **style})
+    width = min(0.3, 2.4 / len(verts) ** 0.5)
+    tiles = PolyCollection(verts, array=values.numpy(), cmap=cmap, norm=norm, edgecolor=edge, linewidth=width)
     axes.add_collection(tiles, autolim=False)
 
 
@@ -161,18 +158,9 @@ def spacing(clouds: PointClouds) -> float:
     return float(np.median(nearest)) if len(nearest) else 1.0
 
 
-def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle: float) -> None:
-    """Outline a point and its neighbors."""
-    from matplotlib.collections import PolyCollection
-
-    verts, color = _tiles(graph, angle), COLORS[1]
-    axes.add_collection(PolyCollection(verts[keys.numpy()], facecolor="none", edgecolor=color, linewidth=0.5))
-    ring(axes, graph, point, angle)
-
-
 def frame(axes: Axes, frames: Tensor, h: int) -> None:
     """Draw an arrow h e_x in the lower left corner, and a stub h e_y if there are reflections among the frames."""
-    mirrors = has_mirrors(frames)
+    mirrors = bool((torch.linalg.det(frames) < 0).any())
     along, across = 0.16 * frames[h].numpy().T
     across = across / 2 if mirrors else 0 * across
     tail = 0.08 - (along + across) / 2
@@ -181,11 +169,6 @@ def frame(axes: Axes, frames: Tensor, h: int) -> None:
         arrow = {"arrowstyle": style, "color": COLORS[1], "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
         place: dict[str, Any] = {"xy": tuple(tail + part), "xytext": tuple(tail), "xycoords": "axes fraction"}
         axes.annotate("", **place, textcoords="axes fraction", arrowprops=arrow)
-
-
-def has_mirrors(frames: Tensor) -> bool:
-    """Return whether there are reflections among matrices ``[*, dim, dim]``."""
-    return bool((torch.linalg.det(frames) < 0).any())
 
 
 def element_name(matrix: Tensor) -> str:
@@ -212,11 +195,6 @@ def extent(clouds: PointClouds) -> tuple[Tensor, float]:
     center = clouds.pos.mean(dim=0)
     reach = float((clouds.pos - center).norm(dim=1).max())
     return center, reach + spacing(clouds)
-
-
-def neighbor_reach(graph: LiftedGraph, keys: Tensor, point: int) -> float:
-    """Return half the width of a panel around a point that contains its neighbors in every orientation."""
-    return float((graph.pos[keys] - graph.pos[point]).norm(dim=1).max()) + spacing(graph)
 
 
 def look_at(axes: Axes, center: Tensor, reach: float) -> None:

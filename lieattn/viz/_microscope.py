@@ -1,7 +1,9 @@
-"""A microscope for networks: attention, its rollout and the fields of one cloud, as figures and files."""
+"""A microscope for networks."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +12,7 @@ from torch_geometric.data import Data
 
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn.viz import _draw as draw
-from lieattn.viz._observation import Observation, Turn
+from lieattn.viz._observation import Choice, Observation, Turn
 from lieattn.viz._views import attention_board, attention_moments, field_board, field_moments, overview
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Microscope:
         with ``edge_index``, or with ``z`` if ase is installed, are drawn with bonds.
     turns
         Largest number of transformed clouds, including the unchanged one: elements of a finite group, or otherwise
-        rotations by equal angles about one axis.
+        rotations by equal angles about one axis. Or the angles, in radians, by which the cloud is rotated.
     seed
         Seed of that axis, which is drawn at random for points in space.
 
@@ -69,9 +71,12 @@ class Microscope:
     True
     """
 
-    def __init__(self, network: nn.Module, data: Data, *, turns: int = 12, seed: int = 0) -> None:
+    def __init__(self, network: nn.Module, data: Data, *, turns: int | Sequence[float] = 12, seed: int = 0) -> None:
         check_arguments(Microscope.__init__, locals())
-        check_counts(turns=turns)
+        if isinstance(turns, int):
+            check_counts(turns=turns)
+        elif not all(math.isfinite(angle) for angle in turns):
+            raise ValueError(f"turns: expected finite angles in radians, got {turns!r}")
         self._seen = Observation(network, data, turns, seed)
 
     @property
@@ -175,7 +180,7 @@ class Microscope:
             layers. ``"attention"`` shows the attention of a query: rows are layers, and columns are the mean over the
             frames of the query and each of its first six frames; or, if ``frame`` is given, frames of the keys.
             ``"rollout"`` shows the same from each layer to the input. ``"field"`` shows raw and stabilized fields; rows
-            are transformed clouds, and columns are the first three frames.
+            are transformed clouds, and columns are the first four frames.
         point, frame, head
             See :meth:`attention`. ValueError is raised if the view does not depend on an argument that is given.
         layer
@@ -185,12 +190,10 @@ class Microscope:
         """
         draw.require_matplotlib()
         check_arguments(Microscope.picture, locals())
-        _check_used(view, point=point, frame=frame, head=head, layer=layer, channel=channel)
+        choice = _checked(Choice(view, point, frame, head, layer, channel))
         if view == "overview":
             return overview(self._seen, point)
-        if view == "field":
-            return field_board(self._seen, -1 if layer is None else layer, frame, channel)
-        return attention_board(self._seen, view, point, frame, head, layer)
+        return (field_board if view == "field" else attention_board)(self._seen, choice)
 
     def save(
         self,
@@ -220,29 +223,29 @@ class Microscope:
         """
         check_arguments(Microscope.save, locals())
         path = Path(path)
-        chosen: dict[str, Any] = {"point": point, "frame": frame, "head": head, "layer": layer, "channel": channel}
         suffix = path.suffix.lower()
-        moving = suffix in (".gif", ".html")
-        view = view or (("attention" if self._seen.recording.attention else "field") if moving else "overview")
-        if not moving:
-            return draw.save_picture(self.picture(view, **chosen), path, ("html",))
+        if suffix not in (".gif", ".html"):
+            chosen: dict[str, Any] = {"point": point, "frame": frame, "head": head, "layer": layer, "channel": channel}
+            return draw.save_picture(self.picture(view or "overview", **chosen), path, ("html",))
+        view = view or ("attention" if self._seen.recording.attention else "field")
         if view == "overview":
             raise ValueError(f"view: a {suffix} file shows 'attention', 'rollout' or 'field', got 'overview'")
+        draw.require_matplotlib()
+        choice = Choice(view, point, frame, head, layer, channel)
         if suffix == ".html":
             from lieattn.viz._page import write_page
 
-            return write_page(self._seen, path, view, **chosen)
-        draw.require_matplotlib()
-        _check_used(view, **chosen)
+            return write_page(self._seen, path, choice)
+        _checked(choice)
         if point is not None:
             raise ValueError(f"point: expected None for an animation, whose query moves over the points, got {point}")
-        if view == "field":
-            return draw.save_animation(field_moments(self._seen, -1 if layer is None else layer, frame, channel), path)
-        return draw.save_animation(attention_moments(self._seen, view, frame, head, layer), path)
+        moments = field_moments if view == "field" else attention_moments
+        return draw.save_animation(moments(self._seen, choice), path)
 
 
-def _check_used(view: View, **arguments: int | None) -> None:
+def _checked(choice: Choice) -> Choice:
     """Raise ValueError if a view does not depend on an argument that is given."""
-    for name, value in arguments.items():
-        if value is not None and name not in _USED[view]:
-            raise ValueError(f"{name}: expected None, since view {view!r} does not depend on it, got {value}")
+    for name, value in choice._asdict().items():
+        if name != "view" and value is not None and name not in _USED[choice.view]:
+            raise ValueError(f"{name}: expected None, since view {choice.view!r} does not depend on it, got {value}")
+    return choice

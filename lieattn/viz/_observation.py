@@ -1,4 +1,4 @@
-"""The recordings of a microscope: a network evaluated on one cloud, and on transformed copies of it."""
+"""A network evaluated on one cloud, and on transformed copies of it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from lieattn.viz._recording import Attention, Field, Recorder, Recording, pulled
 from lieattn.viz._scene import Scene, camera_of
 
 _Layer = TypeVar("_Layer", Attention, Field)
+_SAME = 1e-6  # difference of entries up to which a rotation is an element of the group
 
 
 class Turn(NamedTuple):
@@ -35,10 +36,26 @@ class Turn(NamedTuple):
     inside: bool
 
 
+class Choice(NamedTuple):
+    """What is drawn: a view, and indices, each of which may be None for a default."""
+
+    view: str
+    point: int | None
+    frame: int | None
+    head: int | None
+    layer: int | None
+    channel: int | None
+
+    @property
+    def number(self) -> int:
+        """Number of the layer, by default of the last one."""
+        return -1 if self.layer is None else self.layer
+
+
 class Observation:
     """A recorded forward pass, and those of the transformed clouds, which are computed on first use."""
 
-    def __init__(self, network: nn.Module, data: Data, turns: int, seed: int) -> None:
+    def __init__(self, network: nn.Module, data: Data, turns: int | Sequence[float], seed: int) -> None:
         clouds = point_clouds(data)
         if clouds.num_clouds != 1 or clouds.num_points == 0:
             raise ValueError(f"data: expected one cloud with points, got {clouds}")
@@ -157,21 +174,28 @@ def _chosen(layers: Sequence[_Layer], layer: int) -> _Layer:
     return layers[layer]
 
 
-def _turns(symmetry: Symmetry, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
-    """Return elements of the group that a network states, or otherwise rotations by equal angles.
+def _turns(symmetry: Symmetry, dim: int, turns: int | Sequence[float], seed: int) -> tuple[Turn, ...]:
+    """Return rotations by the angles or, for a number, elements of the group that a network states.
 
-    The identity comes first.
+    If it states no finite group, the angles are equal. The identity comes first.
     """
     group = linear_part(symmetry.group)
     identity = Turn("unchanged", torch.eye(dim, dtype=torch.float64), True)
-    if isinstance(group, FiniteGroup) and group.order > 1 and group.dim == dim:
-        elements = [matrix for matrix in group.elements if not torch.allclose(matrix, identity.matrix)]
-        return (identity, *(Turn(in_words(matrix), matrix, True) for matrix in elements[: count - 1]))
+    finite = group.elements if isinstance(group, FiniteGroup) and group.dim == dim else identity.matrix[None]
+    if isinstance(turns, int) and len(finite) > 1:
+        elements = [matrix for matrix in finite if not torch.allclose(matrix, identity.matrix)]
+        return (identity, *(Turn(in_words(matrix), matrix, True) for matrix in elements[: turns - 1]))
     if dim not in (2, 3):
         return (identity,)
-    inside = isinstance(group, SO | O) and group.dim == dim
     axis = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     along = axis.new_ones(1) if dim == 2 else axis / axis.norm()
-    angles = [2 * math.pi * number / count for number in range(1, count)]
-    labels = [f"rotated by {math.degrees(angle):.4g}°" for angle in angles]
-    return (identity, *(Turn(label, SO(dim).exp(x * along), inside) for label, x in zip(labels, angles, strict=True)))
+    angles = [2 * math.pi * number / turns for number in range(1, turns)] if isinstance(turns, int) else turns
+    found = [identity]
+    for angle in angles:
+        matrix, inside = SO(dim).exp(float(angle) * along), isinstance(group, SO | O) and group.dim == dim
+        near = (finite - matrix).abs().amax(dim=(1, 2))
+        if float(near.min()) < _SAME:  # matrices of the group are exact
+            matrix, inside = finite[near.argmin()], True
+        if not torch.equal(matrix, identity.matrix):
+            found.append(Turn(f"rotated by {math.degrees(angle):.4g}°", matrix, inside))
+    return tuple(found)

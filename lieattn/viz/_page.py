@@ -1,4 +1,4 @@
-"""The views of a microscope as one HTML file, which contains numbers as JSON and a script that draws them."""
+"""The views of a microscope as one HTML file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lieattn._core.checks import check_index
 from lieattn.io import replace_text
-from lieattn.viz._draw import require_matplotlib, spacing, value_range
-from lieattn.viz._observation import Observation
+from lieattn.viz._draw import spacing, value_range
+from lieattn.viz._observation import Choice, Observation
 from lieattn.viz._recording import Attention, Places, rolled_out
 from lieattn.viz._scene import bonds_of, camera_of, symbols_of
 from lieattn.viz._views import frame_name
@@ -28,20 +28,9 @@ _MOST_CHANNELS = 8
 _QUERIES = 64  # rolled out at a time
 
 
-def write_page(
-    scope: Observation,
-    path: Path,
-    view: str,
-    *,
-    point: int | None,
-    frame: int | None,
-    head: int | None,
-    layer: int | None,
-    channel: int | None,
-) -> Path:
+def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
     """Write the page, which first shows the chosen view; see :meth:`Microscope.save`."""
-    require_matplotlib()
-    start = _start(scope, view, point, frame, head, layer, channel)
+    start = _start(scope, choice)
     places: list[Places] = []
     content: dict[str, Any] = {
         "start": start,
@@ -75,21 +64,12 @@ def write_page(
     return path
 
 
-def _start(
-    scope: Observation,
-    view: str,
-    point: int | None,
-    frame: int | None,
-    head: int | None,
-    layer: int | None,
-    channel: int | None,
-) -> dict[str, Any]:
+def _start(scope: Observation, choice: Choice) -> dict[str, Any]:
     """Return the initial choices of the page, after checks."""
-    number = -1 if layer is None else layer
-    query = 0
-    if view == "field":
+    query, channel, number = 0, choice.channel, choice.number
+    if choice.view == "field":
         fields = scope.fields(number)[0]
-        check_index("frame", frame, fields.shape[2])
+        check_index("frame", choice.frame, fields.shape[2])
         check_index("channel", channel, fields.shape[3])
         known = _known_channels(scope, fields)
         if channel is not None and channel >= known:
@@ -99,12 +79,12 @@ def _start(
         number %= len(scope.recording.fields)
     else:
         found = scope.attention_layer(number)
-        query = scope.query(found, point, frame)
-        check_index("head", head, found.heads)
+        query = scope.query(found, choice.point, choice.frame)
+        check_index("head", choice.head, found.heads)
         number %= len(scope.recording.attention)
     shown = 0 if channel is None else channel + 1
-    chosen = {"view": view, "layer": number, "point": query, "frame": frame, "head": head, "channel": shown}
-    return {**chosen, "turn": min(1, len(scope.turns) - 1)}
+    start = choice._asdict() | {"layer": number, "point": query, "channel": shown}
+    return {**start, "turn": min(1, len(scope.turns) - 1)}
 
 
 def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Recording of a forward pass of any network: attention weights, fields, and the points to which they belong."""
+"""The recording of a forward pass of any network."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.segments import sums
 from lieattn._core.watch import SeenWeights, watching_weights
-from lieattn.geometry import LiftedGraph, PointClouds, Radius, Raster, pixel_positions, point_clouds
+from lieattn.geometry import LiftedGraph, PointClouds, Raster, pixel_positions, point_clouds
 from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule, FieldModel, Network, Wrapper
 from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
 from lieattn.reps import Irreps
@@ -333,15 +334,13 @@ def _partners(pos: Tensor, other: Tensor) -> Tensor | None:
 
     Points at one place are told apart by their order, if all points have the same order.
     """
+    from scipy.spatial import cKDTree
+
     most = _APART * (float(pos.abs().max()) or 1.0) if len(pos) else 0.0
     if bool(((pos - other).norm(dim=1) <= most).all()):
         return torch.arange(len(pos))
-    here, there = Radius(most)._between(other, pos, None, None)
-    by_distance = (pos[here] - other[there]).norm(dim=1).argsort(stable=True)
-    here, there = here[by_distance], there[by_distance]
-    nearest = here.argsort(stable=True)  # by point, then by distance
-    point, count = here.unique(return_counts=True)
-    return there[nearest[count.cumsum(0) - count]] if len(point) == len(pos) else None
+    distance, nearest = cKDTree(other.numpy()).query(pos.numpy())
+    return torch.from_numpy(nearest) if float(np.max(distance)) <= most else None
 
 
 def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:

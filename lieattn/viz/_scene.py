@@ -1,4 +1,4 @@
-"""Panels of points in the plane and in space, with bonds, and grids of panels with a color scale for each row."""
+"""Panels of points in figures."""
 
 from __future__ import annotations
 
@@ -126,10 +126,11 @@ class Board(draw.Canvas):
                 line.set_fontsize(size)
         self.figure.set_dpi(dpi)
 
-    def row_scale(self, row: int, cmap: str, norm: Any, label: str) -> None:
-        """Draw the color scale of a row."""
-        height = 0.8 * self.side
-        self.scale(self.right + 0.12, self.tops[row] + 0.1 * self.side, 0.1, height, cmap, norm, label)
+    def row_scale(self, row: int, cmap: str, norm: Any, label: str, number: int = 0, of: int = 1) -> None:
+        """Draw the color scale of a row, with this number ``of`` several that are stacked."""
+        height = self.side / of
+        top = self.tops[row] + (number + 0.1) * height
+        self.scale(self.right + 0.12, top, 0.1, 0.8 * height, cmap, norm, label)
 
 
 def bonds_of(data: Data) -> Tensor:

@@ -1,4 +1,4 @@
-"""A picture of rotated weights: those of attention, and those of a convolution, which are interpolated."""
+"""A picture of rotated weights."""
 
 from __future__ import annotations
 

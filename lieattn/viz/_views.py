@@ -1,8 +1,8 @@
-"""Views of a microscope as figures of matplotlib: grids of panels, and sequences of figures."""
+"""Views of a microscope as figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from lieattn._core.checks import check_index
 from lieattn.geometry import PointClouds
 from lieattn.viz import _draw as draw
-from lieattn.viz._observation import Observation
+from lieattn.viz._observation import Choice, Observation
 from lieattn.viz._recording import Places
 from lieattn.viz._scene import Board, Scene
 
@@ -20,75 +20,86 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MOST_ROWS, _MOST_FRAMES, _MOST_FIELDS, _MOST_QUERIES = 4, 6, 3, 24
+_MOST_ROWS, _MOST_FRAMES, _MOST_FIELDS, _MOST_QUERIES = 4, 6, 4, 24
 _SIDE = 2.5  # inches of a panel of an overview
 _WORDS = {"attention": "Attention of a point (ring)", "rollout": "Attention of a point (ring), rolled out to the input"}
 
 
-def attention_board(
-    scope: Observation, view: str, point: int | None, frame: int | None, head: int | None, layer: int | None
-) -> Figure:
+def attention_board(scope: Observation, choice: Choice) -> Figure:
     """Return a figure with rows for layers and columns for the frames of the query or, for one frame, of the keys."""
-    numbers = _layers(scope, layer)
-    queries = {number: _query_of(scope, number, numbers[0], point, frame) for number in numbers}
-    maps = {number: _maps(scope, view, number, queries[number], frame, head) for number in numbers}
-    tops = [float(torch.stack(maps[number]).abs().max()) for number in numbers]
-    return _attention_figure(scope, view, frame, head, queries, maps, tops)
+    numbers = _layers(scope, choice.layer)
+    queries = {number: _query_of(scope, number, numbers[0], choice.point, choice.frame) for number in numbers}
+    maps = {number: _maps(scope, choice, number, queries[number]) for number in numbers}
+    return _attention_figure(scope, choice, queries, maps, _tops([maps]))
 
 
-def attention_moments(
-    scope: Observation, view: str, frame: int | None, head: int | None, layer: int | None
-) -> Iterator[Figure]:
+def attention_moments(scope: Observation, choice: Choice) -> Iterator[Figure]:
     """Yield a figure for each of up to 24 query points, ordered from neighbor to neighbor."""
-    numbers = _layers(scope, layer)
+    numbers = _layers(scope, choice.layer)
     tour = _tour(scope.attention_layer(numbers[0]).places.pos)
     tour = [tour[k] for k in _spread(len(tour), _MOST_QUERIES)]
-    queries = [{n: _query_of(scope, n, numbers[0], point, frame) for n in numbers} for point in tour]
-    maps = [{n: _maps(scope, view, n, query[n], frame, head)[:1] for n in numbers} for query in queries]
-    tops = [max(float(torch.stack(found[n]).abs().max()) for found in maps) for n in numbers]
+    queries = [{n: _query_of(scope, n, numbers[0], point, choice.frame) for n in numbers} for point in tour]
+    maps = [{n: _maps(scope, choice, n, query[n])[:1] for n in numbers} for query in queries]
     for query, found in zip(queries, maps, strict=True):
-        yield _attention_figure(scope, view, frame, head, query, found, tops)
+        yield _attention_figure(scope, choice, query, found, _tops(maps))
 
 
-def field_board(scope: Observation, layer: int, frame: int | None, channel: int | None) -> Figure:
+def _tops(maps: list[dict[int, list[Tensor]]]) -> dict[int, float]:
+    """Return the largest weight of each layer in several figures."""
+    return {n: max(float(values.abs().max()) for found in maps for values in found[n]) for n in maps[0]}
+
+
+def field_board(scope: Observation, choice: Choice) -> Figure:
     """Return a figure with a row for each of up to four maps: the cloud, raw fields, stabilized fields."""
-    raw, stable, frames = _shown(scope, layer, frame, channel)
+    field = _Fields(scope, choice)
     rows = _spread(len(scope.turns), _MOST_ROWS)
-    names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
-    columns = ["input", *(f"{name}, raw" for name in names), *(f"{name}, stabilized" for name in names)]
-    cloud, features = scope.input
-    scene = scope.scene(cloud)
+    columns = ["input", *(f"{name},\n{kind}" for kind in ("raw", "stabilized") for name in field.names)]
     board = Board([_label(scope, row) for row in rows], columns)
-    norm, cmap = draw.color_scale(raw, _largest(scope, layer)), "viridis"
     for place, row in enumerate(rows):
-        turn = scope.turns[row].matrix
-        scene.draw(board.axes[place][0], cloud, features, *_gray(features), turn=turn)
-        for k, h in enumerate(frames):
-            _draw_field(scope, board.axes[place][1 + k], layer, raw[row, :, k], cmap, norm, h, turn)
-            _draw_field(scope, board.axes[place][1 + len(frames) + k], layer, stable[row, :, k], cmap, norm, h)
-        board.row_scale(place, cmap, norm, _quantity(channel))
-    board.title(*_field_title(scope, layer, channel))
+        field.draw(board, place, row, pulled_back=False)
+        field.draw(board, place, row, pulled_back=True, first=1 + len(field.frames))
+    board.title(*_field_title(scope, choice))
     return board.figure
 
 
-def field_moments(scope: Observation, layer: int, frame: int | None, channel: int | None) -> Iterator[Figure]:
+def field_moments(scope: Observation, choice: Choice) -> Iterator[Figure]:
     """Yield a figure for each map: the transformed cloud and its raw fields above, both pulled back below."""
-    raw, stable, frames = _shown(scope, layer, frame, channel)
-    names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
-    cloud, features = scope.input
-    scene = scope.scene(cloud)
-    norm, cmap = draw.color_scale(raw, _largest(scope, layer)), "viridis"
-    for row, turn in enumerate(scope.turns):
-        board = Board([f"raw,\n{_label(scope, row)}", "stabilized"], ["input", *names])
-        scene.draw(board.axes[0][0], cloud, features, *_gray(features), turn=turn.matrix)
-        scene.draw(board.axes[1][0], cloud, features, *_gray(features))
-        for k, h in enumerate(frames):
-            _draw_field(scope, board.axes[0][1 + k], layer, raw[row, :, k], cmap, norm, h, turn.matrix)
-            _draw_field(scope, board.axes[1][1 + k], layer, stable[row, :, k], cmap, norm, h)
-        for place in (0, 1):
-            board.row_scale(place, cmap, norm, _quantity(channel))
-        board.title(*_field_title(scope, layer, channel))
+    field = _Fields(scope, choice)
+    for row in range(len(scope.turns)):
+        board = Board([f"raw,\n{_label(scope, row)}", "stabilized"], ["input", *field.names])
+        for place, pulled_back in enumerate((False, True)):
+            field.draw(board, place, row, pulled_back=pulled_back)
+        board.title(*_field_title(scope, choice))
         yield board.figure
+
+
+class _Fields:
+    """The values ``[turns, points, frames]`` of a field that are drawn, raw and stabilized."""
+
+    def __init__(self, scope: Observation, choice: Choice) -> None:
+        raw, stable = scope.fields(choice.number)
+        check_index("frame", choice.frame, raw.shape[2])
+        check_index("channel", choice.channel, raw.shape[3])
+        self.scope, self.channel, self.places = scope, choice.channel, scope.field_layer(choice.number).places
+        self.frames = range(min(raw.shape[2], _MOST_FIELDS)) if choice.frame is None else [choice.frame]
+        self.names = [frame_name(self.places, h) for h in self.frames]
+        values = (x.norm(dim=-1) if self.channel is None else x[..., self.channel] for x in (raw, stable))
+        self.values = [x[..., list(self.frames)] for x in values]
+        self.norm = draw.color_scale(self.values[0], float(raw.abs().max()))
+
+    def draw(self, board: Board, place: int, row: int, *, pulled_back: bool, first: int = 1) -> None:
+        """Draw the input and the frames from the column ``first`` on, in a place of the board."""
+        turn = None if pulled_back else self.scope.turns[row].matrix
+        if first == 1:
+            cloud, features = self.scope.input
+            self.scope.scene(cloud).draw(board.axes[place][0], cloud, features, *_gray(features), turn=turn)
+            board.row_scale(place, "viridis", self.norm, "norm" if self.channel is None else f"channel {self.channel}")
+        scene, clouds = self.scope.scene(self.places.clouds), self.places.clouds
+        for axes, h, values in zip(
+            board.axes[place][first:], self.frames, self.values[pulled_back][row].T, strict=False
+        ):
+            scene.draw(axes, clouds, values, "viridis", self.norm, turn=turn)
+            _arrow(axes, self.places, h)
 
 
 def overview(scope: Observation, point: int | None) -> Figure:
@@ -130,15 +141,13 @@ def overview(scope: Observation, point: int | None) -> Figure:
 
 def _attention_figure(
     scope: Observation,
-    view: str,
-    frame: int | None,
-    head: int | None,
+    choice: Choice,
     queries: dict[int, int],
     maps: dict[int, list[Tensor]],
-    tops: Sequence[float],
+    tops: Mapping[int, float],
 ) -> Figure:
     """Return a figure of maps ``[points]``. The first column is for all frames together."""
-    width = max(map(len, maps.values()))
+    width, frame, view = max(map(len, maps.values())), choice.frame, choice.view
     first = scope.attention_layer(next(iter(maps)))
     at_input = scope.attention_layer(0)
     labelled = first if frame is None else at_input if view == "rollout" else first
@@ -155,7 +164,7 @@ def _attention_figure(
         queried = scope.attention_layer(number)
         layer = at_input if view == "rollout" else queried
         scene = scope.scene(layer.places.clouds)
-        norm = draw.color_scale_from_zero(torch.stack(found), tops[row])
+        norm = draw.color_scale_from_zero(torch.stack(found), tops[number])
         cmap = "RdBu_r" if bool((torch.stack(found) < 0).any()) else "magma"
         query = _nearest(layer.places.pos, queried.places.pos[queries[number]])
         for column, values in enumerate(found):
@@ -165,7 +174,7 @@ def _attention_figure(
                 _arrow(axes, queried.places, column - 1)
         board.row_scale(row, cmap, norm, "weight")
     last = next(reversed(queries))
-    heads = "mean over the heads" if head is None else f"head {head}"
+    heads = "mean over the heads" if choice.head is None else f"head {choice.head}"
     places = scope.attention_layer(last).places
     of = ["the mean over its frames, and each of them" if frame is None else "by frames of the keys"] * (width > 1)
     if frame is not None and places.fiber > 1:
@@ -175,16 +184,16 @@ def _attention_figure(
     return board.figure
 
 
-def _maps(scope: Observation, view: str, layer: int, point: int, frame: int | None, head: int | None) -> list[Tensor]:
+def _maps(scope: Observation, choice: Choice, layer: int, point: int) -> list[Tensor]:
     """Return weights ``[points]`` for all frames, then for each frame of the query or, for one frame, of the keys."""
 
     def weights(h: int | None) -> Tensor:
-        if view == "rollout":
+        if choice.view == "rollout":
             return scope.rollout(point, h, layer)
-        return scope.attention(point, h, head, layer)
+        return scope.attention(point, h, choice.head, layer)
 
-    found = weights(frame)
-    if frame is not None:
+    found = weights(choice.frame)
+    if choice.frame is not None:
         parts = list(found.T[:_MOST_FRAMES]) if found.shape[1] > 1 else []
     else:
         fiber = scope.attention_layer(layer).places.fiber
@@ -240,44 +249,12 @@ def _spread(count: int, most: int) -> list[int]:
     return [round(k * (count - 1) / (most - 1)) for k in range(most)] if count > most else list(range(count))
 
 
-def _shown(scope: Observation, layer: int, frame: int | None, channel: int | None) -> tuple[Tensor, Tensor, list[int]]:
-    """Return raw and stabilized values ``[turns, points, frames]`` of the frames that are shown."""
-    raw, stable = scope.fields(layer)
-    fiber, channels = raw.shape[2:]
-    check_index("frame", frame, fiber)
-    check_index("channel", channel, channels)
-    frames = list(range(min(fiber, _MOST_FIELDS))) if frame is None else [frame]
-    one, two = (x.norm(dim=-1) if channel is None else x[..., channel] for x in (raw, stable))
-    return one[..., frames], two[..., frames], frames
-
-
-def _largest(scope: Observation, layer: int) -> float:
-    """Return the largest absolute value of a field, over all channels."""
-    return float(scope.fields(layer)[0].abs().max())
-
-
 def _gray(features: Tensor) -> tuple[str, Any]:
     """Return the colors of the input. If all features are equal, all points are gray."""
     ends = torch.stack([features.min(), features.max()])
     if bool(ends[0] == ends[1]):
         ends = ends + torch.tensor([-0.4, 0.6])
     return "gray_r", draw.color_scale(ends)
-
-
-def _draw_field(
-    scope: Observation,
-    axes: Axes,
-    layer: int,
-    values: Tensor,
-    cmap: str,
-    norm: Any,
-    h: int,
-    turn: Tensor | None = None,
-) -> None:
-    places = scope.field_layer(layer).places
-    scene = scope.scene(places.clouds)
-    scene.draw(axes, places.clouds, values, cmap, norm, turn=turn)
-    _arrow(axes, places, h)
 
 
 def _arrow(axes: Axes, places: Places, h: int) -> None:
@@ -323,15 +300,14 @@ def _label(scope: Observation, row: int) -> str:
     return turn.label.replace(" by ", "\nby ").replace(", ", ",\n") + outside
 
 
-def _quantity(channel: int | None) -> str:
-    return "norm" if channel is None else f"channel {channel}"
-
-
-def _field_title(scope: Observation, layer: int, channel: int | None) -> tuple[str, str]:
-    what = "norm over the channels" if channel is None else f"channel {channel}"
-    stable = scope.fields(layer)[1]
-    apart, largest = float((stable - stable[0]).abs().max()), _largest(scope, layer)
-    outside = "" if all(turn.inside for turn in scope.turns) else "; some maps are not in the group of the network"
-    count = len(scope.turns)
-    measured = f"stabilized fields of {count} transformed clouds differ by {apart:.1e} (largest value {largest:.2g})"
-    return f"Field of layer {scope.field_layer(layer).name}, {what}: {scope.name}", measured + outside
+def _field_title(scope: Observation, choice: Choice) -> tuple[str, str]:
+    what = "norm over the channels" if choice.channel is None else f"channel {choice.channel}"
+    raw, stable = scope.fields(choice.number)
+    apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
+    inside = stable[torch.tensor([turn.inside for turn in scope.turns])]
+    within = f"{float((inside - inside[0]).abs().max()):.1e}"
+    outside = "" if len(inside) == len(stable) else f"; those of maps in the group of the network by {within}"
+    measured = (
+        f"stabilized fields of {len(stable)} transformed clouds differ by {apart:.1e} (largest value {largest:.2g})"
+    )
+    return f"Field of layer {scope.field_layer(choice.number).name}, {what}: {scope.name}", measured + outside

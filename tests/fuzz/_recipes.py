@@ -520,7 +520,7 @@ OWN: dict[str, dict[str, Any]] = {
     "viz.accuracy_by_angle": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}},
     "viz.error_curves": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}, "xlabel": "time", "ylabel": "error"},
     "viz.training_curves": {"histories": {"a": [1.0, 0.5]}, "ylabel": "loss"},
-    "viz": {"network": gsa(), "data": DATA, "angles": [0.0]},
+    "viz": {"network": gsa(), "data": DATA},
     "viz.affine_maps": {"network": AFFINE},
     "viz.effective_filters": {"network": AFFINE, "image": torch.rand(1, 8, 8)},
     "viz.attention_picture": {"network": ATTENTIVE},

@@ -31,17 +31,12 @@ def comparison(report: Mapping[str, Any]) -> Figure:
     error is the share of wrong labels.
 
     ``report`` is the content of the JSON file that the command writes. ValueError is raised if it has no finished
-    training, or was written by an earlier version, which stored no curves.
+    training.
     """
     require_matplotlib()
     rows = [row for row in report["summary"] if row["test"]["mean"] is not None]
     if not rows:
         raise ValueError("report: expected at least one finished training, got none")
-    if any("curve" not in row for row in rows):
-        raise ValueError(
-            "report: expected curves, got a report of an earlier version; run the same command again to update it "
-            "(its cells are kept)"
-        )
     drawing = _Drawing(rows, higher_is_better=report["higher_is_better"])
     panels: dict[str, Callable[[Axes], None]] = {name: drawing.along(name) for name in drawing.costs()}
     counts = [row["parameters"] for row in drawing.whole]

@@ -6,7 +6,7 @@ from lieattn.io._record import Recorded, describe, make, uncompiled, uncompiled_
 from lieattn.io._saved import load, save, trained_cards
 from lieattn.io._tied import TiedWeights, first_fault, settle, tied_to_group
 from lieattn.io._trust import untrusted_names
-from lieattn.io._yaml import check_sections, loaded
+from lieattn.io._yaml import loaded
 
 __all__ = [
     "DIGESTS",
@@ -14,7 +14,6 @@ __all__ = [
     "Recorded",
     "TiedWeights",
     "add_digests",
-    "check_sections",
     "damaged_entries",
     "describe",
     "digest",

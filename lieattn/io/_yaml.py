@@ -1,10 +1,8 @@
-"""Reading YAML texts, without sections that nobody means but that YAML accepts."""
+"""Reading YAML texts, without keys that occur twice, of which one would be lost."""
 
 from __future__ import annotations
 
 from typing import Any
-
-_MOST_LEVELS = 100  # readers of deeper sections would need more of Python's stack than there is
 
 
 def loaded(what: str, text: str) -> Any:
@@ -12,58 +10,24 @@ def loaded(what: str, text: str) -> Any:
     import yaml
 
     try:
-        check_sections(text)
+        _check_keys(yaml.compose(text, yaml.SafeLoader), set())
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{what} cannot be read: {' '.join(str(error).split())}") from error
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
 
 
-def check_sections(text: str) -> None:
-    """Raise ValueError if sections of a YAML text are too deep, or have an alias of themselves or a key twice.
-
-    Of keys that occur twice, one would be lost. Texts that YAML cannot read pass, since their reader reports them.
-    """
-    import yaml
-
-    too_deep = f"expected at most {_MOST_LEVELS} sections inside each other, got more"
-    try:
-        top: Any = yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError:
+def _check_keys(node: Any, seen: set[int]) -> None:
+    """Raise ValueError if a key occurs twice in a section; ``seen`` are sections that others may be aliases of."""
+    if id(node) in seen or not isinstance(getattr(node, "value", None), list):
         return
-    except RecursionError:
-        raise ValueError(too_deep) from None
-    levels: dict[int, int] = {}  # several sections may be aliases of one
-    around: set[int] = set()
-    nodes = [(top, False)]
-    while nodes:
-        node, is_done = nodes.pop()
-        if is_done:
-            around.discard(id(node))
-            levels[id(node)] = 1 + max((levels.get(id(part), 0) for part in _parts(node)), default=0)
-            if levels[id(node)] > _MOST_LEVELS:
-                raise ValueError(too_deep)
-            continue
-        if id(node) in around:
-            line = node.start_mark.line + 1
-            raise ValueError(f"expected sections that end, got one in line {line} with an alias of itself")
-        if id(node) in levels or not isinstance(getattr(node, "value", None), list):
-            continue
-        around.add(id(node))
-        nodes.append((node, True))
-        _check_keys(node)
-        nodes += [(part, False) for part in _parts(node)]
-
-
-def _parts(section: Any) -> list[Any]:
-    return [part[1] if isinstance(part, tuple) else part for part in section.value]
-
-
-def _check_keys(section: Any) -> None:
+    seen.add(id(node))
     lines: dict[str, int] = {}
-    for key in [part[0] for part in section.value if isinstance(part, tuple)]:
-        if not isinstance(key.value, str) or key.value == "<<":
+    for part in node.value:
+        key, inner = part if isinstance(part, tuple) else (None, part)
+        _check_keys(inner, seen)
+        if key is None or not isinstance(key.value, str) or key.value == "<<":
             continue
         line = key.start_mark.line + 1
         if key.value in lines:

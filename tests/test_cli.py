@@ -23,8 +23,10 @@ import lieattn_datasets
 from lieattn import train
 from lieattn._core.machine import usable_accelerator, usable_cores
 from lieattn.cli import COMMANDS, main
-from lieattn.cli._certify import _spec
 from lieattn.cli._errors import report, short_warnings
+from lieattn.cli._target import built
+from lieattn.groups import Group, cyclic
+from lieattn.models import Lifting
 from lieattn.train import UsageError, build
 
 pytestmark = [
@@ -141,21 +143,17 @@ def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):
 
 
 def test_arguments_of_classes_in_the_arguments_of_data(tmp_path):
-    settings = [
-        "data.path=a.xyz",
-        "data.transform=Chain",
-        "data.transform.first=One",
-        "data.transform.first.size=[1, 6]",
-    ]
-    first = {"class_path": "One", "init_args": {"size": [1, 6]}}
-    chain = {"class_path": "Chain", "init_args": {"first": first}}
-    assert _spec("data", "XYZ", settings) == {"class_path": "XYZ", "init_args": {"path": "a.xyz", "transform": chain}}
-    file = tmp_path / "data.yaml"
-    file.write_text(yaml.safe_dump({"class_path": "XYZ", "init_args": {"transform": chain}}))
-    changed = _spec("data", str(file), ["data.transform.first.size=2"])
-    assert changed["init_args"]["transform"]["init_args"]["first"]["init_args"] == {"size": 2}
-    with pytest.raises(UsageError, match=r"^--data.transform.size needs --data.transform CLASS before it, which is"):
-        _spec("data", "XYZ", ["data.transform.size=2", "data.transform=One"])
+    given = ["in_channels=2", "channels=8", "layers=1", "frames=lieattn.geometry.PrincipalFrames"]
+    given += ["neighborhood=lieattn.geometry.Radius", "neighborhood.radius=2.0", "lifting=lieattn.models.Lifting"]
+    settings = [f"model.{setting}" for setting in (*given, "lifting.radial=3")]
+    network = built(nn.Module, "model", "lieattn.models.LieTransformer", [*settings, "data.path=a.xyz"])
+    assert network.lifting == Lifting(radial=3)
+    file = tmp_path / "group.yaml"
+    file.write_text(yaml.safe_dump({"class_path": "lieattn.groups.cyclic", "init_args": {"n": 3}}))
+    assert built(Group, "group", str(file), []) == cyclic(3)
+    assert built(Group, "group", str(file), ["group.n=5"]) == cyclic(5)
+    with pytest.raises(UsageError, match="wrong"):
+        built(Group, "group", str(file), ["group.wrong=5"])
 
 
 @pytest.mark.slow

@@ -11,16 +11,30 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from torch_geometric.data import Data
 
 from lieattn._core.checks import counted
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.cli._arguments import ArgumentParser, natural, output_file, package, positive, take_settings
-from lieattn.cli._target import drawn_clouds, drawn_images, given_clouds, is_named, made, settings_of
+from lieattn.cli._arguments import ArgumentParser, natural, output_file, positive
+from lieattn.cli._target import (
+    add_cloud_options,
+    built,
+    check_data_options,
+    drawn_clouds,
+    drawn_images,
+    given_clouds,
+    is_named,
+    is_network,
+    is_trained,
+    item_of_card,
+    made,
+    parsed,
+    refuse,
+    settings_of,
+    test_clouds,
+)
 from lieattn.groups import Group
 from lieattn.io import load, replace_text, trained_cards
-from lieattn.train import UsageError, build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
+from lieattn.train import UsageError, load_network, read_checkpoint
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
@@ -56,8 +70,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if options.group == "search" or (options.group is None and not hasattr(network, "symmetry")):
         group = "search"
     elif options.group is not None:
-        spec = _spec("group", options.group, options.settings)
-        group = build(Group, spec, f"the group {options.group}")
+        group = built(Group, "group", options.group, options.settings)
     try:
         certificate = certify(
             network,
@@ -147,48 +160,6 @@ def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: 
         refuse(arguments, ("--clouds", *random), f"{card}; use --random for random clouds")
 
 
-def check_data_options(options: argparse.Namespace, arguments: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Raise UsageError if there are options of ``--data`` without it, or ``others`` or ``--random`` beside it."""
-    if options.data is not None:
-        refuse(arguments, ("--random", *others), "there are no random clouds with --data")
-    elif any(setting.startswith("data.") for setting in options.settings):
-        raise UsageError("--data.OPTION needs --data CLASS, which is missing")
-
-
-def refuse(arguments: Sequence[str], names: Sequence[str], reason: str) -> None:
-    """Raise UsageError with a reason if one of these options is among the arguments."""
-    for word in arguments:
-        if (name := word.partition("=")[0]) in names:
-            raise UsageError(f"{name}: cannot be used here, since {reason}")
-
-
-def is_trained(name: str) -> bool:
-    """Whether this is the name of a trained network of the library, and not the path of a file."""
-    return name in trained_cards() and not Path(name).exists()
-
-
-def is_network(name: str) -> bool:
-    """Whether this is a network of the library or of ``lieattn.save``, and not a checkpoint."""
-    return is_trained(name) or Path(name).suffix == ".safetensors"
-
-
-def item_of_card(name: str) -> tuple[list[Data], str]:
-    """The item on the card of a trained network, and a text that names its source."""
-    item = trained_cards()[name]["example"]["input"]
-    return [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
-
-
-def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[str]) -> argparse.Namespace:
-    """Parse the options; settings of these sections, such as ``--data.split test``, go to ``settings``."""
-    settings, others = take_settings(arguments)
-    for setting in settings:
-        if setting.partition(".")[0] not in sections:
-            raise UsageError(f"unrecognized arguments: --{setting}")
-    options = parser.parse_args(others)
-    options.settings = settings
-    return options
-
-
 def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> str:
     tried = "random and special elements" if certificate.order is None else counted(certificate.order, "element")
     lines = [
@@ -243,19 +214,6 @@ def _parser(name: str) -> ArgumentParser:
     return parser
 
 
-def add_cloud_options(parser: ArgumentParser, clouds: int, what: str) -> None:
-    """Add the argument that names a network, and the options that choose clouds for it."""
-    add = parser.add_argument
-    add("checkpoint", metavar="TARGET", help=what)
-    given = "another data set, with arguments as --data.OPTION VALUE, or a YAML file with class_path and init_args"
-    add("--data", metavar="CLASS", help=given)
-    add("--random", action="store_true", help="use random clouds, even if the checkpoint has a test set")
-    add("--clouds", type=positive, default=clouds, help=f"number of clouds (default {clouds})")
-    add("--seed", type=natural, default=0, help="seed of random numbers (default 0)")
-    named = "packages whose classes the checkpoint may use, besides this library and torch"
-    add("--trust", action="extend", nargs="+", default=[], type=package, metavar="PACKAGE", help=named)
-
-
 def _device(text: str) -> torch.device:
     try:
         device = torch.device(text)
@@ -286,52 +244,3 @@ def _tolerance(text: str) -> tuple[list[str], float]:
     if (dtype and dtype not in _DTYPES) or not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected VALUE or {'|'.join(_DTYPES)}=VALUE, at least 0, got {text!r}")
     return [dtype] if dtype else list(_DTYPES), value
-
-
-def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """Class path and arguments, from a class or a file, and from settings of the section (``"data.split=test"``)."""
-    spec: dict[str, Any] = {} if given is None else {"class_path": given}
-    if given is not None and Path(given).suffix in (".yaml", ".yml", ".json"):
-        spec = read_yaml(given, "class_path and init_args")
-    arguments = dict(spec.get("init_args") or {})
-    for name, value in settings_of(section, settings).items():
-        _set(section, arguments, name, value)
-    if not spec:
-        raise UsageError(f"--{section}.OPTION needs --{section} CLASS, which is missing")
-    return {**spec, "init_args": arguments}
-
-
-def _set(section: str, arguments: dict[str, Any], name: str, value: object) -> None:
-    """Set an argument, or, as ``transform.points``, an argument of the class that an argument names."""
-    first, _, rest = name.partition(".")
-    if not rest:
-        arguments[first] = value
-        return
-    held = arguments.get(first)
-    held = dict(held) if isinstance(held, dict) else {"class_path": held}
-    if held.get("class_path") is None:
-        raise UsageError(f"--{section}.{name} needs --{section}.{first} CLASS before it, which is missing")
-    held["init_args"] = dict(held.get("init_args") or {})
-    _set(f"{section}.{first}", held["init_args"], rest, value)
-    arguments[first] = held
-
-
-def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
-    """Clouds to measure on, and a text that names their source."""
-    dataset: Any = None
-    if options.data is not None or any(setting.startswith("data.") for setting in options.settings):
-        spec = _spec("data", options.data, options.settings)
-        dataset = build(Dataset, spec, f"the data set {options.data}")
-    elif not options.random and (entry["config"].get("data") or {}).get("test") is not None:
-        spec = entry["config"]["data"]["test"]
-        dataset = load_data(options.checkpoint, "test", options.trust)
-    if dataset is not None:
-        number = min(options.clouds, len(dataset))
-        given = ", ".join(f"{key}={value}" for key, value in spec.get("init_args", {}).items())
-        first = "the first cloud" if number == 1 else f"the first {number} clouds"
-        source = f"{first} of {spec['class_path']}({given})"
-        return [dataset[index] for index in range(number)], source
-    vectors = tuple(getattr(network, "vector_inputs", ()))
-    clouds = random_clouds(entry["input"], options.clouds, options.seed, vectors)
-    drawn = "a random cloud" if options.clouds == 1 else f"{options.clouds} random clouds"
-    return clouds, f"{drawn} of {clouds[0].num_nodes} points"

@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn import viz
 from lieattn._core.checks import check_counts, check_index
-from lieattn.cli._certify import is_trained
+from lieattn.cli._target import is_trained
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.io import load

@@ -12,7 +12,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 from lieattn.cli._arguments import ArgumentParser, natural, output_file
-from lieattn.cli._certify import (
+from lieattn.cli._target import (
     add_cloud_options,
     check_data_options,
     is_network,

@@ -1,21 +1,27 @@
-"""Networks and data that are given by their place in Python, ``package.module:name``."""
+"""Networks and clouds that are named on the command line."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from jsonargparse import ArgumentParser as SignatureParser
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
+from lieattn.cli._arguments import ArgumentParser, natural, package, positive, take_settings
 from lieattn.geometry import pixel_positions
-from lieattn.io import loaded
+from lieattn.io import loaded, trained_cards
 from lieattn.models import CloudInputs, EquivariantModule, Symmetry
-from lieattn.train import UsageError, random_clouds
+from lieattn.train import UsageError, load_data, random_clouds, read_yaml, register_types, short_message
+
+T = TypeVar("T")
 
 _SPECIES = (1, 6, 7, 8)  # atomic numbers of random molecules
 
@@ -129,3 +135,91 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return any(one.default is one.empty and one.kind not in several for one in parameters)
+
+
+def add_cloud_options(parser: ArgumentParser, clouds: int, what: str) -> None:
+    """Add the argument that names a network, and the options that choose clouds for it."""
+    add = parser.add_argument
+    add("checkpoint", metavar="TARGET", help=what)
+    given = "another data set, with arguments as --data.OPTION VALUE, or a YAML file with class_path and init_args"
+    add("--data", metavar="CLASS", help=given)
+    add("--random", action="store_true", help="use random clouds, even if the checkpoint has a test set")
+    add("--clouds", type=positive, default=clouds, help=f"number of clouds (default {clouds})")
+    add("--seed", type=natural, default=0, help="seed of random numbers (default 0)")
+    named = "packages whose classes the checkpoint may use, besides this library and torch"
+    add("--trust", action="extend", nargs="+", default=[], type=package, metavar="PACKAGE", help=named)
+
+
+def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[str]) -> argparse.Namespace:
+    """Parse the options; settings of these sections, such as ``--data.split test``, go to ``settings``."""
+    settings, others = take_settings(arguments)
+    for setting in settings:
+        if setting.partition(".")[0] not in sections:
+            raise UsageError(f"unrecognized arguments: --{setting}")
+    options = parser.parse_args(others)
+    options.settings = settings
+    return options
+
+
+def check_data_options(options: argparse.Namespace, arguments: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Raise UsageError if there are options of ``--data`` without it, or ``others`` or ``--random`` beside it."""
+    if options.data is not None:
+        refuse(arguments, ("--random", *others), "there are no random clouds with --data")
+    elif any(setting.startswith("data.") for setting in options.settings):
+        raise UsageError("--data.OPTION needs --data CLASS, which is missing")
+
+
+def refuse(arguments: Sequence[str], names: Sequence[str], reason: str) -> None:
+    """Raise UsageError with a reason if one of these options is among the arguments."""
+    for word in arguments:
+        if (name := word.partition("=")[0]) in names:
+            raise UsageError(f"{name}: cannot be used here, since {reason}")
+
+
+def is_trained(name: str) -> bool:
+    """Whether this is the name of a trained network of the library, and not the path of a file."""
+    return name in trained_cards() and not Path(name).exists()
+
+
+def is_network(name: str) -> bool:
+    """Whether this is a network of the library or of ``lieattn.save``, and not a checkpoint."""
+    return is_trained(name) or Path(name).suffix == ".safetensors"
+
+
+def item_of_card(name: str) -> tuple[list[Data], str]:
+    """The item on the card of a trained network, and a text that names its source."""
+    item = trained_cards()[name]["example"]["input"]
+    return [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
+
+
+def built(base: type[T], section: str, given: str, settings: Sequence[str]) -> T:
+    """The object of ``--SECTION CLASS``, or of a YAML file, with its options, built as for ``lieattn fit``."""
+    if Path(given).suffix in (".yaml", ".yml", ".json"):
+        read_yaml(given, "class_path and init_args")  # an error then names the file
+    register_types()
+    parser = SignatureParser(exit_on_error=False)
+    parser.add_subclass_arguments(base, section, required=True)
+    own = [f"--{setting}" for setting in settings if setting.startswith(f"{section}.")]
+    try:
+        made: T = parser.instantiate(parser.parse_args([f"--{section}={given}", *own]))[section]
+    except (argparse.ArgumentError, TypeError, ValueError) as error:
+        raise UsageError(short_message(error)) from error
+    return made
+
+
+def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
+    """Clouds to measure on, and a text that names their source."""
+    if options.data is not None:
+        dataset: Any = built(Dataset, "data", options.data, options.settings)
+        named = f"{options.data}({', '.join(setting.removeprefix('data.') for setting in options.settings)})"
+    elif not options.random and (entry["config"].get("data") or {}).get("test") is not None:
+        dataset, spec = load_data(options.checkpoint, "test", options.trust), entry["config"]["data"]["test"]
+        named = f"{spec['class_path']}({', '.join(f'{key}={value}' for key, value in spec['init_args'].items())})"
+    else:
+        vectors = tuple(getattr(network, "vector_inputs", ()))
+        clouds = random_clouds(entry["input"], options.clouds, options.seed, vectors)
+        drawn = "a random cloud" if options.clouds == 1 else f"{options.clouds} random clouds"
+        return clouds, f"{drawn} of {clouds[0].num_nodes} points"
+    number = min(options.clouds, len(dataset))
+    first = "the first cloud" if number == 1 else f"the first {number} clouds"
+    return [dataset[index] for index in range(number)], f"{first} of {named}"

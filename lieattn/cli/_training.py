@@ -26,11 +26,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from lieattn import train
 from lieattn._core.machine import usable_accelerator
 from lieattn.cli._arguments import output_file, values_of
-from lieattn.cli._certify import is_network
 from lieattn.cli._described import HARMLESS, described
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._errors import short_warnings
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
+from lieattn.cli._target import is_network
 from lieattn.io import load
 from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
 

@@ -35,8 +35,7 @@ from torch_geometric.nn import global_mean_pool
 from lieattn.cli import COMMANDS, main
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
-from lieattn.io._digest import add_digests, digest
-from lieattn.io._trust import untrusted_names
+from lieattn.io import add_digests, digest, load, untrusted_names
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
 from lieattn.nn import VectorHead
 from lieattn.train import (
@@ -1340,6 +1339,19 @@ def test_subclass_adds_to_checkpoints(tmp_path):
     assert torch.equal(loaded.network.mlp[0].weight, task.network.mlp[0].weight)
 
 
+def test_checkpoints_open_in_the_ways_of_lightning_and_of_the_library(tmp_path):
+    fit(tmp_path, max_epochs=2)
+    path = tmp_path / "checkpoints/last.ckpt"
+    for loaded in (PointSetClassifier.load_from_checkpoint(path), PointSetClassifier.load_from_checkpoint(str(path))):
+        assert isinstance(loaded, PointSetClassifier)
+        wanted = load_task(path).state_dict()
+        assert all(torch.equal(value, wanted[name]) for name, value in loaded.state_dict().items())
+    with pytest.raises(CheckpointError, match="expected a PointSetRegressor, got PointSetClassifier"):
+        PointSetRegressor.load_from_checkpoint(path)
+    with pytest.raises(ValueError, match=r"lieattn.train.load_network opens its network, and load_task its task"):
+        load(path)
+
+
 def test_checkpoints_of_compiled_networks(tmp_path):
     """They are opened as those of the original network."""
     network = FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)
@@ -1429,14 +1441,14 @@ def test_checkpoints_name_no_foreign_code(finished, tmp_path, monkeypatch, capsy
         refused = place in uses
         assert main([*command_line, "--trust", *TRUST]) == (2 if refused else 0)
         assert (f"names {name}, which would be imported and called" in capsys.readouterr().err) == refused
-    for load, uses in (
+    for opened, uses in (
         (load_network, ("network", "group")),
         (load_task, ("network", "group", "optimizer")),
         (load_data, ("data",)),
     ):
         expected = pytest.raises(CheckpointError, match=f"names {name}") if place in uses else nullcontext()
         with expected:
-            load(path, trust=TRUST)
+            opened(path, trust=TRUST)
     assert not marker.exists()
 
 

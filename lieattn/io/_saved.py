@@ -7,6 +7,7 @@ import importlib.metadata
 import itertools
 import json
 import re
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,6 +143,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     path.open("rb").close()  # an error of the system then names the file
+    if zipfile.is_zipfile(path):
+        opened = "lieattn.train.load_network opens its network, and load_task its task"
+        raise ValueError(f"{path} is not a file of lieattn.save. If it is a checkpoint of a training, {opened}")
     try:
         with torch.device("cpu"), safe_open(path, "pt") as file:  # safetensors 0.5 follows torch's default device
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))

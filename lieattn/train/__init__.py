@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         check_trusted,
         load_data,
         load_network,
-        load_task,
         load_weights,
         random_clouds,
         read_checkpoint,
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
     from lieattn.train._equivariance import EquivarianceMonitor
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._muon import Muon
+    from lieattn.train._regressor import PointSetRegressor
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._targets import named_outputs
-    from lieattn.train._tasks import PointSetRegressor, PointSetTask
+    from lieattn.train._tasks import PointSetTask, load_task
 
 __all__ = [
     "AveragedWeights",
@@ -65,7 +65,7 @@ __all__ = [
 # The modules that do not import Lightning come first.
 _HOMES = (
     *("_configuration", "_checkpoint", "_schedule", "_muon", "_targets", "_last_checkpoint", "_averaging"),
-    *("_equivariance", "_data", "_checks", "_classifier", "_tasks"),
+    *("_equivariance", "_data", "_checks", "_classifier", "_tasks", "_regressor"),
 )
 
 

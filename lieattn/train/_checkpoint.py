@@ -13,7 +13,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,11 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments
-from lieattn._core.extras import needs_extra
 from lieattn._core.kept_tables import first_dtype
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
 from lieattn.io import DIGESTS, KEY, damaged_entries, first_fault, make, uncompiled_names, untrusted_names
 from lieattn.train._configuration import UsageError, build
-
-if TYPE_CHECKING:
-    from lieattn.train._tasks import PointSetTask
 
 FORMAT = 2  # version of the entry "lieattn"; version 1 had no digests
 _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated", "edge_index"})
@@ -158,19 +154,7 @@ def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     not finite.
     """
     check_arguments(load_network, locals())
-    return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
-
-
-def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
-    """Rebuild the task of a checkpoint and load its weights. The task is on the CPU and in eval mode.
-
-    Its predictions are in the units of the data. For ``path``, ``trust`` and the errors see :func:`load_network`.
-    """
-    check_arguments(load_task, locals())
-    with needs_extra("lieattn.train.load_task", "train"):
-        from lieattn.train._tasks import PointSetTask
-
-    return _loaded(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
+    return loaded_from(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
 
 
 def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) -> Dataset[Any]:
@@ -216,7 +200,9 @@ def check_trusted(config: Any, path: str | Path, trust: Sequence[str]) -> None:
         )
 
 
-def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], prefix: str, trust: Sequence[str]) -> M:
+def loaded_from(
+    path: str | Path, base: type[M], name: str, keys: Sequence[str], prefix: str, trust: Sequence[str] = ()
+) -> M:
     """Rebuild the module at these keys of the configuration, and load its weights in their precision."""
     checkpoint = read_checkpoint(path)
     spec, what = trusted_spec(checkpoint, path, keys, name, trust), f"the {name} of {path}"

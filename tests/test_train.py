@@ -1340,7 +1340,11 @@ def test_subclass_adds_to_checkpoints(tmp_path):
 
 
 def test_checkpoints_open_in_the_ways_of_lightning_and_of_the_library(tmp_path):
-    fit(tmp_path, max_epochs=2)
+    fit(
+        tmp_path,
+        network=FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1, neighborhood=Radius(1.0)),
+        max_epochs=2,
+    )
     path = tmp_path / "checkpoints/last.ckpt"
     for loaded in (PointSetClassifier.load_from_checkpoint(path), PointSetClassifier.load_from_checkpoint(str(path))):
         assert isinstance(loaded, PointSetClassifier)

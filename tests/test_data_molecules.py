@@ -952,6 +952,32 @@ class TestFrames:
                 np.testing.assert_allclose(data[mine], theirs, rtol=1e-6, err_msg=mine)
         assert molecules.vectors == ("pos", "force", "dipole", "cell")
 
+    @pytest.mark.filterwarnings("ignore:frames. the results of:UserWarning")  # those of the cells before
+    @pytest.mark.parametrize("rotate", [lambda: None, lambda: ld.RandomRotateFields(1)], ids=["given", "rotated"])
+    def test_frames_far_from_the_origin_keep_their_digits(self, rotate):
+        """A network in float32 has the same forces at 10,000 angstrom, and for atoms in other images."""
+        geometry, groups = pytest.importorskip("lieattn.geometry"), pytest.importorskip("lieattn.groups")
+        models = pytest.importorskip("lieattn.models")
+        torch.manual_seed(0)
+        options = {"neighborhood": geometry.Radius(3.0, smooth=True), "channels": 8, "layers": 1, "pool": "sum"}
+        inner = models.DirectionConvNet(groups.octahedral(), models.Species((8, 14)), 1, **options)
+        network, frames = models.EnergyForces(inner).eval(), crystals(3)
+        for frame in frames:
+            frame.set_cell(np.diag([499.7, 500.1, 5.0]))
+        items = [list(ld.Molecules.from_ase(frames, transform=rotate()))]
+        for shift, images in ((0, [1, -2, 0]), (-1e4 / 3, [0, 0, 0]), (1e4, [3, 0, 0])):
+            for frame in (moved := [frame.copy() for frame in frames]):
+                frame.positions += shift
+                frame.positions[0] += images @ frame.cell
+            items.append(list(ld.Molecules.from_ase(moved, transform=rotate())))
+            np.testing.assert_allclose(moved[2].positions[1] - shift, frames[2].positions[1], atol=1e-9)
+        assert [clouds[0].pos.dtype for clouds in items] == [torch.float32, *[torch.float64] * 3]
+        wanted, *others = (network(Batch.from_data_list(clouds)) for clouds in items)
+        for found in others:
+            torch.testing.assert_close(found.energy, wanted.energy, rtol=1e-5, atol=0)
+            error = (found.force - wanted.force).abs().max()
+            assert error < 1e-5 * wanted.force.abs().max()
+
     def test_neighbors_are_those_of_ase(self):
         """The neighbors are read from a batch, as periodic models do."""
         neighborlist, geometry = pytest.importorskip("ase.neighborlist"), pytest.importorskip("lieattn.geometry")

@@ -44,6 +44,17 @@ def plain_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDA
     return np.asarray(values)
 
 
+def dtype_of_places(pos: NDArray[Any], size: ArrayLike) -> type[np.floating[Any]]:
+    """Return float32, or float64 for clouds ``[clouds, ...]`` whose places float32 would round by over 1e-5 of a size.
+
+    These are given in float64, and far from the origin. Networks that are invariant to translations round them around
+    the origin, so that displacements keep their digits, and other networks still see the places.
+    """
+    steps = np.abs(pos).reshape(len(pos), -1).max(axis=1, initial=0.0) * np.finfo(np.float32).eps
+    lost = (steps > 1e-5 * np.asarray(size)) & (np.asarray(size) > 0)
+    return np.float64 if pos.dtype.itemsize > 4 and lost.any() else np.float32
+
+
 def class_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
     """Return integers as int64; raise TypeError, naming the argument, for other numbers."""
     found = plain_array(argument, values)

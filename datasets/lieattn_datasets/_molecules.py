@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import plain_array, real_array
+from lieattn_datasets._arrays import dtype_of_places, plain_array, real_array
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._frames import describe_frames
@@ -22,7 +22,8 @@ class Molecules(Clouds):
     """Molecules with scalar targets, and with any further numbers for each molecule or each atom.
 
     An item has ``z`` int64 ``[atoms]`` (nuclear charges), ``pos`` float32 ``[atoms, 3]`` in angstrom, ``y``
-    float32 ``[1, targets]``, and one attribute for each entry of ``of_molecule`` and ``of_atom``.
+    float32 ``[1, targets]``, and one attribute for each entry of ``of_molecule`` and ``of_atom``. Positions and cells
+    are float64 if they were given so and some are beyond 84 angstrom, where float32 loses the digits of distances.
 
     Parameters
     ----------
@@ -73,6 +74,7 @@ class Molecules(Clouds):
     ) -> None:
         check_arguments(Molecules.__init__, locals())
         self._z, self._pos, self._offsets = check_atoms(z, pos, offsets)
+        self._dtype = dtype_of_places(self._pos, 1.0)
         count = len(self._offsets) - 1
         super().__init__(count, transform)
         self._y = real_array("y", y, finite=False)
@@ -179,11 +181,11 @@ class Molecules(Clouds):
         atoms = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
         data = Data(
             z=torch.from_numpy(self._z[atoms].astype(np.int64)),
-            pos=torch.from_numpy(self._pos[atoms].astype(np.float32)),
+            pos=torch.from_numpy(self._pos[atoms].astype(self._dtype)),
             y=torch.from_numpy(self._y[index : index + 1].astype(np.float32)),
         )
         for name, values in self._of_molecule.items():
-            data[name] = _tensor(values[index : index + 1])
+            data[name] = _tensor(values[index : index + 1], self._dtype if name == "cell" else np.float32)
         for name, values in self._of_atom.items():
             data[name] = _tensor(values[atoms])
         return data
@@ -373,7 +375,7 @@ def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) ->
     return found
 
 
-def _tensor(values: NDArray[Any]) -> Tensor:
-    """Return a copy as a tensor: floating numbers as float32, integers as int64, booleans unchanged."""
-    kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype)
+def _tensor(values: NDArray[Any], dtype: type[np.floating[Any]] = np.float32) -> Tensor:
+    """Return a copy as a tensor: floating numbers in a dtype, integers as int64, booleans unchanged."""
+    kind = {"f": dtype, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype)
     return torch.from_numpy(values.astype(kind))

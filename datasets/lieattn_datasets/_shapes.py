@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import class_array, real_array
+from lieattn_datasets._arrays import class_array, dtype_of_places, real_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
@@ -42,7 +42,8 @@ class ShapePoints(Clouds):
     For ``task="classification"`` an item has ``pos`` float32 ``[points, 3]``, ``normal`` float32 ``[points, 3]``
     (unit vectors, if known) and ``y`` int64 ``[1]``, or ``[points]`` if the points have labels (segmentation). For
     ``task="normals"`` it has ``pos``, ``y`` float32 ``[points, 3]`` (the normals, to be predicted) and ``label`` int64
-    ``[1]`` or ``[points]``. Shapes that are rotated also have their pose, ``rotation`` float32 ``[1, 3, 3]``.
+    ``[1]`` or ``[points]``. Shapes that are rotated also have their pose, ``rotation`` float32 ``[1, 3, 3]``. Positions
+    stay in float64 if float32 would round some by more than 1e-5 of the extent of their shape, far from the origin.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class ShapePoints(Clouds):
         check_choice("task", task, get_args(Task))
         check_choice("rotate", rotate, get_args(Rotate))
         frozen_stream(seed)
-        self._pos = real_array("pos", pos).astype(np.float32)
+        self._pos: NDArray[Any] = real_array("pos", pos)
         self._normal = None if normal is None else real_array("normal", normal).astype(np.float32)
         self._labels = class_array("labels", labels)
         self._targets = None if targets is None else real_array("targets", targets)
@@ -115,6 +116,8 @@ class ShapePoints(Clouds):
             raise ValueError("targets: expected None for task='normals', which predicts the normals, got numbers")
         if task == "normals" and self._normal is None:
             raise ValueError("task: expected 'classification' for shapes without normals, got 'normals'")
+        extents = np.abs(self._pos - self._pos[:, :1]).max(axis=(1, 2), initial=0.0)
+        self._pos = self._pos.astype(dtype_of_places(self._pos, extents))
         super().__init__(shape[0], transform)
         self.classes, self.num_classes = tuple(classes), len(classes)
         self.task, self.rotate, self._seed = task, rotate, seed
@@ -123,7 +126,7 @@ class ShapePoints(Clouds):
 
     def _make(self, index: int) -> Data:
         turn = self._rotation(index)
-        pos = torch.from_numpy((self._pos[index] @ turn.T).astype(np.float32))
+        pos = torch.from_numpy((self._pos[index] @ turn.T).astype(self._pos.dtype))
         label = torch.from_numpy(np.atleast_1d(self._labels[index]).copy())
         if self._targets is not None:
             label = torch.from_numpy(self._targets[index : index + 1].astype(np.float32))

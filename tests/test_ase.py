@@ -166,7 +166,7 @@ def test_units_come_from_the_model():
 
 
 @pytest.mark.parametrize(
-    ("unit", "factor"), [("meV", 1e-3), ("kcal/mol", 0.0433641), ("kJ/mol", 0.0103643), ("Ha", 27.2114)]
+    ("unit", "factor"), [("meV", 1e-3), ("kcal/mol", 0.0433641), ("kJ/mol", 0.01036427), ("Ha", 27.2114)]
 )
 def test_units_of_energies(unit, factor):
     net, atoms = network(), water()

@@ -221,7 +221,7 @@ class DirectionConvNet(FrameNetwork):
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: expected [points, 3], got {tuple(clouds.pos.shape)}")
-        graph = self.lifted(clouds, data, _without_loops(self.neighborhood))
+        graph = self._lifted(clouds, data, _without_loops(self.neighborhood))
         # The edge network has its own window.
         return graph.with_relative(replace(graph.relative, cutoff=None))
 
@@ -231,7 +231,7 @@ class DirectionConvNet(FrameNetwork):
         graph = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, self.edges.fiber, -1)
-        around, pairs = self.pair_features(data, graph, invariants)
+        around, pairs = self._pair_features(data, graph, invariants)
         x = x if around is None else x + around
         if self.embed_vectors is not None:
             with without_autocast(graph.device):

@@ -239,7 +239,7 @@ class FramewiseTransformer(FrameNetwork):
             )
         far, local = self.attention == "cloud", None
         attended = AllPairs() if far or self.neighborhood is None else self.neighborhood
-        graph = self.lifted(clouds, data, attended, length=self.length)
+        graph = self._lifted(clouds, data, attended, length=self.length)
         with without_autocast(clouds.device):
             if self.neighborhood is not None:
                 neighbors = find_neighbors(clouds, self.neighborhood) if far else graph.neighbors
@@ -262,7 +262,7 @@ class FramewiseTransformer(FrameNetwork):
             # One edge network for all frames, and one matrix product for the kernels of all blocks.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
-            around, pairs = self.pair_features(data, local, invariants)
+            around, pairs = self._pair_features(data, local, invariants)
             x = x if around is None else x + around
             lifted, *kernels = self.edges.kernels(maps, local, invariants, directed, pairs)
             messages = [(local, kernel) for kernel in kernels]

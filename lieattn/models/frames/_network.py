@@ -121,7 +121,7 @@ class FrameNetwork(Network):
         edges = {} if self.edges is None else {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
         return {**super().tied_to(), **edges}
 
-    def lifted(self, clouds: PointClouds, data: Any, neighborhood: Neighborhood, **given: Any) -> LiftedGraph:
+    def _lifted(self, clouds: PointClouds, data: Any, neighborhood: Neighborhood, **given: Any) -> LiftedGraph:
         """Lift clouds with the frames of this pass, random ones in training if there are any.
 
         ValueError is raised for periodic clouds if the pose is given by principal axes.
@@ -133,7 +133,7 @@ class FrameNetwork(Network):
         with without_autocast(clouds.device):
             return lift(clouds, frames, neighborhood, self.space, generator=generator, **given)
 
-    def pair_features(self, data: Any, graph: LiftedGraph, invariants: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _pair_features(self, data: Any, graph: LiftedGraph, invariants: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return embedded angles ``[points, 1, channels]``, and features ``[edges, *]`` of edges; None if absent."""
         around = pairs = None
         if self.angles is not None and self.embed_angles is not None:

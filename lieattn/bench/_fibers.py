@@ -1,4 +1,4 @@
-"""A training step with few and with many frames at equal total width."""
+"""A training step with different numbers of frames at equal total width."""
 
 from __future__ import annotations
 

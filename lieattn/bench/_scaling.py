@@ -1,4 +1,4 @@
-"""Growth of time and memory with the sizes of a problem."""
+"""Growth of cost with the sizes of a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of networks, results and trainings.
+"""Pictures of networks.
 
 Every picture is a ``matplotlib.figure.Figure`` on an Agg canvas. pyplot is not used, so pictures can be made without
 a display and in threads. If matplotlib is not installed, the functions raise ImportError. Angles are in radians in the

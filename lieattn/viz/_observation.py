@@ -1,4 +1,4 @@
-"""A network evaluated on one cloud, and on transformed copies of it."""
+"""What a microscope observes of a network."""
 
 from __future__ import annotations
 

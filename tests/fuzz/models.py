@@ -1,4 +1,4 @@
-"""Calls of models: outputs are finite, the same alone and in a batch and in any order of points, and equivariant."""
+"""Calls of models: outputs are finite, equivariant, and the same alone, in a batch, far away, and in any order."""
 
 from __future__ import annotations
 
@@ -152,6 +152,11 @@ def _check(case: Any) -> Finding | Verdict:
         for value, found in zip(expected, shuffled, strict=True):
             if not _close(found, value[order] if len(value) == len(pos) else value, tolerance):
                 return Finding(Verdict.SILENT, f"depends on the order of points: {case}")
+    if pos.dtype == torch.float32 and (model.symmetry.translations or model.symmetry.group.is_affine):
+        far = pos.double() + 1e6 * torch.randn(pos.shape[1], generator=generator, dtype=torch.float64)
+        for value, found in zip(expected, _outputs(model, far, batch, inputs), strict=True):
+            if not _close(found, value, tolerance):
+                return Finding(Verdict.SILENT, f"depends on the distance from the origin: {case}")
     moved, inputs["vel"], turn = _moved(model.symmetry, pos, inputs["vel"], generator)
     for value, found in zip(expected, _outputs(model, moved, batch, inputs), strict=True):
         directed = value.ndim > 1 and value.shape[-1] == pos.shape[1] and model.kind != "invariant"

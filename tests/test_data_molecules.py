@@ -964,6 +964,7 @@ class TestFrames:
         network, frames = models.EnergyForces(inner).eval(), crystals(3)
         for frame in frames:
             frame.set_cell(np.diag([499.7, 500.1, 5.0]))
+            frame.calc = None
         items = [list(ld.Molecules.from_ase(frames, transform=rotate()))]
         for shift, images in ((0, [1, -2, 0]), (-1e4 / 3, [0, 0, 0]), (1e4, [3, 0, 0])):
             for frame in (moved := [frame.copy() for frame in frames]):

@@ -455,6 +455,15 @@ class TestShapePoints:
         assert repr(regression) == "ShapePoints(5 shapes of 7 points, y [1, 2])"
         assert len(pickle.loads(pickle.dumps(shapes))) == 5
 
+    @pytest.mark.parametrize("rotate", ["none", "SO3"])
+    def test_shapes_far_from_the_origin_keep_their_digits(self, rotate):
+        """In projected coordinates of a map, 5,000 km from its origin, float32 has steps of 0.5 m."""
+        near, pos, normal = small_shapes(rotate=rotate)
+        far = ld.ShapePoints(pos + 5e6, normal, [0, 1, 2, 1, 0], ["a", "b", "c"], rotate=rotate)
+        for one, other in zip(near, far, strict=True):
+            assert (one.pos.dtype, other.pos.dtype) == (torch.float32, torch.float64)
+            np.testing.assert_allclose(other.pos - other.pos.mean(dim=0), one.pos - one.pos.mean(dim=0), atol=2e-6)
+
     def test_rotations_are_evenly_distributed(self):
         shapes = ld.ShapePoints(np.zeros((400, 1, 3)), None, np.zeros(400, dtype=np.int64), ["one"], rotate="SO3")
         assert torch.cat([data.rotation for data in shapes]).mean(dim=0).abs().max() < 0.12  # four standard deviations

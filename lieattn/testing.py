@@ -78,7 +78,6 @@ def equivariance_error(
     that H translates, or, with ``input_field=False``, invariant features ``[points, channels]``. ``output_field``
     states the same for the output. ``pos`` is ``[points, dim]``. ``elements`` are the indices of the elements h, by
     default of all. Elements that generate H are enough: a call that commutes with them at all inputs commutes with H.
-    ValueError is raised if there are none.
     """
     chosen = range(group.order) if elements is None else tuple(elements)
     if not chosen:

@@ -44,8 +44,7 @@ def radius_graph(
 ) -> Tensor:
     """Return all pairs of points of one cloud that are at most ``r`` apart, int64 ``[2, edges]``.
 
-    See :class:`lieattn.geometry.Radius`. TypeError or ValueError is raised for wrong types, shapes, dtypes or devices,
-    coordinates that are not finite, or invalid clouds.
+    See :class:`lieattn.geometry.Radius`.
 
     Parameters
     ----------
@@ -135,7 +134,6 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
 
     Row 0 contains indices of ``y``, and row 1 indices of ``x``, as in PyTorch Geometric. Edges are sorted by row 0,
     then by row 1. ``x`` and ``y`` are ``[points, dim]``, ``batch_x`` and ``batch_y`` their clouds, int64 ``[points]``.
-    TypeError or ValueError is raised if types, shapes or devices do not fit, or if only one of these is given.
 
     Examples
     --------
@@ -167,7 +165,7 @@ def fps(
     The result is int64 indices, cloud by cloud. PyTorch Geometric starts at a random point. This function starts at the
     point farthest from the mean, so it returns the same points at every call and for every order of the points.
     ``generator`` draws the first points instead, and ``start="first"`` corresponds to ``random_start=False``. See
-    :func:`lieattn.geometry.farthest_points`. ValueError is raised unless 0 < ``ratio`` <= 1.
+    :func:`lieattn.geometry.farthest_points`.
 
     Examples
     --------

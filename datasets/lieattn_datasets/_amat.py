@@ -69,15 +69,6 @@ class RotatedMNIST(ImagePoints):
         in the same format are read; 10/12 of the first file are used for training.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file is missing; the message gives its name.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged, or the split is unknown.
     """
 
     def __init__(

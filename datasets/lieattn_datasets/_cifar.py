@@ -132,15 +132,6 @@ class CIFAR10(_CifarImages):
         format are read; shapes and ranges are checked in any case.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file is missing; the message gives its name.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged or unsafe, or an argument is out of range.
     """
 
     _release = _CIFAR10
@@ -161,15 +152,6 @@ class CIFAR100(_CifarImages):
         Folder that contains ``train`` and ``test``, directly or in its subfolder ``cifar-100-python``.
     split, validation, download, verify, transform
         As for :class:`CIFAR10`; files are downloaded into ``cifar-100-python``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file is missing; the message gives its name.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged or unsafe, or an argument is out of range.
     """
 
     _release = _CIFAR100

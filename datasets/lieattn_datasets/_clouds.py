@@ -78,8 +78,6 @@ class Clouds(Dataset[Data]):
         ------
         TypeError
             If the indices are not integers (a mask of booleans is not accepted).
-        IndexError
-            If an index is outside ``-len .. len - 1``.
         """
         chosen = np.asarray(indices)
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):

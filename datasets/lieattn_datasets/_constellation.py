@@ -74,11 +74,6 @@ class Constellation(Clouds):
         Non-negative integer. The constellations before the motion depend only on the seed.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
     """
 
     patterns = tuple(_PATTERNS)

@@ -26,13 +26,6 @@ class Digits(ImagePoints):
         ``"train"`` (1,078 images), ``"valid"`` (360), ``"test"`` (359) or ``"all"``.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ImportError
-        If scikit-learn is not installed.
-    ValueError
-        If the split is unknown, or the installed scikit-learn contains different images.
     """
 
     def __init__(

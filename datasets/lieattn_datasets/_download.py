@@ -36,8 +36,6 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
 
     Raises
     ------
-    ImportError
-        If pooch is not installed.
     OSError
         If no address provides the published file, or the file cannot be written.
     ValueError

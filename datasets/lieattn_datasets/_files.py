@@ -272,13 +272,7 @@ def _file_digest(path: str, size: int, modified: int, algorithm: str) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that readers see either no file or a complete one, even if the process or the machine stops.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be created or written to. A previous file is not changed then.
-    """
+    """Write a file so that readers see either no file or a complete one, even if the process or the machine stops."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent, f".{path.name}.*")
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

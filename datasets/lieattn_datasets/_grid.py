@@ -53,11 +53,6 @@ def grid_positions(height: int, width: int) -> Tensor:
     Tensor
         Coordinates on the CPU, float32 ``[height * width, 2]``. All images of one size share this tensor, so do not
         write to it.
-
-    Raises
-    ------
-    ValueError
-        If a size is not positive.
     """
     check_arguments(grid_positions, locals())
     if height < 1 or width < 1:
@@ -95,10 +90,8 @@ def image_to_data(
     Raises
     ------
     ValueError
-        If the image has another number of axes, can be read in another order, or a value is not finite or outside
-        [0, peak].
-    TypeError
-        If the type of the values is neither uint8, uint16 nor floating.
+        If the image has another number of axes, can be read in another order, or a value is not finite or outside [0,
+        peak].
     """
     check_arguments(image_to_data, locals())
     array = image_array("image", image)

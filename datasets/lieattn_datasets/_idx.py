@@ -127,15 +127,6 @@ class MNIST(_IdxImages):
         format are read; shapes and ranges are checked in any case.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file is missing; the message gives its name.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged, or an argument is out of range.
     """
 
     _release = _MNIST
@@ -164,15 +155,6 @@ class FashionMNIST(_IdxImages):
         ``FashionMNIST/raw``.
     split, validation, download, verify, transform
         As for :class:`MNIST`; files are downloaded into ``FashionMNIST/raw``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file is missing; the message gives its name.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged, or an argument is out of range.
     """
 
     _release = _FASHION

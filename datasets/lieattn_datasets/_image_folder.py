@@ -61,13 +61,11 @@ class ImageFolder(ImagePoints):
 
     Raises
     ------
-    ImportError
-        If Pillow is not installed.
     FileNotFoundError
         If the folder does not exist, or has no images.
     ValueError
-        If there are other files, if images are damaged or have more pixels than Pillow allows (the message names
-        them), if images have several sizes and ``size`` is None, or if an argument is out of range.
+        If there are other files, if images are damaged or have more pixels than Pillow allows (the message names them),
+        if images have several sizes and ``size`` is None, or if an argument is out of range.
     """
 
     def __init__(

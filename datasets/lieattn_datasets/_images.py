@@ -50,13 +50,6 @@ class ImagePoints(Clouds):
     image_shape : tuple[int, int]
         (height, width).
 
-    Raises
-    ------
-    ValueError
-        If shapes do not match, or an intensity or a label is out of range.
-    TypeError
-        If images are neither uint8, uint16 nor floating, or labels are not integers.
-
     Examples
     --------
     >>> import numpy as np
@@ -131,11 +124,6 @@ class ImagePoints(Clouds):
         -------
         tuple
             Means and standard deviations, one per channel, for ``Standardize(*dataset.statistics())``.
-
-        Raises
-        ------
-        ValueError
-            If there are no images.
         """
         if not len(self):
             raise ValueError("statistics need at least one image, but the data set is empty")

@@ -147,15 +147,6 @@ class RMD17(_Trajectory):
         The energy that was subtracted from all energies, in the energy unit.
     force_scale : float
         Root mean square of the components of the training forces.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file is missing.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged, or an argument is out of range.
     """
 
     def __init__(
@@ -205,13 +196,6 @@ class RMD17Subset(_Trajectory):
     ----------
     energy_shift, force_scale : float
         As for :class:`RMD17`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     def __init__(

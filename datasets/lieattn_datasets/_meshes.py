@@ -63,8 +63,6 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
 
     Raises
     ------
-    ImportError
-        If trimesh is not installed, or manifold3d for a mesh with concave faces.
     MeshError
         If the format is unknown, the file is damaged or incomplete, or the mesh has no surface. It is a ValueError that
         names the file.
@@ -134,13 +132,6 @@ def sample_surface(
     tuple
         Positions and the unit normals of their faces (right-handed with respect to the order of the corners), both
         float64 ``[points, 3]``.
-
-    Raises
-    ------
-    ValueError
-        If there is no surface, or ``points`` is less than one.
-    TypeError
-        If ``stream`` is not a ``numpy.random.RandomState``.
     """
     check_points(points)
     if not isinstance(stream, np.random.RandomState):

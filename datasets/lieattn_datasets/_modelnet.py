@@ -157,12 +157,8 @@ class ModelNet(MeshFolder):
 
     Raises
     ------
-    FileNotFoundError
-        If neither the archive nor the folder exists.
-    OSError
-        If a download fails.
     ValueError
-        If meshes are broken (the message names them), or an argument is out of range.
+        If meshes are broken (the message names them).
     """
 
     _needs_split = True

@@ -151,13 +151,9 @@ class Molecules(Clouds):
 
         Raises
         ------
-        ImportError
-            If ase is not installed.
-        TypeError
-            If a frame is not an ``ase.Atoms``.
         ValueError
-            If there are no frames, only some frames have an energy, a charge or a spin, numbers are not finite, or
-            no frame has one of the ``keys``.
+            If there are no frames, only some frames have an energy, a charge or a spin, numbers are not finite, or no
+            frame has one of the ``keys``.
 
         Examples
         --------
@@ -205,11 +201,6 @@ class Molecules(Clouds):
         """Return the mean and standard deviation of each target, for ``StandardizeTargets(*train.statistics())``.
 
         They are computed in float64.
-
-        Raises
-        ------
-        ValueError
-            If there are no molecules.
         """
         if not len(self):
             raise ValueError("statistics need at least one molecule, but the data set is empty")

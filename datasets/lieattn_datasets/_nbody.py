@@ -47,11 +47,6 @@ class ChargedParticles(Clouds):
         Indices of the snapshots that are input and target.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not match, a number is not finite, or a snapshot does not exist.
     """
 
     vectors: tuple[str, ...] = ("pos", "vel", "y")
@@ -128,13 +123,6 @@ class NBody(ChargedParticles):
         the same format is read.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     def __init__(
@@ -194,11 +182,6 @@ class NBodySimulated(ChargedParticles):
         Non-negative integer.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
     """
 
     def __init__(
@@ -238,13 +221,6 @@ class NBodyTrajectories(Clouds):
     ----------
     root, verify, transform
         As for :class:`NBody`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged.
     """
 
     vectors: tuple[str, ...] = ("pos", "vel", "y")

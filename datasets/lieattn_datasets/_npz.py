@@ -49,13 +49,6 @@ class RotatedMNISTRecipe(ImagePoints):
         Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or the split is unknown.
     """
 
     def __init__(
@@ -93,13 +86,6 @@ class FashionMNIST900(ImagePoints):
         Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or the split is unknown.
     """
 
     def __init__(
@@ -135,13 +121,6 @@ class CIFAR10Subset(ImagePoints):
         Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     def __init__(

@@ -65,17 +65,6 @@ class PatchCamelyon(ImagePoints):
         the official files. If False, any files in the same format are read.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ImportError
-        If h5py is not installed.
-    FileNotFoundError
-        If a file is missing; the message gives its name.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged, or the split is unknown.
     """
 
     def __init__(

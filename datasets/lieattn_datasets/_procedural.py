@@ -164,13 +164,6 @@ class ProceduralShapes(ShapePoints):
         As for :class:`ShapePoints`. Shapes stand upright, with the z axis up, unless they are rotated.
     seed
         Non-negative integer.
-
-    Raises
-    ------
-    ImportError
-        If trimesh is not installed.
-    ValueError
-        If an argument is out of range.
     """
 
     def __init__(
@@ -237,13 +230,6 @@ class ProceduralScenes(ShapePoints):
         As for :class:`ShapePoints`. Scenes stand upright, with the z axis up, unless they are rotated.
     seed
         Non-negative integer.
-
-    Raises
-    ------
-    ImportError
-        If trimesh is not installed.
-    ValueError
-        If an argument is out of range.
     """
 
     def __init__(

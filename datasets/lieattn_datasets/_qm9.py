@@ -77,15 +77,6 @@ class QM9(Molecules):
         proportions.
     transform
         Function that is applied to each new ``Data``, for example :class:`MoleculeFeatures`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If files are missing.
-    OSError
-        If a download fails.
-    ValueError
-        If a file is damaged or unsafe, or an argument is out of range.
     """
 
     def __init__(
@@ -133,13 +124,6 @@ class QM9Subset(Molecules):
         As for :class:`QM9`.
     verify
         Whether to compare the digest of the file. If False, any file in the same format is read.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     def __init__(
@@ -209,8 +193,6 @@ class QM9GFN2(Molecules):
 
     Raises
     ------
-    FileNotFoundError
-        If a file is missing.
     ValueError
         If a file is damaged, the two files do not match, or an argument is out of range.
     """

@@ -62,13 +62,6 @@ def load_qm9(root: str | Path, download: bool = False) -> tuple[Path, _Arrays]:
     tuple
         The raw file that contains the molecules, and the arrays z ``[atoms]``, pos ``[atoms, 3]``, offsets
         ``[molecules + 1]``, y ``[molecules, 19]`` (float32, eV) and gdb_number ``[molecules]``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If raw files are missing.
-    ValueError
-        If a raw file is damaged or contains code.
     """
     raw, cache = Path(root) / "raw", Path(root) / "processed" / _CACHE
     if download and QM9_FILES.find(raw, _PREPARED) is None:

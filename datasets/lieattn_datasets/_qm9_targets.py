@@ -47,13 +47,7 @@ TARGETS = tuple(quantities("eV", "eV"))
 
 
 def select_names(targets: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the chosen targets: one name, several names, or ``"all"``.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown or repeated, or there are no names.
-    """
+    """Return the names of the chosen targets: one name, several names, or ``"all"``."""
     names = (tuple(known) if targets == "all" else (targets,)) if isinstance(targets, str) else tuple(targets)
     unknown = [name for name in names if name not in known]
     if unknown or not names or len(set(names)) != len(names):

@@ -177,13 +177,6 @@ class ModelNet10Tiny(ShapePoints):
         As for :class:`ShapePoints`.
     verify
         Whether to compare the digest. If False, any file in the same format is read.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     def __init__(
@@ -250,13 +243,6 @@ class AdrenalMNIST3D(ShapePoints):
         Seed of the points and the rotations.
     verify
         Whether to compare the digest. If False, any file in the same format is read.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     def __init__(

@@ -35,11 +35,6 @@ def fibonacci_sphere(points: int) -> NDArray[np.float64]:
     -------
     NDArray
         Unit vectors, float64 ``[points, 3]``, from north to south.
-
-    Raises
-    ------
-    ValueError
-        If the number is not positive.
     """
     check_points(points)
     index = np.arange(points)
@@ -114,11 +109,6 @@ class SphericalImages(Clouds):
         Seed of the rotations.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ValueError
-        If the images are not square, or a number is out of range.
     """
 
     def __init__(
@@ -188,12 +178,6 @@ def on_sphere(
     Tensor
         Unit vectors, float32 ``[points, 3]``; x points to 0 N 0 E, y to 0 N 90 E, z to the north pole.
 
-    Raises
-    ------
-    ValueError
-        If an angle is not finite or out of range, the shapes do not match, the units are not known, or a table lacks
-        one of the names.
-
     Examples
     --------
     >>> on_sphere([0.0, 90.0], [90.0, 0.0]).abs().round()
@@ -236,11 +220,6 @@ def in_radians(
     grid
         Whether the angles are those of rows and columns. They are known to be radians if there is a pole among them or
         the columns surround the sphere; angles of points never are.
-
-    Raises
-    ------
-    ValueError
-        If an angle is not finite or out of range, shapes are wrong, or the units are not known.
     """
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
     if phi.ndim != 1 or lam.ndim != 1 or (not phi.size or not lam.size if grid else phi.shape != lam.shape):
@@ -315,11 +294,6 @@ def choose_on_rings(
     -------
     tuple
         Increasing indices ``[points]``, and the area of each point, scaled so that their sum is that of all rings.
-
-    Raises
-    ------
-    ValueError
-        If the number is less than 1, or exceeds the number of points of the grid.
     """
     most, ring = np.asarray(sizes, dtype=np.int64), np.asarray(areas, dtype=np.float64)
     total = int(most.sum())

@@ -60,13 +60,6 @@ class SphericalMNIST(Clouds):
         Whether to compare the digest and the number of images. If False, any file in the same format is read.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     num_classes = 10

@@ -93,11 +93,6 @@ def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed:
         Shares of ``"train"`` and ``"valid"``. The rest is ``"test"``.
     seed
         Seed of the permutation.
-
-    Raises
-    ------
-    ValueError
-        If the shares are invalid, or leave no example for the split.
     """
     if len(shares) != 2 or not (min(shares) >= 0 and sum(shares) <= 1):
         raise ValueError(

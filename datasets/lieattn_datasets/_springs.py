@@ -47,11 +47,6 @@ class Springs(Clouds):
         Non-negative integer.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "momentum", "y")
@@ -139,11 +134,6 @@ def simulate_springs(
     -------
     tuple
         Positions and momenta, float64 ``[times, particles, dim]``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, shapes do not match, a mass is not positive, or a stiffness is negative.
     """
     m, k = real_array("mass", mass), real_array("stiffness", stiffness)
     q, p = real_array("pos", pos), real_array("momentum", momentum)

@@ -21,11 +21,6 @@ def frozen_stream(*keys: int) -> np.random.RandomState:
 
     NumPy guarantees that the streams of ``RandomState`` do not change; those of ``default_rng`` may change. With the
     same keys, an array with more rows begins with the rows of a smaller one.
-
-    Raises
-    ------
-    ValueError
-        If a number is negative or does not fit into 32 bits.
     """
     if not all(0 <= key < 2**32 for key in keys):
         raise ValueError(f"seed: expected an integer in 0 .. {2**32 - 1}, got {keys[0]}")
@@ -54,11 +49,6 @@ class RandomTransform:
     ----------
     seed
         Non-negative integer.
-
-    Raises
-    ------
-    ValueError
-        If the seed is negative.
     """
 
     def __init__(self, seed: int) -> None:

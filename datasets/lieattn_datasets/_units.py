@@ -27,11 +27,6 @@ class Units:
     ----------
     energy, dipole, length
         One of ``ENERGIES``, ``DIPOLES``, ``LENGTHS``.
-
-    Raises
-    ------
-    ValueError
-        If a unit is unknown.
     """
 
     energy: str = "eV"

@@ -90,13 +90,6 @@ class WindOnSphere(Clouds):
     ----------
     scale : float
         Root mean square speed over the sphere in the training months, in m/s.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file is missing.
-    ValueError
-        If the file is damaged, or an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "wind", "y", "east", "sun", "sun_change", "interpolated")
@@ -215,11 +208,6 @@ def wind_vectors(
     -------
     tuple
         Unit vectors ``[points, 3]``, and vectors ``[..., points, 3]``, float32.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, an angle is out of range or repeated, shapes do not match, or units are not known.
     """
     coordinates = getattr(u, "coords", u)
     latitude = angles_named("latitude", coordinates) if latitude is None else latitude

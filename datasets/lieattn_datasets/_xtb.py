@@ -97,11 +97,9 @@ class GFN2Molecules(Molecules):
 
     Raises
     ------
-    ImportError
-        If rdkit or tblite is not installed.
     ValueError
-        If SMILES cannot be parsed or embedded (the message lists them, and nothing is computed), one cannot be
-        computed or has a force above 200 eV/angstrom, there are too few for the split, or an argument is out of range.
+        If SMILES cannot be parsed or embedded (the message lists them, and nothing is computed), one cannot be computed
+        or has a force above 200 eV/angstrom, there are too few for the split, or an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "force", "dipole")
@@ -193,8 +191,6 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
 
     Raises
     ------
-    ImportError
-        If rdkit, tblite or ase is not installed.
     ValueError
         If the SMILES cannot be parsed, has metals of the d or f block, unpaired electrons or a charge, rdkit finds no
         conformer, a minimum is not found, or the atoms at the minimum have other bonds or another stereochemistry.
@@ -308,8 +304,6 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
 
     Raises
     ------
-    ImportError
-        If tblite is not installed.
     ValueError
         If the self-consistent charges do not converge, or the input is not a molecule with an even number of electrons.
     """

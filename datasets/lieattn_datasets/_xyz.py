@@ -58,8 +58,6 @@ class ExtendedXYZ(Molecules):
 
     Raises
     ------
-    ImportError
-        If ase is not installed.
     FileNotFoundError
         If the file does not exist.
     ValueError

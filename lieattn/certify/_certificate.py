@@ -235,7 +235,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Return the certificate that :meth:`to_json` wrote. ValueError is raised for other texts."""
+        """Return the certificate that :meth:`to_json` wrote."""
         content = json.loads(text)
         try:
             del content["passed"], content["verdict"]

@@ -109,10 +109,7 @@ def _with_points(cloud: Data, pos: Tensor) -> Data:
 
 
 def clouds_of_images(images: Tensor) -> list[Data]:
-    """Return the pixels of images ``[images, channels, *sides]`` as points in raster order.
-
-    ValueError is raised if they are not floating images.
-    """
+    """Return the pixels of images ``[images, channels, *sides]`` as points in raster order."""
     if images.ndim not in (4, 5) or images.numel() == 0 or not images.is_floating_point():
         raise ValueError(
             f"data: expected floating images [images, channels, (layers,) rows, columns], got {images.dtype} "

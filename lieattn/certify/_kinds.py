@@ -34,10 +34,7 @@ def check_kind(argument: str, kind: object) -> None:
 
 
 def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: Tensor) -> Tensor:
-    """Transform values ``[rows, *, components]`` float64 by the motion x ↦ A x + t, with one t ``[d]`` for each row.
-
-    ValueError, which names ``argument``, is raised if the number of components is not that of the kind.
-    """
+    """Transform values ``[rows, *, components]`` float64 by the motion x ↦ A x + t, with one t ``[d]`` for each row."""
     if kind == "invariant":
         return values
     if kind == "pseudoscalar":

@@ -83,7 +83,6 @@ def search(
 
     Permutations of the points, other periodic images of points, and scales are tested too. If the kinds of outputs are
     not given, each output has the kind with which most candidates pass. The axes of finite groups are coordinate axes.
-    ValueError is raised unless points are in the plane or in space.
     """
     dim = clouds[0].pos.shape[1] if inputs["pos"] == "position" else 0
     if dim not in (2, 3):

@@ -55,7 +55,7 @@ def random_rotation(dim: int, axis: str | bool = True) -> Tensor:
 def kinds_of(cloud: Data, vectors: Iterable[str], tensors: Iterable[str]) -> dict[str, Kind]:
     """Say how positions and other attributes of a cloud rotate; an attribute may have several vectors side by side.
 
-    Attributes that the cloud does not have are skipped. UsageError is raised if an attribute has another shape.
+    Attributes that the cloud does not have are skipped.
     """
     kinds: dict[str, Kind] = {"pos": "vector"}
     dim = int(cloud.pos.shape[1])

@@ -47,7 +47,7 @@ class CellRunner:
 
         A cell in progress is continued. A training that diverges is a result too: its record has the message under
         ``failed`` and no metrics. After each step, ``report`` is called with the steps and seconds spent. On signals,
-        TrainingInterrupted is raised after the state was saved. UsageError is raised if parts do not fit together.
+        TrainingInterrupted is raised after the state was saved.
         """
         key = self.settings.key(cell, model)
         folder = self.store.progress(cell, key)

@@ -222,9 +222,6 @@ def point_clouds(
 ) -> PointClouds:
     """Read point clouds from tensors or a torch_geometric object.
 
-    TypeError or ValueError is raised if shapes, dtypes, devices or batch indices do not fit, or if a coordinate is not
-    finite.
-
     Parameters
     ----------
     points

@@ -96,11 +96,6 @@ class SampledFrames:
         60 elements.
     seed
         Seed of the frames if no generator is given, of which torch uses the lowest 32 bits.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is invalid; in :func:`lift`, if ``design`` is True and there is no design of this size.
     """
 
     count: int

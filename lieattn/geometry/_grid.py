@@ -30,8 +30,7 @@ def pixel_positions(*sides: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
     ``sides`` are height and width, or depth, height and width of voxels, which give ``[depth * height * width, 3]``.
     The first coordinate points to the right and the second one up, so that positive angles are counter-clockwise as
-    displayed. The third one points along the layers. Points are in raster order. ValueError is raised for other numbers
-    of sides, or sides that are not positive integers.
+    displayed. The third one points along the layers. Points are in raster order.
     """
     if len(sides) not in (2, 3):
         raise ValueError(f"sides: expected height and width, or depth, height and width, got {sides}")

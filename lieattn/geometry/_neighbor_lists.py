@@ -166,10 +166,7 @@ class Neighbors(Movable):
         return torch.cat([pos, moved.to(pos.dtype)])
 
     def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
-        """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point.
-
-        TypeError or ValueError is raised if dtypes, shapes or devices do not fit, or a cloud is out of range.
-        """
+        """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point."""
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
         check_indices("batch", batch, dim=1, device=self.device)
         if may_look(batch):
@@ -248,8 +245,7 @@ class Neighbors(Movable):
     def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
         """Return the disjoint union: the points of the first list, then those of the second, and so on.
 
-        Lists without shifts get zero shifts if others have shifts. ValueError is raised if there are no lists, or if
-        they are on different devices.
+        Lists without shifts get zero shifts if others have shifts.
         """
         if not lists:
             raise ValueError("lists: expected at least one Neighbors, got none")

@@ -63,8 +63,7 @@ class _Neighborhood(abc.ABC):
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
         """Return neighbor lists of coordinates ``pos`` ``[points, dim]`` of any floating dtype, on their device.
 
-        For ``batch`` and ``ptr``, see :func:`point_clouds`. TypeError or ValueError is raised for wrong shapes, dtypes
-        or devices, coordinates that are not finite, or invalid clouds.
+        For ``batch`` and ``ptr``, see :func:`point_clouds`.
         """
         return self._find(pos, batch, ptr)
 
@@ -95,8 +94,6 @@ class Radius(_Neighborhood):
     In periodic clouds, all images in the ball are neighbors. If the radius exceeds half the cell, this includes several
     images of one point, and images of the point itself. ``radius(pos, batch, cell=cell, pbc=pbc)`` returns lists with a
     ``shift``. A point is its own neighbor if ``include_self``; its periodic images are neighbors in any case.
-    TypeError or ValueError is raised if ``radius`` is not a positive finite number, ``include_self`` is not a bool, or
-    ``smooth`` is neither a bool nor None.
 
     ``smooth`` neighbors fade with the distance r: in sums over a neighborhood, and in the denominator of a softmax,
     each has the weight exp(-x² / (1 - x²)), x = r / radius. Outputs and all their derivatives are then continuous when
@@ -194,9 +191,6 @@ class Nearest(_Neighborhood):
     ``ties="all"``, all tied points are neighbors: a point may have more than k other neighbors, and they depend only on
     the geometry. If n points are at one place, as with zero padding, these are n² edges.
 
-    TypeError or ValueError is raised unless ``k`` is a positive integer, ``include_self`` is a bool, and ``ties`` is
-    one of these.
-
     Examples
     --------
     >>> line = torch.tensor([[0.0], [1.0], [2.0]])
@@ -231,8 +225,7 @@ class PixelSquare(_Neighborhood):
     rotations and reflections that map it to itself** (those of p4 and p4m). For others, use :class:`Radius`.
 
     With a ``dilation`` D, the square is D times as wide, and the same number of neighbors are D pixels apart, with the
-    same tolerance. Powers of 2 give dyadic neighborhoods. ValueError is raised if ``size`` is even, or if ``size``,
-    ``spacing`` or ``dilation`` is not positive.
+    same tolerance. Powers of 2 give dyadic neighborhoods.
     """
 
     size: int
@@ -324,10 +317,7 @@ class Given(_Neighborhood):
         raise ValueError(f"neighborhood: {self} cannot be scaled by {factor:g}; use a Radius, PixelSquare or Nearest")
 
     def of(self, clouds: PointClouds) -> Given:
-        """Return this neighborhood with its edges as a tensor, read from clouds if they are those of the data.
-
-        ValueError is raised if the clouds have no edges.
-        """
+        """Return this neighborhood with its edges as a tensor, read from clouds if they are those of the data."""
         if not isinstance(self.edge_index, str):
             return self
         if clouds.edge_index is None:
@@ -381,10 +371,7 @@ def _of_user(neighborhood: Neighborhood, pos: Tensor, batch: Tensor) -> Neighbor
 
 
 def smooth_cutoff(neighborhood: Neighborhood) -> float | None:
-    """Return the ``cutoff``, at which the weight of neighbors vanishes; None if there is none.
-
-    TypeError or ValueError is raised if it is not a positive finite number.
-    """
+    """Return the ``cutoff``, at which the weight of neighbors vanishes; None if there is none."""
     cutoff: float | None = getattr(neighborhood, "cutoff", None)
     if cutoff is not None:
         check_length("neighborhood.cutoff", cutoff)

@@ -54,20 +54,14 @@ def padding(batch: Tensor, num_clouds: int) -> Padding:
 
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:
-    """Select the points of a padded layout: ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``.
-
-    TypeError or ValueError is raised if dtypes, shapes or devices do not fit.
-    """
+    """Select the points of a padded layout: ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``."""
     check_is("padded", padded, Tensor)
     check_mask(mask, padded.device, padded.shape[:2])
     return padded[mask]
 
 
 def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
-    """Restore the padded layout, filled up with zeros: ``[points, *]`` with mask ``[clouds, N]`` to ``[clouds, N, *]``.
-
-    TypeError or ValueError is raised if dtypes, shapes or devices do not fit.
-    """
+    """Restore the padded layout, filled with zeros: ``[points, *]`` with mask ``[clouds, N]`` to ``[clouds, N, *]``."""
     check_is("flat", flat, Tensor)
     check_mask(mask, flat.device)
     rows = len(flat) if flat.ndim else 0

@@ -70,8 +70,7 @@ def pieces(graph: LiftedGraph, parts: int | Tensor) -> list[Piece]:
         Graph with any frames on one scale. ValueError is raised if it has several scales.
     parts
         Largest number of points of a piece; clouds are then cut in halves across their longest side until they are
-        small enough. Or the index of the part of each point, int64 ``[points]`` from 0; parts may be empty. TypeError
-        or ValueError is raised for other values.
+        small enough. Or the index of the part of each point, int64 ``[points]`` from 0; parts may be empty.
 
     Examples
     --------

@@ -193,10 +193,7 @@ class RelativeElements(Movable):
         return replace(self, pos=pos, neighbors=neighbors)
 
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
-        """Return the same relative elements with other coordinates ``[rows, fiber, fiber, k]``.
-
-        ValueError is raised for another shape.
-        """
+        """Return the same relative elements with other coordinates ``[rows, fiber, fiber, k]``."""
         rows, fiber = self.num_rows, self.fiber
         if coordinates.ndim != 4 or coordinates.shape[:3] != (rows, fiber, fiber):
             raise ValueError(f"coordinates: expected [{rows}, {fiber}, {fiber}, k], got {tuple(coordinates.shape)}")

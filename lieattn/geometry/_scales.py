@@ -52,11 +52,6 @@ class ScaleFrames:
         The ratio of adjacent scales, above 1; the number of scales; and the smallest scale, s_0.
     reach
         Largest difference \|l - k\| between the scales of a query and a key.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a parameter is invalid; in :func:`lift`, if H is not a subgroup of the stabilizer.
     """
 
     group: FiniteGroup

@@ -37,9 +37,6 @@ def farthest_points(
     **Equivariance.** The choice depends only on distances, so it commutes with rotations, reflections and translations.
     With the outermost point as start, it also commutes with permutations of points, unless points are equally far.
 
-    TypeError or ValueError is raised if arguments do not fit, or unless exactly one of ``count`` and ``fraction`` is
-    given.
-
     Parameters
     ----------
     points, batch, ptr
@@ -85,7 +82,7 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     ``[clouds, N]`` bool is false for padding. The result is ``[clouds, count]`` int64, in the order in which points
     were chosen. Of several equally far points, the first one is chosen. If a cloud has fewer than ``count`` distinct
     points, those that coincide with chosen ones follow. If it has fewer than ``count`` points, its first one is
-    repeated at the end. TypeError or ValueError is raised if arguments do not fit, or if ``count`` exceeds N.
+    repeated at the end.
     """
     check_tensor("distance", distance, "a floating tensor [clouds, N, N]")
     if distance.ndim != 3 or distance.shape[1] != distance.shape[2]:

@@ -297,20 +297,14 @@ class FiniteGroup(Group):
         return rows("g", g, self.relative_index, self.name)
 
     def translate(self, g: int, f: Tensor) -> Tensor:
-        """Apply the left regular representation, (g · f)(h) = f(g⁻¹ h), to signals f ``[*, order, channels]``.
-
-        ValueError is raised if f has another shape.
-        """
+        """Apply the left regular representation, (g · f)(h) = f(g⁻¹ h), to signals f ``[*, order, channels]``."""
         check_is("f", f, Tensor)
         if f.ndim < 2 or f.shape[-2] != self.order:
             raise ValueError(f"f: expected [*, {self.order}, channels], a signal on {self.name}, got {tuple(f.shape)}")
         return f[..., self.permutation(g).to(f.device), :]
 
     def conjugate(self, by: Tensor, name: str | None = None) -> FiniteGroup:
-        """Return B H B⁻¹, for example H about another axis, with the same order of elements and the same tables.
-
-        TypeError or ValueError is raised if ``by`` is not an invertible matrix ``[dim, dim]``.
-        """
+        """Return B H B⁻¹, for example H about another axis, with the same order of elements and the same tables."""
         check_is("by", by, Tensor)
         if by.shape != (self.dim, self.dim):
             raise ValueError(f"by: expected [{self.dim}, {self.dim}] for {self.name}, got {tuple(by.shape)}")

@@ -100,10 +100,7 @@ class Group:
         return g[..., : self.dim, -1] if self.is_affine else torch.zeros_like(g[..., 0])
 
     def act(self, g: Tensor, points: Tensor) -> Tensor:
-        """Move points ``[*, dim]`` by x ↦ A x + t.
-
-        TypeError or ValueError is raised if shapes, dtypes or devices do not fit.
-        """
+        """Move points ``[*, dim]`` by x ↦ A x + t."""
         self._check_acting(g, "points", points)
         return self._moved(g, points)
 
@@ -347,11 +344,7 @@ def matvec(a: Tensor, v: Tensor) -> Tensor:
 
 
 def affine(linear: Tensor, translation: Tensor) -> Tensor:
-    """Return matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from A ``[*, d, d]`` and t ``[*, d]``.
-
-    TypeError or ValueError is raised if they are not floating tensors of the same dtype and device, or shapes do not
-    fit.
-    """
+    """Return matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from A ``[*, d, d]`` and t ``[*, d]``."""
     check_tensor("translation", translation, "a floating tensor [*, d]")
     if translation.ndim == 0:
         raise ValueError("translation: expected [*, d], got a scalar")

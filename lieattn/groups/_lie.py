@@ -88,8 +88,7 @@ class Rotational(LieGroup):
 class SO(Rotational):
     """The rotations of the plane, SO(2), or of space, SO(3).
 
-    The coordinates of the Lie algebra are the counter-clockwise angle or the rotation vector. ValueError is raised if
-    ``dim`` is not 2 or 3.
+    The coordinates of the Lie algebra are the counter-clockwise angle or the rotation vector.
 
     Examples
     --------
@@ -130,8 +129,7 @@ class SO(Rotational):
 class O(Rotational):  # noqa: E742 - the name of the group
     """The rotations and reflections of the plane, O(2), or of space, O(3).
 
-    The exponential map reaches only proper rotations, so improper elements have no logarithm. ValueError is raised if
-    ``dim`` is not 2 or 3.
+    The exponential map reaches only proper rotations, so improper elements have no logarithm.
     """
 
     letters = "O"

@@ -50,8 +50,7 @@ def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     A symmetric operator :math:`\sum_g a_g L_g` of left translations commutes with all right translations, and for
     generic :math:`a_g = a_{g^{-1}}` its eigenspaces are irreducible under them. An averaged intertwiner maps equivalent
     eigenspaces onto each other. Degrees and copies satisfy Σ degree · copies = order. Depending on the real type
-    (Frobenius and Schur), the number of copies is the degree, half of it, or a quarter of it. TypeError is raised
-    if ``group`` is not a :class:`FiniteGroup`.
+    (Frobenius and Schur), the number of copies is the degree, half of it, or a quarter of it.
     """
     check_group("group", group)
     generator = torch.Generator().manual_seed(0)

@@ -174,10 +174,7 @@ def _outer(a: Tensor) -> Tensor:
 
 
 def rotation_from_quaternion(q: Tensor) -> Tensor:
-    """Convert quaternions ``[*, 4]`` (w, x, y, z) of any length but 0 to rotations ``[*, 3, 3]``.
-
-    TypeError or ValueError is raised if ``q`` is not a floating tensor ``[*, 4]``.
-    """
+    """Convert quaternions ``[*, 4]`` (w, x, y, z) of any length but 0 to rotations ``[*, 3, 3]``."""
     check_tensor("q", q, "floating quaternions [*, 4] (w, x, y, z)")
     if q.shape[-1:] != (4,):
         raise ValueError(f"q: expected quaternions [*, 4] (w, x, y, z), got {tuple(q.shape)}")
@@ -199,11 +196,10 @@ def rotation_from_quaternion(q: Tensor) -> Tensor:
 def quaternion_from_rotation(rotation: Tensor) -> Tensor:
     """Convert rotations ``[*, 3, 3]`` to unit quaternions ``[*, 4]`` (w, x, y, z) with w >= 0.
 
-    The entries of a rotation give the matrix 4 q qᵀ without cancellation. Its row with the largest diagonal entry
-    gives q, up to rounding, at every angle. The sign is chosen so that w > 0. If the rotation is by π up to rounding, w
+    The entries of a rotation give the matrix 4 q qᵀ without cancellation. Its row with the largest diagonal entry gives
+    q, up to rounding, at every angle. The sign is chosen so that w > 0. If the rotation is by π up to rounding, w
     vanishes, and the sign is chosen so that the largest component is positive (the first one if several are equal up to
-    rounding); w may then be negative by a rounding error. TypeError or ValueError is raised if ``rotation`` is not a
-    floating tensor ``[*, 3, 3]``.
+    rounding); w may then be negative by a rounding error.
     """
     check_last("rotation", rotation, (3, 3), "rotations of space")
     r = rotation

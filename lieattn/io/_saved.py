@@ -93,8 +93,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     The file contains no code. It names classes, which are imported if they belong to lieattn, torch.nn or a package in
     ``trust``, such as ``["mypackage"]`` for your own networks. ValueError is raised if the file names other classes, is
     damaged, has a newer format, or was not written by :func:`save`, if its weights are not finite, or if this version
-    of the library constructs a network with another geometry from its arguments. OSError is raised if the file cannot
-    be read.
+    of the library constructs a network with another geometry from its arguments.
     """
     check_arguments(load, locals())
     path = _located(Path(path))

@@ -74,7 +74,6 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
 
     The weights are part of a repository under the MIT license, copyright (c) 2019 Erik J Bekkers; copies of them must
     keep this notice. They were trained on transposed images, which :func:`lieattn.models.published_inputs` computes.
-    ValueError is raised if an array is missing or does not have the shape of the network's parameter.
 
     Parameters
     ----------
@@ -139,10 +138,7 @@ def published_inputs(images: Values) -> Tensor:
 
 
 def published_accuracy(network: AttentiveNetwork, images: Values, labels: Values, *, batch_size: int = 200) -> float:
-    """Return the share of upright images ``[images, 28, 28]`` that a published network assigns to their ``labels``.
-
-    ``labels`` are the classes ``[images]``; ValueError is raised if their number differs or there are no images.
-    """
+    """Return the share of upright images ``[images, 28, 28]`` that a published network assigns to their ``labels``."""
     check_arguments(published_accuracy, locals())
     check_count("batch_size", batch_size)
     images, labels = _tensor(images), _tensor(labels)

@@ -145,8 +145,8 @@ class GroupAttention(TiedWeights):
     def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``.
 
-        For lifting, the input is ``[points, in_channels]``. ValueError is raised for another shape. ``terms`` replace
-        those of the encoding, so that a network can evaluate them once for several layers.
+        For lifting, the input is ``[points, in_channels]``. ``terms`` replace those of the encoding, so that a network
+        can evaluate them once for several layers.
         """
         return self.attend(x, graph, terms)[0]
 

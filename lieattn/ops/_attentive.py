@@ -50,7 +50,7 @@ class AttentionMaps:
 
     @property
     def removed(self) -> Tensor:
-        """The residual attention α⁻, the product of the factors. ValueError is raised if both are None."""
+        """The residual attention α⁻, the product of the factors."""
         given = [factor for factor in (self.channel, self.spatial) if factor is not None]
         if not given:
             raise ValueError("attention maps: expected channel or spatial attention, got neither")
@@ -121,11 +121,6 @@ def attentive_convolution(
     maps
         None, or channel attention ``[batch, out, order, in, fiber, 1, 1]`` (with a further 1 if there are three sides),
         and spatial attention ``[batch, out, order, 1, fiber, *sides']``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If types, shapes, devices or numbers do not fit; the message names the argument.
     """
     _check(x, kernels, channel, spatial, stride=stride, pad=pad, dilation=dilation)
     check_count("spatial_dilation", spatial_dilation)
@@ -183,7 +178,6 @@ def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0
     """Sum the weighted responses, μ Σ_c Σ_h̃ (1 - α⁻) t.
 
     The responses t are ``[batch, out, order, in, fiber, *sides']``, and the result is ``[batch, out, order, *sides']``.
-    TypeError or ValueError, naming the argument, is raised if ``maps`` do not fit the responses.
     """
     check_tensor("responses", responses, "a floating tensor")
     check_is("maps", maps, AttentionMaps)

@@ -72,11 +72,6 @@ def backend(name: Backend) -> Iterator[None]:
         clouds. Cases that these do not support are evaluated plainly. ``"auto"``, the default, is the fastest backend
         that supports the case.
 
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or the backend is not installed.
-
     Examples
     --------
     >>> from lieattn.ops import backend

@@ -38,11 +38,6 @@ def edge_units(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, seco
     -------
     Tensor
         ``[edges, fiber, hidden]``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not a floating tensor, or shapes do not fit. The message names the argument.
     """
     return _network(_checked(seen, shared, weight, first, second), ())[0]
 
@@ -85,11 +80,6 @@ def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors
     -------
     Tensor
         ``[points, fiber, channels]``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not a floating tensor, or shapes do not fit. The message names the argument.
     """
     check_is("neighbors", neighbors, Neighbors)
     for argument, tensor, size in (("units", units, 3), ("weight", weight, 2), ("x", x, 3)):
@@ -128,11 +118,6 @@ def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tup
     tuple of Tensor
         Moments ``[points, size, count]``, and the products with those at the target and at the source of each edge,
         ``[edges, count]`` each.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not a floating tensor, or shapes do not fit. The message names the argument.
     """
     check_is("neighbors", neighbors, Neighbors)
     for argument, tensor in (("arrows", arrows), ("functions", functions)):

@@ -122,12 +122,6 @@ def group_attention(
         None, or (before dropout) ``[edges, fiber, fiber, heads]`` for ``"joint"``, ``[edges, fiber, heads]`` for
         ``"framewise"``, ``[edges, out, heads]`` for ``"pooled"``, ``[edges, out, query, key, heads]`` for
         ``"query_sum"``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If types, shapes, devices or options do not fit, or (on CPUs) if lists contain points or rows that do not exist.
-        The message names the argument.
     """
     terms = RelativeTerms() if terms is None else terms
     problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)

@@ -88,11 +88,6 @@ def head_networks(
     -------
     Tensor
         ``[rows, heads * outputs]``, where the outputs of a head are contiguous.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If dtypes differ, shapes do not fit, or the activation is unknown. The message names the argument.
     """
     check_choice("activation", activation, Activation)
     for argument, given in (("rows", (rows,)), ("weights", weights), ("biases", biases)):

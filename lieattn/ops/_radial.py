@@ -16,8 +16,7 @@ def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
 
     ``x`` ``[*]`` are distances as fractions of the cutoff or, if ``squared``, their squares. The result is
     ``[*, count]`` for n = 1..count. It is a smooth function of the square, so all derivatives by a vector exist, also
-    where the vector is 0. TypeError or ValueError is raised if ``x`` is not a floating tensor, or ``count`` is not
-    positive.
+    where the vector is 0.
     """
     check_tensor("x", x, "a floating tensor")
     check_count("count", count)
@@ -39,8 +38,7 @@ def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor
     """Return a window ``[*]`` of ``x`` ``[*]``: 1 at 0 and 0 for x >= 1, with ``power`` - 1 continuous derivatives.
 
     It is (1 - x²)^power and serves as the window of DimeNet, Eq. 8. If ``squared``, the argument is x², of which it is
-    a polynomial. TypeError or ValueError is raised if ``x`` is not a floating
-    tensor, or ``power`` is not positive.
+    a polynomial.
     """
     check_tensor("x", x, "a floating tensor")
     check_count("power", power)

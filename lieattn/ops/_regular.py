@@ -24,7 +24,6 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
 
     ``kernel`` is ``[order, out_channels, in_channels]``, and ``relative`` ``[order, order]`` is the index of g⁻¹ h
     (:attr:`lieattn.groups.FiniteGroup.relative_index`). The result is ``[order, out_channels, order, in_channels]``.
-    TypeError or ValueError, naming the argument, is raised if types, shapes or entries do not fit.
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)
@@ -41,8 +40,7 @@ def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
     **Equivariance.** The map commutes with the left regular representation.
 
     ``x`` is ``[*, order, in_channels]``, ``kernel`` and ``relative`` are those of :func:`expand_kernel`, and the result
-    is ``[*, order, out_channels]``. TypeError or ValueError, naming the argument, is raised if types or shapes do not
-    fit. Entries of ``relative`` are not checked.
+    is ``[*, order, out_channels]``. Entries of ``relative`` are not checked.
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)
@@ -65,8 +63,7 @@ def fourier_linear(
     ``x`` ``[*, order, in_channels]``, ``kernel`` and the result are those of :func:`tied_linear`. ``fourier``
     ``[order, order]`` contains the bases of all irreps as rows, copy by copy (:class:`lieattn.groups.RealIrrep`).
     ``irreps`` are the matrices ``[order, degree, degree]`` of each irrep, in the dtype of ``x``, and ``copies`` are
-    their multiplicities in the regular representation. TypeError or ValueError, naming the argument, is raised if types
-    or shapes do not fit.
+    their multiplicities in the regular representation.
     """
     _check_kernel(kernel)
     order, out_channels, in_channels = kernel.shape

@@ -116,7 +116,7 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     their axes coincide.
 
     The degree is at most 11, and ``rotation`` ``[*, 3, 3]`` are proper rotations. The result is computed in float64 and
-    returned in their dtype. TypeError or ValueError is raised for other arguments.
+    returned in their dtype.
     """
     check_count("degree", degree, 0)
     if degree > Irreps.max_degree:

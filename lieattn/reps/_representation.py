@@ -168,8 +168,7 @@ class DirectSum(_Composite):
 class Multiple(_Composite):
     """The sum of ``count`` copies of ``part``, written as ``2 * Vector(3)``.
 
-    Features are ``[*, count, part.dim]`` with the last two axes flattened. TypeError or ValueError is raised if
-    ``part`` is not a representation, or ``count`` is not a positive integer.
+    Features are ``[*, count, part.dim]`` with the last two axes flattened.
     """
 
     count: int

@@ -109,8 +109,7 @@ class HomogeneousSpace:
         """Return the elements ``section(x) h`` ``[*, fiber, m, m]`` over points x ``[*, dim]``.
 
         The elements h of the stabilizer are ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. If
-        ``h`` is None, the result is the section, with a fiber of one element. TypeError or ValueError is raised if
-        ``x`` or ``h`` does not fit.
+        ``h`` is None, the result is the section, with a fiber of one element.
         """
         self.check("x", x)
         section = self._element("section", self.section(x), x, x.shape[:-1])[..., None, :, :]
@@ -157,7 +156,7 @@ class Euclidean(HomogeneousSpace):
     """R^d under R^d ⋊ H. The origin is 0, its stabilizer is H, and the section consists of translations.
 
     ``group`` is ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``. A finite group H
-    stands for ``SemidirectProduct(H)``. TypeError is raised for other groups.
+    stands for ``SemidirectProduct(H)``.
     """
 
     def __init__(self, group: Group) -> None:
@@ -248,7 +247,7 @@ class Orbits(HomogeneousSpace):
 
     The representative of a sphere or circle is its point on the positive first axis. The point 0 is excluded, since it
     is an orbit by itself with a larger stabilizer. Sections in space jump at the negative first axis, as in
-    :class:`Sphere`. TypeError is raised for other groups.
+    :class:`Sphere`.
     """
 
     def __init__(self, group: Group) -> None:

@@ -30,12 +30,6 @@ class EquivarianceMonitor(Callback):
         Measure in every n-th epoch only.
     network
         Name of the attribute of the LightningModule that holds the network; ``""`` for the module itself.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument has another type or a number is below 1; in training, if the batches are of another kind, or
-        if there is no group.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class LastCheckpoint(Checkpoint):
     dirpath
         Folder of the file; ``checkpoints`` in the trainer's ``default_root_dir`` by default.
     every_n_train_steps
-        Number of optimizer steps between two savings within an epoch; 0 for none. ValueError is raised for less.
+        Number of optimizer steps between two savings within an epoch; 0 for none.
     """
 
     def __init__(self, dirpath: str | None = None, every_n_train_steps: int = 0) -> None:

@@ -63,11 +63,6 @@ class Muon(torch.optim.Optimizer):
     smallest
         Matrices with fewer rows or columns than this are trained by AdamW.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If a number is out of range, or in a step if a gradient is sparse or a parameter complex.
-
     Examples
     --------
     >>> import torch

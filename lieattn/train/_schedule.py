@@ -88,8 +88,6 @@ class WarmupCosine(Schedule):
 class MultiStep(Schedule):
     """Multiply the rate by ``gamma`` at each milestone, optionally after a linear warm-up.
 
-    ValueError is raised if an argument is out of range.
-
     Parameters
     ----------
     milestones
@@ -138,7 +136,7 @@ class Plateau(Schedule):
 
     The task's :attr:`~lieattn.train.PointSetTask.monitor` is passed to torch's ``ReduceLROnPlateau``, with its default
     threshold, at the end of each epoch that has a validation. ``lieattn compare`` has no epochs and refuses this
-    schedule. ValueError is raised if an argument is out of range.
+    schedule.
 
     Parameters
     ----------

@@ -253,7 +253,6 @@ def per_point(name: str, columns: Tensor, clouds: Sequence[Data]) -> tuple[Tenso
     """Fit the contribution ``[*]`` of a point to sums ``[clouds, *]`` by least squares.
 
     Return it, and its multiples ``[clouds, *]`` by the number of points of each cloud. NaN are left out.
-    ValueError is raised if there is not one row for each cloud.
     """
     if len(columns) != len(clouds):
         found = f"{len(columns)} for {len(clouds)} clouds"

@@ -42,11 +42,6 @@ def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4
         Index of the block, counted from 0.
     channels
         Number of channels that are drawn, starting with the first; all of them if the block has fewer.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the network has no such layer or block.
     """
     draw.require_matplotlib()
     check_arguments(affine_maps, locals())
@@ -87,8 +82,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
     image
         One image ``[in_channels, rows, columns]``, with as many rows as columns if the group has quarter turns.
     channel
-        Index of the channel of the values. The attention is that of its head. ValueError is raised if the channel does
-        not exist.
+        Index of the channel of the values. The attention is that of its head.
     """
     draw.require_matplotlib()
     check_arguments(effective_filters, locals())

@@ -20,8 +20,6 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     """Draw accuracy against the angle by which the test set is rotated, with one labeled line for each entry.
 
     ``curves`` maps the name of a network or group to its angles in radians, in any order, and its accuracies in [0, 1].
-    ValueError is raised if there are no curves, if a curve is empty, if its angles and accuracies have different
-    lengths, or if its values are not accuracies.
     """
     check_arguments(accuracy_by_angle, locals())
     lines = {}
@@ -43,7 +41,7 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
     """Draw a quantity against the epoch, with one labeled line for each entry.
 
     ``histories`` maps the name of a network or group to the values after epochs 1, 2, ..., with NaN for missing ones;
-    ``ylabel`` is the name of the quantity. ValueError is raised if there are no histories, or one has no finite value.
+    ``ylabel`` is the name of the quantity.
     """
     check_arguments(training_curves, locals())
     lines = {}
@@ -66,8 +64,7 @@ def error_curves(
 
     ``curves`` maps the name of a method to the places where it was measured, in any order, and its errors; an error of
     0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` are the names of both quantities. With ``log`` the axis of places is
-    also logarithmic, and places must be positive. ValueError is raised if there are no curves, if a curve is empty, if
-    its places and errors have different lengths, or if an error is negative or NaN.
+    also logarithmic, and places must be positive.
     """
     check_arguments(error_curves, locals())
     lines = {}

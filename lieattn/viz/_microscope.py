@@ -50,11 +50,6 @@ class Microscope:
     seed
         Seed of that axis, which is drawn at random for points in space.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If ``data`` is not one cloud with points, or nothing of the network has values at points.
-
     Examples
     --------
     >>> import torch
@@ -115,11 +110,6 @@ class Microscope:
             The weights as the layer computes them. After a softmax they sum to 1, or to less if the query also attends
             to the zeros outside of an image. The shape is ``[points, 1]`` if all frames of a key point share one
             weight. GSA-Nets sum over the frames of the query; for them the weights are the mean over these frames.
-
-        Raises
-        ------
-        ValueError
-            If there is no attention, or the layer, point, frame or head does not exist.
         """
         check_arguments(Microscope.attention, locals())
         return self._seen.attention(point, frame, head, layer)

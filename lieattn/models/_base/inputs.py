@@ -288,8 +288,7 @@ def copied(data: Any) -> Any:
 def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
     """Return invariant features ``[points, channels]``.
 
-    If ``inputs`` is a number, the features are ``data.x``, or the constant 1 if the data have none. TypeError or
-    ValueError is raised if their shape or dtype is wrong, or the clouds have another number of points than the data.
+    If ``inputs`` is a number, the features are ``data.x``, or the constant 1 if the data have none.
     """
     points, pos = _num_points(clouds), getattr(data, "pos", None)
     if isinstance(pos, Tensor) and pos.ndim == 2 and len(pos) != points:
@@ -321,10 +320,7 @@ def _say_constant() -> None:
 
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
-    """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape.
-
-    TypeError is raised if one is not floating.
-    """
+    """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape."""
     dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
     found, expected = [], (_num_points(clouds), dim)
     for name in names:

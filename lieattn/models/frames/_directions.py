@@ -247,7 +247,7 @@ class DirectionConvNet(FrameNetwork):
     def on_frames(self, x: Tensor) -> Tensor:
         """Convert a field over directions, ``[points, directions, channels]``, to one over H.
 
-        The result is ``[points, fiber, channels]``. TypeError or ValueError is raised if the shape or dtype is wrong.
+        The result is ``[points, fiber, channels]``.
         """
         check_tensor("x", x, "a floating tensor [points, directions, channels]")
         if x.ndim != 3 or x.shape[1] != self.edges.fiber:

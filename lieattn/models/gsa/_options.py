@@ -26,8 +26,6 @@ Positions = Literal["relative", "absolute", "none"]
 class Stages:
     """Stages of a :class:`GSANet`. Pixels are pooled between the stages.
 
-    ValueError is raised if a number is negative or a list does not have the length of the blocks or stages.
-
     Attributes
     ----------
     blocks

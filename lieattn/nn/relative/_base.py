@@ -45,10 +45,7 @@ class RelativeFunction(TiedWeights, abc.ABC):
 
 
 class SumOfTerms(RelativeFunction):
-    """Several relative functions together, each of which returns different terms.
-
-    ValueError is raised if there are none.
-    """
+    """Several relative functions together, each of which returns different terms."""
 
     def __init__(self, parts: Sequence[RelativeFunction]) -> None:
         check_arguments(SumOfTerms.__init__, locals())

@@ -99,7 +99,7 @@ class EdgeNetwork(RelativeFunction):
         """Return terms with ``psi`` ``[edges, fiber, 1, 1, hidden]`` over sqrt(1 + sum of windows at the target).
 
         Features ``x`` are ``[points, in_channels]``, ``vectors`` ``[points, in_vectors, dim]``, and ``edges``
-        ``[edges, in_edges]``; each can be None if its number is 0. ValueError is raised for other shapes.
+        ``[edges, in_edges]``; each can be None if its number is 0.
         """
         return RelativeTerms(psi=self._units(*self._seen(graph, x, vectors, edges))[:, :, None, None])
 

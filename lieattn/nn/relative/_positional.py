@@ -43,7 +43,7 @@ class FiberEncoding(KeptTables):
         Finite group H, and length of the vectors.
     table
         Another table, int64 for (query, key) or (output, query, key) frames, to import weights that were trained with
-        it; only g⁻¹ m is equivariant. ValueError is raised if shape, dtype or range is wrong.
+        it; only g⁻¹ m is equivariant.
     """
 
     table: Tensor

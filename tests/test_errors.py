@@ -55,10 +55,10 @@ from lieattn.nn import (
     GroupAttention,
     GroupLinear,
     GroupSelfAttention,
+    LieSelfAttention,
     LiftingConvolution,
     LiftingSelfAttention,
     PreNormBlock,
-    pooled_positions,
 )
 from lieattn.nn.relative import (
     CombinedScore,
@@ -72,7 +72,6 @@ from lieattn.nn.relative import (
     RotaryEncoding,
     TableEncoding,
     TableKernel,
-    pair_score,
 )
 from lieattn.ops import RelativeTerms, fused_kernel, group_attention
 from lieattn.spaces import Euclidean
@@ -1041,13 +1040,13 @@ LAYERS = [
     ),
     (
         "centers, other points",
-        lambda: pooled_positions(POINTS, integers(0, 0), 1),
+        lambda: GridPool().centers(POINTS, integers(0, 0), 1),
         ValueError,
         ("cell: ", "6 points", "(2,)"),
     ),
     (
         "centers, other cells",
-        lambda: pooled_positions(POINTS, integers(0, 0, 1, 1, 2, -1), 2),
+        lambda: GridPool().centers(POINTS, integers(0, 0, 1, 1, 2, -1), 2),
         ValueError,
         ("cell, num_cells: ", "below 2"),
     ),
@@ -1078,7 +1077,7 @@ LAYERS = [
         ValueError,
         ("elements: expected indices", "got none"),
     ),
-    ("score without coordinates", lambda: pair_score("sum", 4, 0, 2), ValueError, ("coordinates: ", "got 0")),
+    ("score without coordinates", lambda: LieSelfAttention(4, 0, heads=2), ValueError, ("coordinates: ", "got 0")),
     ("block of no channels", lambda: PreNormBlock(layer(), 0, 4), ValueError, ("in_channels: ", "got 0")),
     (
         "offsets without numbers",

@@ -11,9 +11,6 @@ from lieattn.nn import (
     GroupLinear,
     GroupSelfAttention,
     IrrepsToFiber,
-    band_limit,
-    fiber_linear,
-    irreps_linear,
     lift_field,
     project_field,
 )
@@ -316,7 +313,7 @@ PYRAMID = FiniteGroup.generate([[[0, -1, 0], [1, 0, 0], [0, 0, 1]], [[1, 0, 0], 
     ids=lambda value: getattr(value, "name", value),
 )
 def test_band_limits(group, band):
-    assert band_limit(group).spec == band
+    assert FiberToIrreps(group, 1).band.spec == band
     # Control: one degree less is not enough.
     *fewer, _ = band.split("+")
     assert not FiberToIrreps(group, 1, "+".join(fewer)).complete
@@ -370,12 +367,12 @@ def test_component_normalization():
 @every_spatial
 def test_warm_start_of_an_e3nn_layer(group, bias):
     layer = randomize(GroupLinear(group, 2, 3, bias=bias).double())
-    linear = irreps_linear(layer)
+    linear = layer.to_irreps()
     source, target = FiberToIrreps(group, 2), IrrepsToFiber(group, 3)
     assert (linear.irreps_in, linear.irreps_out) == (source.irreps.to_e3nn(), target.irreps.to_e3nn())
     field = draw(4, group.order, 2)
     torch.testing.assert_close(target(linear(source(field))), layer(field), atol=1e-11, rtol=0)
-    back = fiber_linear(linear, source, target)
+    back = GroupLinear.from_irreps(linear, source, target)
     torch.testing.assert_close(back.weight, layer.weight, atol=1e-11, rtol=0)
     torch.testing.assert_close(back.bias, layer.bias if bias else torch.zeros_like(back.bias), atol=1e-11, rtol=0)
 
@@ -388,7 +385,7 @@ def test_every_e3nn_layer_becomes_a_group_linear(band):
     group = octahedral()
     source, target = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 3, band)
     linear = randomize(o3.Linear(source.irreps.to_e3nn(), target.irreps.to_e3nn(), biases=True).double())
-    layer = fiber_linear(linear, source, target)
+    layer = GroupLinear.from_irreps(linear, source, target)
     field = draw(4, 24, 2)
     torch.testing.assert_close(layer(field), target(linear(source(field))), atol=1e-12, rtol=0)
 
@@ -436,13 +433,15 @@ def test_casts_do_not_round_the_transform():
         (lambda: FiberToIrreps(octahedral(), 2, "0e+0e"), "irreps: expected each irrep once"),
         (lambda: FiberToIrreps(octahedral(), 2)(torch.ones(3, 24, 1)), r"x: expected \[\*, 24, 2\]"),
         (lambda: IrrepsToFiber(octahedral(), 2, "0e")(torch.ones(3, 3)), r"x: expected \[\*, 2\]"),
-        (lambda: band_limit(cyclic_about(24)), "group: irreps up to degree 11 do not separate the 24 elements"),
+        (lambda: FiberToIrreps(cyclic_about(24), 1), "group: irreps up to degree 11 do not separate the 24 elements"),
         (
-            lambda: irreps_linear(GroupLinear(octahedral(), 1, 1), "1o"),
+            lambda: GroupLinear(octahedral(), 1, 1).to_irreps("1o"),
             "irreps: expected 0e among them, since the layer has a bias",
         ),
         (
-            lambda: fiber_linear(nn.Linear(1, 1), FiberToIrreps(octahedral(), 1), IrrepsToFiber(tetrahedral(), 1)),
+            lambda: GroupLinear.from_irreps(
+                nn.Linear(1, 1), FiberToIrreps(octahedral(), 1), IrrepsToFiber(tetrahedral(), 1)
+            ),
             "source, target: expected the same group, got O and T",
         ),
     ],

@@ -41,7 +41,6 @@ from lieattn.nn import (
     GroupSelfAttention,
     LiftingSelfAttention,
     PreNormBlock,
-    pooled_positions,
 )
 from lieattn.nn.relative import MLPEncoding, RotaryEncoding
 from lieattn.testing import random_cloud
@@ -630,7 +629,7 @@ def test_pooled_positions_are_centers_of_cells():
     sizes = torch.tensor([[4, 6], [5, 3]])
     pos = torch.cat([pixel_positions(4, 6), pixel_positions(5, 3)])
     cell, grid, _ = pooling_cells(sizes, 2)
-    found = pooled_positions(pos, cell, int(grid.prod(1).sum()))
+    found = GridPool().centers(pos, cell, int(grid.prod(1).sum()))
     assert torch.equal(found[:6], 2 * pixel_positions(2, 3))
     assert torch.equal(found[6:], 2 * pixel_positions(2, 1) + torch.tensor([-0.5, 0.5]))
 

@@ -64,7 +64,7 @@ from lieattn.nn import (
     LieSelfAttention,
     PointBatchNorm,
 )
-from lieattn.nn.relative import CombinedScore, MLPEncoding, PerHeadMLP, RelativeFunction, RelativePositionScore
+from lieattn.nn.relative import CombinedScore, MLPEncoding, PerHeadMLP, RelativeFunction
 from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
@@ -1215,7 +1215,9 @@ REFUSED = {
     "feature_channels: expected None with 'product'": lambda: LieSelfAttention(
         8, 3, kernel="combined", features="product", feature_channels=4
     ),
-    "heads: expected a divisor of 4 channels, got 8": lambda: RelativePositionScore(4, 3, 8),
+    "heads: expected a divisor of 4 channels, got 8": lambda: LieSelfAttention(
+        4, 3, heads=8, kernel="relative_position"
+    ),
     "heads: expected a divisor of 8 channels, got 5": lambda: CombinedScore(8, 3, 5, features="product"),
     "norm: expected one of": lambda: LieBlock(LieSelfAttention(8, 3), 8, norm="pre"),
     "divide: expected": lambda: LieConvolution(4, 4, 3, divide="mean"),

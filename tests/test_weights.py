@@ -85,7 +85,6 @@ from lieattn.nn.relative import (
     RotaryPhases,
     TableEncoding,
     TableKernel,
-    rotary_terms,
 )
 from lieattn.spaces import Euclidean, Orbits, Sphere
 from lieattn.testing import relative_error
@@ -132,7 +131,7 @@ def framewise_block(layers: nn.Module, inputs: Inputs) -> Outputs:
     graph = lift(clouds, group, AllPairs())
     local = lift(clouds, group, Radius(2.0), length=1.0)
     terms = layers["edges"](local, inputs["x"], inputs["vel"][:, None])
-    rotary = rotary_terms(layers["phases"], graph, values=True)
+    rotary = layers["phases"].terms(graph, values=True)
     return layers["block"](inputs["field"], graph, rotary, (local, terms))
 
 

@@ -12,7 +12,7 @@ from lieattn.bench._measure import Cases, Problem, mean_square, timed
 from lieattn.geometry import AllPairs, lift
 from lieattn.groups import FiniteGroup, cyclic, dihedral, icosahedral, octahedral, tetrahedral
 from lieattn.nn import FramewiseBlock
-from lieattn.nn.relative import RotaryPhases, rotary_terms
+from lieattn.nn.relative import RotaryPhases
 
 CLOUDS, POINTS, WIDTH, LAYERS, MLP_RATIO = 16, 32, 384, 4, 4
 SMALL = {"CLOUDS": 2, "POINTS": 4, "LAYERS": 1}
@@ -31,7 +31,7 @@ def framewise(group: FiniteGroup, device: str = "cpu") -> Problem:
 
     def output() -> Tensor:
         blocks.zero_grad()
-        terms = rotary_terms(phases, graph, values=True)
+        terms = phases.terms(graph, values=True)
         y = x
         for block in blocks:
             y = block(y, graph, terms)

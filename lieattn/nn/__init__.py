@@ -4,7 +4,6 @@ Functions of the relative element, which serve as encodings and kernels of the l
 :mod:`lieattn.nn.relative`.
 """
 
-from lieattn.nn import relative
 from lieattn.nn._affine_attention import (
     AffineSelfConvolution,
     LiftingAffineSelfConvolution,
@@ -43,9 +42,6 @@ from lieattn.nn._linear import (
     GroupLinear,
     IrrepsToFiber,
     ZonalLinear,
-    band_limit,
-    fiber_linear,
-    irreps_linear,
 )
 from lieattn.nn._paper_attention import FramewiseAttention, GroupSelfAttention, LieSelfAttention, LiftingSelfAttention
 from lieattn.nn._statistics import (
@@ -59,7 +55,6 @@ from lieattn.nn._statistics import (
     GroupSqueezeExcite,
     Inexact,
     PointBatchNorm,
-    pooled_positions,
 )
 
 __all__ = [
@@ -111,14 +106,9 @@ __all__ = [
     "VectorHead",
     "ZonalLinear",
     "act_on_grid",
-    "band_limit",
-    "fiber_linear",
     "from_grid",
     "grid_images",
-    "irreps_linear",
     "lift_field",
-    "pooled_positions",
     "project_field",
-    "relative",
     "to_grid",
 ]

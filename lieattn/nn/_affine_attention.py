@@ -16,12 +16,7 @@ from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn.relative import (
-    AffineMap,
-    AffinePositions,
-    AxisKeys,
-)
-from lieattn.nn.relative._affine import AffineEdges, factors, for_keys
+from lieattn.nn.relative._affine import AffineEdges, AffineMap, AffinePositions, AxisKeys, factors, for_keys
 from lieattn.ops import Normalization, RelativeTerms
 
 

@@ -23,9 +23,8 @@ from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.io import TiedWeights
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn.relative import RelativeFunction, SumOfTerms, graph_attention
 from lieattn.nn.relative._affine import OfEdges
-from lieattn.nn.relative._base import check_lifted_to, terms_of
+from lieattn.nn.relative._base import RelativeFunction, SumOfTerms, check_lifted_to, graph_attention, terms_of
 from lieattn.ops import Normalization, Pattern, RelativeTerms
 
 

@@ -86,6 +86,65 @@ class GroupLinear(ExactConstants, TiedWeights):
             y = tied_linear(x, self.weight, self.relative)
         return y if self.bias is None else y + self.bias
 
+    def to_irreps(self, irreps: Irreps | str | None = None) -> Any:
+        r"""Return the ``e3nn.o3.Linear`` that acts on Fourier transforms as the layer acts on fields, as a warm start.
+
+        .. math::  F'^l_{m; c', n'} = \sum_{c, n} F^l_{m; c, n} \sum_u D^l_{n' n}(u) W(u)_{c' c}
+
+        For a complete band ``irreps``, ``IrrepsToFiber(linear(FiberToIrreps(f)))`` equals ``layer(f)``. If the layer
+        has a bias, the band must contain 0e (otherwise ValueError). The result has the dtype and device of the layer,
+        and its weights are copies.
+        """
+        check_arguments(GroupLinear.to_irreps, locals())
+        from e3nn import o3
+
+        _, out_channels, in_channels = self.weight.shape
+        source = FiberToIrreps(self.group, in_channels, irreps)
+        target = FiberToIrreps(self.group, out_channels, irreps)
+        if self.bias is not None and all((degree, parity) != (0, 1) for _, degree, parity in source.band.parts):
+            raise ValueError(f"irreps: expected 0e among them, since the layer has a bias, got {source.band.spec}")
+        linear = o3.Linear(source.irreps.to_e3nn(), target.irreps.to_e3nn(), biases=self.bias is not None)
+        linear = linear.to(self.weight)
+        kernel = self.weight.detach().to(torch.float64)
+        weights = []
+        for path in linear.instructions:
+            if path.i_in == -1:  # a bias, which is not among the weights
+                continue
+            wigner = Irreps(str(source.band.to_e3nn()[path.i_in].ir)).matrix(self.group.elements).to(kernel.device)
+            weights.append(torch.einsum("ukn,uoc->cnok", wigner, kernel).flatten() / path.path_weight)
+        with torch.no_grad():
+            linear.weight.copy_(torch.cat(weights))
+            if self.bias is not None:
+                linear.bias.copy_(self.bias / _response_to_bias(source))
+        return linear
+
+    @staticmethod
+    def from_irreps(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber) -> GroupLinear:
+        """Return the layer that equals ``target(linear(source(f)))``, as a single matrix product.
+
+        ``linear`` is an ``e3nn.o3.Linear``, or another affine module that is equivariant to O(3), from
+        ``source.irreps`` to ``target.irreps``. The result has its dtype and device. ValueError is raised if the groups
+        differ.
+        """
+        check_arguments(GroupLinear.from_irreps, locals())
+        if source.group != target.group:
+            found = f"{source.group.name} and {target.group.name}"
+            raise ValueError(f"source, target: expected the same group, got {found}")
+        group = source.group
+        parameter = next(linear.parameters())
+        layer = GroupLinear(group, source.channels, target.channels).to(parameter)
+        # For each c, a field that is 1 for the identity frame and channel c, and 0 elsewhere; the last field is zero.
+        impulses = parameter.new_zeros(source.channels + 1, group.order, source.channels)
+        impulses[:-1, group.identity_index] = torch.eye(source.channels).to(parameter)
+        with torch.no_grad():
+            response = target(linear(source(impulses)))
+            bias = response[-1].mean(dim=0)
+            # The response at frame g to the impulse at the identity is W(g⁻¹).
+            layer.weight.copy_((response[:-1] - bias)[:, group.inverse_index.to(parameter.device)].permute(1, 2, 0))
+            if layer.bias is not None:
+                layer.bias.copy_(bias)
+        return layer
+
 
 class ZonalLinear(ExactConstants, TiedWeights):
     r"""Linear map that mixes directions and channels, and depends only on the angles between directions.
@@ -244,8 +303,8 @@ class FiberToIrreps(_FiberFourier):
     group, channels
         H in O(3), and the channels of the field.
     irreps
-        The band, with each irrep of O(3) once, for example ``"0e + 1o + 2e"``. The default is :func:`band_limit`, for
-        which the transform is invertible. ValueError is raised for repeated irreps.
+        The band, with each irrep of O(3) once, for example ``"0e + 1o + 2e"``. The default is the smallest band
+        for which the transform is invertible. ValueError is raised for repeated irreps.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -280,64 +339,6 @@ class IrrepsToFiber(_FiberFourier):
             copies = piece.unflatten(-1, (self.channels, *block.shape[1:]))
             field = field + torch.einsum("hmn,...cnm->...hc", block, copies)
         return field
-
-
-def irreps_linear(layer: GroupLinear, irreps: Irreps | str | None = None) -> Any:
-    r"""Return the ``e3nn.o3.Linear`` that acts on Fourier transforms as a layer acts on fields, as a warm start.
-
-    .. math::  F'^l_{m; c', n'} = \sum_{c, n} F^l_{m; c, n} \sum_u D^l_{n' n}(u) W(u)_{c' c}
-
-    For a complete band ``irreps``, ``IrrepsToFiber(linear(FiberToIrreps(f)))`` equals ``layer(f)``. If the layer has a
-    bias, the band must contain 0e (otherwise ValueError). The result has the dtype and device of the layer, and its
-    weights are copies.
-    """
-    check_arguments(irreps_linear, locals())
-    from e3nn import o3
-
-    _, out_channels, in_channels = layer.weight.shape
-    source = FiberToIrreps(layer.group, in_channels, irreps)
-    target = FiberToIrreps(layer.group, out_channels, irreps)
-    if layer.bias is not None and all((degree, parity) != (0, 1) for _, degree, parity in source.band.parts):
-        raise ValueError(f"irreps: expected 0e among them, since the layer has a bias, got {source.band.spec}")
-    linear = o3.Linear(source.irreps.to_e3nn(), target.irreps.to_e3nn(), biases=layer.bias is not None)
-    linear = linear.to(layer.weight)
-    kernel = layer.weight.detach().to(torch.float64)
-    weights = []
-    for path in linear.instructions:
-        if path.i_in == -1:  # a bias, which is not among the weights
-            continue
-        wigner = Irreps(str(source.band.to_e3nn()[path.i_in].ir)).matrix(layer.group.elements).to(kernel.device)
-        weights.append(torch.einsum("ukn,uoc->cnok", wigner, kernel).flatten() / path.path_weight)
-    with torch.no_grad():
-        linear.weight.copy_(torch.cat(weights))
-        if layer.bias is not None:
-            linear.bias.copy_(layer.bias / _response_to_bias(source))
-    return linear
-
-
-def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber) -> GroupLinear:
-    """Return the :class:`GroupLinear` that equals ``target(linear(source(f)))``, as a single matrix product.
-
-    ``linear`` is an ``e3nn.o3.Linear``, or another affine module that is equivariant to O(3), from ``source.irreps`` to
-    ``target.irreps``. The result has its dtype and device. ValueError is raised if the groups differ.
-    """
-    check_arguments(fiber_linear, locals())
-    if source.group != target.group:
-        raise ValueError(f"source, target: expected the same group, got {source.group.name} and {target.group.name}")
-    group = source.group
-    parameter = next(linear.parameters())
-    layer = GroupLinear(group, source.channels, target.channels).to(parameter)
-    # For each c, a field that is 1 for the identity frame and channel c, and 0 elsewhere; the last field is zero.
-    impulses = parameter.new_zeros(source.channels + 1, group.order, source.channels)
-    impulses[:-1, group.identity_index] = torch.eye(source.channels).to(parameter)
-    with torch.no_grad():
-        response = target(linear(source(impulses)))
-        bias = response[-1].mean(dim=0)
-        # The response at frame g to the impulse at the identity is W(g⁻¹).
-        layer.weight.copy_((response[:-1] - bias)[:, group.inverse_index.to(parameter.device)].permute(1, 2, 0))
-        if layer.bias is not None:
-            layer.bias.copy_(bias)
-    return layer
 
 
 def _response_to_bias(source: FiberToIrreps) -> float:

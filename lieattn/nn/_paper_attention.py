@@ -13,15 +13,8 @@ from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention, checked_head_channels
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn.relative import (
-    CoordinateEncoding,
-    FeaturePart,
-    Kernel,
-    LocationPart,
-    PerHeadMLP,
-    RelativeFunction,
-    pair_score,
-)
+from lieattn.nn.relative import CoordinateEncoding, Kernel, PerHeadMLP, RelativeFunction
+from lieattn.nn.relative._pair_scores import FeaturePart, LocationPart, pair_score
 from lieattn.ops import Activation, Normalization, RelativeTerms
 from lieattn.spaces import HomogeneousSpace
 

@@ -117,6 +117,10 @@ class GridPool(nn.Module):
         """Pool ``[points, *]`` to ``[cells, *]``, with the cells of :meth:`cells`."""
         return _reduce(x, cell, num_cells, self.reduction)
 
+    def centers(self, pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+        """Return the centers ``[cells, dim]`` of the cells, the means of the coordinates ``[points, dim]``."""
+        return _reduce(pos, cell, num_cells, "mean")
+
 
 class GridSpatialPool(nn.Module):
     """:class:`GridPool` for a field on a grid with ``dim`` sides, frame by frame; ``"max"`` or ``"mean"``.
@@ -162,14 +166,6 @@ def _maxima_of_cells(x: Tensor, size: int, dim: int) -> Tensor:
         x = x.narrow(axis, 0, kept * size).unflatten(axis, (kept, size))
     # A copy with these axes first takes half the time of a maximum over several axes.
     return x.movedim(inside, list(range(dim))).flatten(0, dim - 1).amax(dim=0)
-
-
-def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
-    """Return the centers ``[cells, dim]`` of the cells, the means of the coordinates ``[points, dim]`` of their points.
-
-    ``cell`` ``[points]`` int64 is the cell of each point, -1 for points of no cell.
-    """
-    return _reduce(pos, cell, num_cells, "mean")
 
 
 def complain(inexact: Inexact, message: str) -> None:

@@ -30,14 +30,12 @@ from lieattn.nn import (
     IrrepsToFiber,
     LieSelfAttention,
     VectorHead,
-    irreps_linear,
 )
 from lieattn.nn.relative import (
     FourierFeatures,
     MLPEncoding,
     NetworkKernel,
     PerHeadMLP,
-    RotaryPhases,
 )
 from lieattn.ops import RelativeTerms
 from lieattn.train._checkpoint import describe_input
@@ -245,7 +243,7 @@ _STEERABLE = {"neighborhood": Radius(1.5), "in_channels": 4, "channels": 4, "lay
 _SITES = geometry.Sites(CLOUDS, NEIGHBORS, spaces.Euclidean(SE(2)))
 _NET = {"network": gsa(), "data": DATA, "angles": [0.0], "head": VectorHead(8, 2)}
 _TO_IRREPS, _TO_FIBER = FiberToIrreps(octahedral(), 4), IrrepsToFiber(octahedral(), 4)
-_TO_FIBER_LINEAR = irreps_linear(GroupLinear(octahedral(), 4, 4))
+_TO_FIBER_LINEAR = GroupLinear(octahedral(), 4, 4).to_irreps()
 _PHASE = {"position": POS, "momentum": torch.randn(6, 2), "mass": torch.rand(6) + 1, "times": torch.tensor([0.0, 0.1])}
 _KERNELS = {"x": torch.randn(2, 4, 1, 6, 6), "kernels": torch.randn(3, 4, 4, 1, 3, 3)}
 _MLP = PerHeadMLP(2, 4, 5)
@@ -419,36 +417,31 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.from_grid": {"x": ON_GRID},
     "nn.to_grid": {"x": torch.randn(16, 4, 4)},
     "nn.grid_images": {"data": Data(x=torch.randn(16, 4), pos=pixel_positions(4, 4), grid=GRID)},
-    "nn.fiber_linear": {"linear": _TO_FIBER_LINEAR, "source": _TO_IRREPS, "target": _TO_FIBER},
+    "nn.GroupLinear.from_irreps": {"linear": _TO_FIBER_LINEAR, "source": _TO_IRREPS, "target": _TO_FIBER},
     "nn.ZonalLinear": {"directions": torch.eye(3), "x": torch.randn(6, 3, 4)},
-    "nn.irreps_linear": {"layer": GroupLinear(octahedral(), 4, 4)},
-    "nn.band_limit": {"group": octahedral()},
+    "nn.GroupLinear.to_irreps": {"group": octahedral()},
     "nn.FiberToIrreps": {"group": octahedral(), "x": torch.randn(6, 24, 4)},
     "nn.IrrepsToFiber": {"group": octahedral(), "x": torch.randn(6, _TO_FIBER.irreps.dim)},
     "nn.VectorHead": {"dim": 2},
     "nn.LieSelfAttention": {"heads": 2},
     "nn.lift_field": {"values": torch.randn(6, 2)},
     "nn.project_field": {"values": torch.randn(6, 4, 2)},
-    "nn.relative.AffineMap": {"lifting": False},
     "nn.relative.CoordinateNetwork.forward": {"coordinate": torch.randn(6, 1)},
     "nn.relative.EdgeNetwork.kernels": {"maps": [nn.Linear(16, 3, bias=False)]},
     "nn.relative.EdgeNetwork": {"cutoff": 1.5, "x": torch.randn(6, 4), "edges": None},
     "nn.relative.AngleFeatures": {"dim": 2, "count": 2, "cutoff": 1.5, "x": torch.randn(6, 4)},
     "nn.relative.CombinedScore": {"x": FIELD},
-    "nn.relative.RelativePositionScore": {"x": FIELD},
     "nn.relative.PerHeadMLP.finish": {"first": torch.randn(2, EDGES, 16)},
     "nn.relative.TableEncoding": {"graph": ON_PIXELS},
     "nn.relative.TableKernel": {"graph": ON_PIXELS, "x": torch.randn(16, 4, 4)},
-    "nn.relative.rotary_terms": {"phases": RotaryPhases(2, 2, 4), "values": False},
+    "nn.relative.RotaryPhases.terms": {"values": False},
     "nn.relative.RotaryPhases.forward": {"positions": torch.randn(EDGES, 4, 2)},
     "nn.relative.RelativePositionTable": {"offsets": tuple(map(tuple, COMMON["offsets"].tolist()))},
     "nn.relative.RelativePositionTable.edges": {"graph": ON_PIXELS},
     "nn.relative.RelativePositionTable.of": {"offsets": COMMON["offsets"]},
-    "nn.relative.SumOfTerms": {"parts": [MLPEncoding(C4, 2)]},
     "nn.relative.PerHeadMLP.numbers": {"x": torch.randn(EDGES, COORDINATES)},
     "nn.relative.PerHeadMLP": {"in_channels": COORDINATES},
     "nn.relative.keep_variance": {"linear": nn.Linear(3, 4)},
-    "nn.relative.pair_score": {"kernel": "sum"},
     "models.GSANet": {"channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "data": DATA},
     "models.GSANet.features": {"x": torch.randn(6, 4), "geometry": gsa().geometry(DATA)},
     **{f"models.{name}": {"data": IMAGES, "images": IMAGES, "in_channels": 1} for name in IMAGE_MODELS},
@@ -600,8 +593,7 @@ ALGEBRA = (
 ALGEBRA = (*ALGEBRA, "distance", "coordinates", "linear", "translation", "faults", "identity", "draw", "matrices")
 EXEMPT = {
     "nn.relative.PerHeadMLP.finish": "the second half of a network, called by its layer",
-    "nn.band_limit": "is cached, so Python refuses what has no hash",
-    "groups.real_irreps": "likewise",
+    "groups.real_irreps": "is cached, so Python refuses what has no hash",
     "geometry.sign_group": "likewise",
     **{
         f"groups.{name}.{method}": "algebra inside of every lift; lift and Group.check look at what comes from outside"

@@ -15,6 +15,7 @@ from lieattn._core.checks import (
     check_arguments,
     check_counts,
     check_features,
+    check_floating,
     check_length,
     check_neighborhood,
     check_size,
@@ -193,6 +194,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         Clouds far from the origin would lose the digits of their displacements. Outputs that are positions themselves
         depend on translations. See :meth:`lieattn.geometry.PointClouds.around_origin`.
         """
+        check_floating("dtype", dtype)
         symmetry, kinds = self.symmetry, self.kind
         moves = "position" in (kinds.values() if isinstance(kinds, Mapping) else (kinds,))
         narrower = data.pos.itemsize > dtype.itemsize and not torch.compiler.is_compiling()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import LiftedGraph, PointClouds, crop
-from lieattn.nn import GridPool, pooled_positions
+from lieattn.nn import GridPool
 
 POOL = 2
 
@@ -81,7 +81,7 @@ def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tu
         raise ValueError(f"data: pooling of pixels needs the size of each image, grid [clouds, 2], got None; {one}")
     cell, grid = pool.cells(clouds.grid, advice)
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
-    pos = pooled_positions(clouds.pos, cell, len(batch))
+    pos = pool.centers(clouds.pos, cell, len(batch))
     return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid).with_each()
 
 

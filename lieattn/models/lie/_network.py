@@ -55,7 +55,7 @@ from lieattn.nn import (
     Pooling,
     VectorHead,
 )
-from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, keep_variance
+from lieattn.nn.relative import EdgeNetwork, Kernel, keep_variance
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -156,8 +156,8 @@ class AttentionOptions:
     kernel: Kernel = "sum"
     normalize: Normalization = "softmax"
     hidden: int = 16
-    features: FeaturePart = "mixed"
-    location: LocationPart = "coordinates"
+    features: Literal["product", "linear", "mixed"] = "mixed"
+    location: Literal["network", "coordinates"] = "coordinates"
     feature_channels: int | None = None
     dropout: float = 0.0
     activation: Activation = "silu"

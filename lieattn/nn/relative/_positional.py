@@ -324,6 +324,16 @@ class RotaryPhases(nn.Module):
         angle = (positions.to(exact)[:, :, None, None] * frequencies).sum(dim=-1)
         return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
+    def terms(self, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
+        """Return terms that rotate pairs of channels, and those of the values if ``values``, by the phases of points.
+
+        ValueError is raised if points of a cloud have different frames.
+        """
+        check_graph(graph, LiftedGraph, self.frequencies, "the weights")
+        if not graph.relative.tied:
+            raise ValueError("graph: rotary encodings need the same frames over all points of a cloud")
+        return RelativeTerms(rotary=self(graph.frame_positions()), rotary_values=values)
+
 
 class RotaryEncoding(RelativeFunction):
     """Rotary encoding with frequencies that rotate with the frame, for the framewise pattern.
@@ -348,16 +358,4 @@ class RotaryEncoding(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``rotary``, the phases of all points; ValueError if frames of a cloud differ."""
-        return rotary_terms(self.phases, graph, values=self.values)
-
-
-def rotary_terms(phases: RotaryPhases, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
-    """Return terms that rotate pairs of channels by the phases of the points of a graph.
-
-    With ``values``, values are also rotated. ValueError is raised if points of a cloud have different frames.
-    """
-    check_is("phases", phases, RotaryPhases)
-    check_graph(graph, LiftedGraph, phases.frequencies, "the weights")
-    if not graph.relative.tied:
-        raise ValueError("graph: rotary encodings need the same frames over all points of a cloud")
-    return RelativeTerms(rotary=phases(graph.frame_positions()), rotary_values=values)
+        return self.phases.terms(graph, values=self.values)

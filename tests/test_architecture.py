@@ -57,7 +57,7 @@ BUDGETS = {
     "_core": (1355, 20, 0),
     "ase": (315, 1, 0),
     "bench": (1412, 13, 4),
-    "certify": (3085, 15, 7),
+    "certify": (3087, 15, 7),
     "cli": (2619, 16, 3),
     "compare": (1678, 8, 16),
     "geometry": (4332, 19, 40),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (354, 1, 0),
     "viz": (2716, 13, 12),
     "datasets": (9555, 46, 74),
-    "tests": (57112, 145, 0),
+    "tests": (57119, 145, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages

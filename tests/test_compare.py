@@ -538,13 +538,12 @@ def test_other_cells_go_on_where_one_ends_with_an_error(tmp_path, capfd, jobs):
 def test_jobs_share_the_cells(finished, tmp_path, capfd):
     """Each cell is run once, and the report is that of a single process. If a cell fails, the command fails."""
     models = {**config()["models"], "diverging": sized(fault="diverging", channels=20)}
-    report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models, fractions=[1.0])
-    failed = [(cell["model"], cell["seed"]) for cell in report["cells"] if cell["failed"]]
-    assert failed == [("diverging", seed) for seed in (0, 1)]
+    report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models, fractions=[1.0], seeds=[0])
+    assert [cell["model"] for cell in report["cells"] if cell["failed"]] == ["diverging"]
     run = [line.split("] ")[1].split(":")[0] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
     assert len(run) == len(set(run)) == len(report["cells"])
     report["cells"] = [cell for cell in report["cells"] if not cell["failed"]]
-    assert without_times(report) == without_times(reports(finished), fraction=1)
+    assert without_times(report) == without_times(reports(finished), 0, 1)
 
 
 def test_lines_of_several_processes_stay_whole(tmp_path, monkeypatch):
@@ -632,30 +631,35 @@ def test_only_affected_cells_are_run_again(finished, tmp_path, capsys):
         assert ("first_coordinate-0.5-0.json was made with other settings" in message) == (done in ("4 of 8", "0 of 8"))
 
 
-def test_damaged_records_are_named_and_run_again(finished, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            lambda text, other: '{"key": "',
+            r"is damaged \(it was not written by `lieattn compare`: JSONDecodeError: Untermi",
+        ),
+        (lambda text, other: "[]", r"is damaged \(it was not written by"),
+        (lambda text, other: other, "was made with other settings"),
+        (
+            lambda text, other: text.replace('"clouds": 24', '"clouds": 23'),
+            r"is damaged \(the record differs from what was written",
+        ),
+        (
+            lambda text, other: text.replace('"digest"', '"sum"'),
+            r"is damaged \(it was not written by `lieattn compare`: KeyError: 'digest'",
+        ),
+    ],
+    ids=["cut off", "a list", "of another cell", "changed", "without a digest"],
+)
+def test_damaged_records_are_named_and_not_read(finished, tmp_path, text, problem):
     shutil.copytree(finished / "cells", tmp_path / "cells")
-
-    def change(name, text):
-        file = tmp_path / "cells" / f"{name}.json"
-        file.write_text(text(file.read_text()) if callable(text) else text)
-
-    change("distances-0.5-0", '{"key": "')
-    change("distances-1-1", "[]")
-    change("distances-1-0", (tmp_path / "cells/distances-0.5-1.json").read_text())
-    change("first_coordinate-1-0", lambda text: text.replace('"clouds": 24', '"clouds": 23'))
-    change("first_coordinate-1-1", lambda text: text.replace('"digest"', '"sum"'))
-    report = compare(tmp_path)
-    message = capsys.readouterr().err
-    for name, problem in (
-        ("distances-0.5-0", r"is damaged \(it was not written by `lieattn compare`: JSONDecodeError: Unterminated"),
-        ("distances-1-1", r"is damaged \(it was not written by"),
-        ("distances-1-0", "was made with other settings"),
-        ("first_coordinate-1-0", r"is damaged \(the record differs from what was written"),
-        ("first_coordinate-1-1", r"is damaged \(it was not written by `lieattn compare`: KeyError: 'digest'"),
-    ):
-        assert re.search(f"{name}.json {problem}", message)
-    assert "3 of 8 cells are finished, 5 to run" in message
-    assert without_times(report) == without_times(reports(finished))
+    chosen, cell, told = settings(tmp_path), Cell("distances", 1.0, 0), []
+    store, key = CellStore(tmp_path, told.append), chosen.key(cell, match_models(chosen)["distances"][0])
+    assert store.load(cell, key)["steps"] == 10
+    file = tmp_path / "cells/distances-1-0.json"
+    file.write_text(text(file.read_text(), (tmp_path / "cells/distances-0.5-1.json").read_text()))
+    assert store.load(cell, key) is None
+    assert re.search(f"distances-1-0.json {problem}", "\n".join(told))
 
 
 def test_models_of_another_environment_are_joined(tmp_path, monkeypatch, capsys):
@@ -684,15 +688,15 @@ def test_models_of_another_environment_are_joined(tmp_path, monkeypatch, capsys)
 
 def test_cells_are_shared_by_machines(finished, tmp_path, capsys):
     """Each machine runs its part and writes no report; a last call without `--cells` writes it."""
-    file = write(tmp_path / "compare.yaml", config(seeds=[0]))
+    file = write(tmp_path / "compare.yaml", config(seeds=[0], fractions=[1.0]))
     base = ["compare", "--config", str(file), "--out", str(tmp_path)]
-    for part in ("1/3", "2/3", "3/3"):
+    for part in ("1/2", "2/2"):
         assert main([*base, "--cells", part]) == 0
     assert not (tmp_path / "comparison.json").exists()
-    assert re.findall(r"(\d+) to run", capsys.readouterr().err) == ["2", "1", "1"]
+    assert re.findall(r"(\d+) to run", capsys.readouterr().err) == ["1", "1"]
     assert main(base) == 0
-    assert "4 of 4 cells are finished, 0 to run" in capsys.readouterr().err
-    assert without_times(reports(tmp_path)) == without_times(reports(finished), 0)
+    assert "2 of 2 cells are finished, 0 to run" in capsys.readouterr().err
+    assert without_times(reports(tmp_path)) == without_times(reports(finished), 0, 1)
     for part in ("0/3", "4/3", "2", "a/b"):
         assert main([*base, "--cells", part]) == 2
         assert "expected I/N with I from 1 to N" in capsys.readouterr().err

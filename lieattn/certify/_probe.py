@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -170,16 +171,16 @@ def _real(value: Tensor) -> Tensor:
 class FromCalculator:
     """An ASE calculator as a function of a batch.
 
-    It returns energies ``[clouds]``, forces ``[points, 3]`` and, for clouds that are periodic along three vectors,
-    stresses ``[clouds, 3, 3]``. Atoms have the positions ``data.pos``, the elements ``data.z`` (hydrogen if absent),
-    and ``cell`` and ``pbc``. Their ``info`` has the other attributes that are one number for each cloud, such as a
-    charge.
+    It returns energies ``[clouds]``, forces ``[points, 3]`` and stresses ``[clouds, 3, 3]``, which are NaN for clouds
+    that are not periodic along three vectors, and left out if no cloud is. Atoms have the positions ``data.pos``, the
+    elements ``data.z`` (hydrogen if absent), and ``cell`` and ``pbc``. Their ``info`` has the other attributes that
+    are one number for each cloud, such as a charge.
     """
 
     def __init__(self, calculator: Any, clouds: Sequence[Data]) -> None:
         self.calculator = calculator
         given = set(calculator.implemented_properties)
-        if not all(map(_has_volume, clouds)):
+        if not any(map(_has_volume, clouds)):
             given.discard("stress")
         kinds: dict[str, Kind] = {"energy": "invariant", "forces": "vector", "stress": "tensor"}
         self.kind = {name: kind for name, kind in kinds.items() if name in given}
@@ -204,7 +205,8 @@ class FromCalculator:
             if "forces" in found:
                 found["forces"].append(torch.tensor(atoms.get_forces(), dtype=torch.float64))
             if "stress" in found:
-                found["stress"].append(torch.tensor(atoms.get_stress(voigt=False), dtype=torch.float64)[None])
+                stress = atoms.get_stress(voigt=False) if _has_volume(cloud) else np.full((3, 3), np.nan)
+                found["stress"].append(torch.tensor(stress, dtype=torch.float64)[None])
         return {name: torch.cat(values) for name, values in found.items()}
 
 

@@ -63,20 +63,20 @@ BUDGETS = {
     "geometry": (4332, 19, 40),
     "groups": (2054, 8, 35),
     "io": (756, 8, 21),
-    "models": (7663, 46, 66),
+    "models": (7664, 46, 66),
     "nn": (5648, 19, 75),
     "ops": (9807, 54, 31),
     "reps": (670, 3, 15),
     "spaces": (349, 2, 5),
-    "testing": (135, 1, 0),
+    "testing": (593, 3, 9),
     "train": (3062, 17, 31),
     "transforms": (354, 1, 0),
     "viz": (2716, 13, 12),
     "datasets": (9555, 46, 74),
-    "tests": (57119, 145, 0),
+    "tests": (57254, 146, 0),
     "examples": (2790, 25, 0),
 }
-ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "testing.py", "transforms.py"})  # beside the packages
+ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
 
 
 def part(path):

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -20,14 +19,13 @@ from lieattn._core.reports import aligned, page, table, titled_table
 from lieattn.certify import Certificate, certify, moved
 from lieattn.certify._certificate import Row
 from lieattn.cli import main
-from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
+from lieattn.geometry import Radius, SampledFrames
 from lieattn.groups import (
     SE,
     SO,
     E,
     FiniteGroup,
     RotationDilations,
-    Sim,
     Translations,
     cyclic,
     cyclic_about,
@@ -37,37 +35,20 @@ from lieattn.groups import (
 )
 from lieattn.models import (
     AffineSelfConvNet,
-    AttentionOptions,
-    AttentiveAllCNN,
-    AttentiveCNN,
-    AttentiveDenseNet,
-    AttentiveResNet,
-    ConvolutionOptions,
-    DirectionConvNet,
-    DirectionOptions,
     EnergyForces,
     FieldModel,
-    FiniteSE2Transformer,
     FramewiseOptions,
     FramewiseTransformer,
-    GSANet,
-    GSAOptions,
-    HamiltonianDynamics,
-    LieConvNet,
-    LieTransformer,
-    Lifting,
     Rescaled,
     Symmetry,
 )
-from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
-from lieattn.models.published import PublishedCoordinates, published_table
-from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
-from lieattn.nn.relative import RelativePositionTable
+from lieattn.models.irreps import TensorFieldNetwork
+from lieattn.nn import DipoleHead, Heads, InvariantHead, RotationHead, VectorHead
 from lieattn.reps import Irreps, SymmetricTensor, Vector
-from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
+from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
 from lieattn.train._checkpoint import KEY, describe_group, describe_input, random_clouds
-from tests.cases import some
+from tests.test_networks import AFFINE, crystals, directed, framewise, images, lie, molecules, pixels, steerable
 
 
 class Pairs(nn.Module):
@@ -509,375 +490,7 @@ def test_bad_arguments(arguments, error, message):
         certify(**{"network": Pairs(cyclic(4)), "data": clouds(), **arguments})
 
 
-# --- every model of the library --------------------------------------------------------------------------------
-
-
-def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
-    """Return three clouds with features, charges, vectors, masses and times, optionally on the unit sphere."""
-    generator = torch.Generator().manual_seed(1)
-    found = []
-    for size in (6, 4, 5):
-        pos = torch.randn(size, dim, generator=generator, dtype=torch.float64)
-        found.append(
-            Data(
-                x=torch.rand(size, 2, generator=generator) + 0.5,
-                z=torch.randint(6, 9, (size,), generator=generator),
-                pos=pos / pos.norm(dim=1, keepdim=True) if unit else pos,
-                vel=torch.randn(size, dim, generator=generator),
-                time=torch.linspace(0, 0.2, 3)[None],
-            )
-        )
-    return found
-
-
-def bonded() -> list[Data]:
-    """Return molecules with features of some of the pairs of their atoms."""
-    found, generator = molecules(), torch.Generator().manual_seed(3)
-    for cloud in found:
-        first, second = torch.combinations(torch.arange(len(cloud.pos)))[::2].T
-        cloud.edge_index = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
-        cloud.edge_attr = torch.rand(2 * len(first), 2, generator=generator)
-    return found
-
-
-def crystals(*, slab: bool = True) -> list[Data]:
-    """Return clouds in periodic boxes with oblique edges, one of them a slab."""
-    found = molecules()
-    edges = torch.tensor([[4.0, 0.3, 0.0], [0.5, 5.0, 0.2], [0.0, -0.4, 4.5]], dtype=torch.float64)
-    for number, cloud in enumerate(found):
-        cloud.cell, cloud.pbc = (edges + 0.1 * number)[None], torch.tensor([[True, True, not slab or number != 1]])
-    return found
-
-
-def directed() -> list[Data]:
-    """Return positions with directions."""
-    found = molecules()
-    for cloud in found:
-        cloud.pos = torch.cat([cloud.pos, torch.nn.functional.normalize(cloud.vel.double(), dim=1)], dim=1)
-    return found
-
-
-def images(size: int, channels: int = 1, number: int = 2) -> torch.Tensor:
-    return torch.rand(number, channels, size, size, generator=torch.Generator().manual_seed(2))
-
-
-def pixels(size: int, channels: int = 1) -> list[Data]:
-    """Return the same images as point sets."""
-    axis = torch.arange(size) - (size - 1) / 2
-    pos = torch.stack(torch.meshgrid(-axis, axis, indexing="ij"), dim=-1).flatten(0, 1).flip(1)
-    grid = torch.tensor([[size, size]])
-    return [Data(x=image.flatten(1).mT, pos=pos, grid=grid) for image in images(size, channels)]
-
-
-def lie(space, frames=None, **options) -> LieTransformer:
-    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, **options}
-    return LieTransformer(2, 2, space=space, frames=frames, attention=AttentionOptions(hidden=4), **small)
-
-
-def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
-    small = {"channels": 6, "blocks": (1,), "heads": 2, **options}
-    return GSANet(group, 1, 2, neighborhood=neighborhood, **small)
-
-
-def framewise(frames, out_channels: int = 2, **options) -> FramewiseTransformer:
-    return FramewiseTransformer(frames, 2, out_channels, channels=4, layers=1, **options)
-
-
-def steerable(model: type, **options) -> nn.Module:
-    return model(
-        2, 1, **{"neighborhood": Radius(3.0), "channels": 4, "layers": 1, "vector_inputs": ("vel",), **options}
-    )
-
-
-def field(head: nn.Module, **options) -> FieldModel:
-    return FieldModel(framewise(tetrahedral(), vector_inputs=("vel",)), head, **options)
-
-
-def several() -> dict[str, nn.Module]:
-    return {"numbers": InvariantHead(4, 2), "charge": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4)}
-
-
-def conv(downsampling: float = 1.0) -> LieConvNet:
-    convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling)
-    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "convolution": convolution}
-    return LieConvNet(2, 2, space=Euclidean(SE(3)), frames=PrincipalFrames(), **small)
-
-
-POSE = {"inputs": {"pos": ("position", "vector")}}
-# Network, data, options of certify, name of the group. Add a line for each new model.
-MODELS = {
-    "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0), channels=8), lambda: firsts(molecules()), {}, "T"),
-    "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), {}, "D4"),
-    "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), {}, "C8 on pixels"),
-    "gsa_published": (
-        lambda: gsa(cyclic(4), PixelSquare(3), options=GSAOptions(frame_table=published_table(cyclic(4)))),
-        lambda: pixels(4),
-        {},
-        "trivial2",
-    ),
-    "framewise": (lambda: framewise(octahedral(), vector_inputs=("vel",)), molecules, {}, "O"),
-    "framewise_principal": (lambda: framewise(PrincipalFrames(), vector_inputs=("vel",)), molecules, {}, "SE(3)"),
-    "framewise_vector": (lambda: framewise(tetrahedral(), 1, kind="vector"), molecules, {}, "T"),
-    "framewise_point": (
-        lambda: framewise(dihedral(3), kind="vector", pool="none", vector_inputs=("vel",)),
-        lambda: molecules(2),
-        {},
-        "D3",
-    ),
-    "framewise_principal_vector": (
-        lambda: framewise(PrincipalFrames(), 1, vector_inputs=("vel",), kind="vector"),
-        molecules,
-        {},
-        "SE(3)",
-    ),
-    "framewise_bonds": (
-        lambda: framewise(tetrahedral(), neighborhood=Radius(3.0), options=FramewiseOptions(edge_channels=2)),
-        bonded,
-        {},
-        "T",
-    ),
-    "directions_bonds": (
-        lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), options=DirectionOptions(edge_channels=2)),
-        bonded,
-        {},
-        "SE(3)",
-    ),
-    "directions": (lambda: steerable(partial(DirectionConvNet, tetrahedral())), molecules, {}, "T"),
-    "directions_principal_vector": (
-        lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), kind="vector", pool="none"),
-        molecules,
-        {},
-        "SE(3)",
-    ),
-    "tfn": (lambda: steerable(TensorFieldNetwork), molecules, {}, "E(3)"),
-    "tfn_vector": (
-        lambda: steerable(TensorFieldNetwork, degree=1, kind="vector", pool="none"),
-        molecules,
-        {},
-        "E(3)",
-    ),
-    "framewise_crystal": (
-        lambda: framewise(
-            octahedral(),
-            neighborhood=Radius(2.5, smooth=True),
-            vector_inputs=("vel",),
-            options=FramewiseOptions(attention="neighborhood"),
-        ),
-        crystals,
-        {},
-        "O",
-    ),
-    "tfn_periodic": (lambda: steerable(TensorFieldNetwork, degree=1), crystals, {}, "E(3)"),
-    "se3_transformer": (lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector"), molecules, {}, "E(3)"),
-    "distances": (lambda: steerable(DistanceTransformer, heads=2, pool="none"), molecules, {}, "E(3)"),
-    "distances_vector": (lambda: steerable(DistanceTransformer, heads=2, kind="vector"), molecules, {}, "E(3)"),
-    "lie_translations": (lambda: lie(Euclidean(Translations(3))), molecules, {}, "R^3"),
-    "lie_principal": (lambda: lie(Euclidean(SE(3)), PrincipalFrames()), molecules, {}, "SE(3)"),
-    "lie_mirrors": (lambda: lie(Euclidean(E(3)), PrincipalFrames()), molecules, {}, "E(3)"),
-    "lie_plane": (lambda: lie(Euclidean(SE(2)), PrincipalFrames()), lambda: molecules(2), {}, "SE(2)"),
-    "lie_similar": (lambda: lie(Euclidean(Sim(2)), PrincipalFrames()), lambda: molecules(2), {}, "Sim(2)"),
-    "lie_finite": (lambda: lie(Euclidean(SE(3)), FiniteFrames(tetrahedral())), molecules, {}, "T"),
-    "lie_vectors": (
-        lambda: lie(Euclidean(SE(3)), PrincipalFrames("neighborhood"), vector_inputs=("vel",)),
-        molecules,
-        {},
-        "SE(3)",
-    ),
-    "lie_similar_vectors": (
-        lambda: lie(Euclidean(Sim(2)), PrincipalFrames(), vector_inputs=("vel",)),
-        lambda: molecules(2),
-        {},
-        "Sim(2)",
-    ),
-    "lie_directions_vectors": (
-        lambda: lie(PositionDirection(), PrincipalFrames(), vector_inputs=("vel",)),
-        directed,
-        POSE,
-        "SE(3)",
-    ),
-    "lie_logs": (
-        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(6)), lifting=Lifting("log")),
-        lambda: molecules(2),
-        {},
-        "C6",
-    ),
-    "lie_published_logs": (
-        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(10)), lifting=Lifting(PublishedCoordinates("log"))),
-        lambda: molecules(2),
-        {},
-        "C10",
-    ),
-    "lie_sampled": (lambda: lie(Euclidean(SE(3)), SampledFrames(2)), molecules, {}, "R^3"),
-    "lie_sphere": (lambda: lie(Sphere(), PrincipalFrames()), lambda: molecules(unit=True), {}, "SO(3)"),
-    "lie_orbits": (lambda: lie(Orbits(SO(3)), PrincipalFrames()), molecules, {}, "SO(3)"),
-    "lie_scales": (lambda: lie(Orbits(RotationDilations(2))), lambda: molecules(2), {}, "R+xSO(2)"),
-    "lie_directions": (lambda: lie(PositionDirection(), PrincipalFrames()), directed, POSE, "SE(3)"),
-    "lie_conv": (conv, molecules, {}, "SE(3)"),
-    "lie_conv_thinned": (lambda: conv(0.5), molecules, {}, "SE(3)"),
-    "finite_se2": (
-        lambda: FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="pairwise_distances"),
-        lambda: molecules(2),
-        {},
-        "C3",
-    ),
-    "finite_se2_squares": (
-        lambda: FiniteSE2Transformer(8, channels=8, layers=1, heads=2, neighborhood=PixelSquare(3)),
-        lambda: molecules(2),
-        {},
-        "C8 on pixels",
-    ),
-    "lie_squares": (
-        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(8)), neighborhood=PixelSquare(3)),
-        lambda: pixels(5, 2),
-        {},
-        "C8 on pixels",
-    ),
-    "framewise_squares": (
-        lambda: framewise(
-            cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(attention="neighborhood", positions=False)
-        ),
-        lambda: pixels(5, 2),
-        {},
-        "C8 on pixels",
-    ),
-    # Windows of messages vanish within the square, so the squares have no effect.
-    "framewise_square_messages": (
-        lambda: framewise(cyclic(8), neighborhood=PixelSquare(5)),
-        lambda: pixels(5, 2),
-        {},
-        "C8",
-    ),
-    "tfn_cubes": (
-        lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(3), cutoff=1.5),
-        molecules,
-        {},
-        "R^3",
-    ),
-    "tfn_cubes_within": (
-        lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(5)),
-        molecules,
-        {},
-        "E(3)",
-    ),
-    "framewise_square_cutoff": (
-        lambda: framewise(cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(cutoff=3.0)),
-        lambda: pixels(5, 2),
-        {},
-        "C8 on pixels",
-    ),
-    "direction_cubes": (
-        lambda: steerable(
-            partial(DirectionConvNet, tetrahedral()), neighborhood=PixelSquare(3), options=DirectionOptions(cutoff=3.0)
-        ),
-        molecules,
-        {},
-        "T",
-    ),
-    "direction_cubes_principal": (
-        lambda: steerable(
-            partial(DirectionConvNet, PrincipalFrames()),
-            neighborhood=PixelSquare(3),
-            options=DirectionOptions(cutoff=3.0),
-        ),
-        molecules,
-        {},
-        "R^3",
-    ),
-    "stresses": (
-        lambda: EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum"), stress=True),
-        lambda: crystals(slab=False),
-        {},
-        "E(3)",
-    ),
-    "forces": (lambda: EnergyForces(steerable(TensorFieldNetwork, degree=1)), molecules, {}, "E(3)"),
-    "forces_principal": (
-        lambda: EnergyForces(
-            LieTransformer(2, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), **FORCES), jumps="allow"
-        ),
-        molecules,
-        {},
-        "SE(3)",
-    ),
-    "hamiltonian": (lambda: HamiltonianDynamics(framewise(dihedral(1), 1)), lambda: molecules(2), {}, "D1"),
-    "field_vector": (lambda: field(VectorHead(4)), molecules, {}, "T"),
-    "field_position": (lambda: field(VectorHead(4), start={"pos": 1.0, "vel": 0.5}), molecules, {}, "T"),
-    "field_dipole": (lambda: field(DipoleHead(4)), molecules, {}, "T"),
-    "field_several": (lambda: field(Heads(several())), molecules, {}, "T"),
-    "forces_several": (
-        lambda: EnergyForces(field(Heads(several() | {"energy": InvariantHead(4, 1, pool="sum")}))),
-        molecules,
-        {},
-        "T",
-    ),
-    "field_tensor_principal": (
-        lambda: FieldModel(framewise(PrincipalFrames()), PolarizabilityHead(4)),
-        molecules,
-        {},
-        "SE(3)",
-    ),
-    "field_tensor": (lambda: field(PolarizabilityHead(4)), molecules, {}, "T"),
-    "field_rotation": (lambda: field(RotationHead(4)), molecules, {}, "T"),
-    "attentive_cnn": (
-        lambda: AttentiveCNN(cyclic(4), channels=2, attention="full", spatial_size=3),
-        lambda: images(28),
-        {},
-        "C4",
-    ),
-    "attentive_all_cnn": (lambda: AttentiveAllCNN(dihedral(4), 1, 2, channels=2), lambda: pixels(8), {}, "D4"),
-    "attentive_resnet": (
-        lambda: AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2), attention="pose"),
-        lambda: images(8),
-        {},
-        "C4",
-    ),
-    "attentive_densenet": (
-        lambda: AttentiveDenseNet(cyclic(4), 1, 2, growth=2),
-        lambda: images(80),
-        {},
-        "C4",
-    ),
-    "affine": (lambda: AffineSelfConvNet(dihedral(4), 1, 2, **AFFINE), lambda: pixels(8), {}, "D4"),
-    "affine_strided": (
-        lambda: AffineSelfConvNet(cyclic(4), 1, 2, downsampling="strided", **AFFINE),
-        lambda: pixels(8),
-        {},
-        "trivial2",
-    ),
-}
-# Other rows have the same classes with other outputs, frames or distances.
-VARIANTS = set(
-    "directions framewise_vector framewise_bonds tfn_vector tfn_periodic tfn_cubes_within distances_vector "
-    "lie_finite lie_mirrors lie_similar lie_directions_vectors lie_published_logs "
-    "forces forces_principal forces_several field_vector field_position field_tensor".split()
-)
-FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
-AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTable.square(3, border="zero")}
-
-
-def firsts(clouds: list[Data]) -> list[Data]:
-    """Return the same clouds with only one feature."""
-    for cloud in clouds:
-        cloud.x = cloud.x[:, :1]
-    return clouds
-
-
-@pytest.mark.parametrize("name", some(MODELS, MODELS.keys() - VARIANTS))
-def test_every_model_keeps_its_promise(name):
-    make, data, options, group = MODELS[name]
-    network = randomize(make(), spread=0.4)
-    # Models whose outputs jump guarantee nothing here, and "hamiltonian" integrates at every evaluation.
-    looked = getattr(network, "jumps", None) == () and name != "hamiltonian"
-    given = data()
-    certificate = certify(network, given, elements=1, rotations=1, continuity=looked, **options)
-    assert certificate.passed, certificate.table()
-    assert certificate.promised
-    assert certificate.group == group
-    assert certificate.guarantee != "the network states no guarantee"
-    assert certificate.spread > 1e-4
-    assert certificate.spread > 100 * max(certificate.worst().values())
-    assert Certificate.from_json(certificate.to_json()).to_json() == certificate.to_json()
-    periodic = isinstance(given, list) and "cell" in given[0]
-    assert ("image" in {row.check for row in certificate.rows}) == periodic
+# --- models of the library -------------------------------------------------------------------------------------
 
 
 def test_dipole_moments_of_crystals_depend_on_the_images_and_promise_nothing_else():

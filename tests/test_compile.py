@@ -37,7 +37,7 @@ from lieattn.testing import randomize
 from lieattn.train import load_network, named_outputs
 from lieattn_datasets import Standardize
 from tests.cases import some
-from tests.test_certify import MODELS
+from tests.test_networks import NETWORKS
 from tests.test_train import config, write
 
 compiler = pytest.mark.skipif(
@@ -46,10 +46,6 @@ compiler = pytest.mark.skipif(
 )
 
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2", "directions", "attentive_cnn", "affine")
-COMPILED = {
-    ("framewise", "plain"),
-    *((name, "auto") for name in ("framewise", "distances", "directions", "attentive_cnn")),
-}
 TRACED = (
     "framewise_bonds directions_bonds "
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
@@ -110,45 +106,6 @@ def test_network_through_inductor():
         assert_same([compiled(batch, geometry)], [net(batch, geometry)])
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch.export.load in torch 2.10
-def test_export_of_a_network(tmp_path):
-    """A network in eval mode, exported for one batch structure, saved and loaded."""
-    net, batch = network()
-    net.eval()
-    geometry = net.geometry(batch)
-
-    class Logits(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, x):
-            return self.net(Data(x=x), geometry)
-
-    exported = torch.export.export(Logits(), (batch.x,))
-    torch.export.save(exported, tmp_path / "net.pt2")
-    loaded = torch.export.load(tmp_path / "net.pt2").module()
-    for x in (batch.x, torch.randn_like(batch.x)):
-        batch.x = x
-        assert_same([loaded(x)], [net(batch)])
-
-
-@pytest.mark.parametrize("evaluation", ["plain", "auto"])
-def test_autocast_of_a_network(evaluation):
-    net, batch = network()
-    geometry = net.geometry(batch)
-    with backend(evaluation):
-        exact = net(batch, geometry)
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = net(batch)
-        assert rounded.isfinite().all()
-        assert_same([rounded.float()], [exact], 0.1)
-        rounded.float().square().sum().backward()
-    assert all(
-        p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in net.parameters() if p.grad is not None
-    )
-
-
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_statistics_stay_in_single_precision(evaluation, pattern):
@@ -185,7 +142,7 @@ def test_positions_are_not_rounded_under_autocast(evaluation):
 
 def traced(name):
     """Return a network, data and geometry, and a module that is a function of features and vectors only."""
-    make, clouds, _, _ = MODELS[name]
+    make, clouds, _ = NETWORKS[name]
     net, data = randomize(make()).eval(), clouds()
     data = Batch.from_data_list(data) if isinstance(data, list) else data
     if isinstance(data, torch.Tensor) or "affine" in name or "attentive" in name:
@@ -207,22 +164,6 @@ def traced(name):
             return self.net(cloud, geometry)
 
     return net, (data, geometry), OfFeatures(), tuple(data[key] for key in keys)
-
-
-@pytest.mark.parametrize(
-    ("name", "evaluation"),
-    [
-        pytest.param(name, evaluation, marks=() if (name, evaluation) in COMPILED else pytest.mark.slow)
-        for name in (*QUICK, *TRACED)
-        for evaluation in ("plain", "auto")
-    ],
-)
-def test_models_compile_without_a_graph_break(name, evaluation):
-    net, inputs, _, _ = traced(name)
-    torch._dynamo.reset()
-    with torch.no_grad(), backend(evaluation):
-        wanted = net(*inputs)  # called once before, because lists of whole clouds are created at the first use
-        assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
 
 
 def test_fields_of_images_compile():
@@ -254,7 +195,7 @@ def of_sizes(clouds, sizes):
 )
 def test_networks_compile_for_batches_of_any_size(name):
     """Neighbors are searched outside of the graph. The second graph is for any size, in training and with gradients."""
-    make, clouds, _, _ = MODELS[name]
+    make, clouds, _ = NETWORKS[name]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     net = randomize(make(), spread=0.2).eval()

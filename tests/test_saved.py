@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 import lieattn
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
@@ -48,45 +48,9 @@ from lieattn.models import (
 from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import DipoleHead, Heads, InvariantHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
-from lieattn.ops import backend
 from lieattn.testing import randomize
 from lieattn.train import PointSetRegressor
-from tests.test_certify import MODELS
 from tests.test_weights import WEIGHTS
-
-FAMILIES = (
-    "gsa_points gsa_images framewise framewise_crystal framewise_principal_vector directions_principal_vector "
-    "tfn_vector distances lie_translations lie_principal lie_vectors lie_sampled lie_sphere lie_conv_thinned "
-    "finite_se2 forces hamiltonian field_vector field_tensor attentive_cnn attentive_resnet affine"
-).split()
-
-
-def outputs(network, data):
-    """Return outputs of a network for clouds or images; for dynamics, velocities and forces."""
-    if isinstance(network, HamiltonianDynamics):
-        velocity = data.vel.to(data.pos)
-        return network.field(data.pos, velocity, data.x[:, 0].abs() + 1, data.x, batch=data.batch)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # for random frames
-        return network(data)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_model_comes_back(name, tmp_path):
-    make, clouds, _, _ = MODELS[name]
-    network, data = randomize(make()).eval(), clouds()
-    data = Batch.from_data_list(data) if isinstance(data, list) else data
-    lieattn.save(network, tmp_path / "network.safetensors")
-    state = torch.random.get_rng_state()
-    again = lieattn.load(tmp_path / "network.safetensors")
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert type(again) is type(network)
-    assert (again.guarantee, again.jumps) == (network.guarantee, network.jumps)
-    saved = network.state_dict()
-    assert list(again.state_dict()) == list(saved)
-    assert all(torch.equal(value, saved[key]) for key, value in again.state_dict().items())
-    with backend("plain"):
-        torch.testing.assert_close(outputs(again, data), outputs(network, data), rtol=0, atol=0)
 
 
 def test_every_option_comes_back(tmp_path):

@@ -291,6 +291,7 @@ class ImageNetwork(Network):
 
     limits: ClassVar[tuple[str, ...]] = ()
     downsampling: Downsampling = "pooled"
+    has_kinks = True  # because of relu and maxima
 
     def __init__(
         self,

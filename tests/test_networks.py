@@ -1,0 +1,617 @@
+"""All networks of the library have all properties, and networks with one fault each fail the property it belongs to."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
+from lieattn.groups import (
+    SE,
+    SO,
+    E,
+    FiniteGroup,
+    RotationDilations,
+    Sim,
+    Translations,
+    cyclic,
+    dihedral,
+    octahedral,
+    tetrahedral,
+)
+from lieattn.models import (
+    AffineSelfConvNet,
+    AttentionOptions,
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveDenseNet,
+    AttentiveResNet,
+    ConvolutionOptions,
+    DirectionConvNet,
+    DirectionOptions,
+    EnergyForces,
+    FieldModel,
+    FiniteSE2Transformer,
+    FramewiseOptions,
+    FramewiseTransformer,
+    GSANet,
+    GSAOptions,
+    HamiltonianDynamics,
+    LieConvNet,
+    LieTransformer,
+    Lifting,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.models.published import PublishedCoordinates, published_table
+from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
+from lieattn.nn.relative import RelativePositionTable
+from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
+from lieattn.testing import PROPERTIES, assert_certified, assert_conforms, randomize
+
+
+def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
+    """Return three clouds with features, charges, vectors, masses and times, optionally on the unit sphere."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for size in (6, 4, 5):
+        pos = torch.randn(size, dim, generator=generator, dtype=torch.float64)
+        found.append(
+            Data(
+                x=torch.rand(size, 2, generator=generator) + 0.5,
+                z=torch.randint(6, 9, (size,), generator=generator),
+                pos=pos / pos.norm(dim=1, keepdim=True) if unit else pos,
+                vel=torch.randn(size, dim, generator=generator),
+                time=torch.linspace(0, 0.2, 3)[None],
+            )
+        )
+    return found
+
+
+def bonded() -> list[Data]:
+    """Return molecules with features of some of the pairs of their atoms."""
+    found, generator = molecules(), torch.Generator().manual_seed(3)
+    for cloud in found:
+        first, second = torch.combinations(torch.arange(len(cloud.pos)))[::2].T
+        cloud.edge_index = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
+        cloud.edge_attr = torch.rand(2 * len(first), 2, generator=generator)
+    return found
+
+
+def crystals(*, slab: bool = True) -> list[Data]:
+    """Return clouds in periodic boxes with oblique edges, one of them a slab."""
+    found = molecules()
+    edges = torch.tensor([[4.0, 0.3, 0.0], [0.5, 5.0, 0.2], [0.0, -0.4, 4.5]], dtype=torch.float64)
+    for number, cloud in enumerate(found):
+        cloud.cell, cloud.pbc = (edges + 0.1 * number)[None], torch.tensor([[True, True, not slab or number != 1]])
+    return found
+
+
+def directed() -> list[Data]:
+    """Return positions with directions."""
+    found = molecules()
+    for cloud in found:
+        cloud.pos = torch.cat([cloud.pos, torch.nn.functional.normalize(cloud.vel.double(), dim=1)], dim=1)
+    return found
+
+
+def images(size: int, channels: int = 1, number: int = 2) -> torch.Tensor:
+    return torch.rand(number, channels, size, size, generator=torch.Generator().manual_seed(2))
+
+
+def pixels(size: int, channels: int = 1) -> list[Data]:
+    """Return the same images as point sets."""
+    axis = torch.arange(size) - (size - 1) / 2
+    pos = torch.stack(torch.meshgrid(-axis, axis, indexing="ij"), dim=-1).flatten(0, 1).flip(1)
+    grid = torch.tensor([[size, size]])
+    return [Data(x=image.flatten(1).mT, pos=pos, grid=grid) for image in images(size, channels)]
+
+
+def lie(space, frames=None, **options) -> LieTransformer:
+    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, **options}
+    return LieTransformer(2, 2, space=space, frames=frames, attention=AttentionOptions(hidden=4), **small)
+
+
+def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
+    small = {"channels": 6, "blocks": (1,), "heads": 2, **options}
+    return GSANet(group, 1, 2, neighborhood=neighborhood, **small)
+
+
+def framewise(frames, out_channels: int = 2, **options) -> FramewiseTransformer:
+    return FramewiseTransformer(frames, 2, out_channels, channels=4, layers=1, **options)
+
+
+def steerable(model: type, **options) -> nn.Module:
+    return model(
+        2, 1, **{"neighborhood": Radius(3.0), "channels": 4, "layers": 1, "vector_inputs": ("vel",), **options}
+    )
+
+
+def field(head: nn.Module, **options) -> FieldModel:
+    return FieldModel(framewise(tetrahedral(), vector_inputs=("vel",)), head, **options)
+
+
+def several() -> dict[str, nn.Module]:
+    return {"numbers": InvariantHead(4, 2), "charge": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4)}
+
+
+def conv(downsampling: float = 1.0) -> LieConvNet:
+    convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling)
+    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "convolution": convolution}
+    return LieConvNet(2, 2, space=Euclidean(SE(3)), frames=PrincipalFrames(), **small)
+
+
+# Constructor, data, name of the group. Add a line for each new network.
+NETWORKS = {
+    "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0), channels=8), lambda: firsts(molecules()), "T"),
+    "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), "D4"),
+    "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), "C8 on pixels"),
+    "gsa_published": (
+        lambda: gsa(cyclic(4), PixelSquare(3), options=GSAOptions(frame_table=published_table(cyclic(4)))),
+        lambda: pixels(4),
+        "trivial2",
+    ),
+    "framewise": (lambda: framewise(octahedral(), vector_inputs=("vel",)), molecules, "O"),
+    "framewise_principal": (lambda: framewise(PrincipalFrames(), vector_inputs=("vel",)), molecules, "SE(3)"),
+    "framewise_vector": (lambda: framewise(tetrahedral(), 1, kind="vector"), molecules, "T"),
+    "framewise_point": (
+        lambda: framewise(dihedral(3), kind="vector", pool="none", vector_inputs=("vel",)),
+        lambda: molecules(2),
+        "D3",
+    ),
+    "framewise_principal_vector": (
+        lambda: framewise(PrincipalFrames(), 1, vector_inputs=("vel",), kind="vector"),
+        molecules,
+        "SE(3)",
+    ),
+    "framewise_bonds": (
+        lambda: framewise(tetrahedral(), neighborhood=Radius(3.0), options=FramewiseOptions(edge_channels=2)),
+        bonded,
+        "T",
+    ),
+    "directions_bonds": (
+        lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), options=DirectionOptions(edge_channels=2)),
+        bonded,
+        "SE(3)",
+    ),
+    "directions": (lambda: steerable(partial(DirectionConvNet, tetrahedral())), molecules, "T"),
+    "directions_principal_vector": (
+        lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), kind="vector", pool="none"),
+        molecules,
+        "SE(3)",
+    ),
+    "tfn": (lambda: steerable(TensorFieldNetwork), molecules, "E(3)"),
+    "tfn_vector": (
+        lambda: steerable(TensorFieldNetwork, degree=1, kind="vector", pool="none"),
+        molecules,
+        "E(3)",
+    ),
+    "framewise_crystal": (
+        lambda: framewise(
+            octahedral(),
+            neighborhood=Radius(2.5, smooth=True),
+            vector_inputs=("vel",),
+            options=FramewiseOptions(attention="neighborhood"),
+        ),
+        crystals,
+        "O",
+    ),
+    "tfn_periodic": (lambda: steerable(TensorFieldNetwork, degree=1), crystals, "E(3)"),
+    "se3_transformer": (lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector"), molecules, "E(3)"),
+    "distances": (lambda: steerable(DistanceTransformer, heads=2, pool="none"), molecules, "E(3)"),
+    "distances_vector": (lambda: steerable(DistanceTransformer, heads=2, kind="vector"), molecules, "E(3)"),
+    "lie_translations": (lambda: lie(Euclidean(Translations(3))), molecules, "R^3"),
+    "lie_principal": (lambda: lie(Euclidean(SE(3)), PrincipalFrames()), molecules, "SE(3)"),
+    "lie_mirrors": (lambda: lie(Euclidean(E(3)), PrincipalFrames()), molecules, "E(3)"),
+    "lie_plane": (lambda: lie(Euclidean(SE(2)), PrincipalFrames()), lambda: molecules(2), "SE(2)"),
+    "lie_similar": (lambda: lie(Euclidean(Sim(2)), PrincipalFrames()), lambda: molecules(2), "Sim(2)"),
+    "lie_finite": (lambda: lie(Euclidean(SE(3)), FiniteFrames(tetrahedral())), molecules, "T"),
+    "lie_vectors": (
+        lambda: lie(Euclidean(SE(3)), PrincipalFrames("neighborhood"), vector_inputs=("vel",)),
+        molecules,
+        "SE(3)",
+    ),
+    "lie_similar_vectors": (
+        lambda: lie(Euclidean(Sim(2)), PrincipalFrames(), vector_inputs=("vel",)),
+        lambda: molecules(2),
+        "Sim(2)",
+    ),
+    "lie_directions_vectors": (
+        lambda: lie(PositionDirection(), PrincipalFrames(), vector_inputs=("vel",)),
+        directed,
+        "SE(3)",
+    ),
+    "lie_logs": (
+        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(6)), lifting=Lifting("log")),
+        lambda: molecules(2),
+        "C6",
+    ),
+    "lie_published_logs": (
+        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(10)), lifting=Lifting(PublishedCoordinates("log"))),
+        lambda: molecules(2),
+        "C10",
+    ),
+    "lie_sampled": (lambda: lie(Euclidean(SE(3)), SampledFrames(2)), molecules, "R^3"),
+    "lie_sphere": (lambda: lie(Sphere(), PrincipalFrames()), lambda: molecules(unit=True), "SO(3)"),
+    "lie_orbits": (lambda: lie(Orbits(SO(3)), PrincipalFrames()), molecules, "SO(3)"),
+    "lie_scales": (lambda: lie(Orbits(RotationDilations(2))), lambda: molecules(2), "R+xSO(2)"),
+    "lie_directions": (lambda: lie(PositionDirection(), PrincipalFrames()), directed, "SE(3)"),
+    "lie_conv": (conv, molecules, "SE(3)"),
+    "lie_conv_thinned": (lambda: conv(0.5), molecules, "SE(3)"),
+    "finite_se2": (
+        lambda: FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="pairwise_distances"),
+        lambda: molecules(2),
+        "C3",
+    ),
+    "finite_se2_squares": (
+        lambda: FiniteSE2Transformer(8, channels=8, layers=1, heads=2, neighborhood=PixelSquare(3)),
+        lambda: molecules(2),
+        "C8 on pixels",
+    ),
+    "lie_squares": (
+        lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(8)), neighborhood=PixelSquare(3)),
+        lambda: pixels(5, 2),
+        "C8 on pixels",
+    ),
+    "framewise_squares": (
+        lambda: framewise(
+            cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(attention="neighborhood", positions=False)
+        ),
+        lambda: pixels(5, 2),
+        "C8 on pixels",
+    ),
+    # Windows of messages vanish within the square, so the squares have no effect.
+    "framewise_square_messages": (
+        lambda: framewise(cyclic(8), neighborhood=PixelSquare(5)),
+        lambda: pixels(5, 2),
+        "C8",
+    ),
+    "tfn_cubes": (
+        lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(3), cutoff=1.5),
+        molecules,
+        "R^3",
+    ),
+    "tfn_cubes_within": (
+        lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(5)),
+        molecules,
+        "E(3)",
+    ),
+    "framewise_square_cutoff": (
+        lambda: framewise(cyclic(8), neighborhood=PixelSquare(3), options=FramewiseOptions(cutoff=3.0)),
+        lambda: pixels(5, 2),
+        "C8 on pixels",
+    ),
+    "direction_cubes": (
+        lambda: steerable(
+            partial(DirectionConvNet, tetrahedral()), neighborhood=PixelSquare(3), options=DirectionOptions(cutoff=3.0)
+        ),
+        molecules,
+        "T",
+    ),
+    "direction_cubes_principal": (
+        lambda: steerable(
+            partial(DirectionConvNet, PrincipalFrames()),
+            neighborhood=PixelSquare(3),
+            options=DirectionOptions(cutoff=3.0),
+        ),
+        molecules,
+        "R^3",
+    ),
+    "stresses": (
+        lambda: EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum"), stress=True),
+        lambda: crystals(slab=False),
+        "E(3)",
+    ),
+    "forces": (lambda: EnergyForces(steerable(TensorFieldNetwork, degree=1)), molecules, "E(3)"),
+    "forces_principal": (
+        lambda: EnergyForces(
+            LieTransformer(2, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), **FORCES), jumps="allow"
+        ),
+        molecules,
+        "SE(3)",
+    ),
+    "hamiltonian": (lambda: HamiltonianDynamics(framewise(dihedral(1), 1)), lambda: molecules(2), "D1"),
+    "field_vector": (lambda: field(VectorHead(4)), molecules, "T"),
+    "field_position": (lambda: field(VectorHead(4), start={"pos": 1.0, "vel": 0.5}), molecules, "T"),
+    "field_dipole": (lambda: field(DipoleHead(4)), molecules, "T"),
+    "field_several": (lambda: field(Heads(several())), molecules, "T"),
+    "forces_several": (
+        lambda: EnergyForces(field(Heads(several() | {"energy": InvariantHead(4, 1, pool="sum")}))),
+        molecules,
+        "T",
+    ),
+    "field_tensor_principal": (
+        lambda: FieldModel(framewise(PrincipalFrames()), PolarizabilityHead(4)),
+        molecules,
+        "SE(3)",
+    ),
+    "field_tensor": (lambda: field(PolarizabilityHead(4)), molecules, "T"),
+    "field_rotation": (lambda: field(RotationHead(4)), molecules, "T"),
+    "attentive_cnn": (
+        lambda: AttentiveCNN(cyclic(4), channels=2, attention="full", spatial_size=3),
+        lambda: images(28),
+        "C4",
+    ),
+    "attentive_all_cnn": (lambda: AttentiveAllCNN(dihedral(4), 1, 2, channels=2), lambda: pixels(8), "D4"),
+    "attentive_resnet": (
+        lambda: AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2), attention="pose"),
+        lambda: images(8),
+        "C4",
+    ),
+    "attentive_densenet": (
+        lambda: AttentiveDenseNet(cyclic(4), 1, 2, growth=2),
+        lambda: images(80),
+        "C4",
+    ),
+    "affine": (lambda: AffineSelfConvNet(dihedral(4), 1, 2, **AFFINE), lambda: images(8), "D4"),
+    "affine_strided": (
+        lambda: AffineSelfConvNet(cyclic(4), 1, 2, downsampling="strided", **AFFINE),
+        lambda: images(8),
+        "trivial2",
+    ),
+}
+# Other rows have the same classes with other outputs, frames or distances.
+VARIANTS = set(
+    "directions framewise_vector framewise_bonds tfn_vector tfn_periodic tfn_cubes_within distances_vector "
+    "lie_finite lie_mirrors lie_similar lie_directions_vectors lie_published_logs "
+    "forces forces_principal forces_several field_vector field_position field_tensor".split()
+)
+FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
+AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTable.square(3, border="zero")}
+
+
+def firsts(clouds: list[Data]) -> list[Data]:
+    """Return the same clouds with only one feature."""
+    for cloud in clouds:
+        cloud.x = cloud.x[:, :1]
+    return clouds
+
+
+# Properties that a network does not promise, and why.
+EXCEPT = {
+    **{f"{name} equivariance": "needs kinds, tested below" for name in ("lie_directions", "lie_directions_vectors")},
+    **{f"lie_{name} half": "rounding leaves the space" for name in ("directions", "directions_vectors", "sphere")},
+    "finite_se2_squares compile": "the search for neighbors is not part of its geometry",
+    "hamiltonian training": "a constant added to the potential has no effect",
+    "hamiltonian continuity": "integrates at each of hundreds of evaluations",
+}
+UNCOMPILED = {
+    **dict.fromkeys("stresses forces forces_principal forces_several hamiltonian".split(), "outputs are derivatives"),
+    "attentive_all_cnn": "pixels are sorted as in an image, which depends on values",
+}
+EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}
+# Those of slow properties that run without being asked for.
+QUICK = {
+    "compile": {"framewise", "distances", "directions", "attentive_cnn"},
+    "export": {"distances", "gsa_images"},
+    "continuity": {"framewise", "lie_finite", "finite_se2", "distances_vector"},
+}
+
+
+@cache
+def made(name):
+    """Return the network and data of a row, with random weights."""
+    make, data, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    return randomize(make(), spread=0.4), data()
+
+
+def cases():
+    for name, wanted in product(NETWORKS, PROPERTIES):
+        quick = name in QUICK.get(wanted, NETWORKS.keys() - VARIANTS)
+        if f"{name} {wanted}" not in EXCEPT:
+            yield pytest.param(name, wanted, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize(("name", "wanted"), cases())
+def test_every_network_has_every_property(name, wanted):
+    reason = PROPERTIES[wanted](*made(name))
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_state_their_symmetry(name):
+    network = made(name)[0]
+    assert network.symmetry.group.name == NETWORKS[name][2]
+    assert network.symmetry.name in network.guarantee
+
+
+@pytest.mark.parametrize("name", ["lie_directions", "lie_directions_vectors"])
+def test_positions_with_directions(name):
+    options = {"elements": 1, "rotations": 0, "continuity": False}
+    assert_certified(*made(name), inputs={"pos": ("position", "vector")}, **options)
+
+
+# --- controls: networks with one fault ------------------------------------------------------------------------
+
+
+class Own(nn.Module):
+    """A network of a user, invariant to all motions of the plane."""
+
+    symmetry = E(2)
+    jumps = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def seen(self, data: Batch) -> torch.Tensor:
+        """Return the numbers of each pair: features of the second point, and a window of their distance."""
+        squares = (data.pos[:, None] - data.pos).square().sum(dim=2)
+        return torch.stack([data.x[:, 0].expand(len(squares), -1), torch.exp(-squares)], dim=2)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        alike = (data.batch[:, None] == data.batch).to(data.pos)
+        pairs = torch.tanh(self.mlp(self.seen(data))) * self.seen(data)[..., 1:] * alike[..., None]
+        return pairs.new_zeros(data.num_graphs, 3).index_add(0, data.batch, pairs.sum(dim=1))
+
+
+def fault(after=None, before=None, seen=None, **attributes):
+    """Return the network with a change of the outputs, ``after(self, data, outputs)``, the data, or of the pairs."""
+
+    class Faulty(Own):
+        def seen(self, data):
+            found = super().seen(data)
+            return found if seen is None else seen(self, data, found)
+
+        def forward(self, data):
+            data = data if before is None else before(self, data)
+            out = super().forward(data)
+            return out if after is None else after(self, data, out)
+
+    Faulty.__name__ = Faulty.__qualname__ = "Faulty"
+    globals()["Faulty"] = Faulty  # where a pickle looks for it
+    network = randomize(Faulty(), spread=0.4)
+    for name, value in attributes.items():
+        setattr(network, name, value)
+    return network
+
+
+def window(self, data, found):
+    """A window with a jump at a distance of 1."""
+    return torch.where(found > 0.3679, found, torch.zeros_like(found))
+
+
+def remembering(self, data, out):
+    """Adds a running mean that is no part of the state."""
+    self.mean = getattr(self, "mean", 0.0)
+    if self.training:
+        self.mean = 0.9 * self.mean + 0.1 * out.detach().mean()
+    return out + self.mean
+
+
+def counting(self, data, out):
+    self.count.add_(1)
+    return out
+
+
+def with_buffer(self, data, out):
+    if self.training:
+        self.mean.add_(out.detach().mean())
+    return out + self.mean
+
+
+def in_place(self, data):
+    data.pos -= 1.0
+    return data
+
+
+def distances(self, data, found):
+    return torch.stack([found[..., 0], torch.exp(-(data.pos[:, None] - data.pos).square().sum(dim=2).sqrt())], dim=2)
+
+
+class HalfGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 0.5 * grad
+
+
+def buffered(network, persistent):
+    network.register_buffer("mean", torch.zeros(()), persistent=persistent)
+    return network
+
+
+def counted(network):
+    network.register_buffer("count", torch.zeros(()))
+    return network
+
+
+def unused(network):
+    network.unused = nn.Parameter(torch.ones(()))
+    return network
+
+
+def clouds_of_plane():
+    return [Data(x=cloud.x[:, :1].double(), pos=cloud.pos) for cloud in molecules(2)]
+
+
+CONTROLS = {
+    "equivariance": {
+        "axis": lambda: fault(seen=lambda self, data, found: found + data.pos[:, :1, None]),
+        "mirror": lambda: fault(after=lambda self, d, out: out + torch.sin(d.pos[0, 0] * d.pos[1, 1])),
+        "constant": lambda: fault(after=lambda self, data, out: torch.ones_like(out)),
+        "not a number": lambda: fault(after=lambda self, data, out: out * torch.nan),
+    },
+    "continuity": {"window": lambda: fault(seen=window)},
+    "batches": {
+        "mean of the batch": lambda: fault(after=lambda self, data, out: out - data.x.mean()),
+        "place in the batch": lambda: fault(after=lambda self, d, out: out + torch.arange(len(out))[:, None]),
+        "size of the batch": lambda: fault(after=lambda self, data, out: out / len(out)),
+    },
+    "order": {
+        "first point": lambda: fault(after=lambda self, data, out: out + data.x[data.ptr[:-1]]),
+        "sum of those before": lambda: fault(seen=lambda self, data, found: found * found.cumsum(dim=1)),
+    },
+    "precision": {
+        "wide": lambda: fault(after=lambda self, data, out: out.double()),
+        "half inside": lambda: fault(seen=lambda self, d, f: f.bfloat16().float() if f.dtype == torch.float32 else f),
+    },
+    "autocast": {
+        "rounded": lambda: fault(seen=lambda self, d, f: f * torch.sin(999 * d.pos @ d.pos.mT)[..., None].to(f)),
+        "overflow": lambda: fault(after=lambda self, data, out: out / (torch.is_autocast_enabled("cpu") - 1)),
+    },
+    "half": {"small": lambda: fault(after=lambda self, data, out: out + (out + 1000) - 1000)},
+    "compile": {"number": lambda: fault(after=lambda self, data, out: out * 2 if out.sum() > 0 else out)},
+    "export": {"number": lambda: fault(after=lambda self, data, out: out * float(out.sum()))},
+    "save": {
+        "attribute": lambda: fault(after=remembering),
+        "buffer": lambda: buffered(fault(after=with_buffer), False),
+        "no pickle": lambda: fault(activation=lambda x: x),
+    },
+    "degenerate": {
+        "distances": lambda: fault(seen=distances),
+        "mean of others": lambda: fault(
+            after=lambda self, data, out: out / (torch.bincount(data.batch, minlength=len(out)) - 1)[:, None]
+        ),
+        "empty": lambda: fault(after=lambda self, d, out: out / torch.bincount(d.batch, minlength=len(out))[:, None]),
+    },
+    "gradients": {
+        "backward": lambda: fault(after=lambda self, data, out: HalfGradient.apply(out)),
+        "detached": lambda: fault(seen=lambda self, data, f: torch.stack([f[..., 0], f[..., 1].detach()], 2)),
+    },
+    "training": {
+        "unused": lambda: unused(fault()),
+        "not finite": lambda: fault(after=lambda self, data, out: out + (0 * self.mlp[0].weight.sum()).sqrt()),
+    },
+    "repeats": {
+        "dropout": lambda: fault(after=lambda self, data, out: nn.functional.dropout(out, 0.5)),
+        "counts": lambda: counted(fault(after=counting)),
+        "data": lambda: fault(before=in_place),
+        "without gradients": lambda: fault(after=lambda self, d, out: out if torch.is_grad_enabled() else out + 1),
+    },
+}
+
+
+@pytest.mark.parametrize("wanted", PROPERTIES)
+def test_a_network_of_a_user_conforms(wanted):
+    assert assert_conforms(fault(), clouds_of_plane(), [wanted]).keys() <= {"device"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("wanted", "name"), [(wanted, name) for wanted in CONTROLS for name in CONTROLS[wanted]])
+def test_controls_fail_the_property_they_lack(wanted, name):
+    with pytest.raises((AssertionError, RuntimeError, AttributeError)):
+        PROPERTIES[wanted](CONTROLS[wanted][name](), clouds_of_plane())
+
+
+def test_properties_have_controls_and_names():
+    assert CONTROLS.keys() == PROPERTIES.keys() - {"device"}  # tests/test_gpu.py
+    with pytest.raises(ValueError, match=r"properties: expected names among equivariance, .*, got speed"):
+        assert_conforms(fault(), clouds_of_plane(), ["order", "speed"])
+    images_only = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    reasons = assert_conforms(images_only, images(4), ["equivariance", "order", "degenerate", "batches", "repeats"])
+    assert reasons == {
+        "equivariance": "the network states no symmetry",
+        "order": "pixels are in raster order",
+        "degenerate": "pixels are a raster",
+    }

@@ -101,7 +101,7 @@ def _elements(space, draw, frames_of, neighborhood=None):
 
     def moves(pos, batch):
         generator = torch.Generator().manual_seed(2)
-        for g in space.group.sample(4, generator=generator, dtype=torch.float64):
+        for g in space.group.sample(2, generator=generator, dtype=torch.float64):
             wide = pos.double()
             moved = space.act(g, wide)
             frames = frames_of(len(pos))
@@ -125,7 +125,7 @@ def _principal(space, frames, dim):
 
     def moves(pos, batch):
         generator = torch.Generator().manual_seed(3)
-        for g in space.group.sample(4, generator=generator, dtype=torch.float64):
+        for g in space.group.sample(2, generator=generator, dtype=torch.float64):
             moved = space.act(g, pos.double()).to(pos)
             yield moved, None, lifted(moved, batch)
 

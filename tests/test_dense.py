@@ -1,6 +1,7 @@
 """Attention over whole clouds through torch's scaled dot product attention, against the plain evaluation."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -176,8 +177,8 @@ def test_dropout_within_frames():
     options = {"pattern": "framewise", "dropout": 0.4}
     assert explain(q, k, v, neighbors, **options).backend == "dense"
     expected, _ = group_attention(q, k, v, neighbors, pattern="framewise")
-    draws = torch.stack([group_attention(q, k, v, neighbors, **options)[0] for _ in range(1500)])
-    assert (draws.mean(0) - expected).abs().max() < 6 * (draws.var(0) / 1500).sqrt().max()
+    draws = torch.stack([group_attention(q, k, v, neighbors, **options)[0] for _ in range(400)])
+    assert (draws.mean(0) - expected).abs().max() < 6 * (draws.var(0) / 400).sqrt().max()
     assert draws.std(0).max() > 0.1
     (slope,) = torch.autograd.grad(draws[0].square().sum(), q, create_graph=True)
     assert torch.autograd.grad(slope.square().sum(), k)[0].abs().max() > 0
@@ -255,8 +256,9 @@ def launched(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
-@pytest.mark.parametrize("clouds", [*CLOUDS, "large"])
+@pytest.mark.parametrize(
+    ("clouds", "lanes"), [*((clouds, None) for clouds in CLOUDS), *itertools.product(["ragged", "large"], [4, 8, None])]
+)
 @pytest.mark.parametrize(("dim", "width"), [(4, 4), (1, 3), (3, 2)])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_kernel_for_few_channels_equals_plain(pattern, dim, width, clouds, lanes, launched, monkeypatch):

@@ -27,6 +27,19 @@ def launched(monkeypatch):
     return names
 
 
+@pytest.fixture(params=[(4, 1), (8, 3), (None, 3)], ids=["SSE", "AVX2", "this machine"])
+def machine(request, monkeypatch):
+    """Set the width of registers and the number of threads, and divide edges into several parts."""
+    lanes, threads = request.param
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(_launch, "_PART", 64)
+    if lanes is not None:
+        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
+    yield
+    torch.set_num_threads(before)
+
+
 def random_lists(points: int, edges: int) -> Neighbors:
     """Return random edges, where the last point is neither a source nor a target."""
     target = torch.randint(points - 1, (edges,)).sort().values
@@ -70,11 +83,8 @@ def assert_same(found, wanted, operands, tolerance, pulled):
         assert relative_error(one, other) < tolerance
 
 
-@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_networks_are_those_of_the_formula(size, lanes, threads, launched, monkeypatch):
-    if lanes is not None:
-        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
+def test_networks_are_those_of_the_formula(size, machine, launched):
     for dtype, tolerance in TOLERANCES:
         *operands, maps = *network_operands(dtype, 300, *size)[:6], network_operands(dtype, 300, *size)[6:]
         seen, shared, weight, first, second, bias = operands
@@ -88,12 +98,8 @@ def test_networks_are_those_of_the_formula(size, lanes, threads, launched, monke
     assert launched == ["run_units", "run_units_backward"] * 4
 
 
-@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
 @pytest.mark.parametrize(("fiber", "hidden", "channels"), [(4, 32, 25), (24, 16, 4), (1, 8, 1), (5, 4, 33)])
-def test_messages_are_those_of_the_formula(fiber, hidden, channels, lanes, threads, launched, monkeypatch):
-    if lanes is not None:
-        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
-    monkeypatch.setattr(_launch, "_PART", 64)  # several parts of the edges
+def test_messages_are_those_of_the_formula(fiber, hidden, channels, machine, launched):
     neighbors = random_lists(9, 90)
     for dtype, tolerance in TOLERANCES:
         operands = drawn(dtype, (90, fiber, hidden), (channels, hidden), (9, fiber, channels))
@@ -104,12 +110,8 @@ def test_messages_are_those_of_the_formula(fiber, hidden, channels, lanes, threa
     assert launched == ["run_messages", "run_messages_backward"] * 2
 
 
-@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
 @pytest.mark.parametrize(("size", "count"), [(3, 8), (5, 32), (1, 4), (2, 12)])
-def test_moments_are_those_of_the_formula(size, count, lanes, threads, launched, monkeypatch):
-    if lanes is not None:
-        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
-    monkeypatch.setattr(_launch, "_PART", 64)
+def test_moments_are_those_of_the_formula(size, count, machine, launched):
     neighbors = random_lists(9, 200)
     for dtype, tolerance in TOLERANCES:
         arrows, functions = drawn(dtype, (200, size), (200, count))

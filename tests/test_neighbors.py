@@ -28,7 +28,7 @@ from lieattn.groups import cyclic, dihedral
 
 METHODS = ("tree", "cells")
 RTOL = 1e-5  # the documented tie tolerance
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 DEFINITIONS = [
     Radius(0.5),
@@ -196,12 +196,12 @@ def test_chunks_change_nothing(definition, monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("definition", [Radius(0.035), Nearest(8), PixelSquare(3, spacing=0.027)], ids=repr)
-def test_cloud_of_100000_points(definition, method):
-    pos = torch.rand(100_000, 3, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("definition", [Radius(0.075), Nearest(8), PixelSquare(3, spacing=0.058)], ids=repr)
+def test_cloud_of_10000_points(definition, method):
+    pos = torch.rand(10_000, 3, generator=torch.Generator().manual_seed(0))
     neighbors = find(definition, pos, method=method)
-    assert neighbors.num_points == 100_000
-    for i in torch.arange(0, 100_000, 5000).tolist():
+    assert neighbors.num_points == 10_000
+    for i in torch.arange(0, 10_000, 500).tolist():
         away = (pos.double() - pos[i].double()).abs()
         if isinstance(definition, Nearest):
             expected = away.norm(dim=1).argsort()[: definition.k + 1].sort().values

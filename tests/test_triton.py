@@ -175,7 +175,7 @@ def lanes(request, monkeypatch):
 
 @interpreted
 @pytest.mark.parametrize(
-    "case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution", "pooled", "pooled values"))
+    "case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution", "pooled"))
 )
 def test_equals_plain(case, lanes):
     check(case, 1e-12)
@@ -228,7 +228,7 @@ def test_sorted_edges_are_kept_with_the_geometry_and_no_longer(monkeypatch):
 
 @interpreted
 @pytest.mark.parametrize("indexed", [True, False])
-@pytest.mark.parametrize("case", some(["query sum", "framewise", "joint, all tables"], ["query sum", "framewise"]))
+@pytest.mark.parametrize("case", some(["query sum", "framewise", "joint, all tables"], ["query sum"]))
 def test_more_edges_than_lanes(case, indexed, monkeypatch):
     from lieattn.ops.kernels.triton import _launch
 
@@ -285,7 +285,9 @@ def test_the_lowest_scores_have_weights():
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warnings of the interpreter: log(0) and 0 / 0
 @pytest.mark.parametrize(
-    "case", some(["query sum", "joint, bias of pairs", "framewise, none"], ["query sum", "joint, bias of pairs"])
+    ("case", "lanes"),
+    [("query sum", True), ("joint, bias of pairs", False), pytest.param("framewise, none", True, marks=pytest.mark.slow)],
+    indirect=["lanes"],
 )
 def test_keys_masked_by_infinite_biases(case, lanes):
     """Masks for some frames of a key, for a whole key, and for all keys of a point, whose output is then 0."""
@@ -318,12 +320,13 @@ def test_keys_masked_by_infinite_biases(case, lanes):
 
 @interpreted
 @pytest.mark.parametrize(
-    ("case", "dtype"),
+    ("case", "dtype", "lanes"),
     [
-        ("query sum", torch.float16),
-        ("joint", torch.bfloat16),
-        pytest.param("framewise", torch.bfloat16, marks=pytest.mark.slow),
+        ("query sum", torch.float16, True),
+        ("joint", torch.bfloat16, False),
+        pytest.param("framewise", torch.bfloat16, True, marks=pytest.mark.slow),
     ],
+    indirect=["lanes"],
 )
 def test_half_precision_keeps_statistics_in_float32(case, dtype, lanes):
     """Signals in half precision with tables in float32 give the results of float32 for the rounded signals."""
@@ -366,6 +369,7 @@ def test_behind_the_public_operator(case, dtype):
 
 
 @interpreted
+@pytest.mark.slow
 def test_is_a_proper_operator():
     from lieattn.ops.kernels.attention import _operator
 
@@ -433,7 +437,8 @@ class _Compiled:
     ("case", "fiber", "architecture"),
     [
         pytest.param("joint, all tables", 3, 90, marks=pytest.mark.slow),
-        ("joint, all tables", 9, 90),
+        pytest.param("joint, all tables", 9, 90, marks=pytest.mark.slow),
+        ("joint, bias of pairs", 9, 90),
         ("pooled", 4, 80),
         pytest.param("query sum", 24, 90, marks=pytest.mark.slow),
         pytest.param("pooled", 8, 90, marks=pytest.mark.slow),

@@ -207,12 +207,12 @@ def attentive(channel=True, spatial=True, dtype=torch.float64, device="cpu", **w
     def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
 
-    x, kernels = draw(2, 3, 2, 6, 5), draw(2, 2, 3, 2, 3, 3)
-    matrices = (draw(2, 2, 2, 2, 3), draw(2, 2, 2, 3, 2)) if channel else None
+    x, kernels = draw(2, 2, 2, 5, 4), draw(2, 2, 2, 2, 3, 3)
+    matrices = (draw(2, 2, 2, 2, 2), draw(2, 2, 2, 2, 2)) if channel else None
     maps = draw(2, 2, 2, 2, 3, 3) if spatial else None
     with torch.no_grad():  # responses of the first image to the first kernels are negative, and some of the second 0
         x[0].abs_().neg_()
-        x[1, ..., :4] = 0
+        x[1, ..., :3] = 0
         kernels[0].abs_()
     leaves = [x, kernels, *(matrices or ()), *([maps] if spatial else [])]
     out, _ = attentive_convolution(x, kernels, channel=matrices, spatial=maps, measure=0.5, **window)
@@ -229,7 +229,7 @@ def attentive(channel=True, spatial=True, dtype=torch.float64, device="cpu", **w
     ],
 )
 def test_attentive_convolution(options, device, monkeypatch):
-    """The 30 positions of responses, and more of pixels, are divided into blocks of 16."""
+    """The 20 positions of responses, and more of pixels, are divided into blocks of 16."""
     monkeypatch.setattr("lieattn.ops.kernels.triton._attentive._POSITIONS", 16)
     monkeypatch.setattr("lieattn.ops.kernels.triton._attentive._ENTRIES", 16)
     weight = torch.linspace(-1, 2, 7, dtype=torch.float64, device=device)
@@ -265,7 +265,7 @@ def test_attentive_convolution_loses_no_digits_where_attention_is_close_to_0_or_
 
 
 @compiled
-@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("architecture", some([80, 90], [90]))
 def test_networks_compile_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
     from lieattn.ops.kernels.triton import _head_networks
 
@@ -278,7 +278,7 @@ def test_networks_compile_for_a_gpu_that_is_not_here(architecture, monkeypatch, 
 
 
 @compiled
-@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("architecture", some([80, 90], [80]))
 def test_attentive_convolution_compiles_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
     from lieattn.ops._gated_sums import Window
     from lieattn.ops.kernels.triton import _attentive

@@ -30,10 +30,8 @@ from lieattn.nn import (
     FieldBatchNorm,
     GridGroupConvolution,
     GroupAttention,
-    GroupSelfAttention,
     GroupSqueezeExcite,
     LiftingAffineSelfConvolution,
-    LiftingSelfAttention,
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
     VectorHead,
@@ -41,8 +39,7 @@ from lieattn.nn import (
     from_grid,
     to_grid,
 )
-from lieattn.nn._affine_attention import FiberAffine
-from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativeFunction, RelativePositionTable
+from lieattn.nn.relative import FourierFeatures, RelativeFunction, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, equivariance_error, randomize
 from tests.cases import SMALL_GROUPS, turns
@@ -76,65 +73,6 @@ def field(kind, group, points, dtype=torch.float64):
 
 
 # --- on clouds ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("every_backend")
-@dtypes
-@pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
-@pytest.mark.parametrize("kind", [*KINDS, "full", "pairwise"])
-def test_layers_commute_with_the_group(kind, group, dtype):
-    layer, x = layer_of(kind, group, dtype=dtype), field(kind, group, 12, dtype)
-    pos, batch = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), torch.arange(12) % 2
-    with torch.no_grad():
-        assert_equivariant(
-            lambda x, pos: layer(x, lift(pos, group, Radius(1.6), batch=batch)),
-            group,
-            x,
-            pos,
-            input_field=kind != "lifting",
-            elements=turns(group),
-        )
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("normalize", ["mean", "exp-mean", "none"])
-def test_other_normalizations_commute_too(normalize):
-    group = SMALL_GROUPS["D3"]
-    layer, x = layer_of("affine", group, normalize=normalize), field("affine", group, 12)
-    with torch.no_grad():
-        assert_equivariant(
-            lambda x, pos: layer(x, lift(pos, group, Radius(1.6))), group, x, torch.randn(12, 2, dtype=torch.float64)
-        )
-
-
-@pytest.mark.usefixtures("every_backend")
-@dtypes
-@pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
-def test_layers_of_the_fiber_commute_with_the_group(group, dtype):
-    query = randomize(FiberAffine(group, CHANNELS).to(dtype))
-    excite = randomize(GroupSqueezeExcite(CHANNELS, 1).to(dtype), spread=2)
-    batch = torch.arange(12) % 2
-    pos, x = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), field("affine", group, 12, dtype)
-    with torch.no_grad():
-        assert_equivariant(lambda x, pos: query(x), group, x, pos, elements=turns(group))
-        excited = lambda x, pos: excite(x, lift(pos, group, Radius(1.6), batch=batch))  # noqa: E731
-        assert_equivariant(excited, group, x, pos, elements=turns(group))
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("kind", KINDS)
-def test_points_may_be_permuted_and_clouds_are_apart(kind):
-    group = SMALL_GROUPS["D3"]
-    layer, x = layer_of(kind, group), field(kind, group, 12)
-    pos, batch = torch.randn(12, 2, dtype=torch.float64), torch.arange(12) % 2
-    out = layer(x, lift(pos, group, Radius(1.6), batch=batch))
-    order = torch.randperm(12)
-    moved = layer(x[order], lift(pos[order], group, Radius(1.6), batch=batch[order]))
-    torch.testing.assert_close(moved, out[order], rtol=1e-12, atol=1e-12)
-    for cloud in range(2):
-        mine = batch == cloud
-        alone = layer(x[mine], lift(pos[mine], group, Radius(1.6)))
-        torch.testing.assert_close(alone, out[mine], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -192,7 +130,7 @@ def test_squeeze_excite_keeps_clouds_apart():
 @pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
+@pytest.mark.parametrize("group", ["C4", "C8", "D1", "D3"])
 def test_tables_on_turned_grids(group, kind, dtype):
     """With balls on a grid, layers are exact for every group, although h⁻¹ of an offset may lie off the grid."""
     group, pos = SMALL_GROUPS[group], pixel_positions(5, 6, dtype=dtype)
@@ -217,8 +155,7 @@ def turned(group, h, x, rows, columns):
 
 @pytest.mark.usefixtures("every_backend")
 @dtypes
-@pytest.mark.parametrize("border", ["zero", "mask"])
-@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize(("size", "border"), [(3, "zero"), (5, "mask")])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", ["C4", "D1", "D4"])
 def test_turned_arrays(group, kind, size, border, dtype):
@@ -410,112 +347,6 @@ def constant_maps(layer, psi=1.0, beta=0.0):
     return layer
 
 
-@pytest.mark.parametrize("group", ["trivial2", "C4", "D3", "O"])
-def test_psi_1_and_beta_0_is_plain_attention(group):
-    """The reference is torch's scaled dot-product attention of the sums over the fiber."""
-    group = SMALL_GROUPS[group]
-    offsets = [[float(i)] * group.dim for i in range(-3, 4)]
-    layer = constant_maps(layer_of("affine", group, RelativePositionTable.of(torch.tensor(offsets))))
-    pos = torch.arange(4, dtype=torch.float64)[:, None].repeat(1, group.dim)
-    x = field("affine", group, 4)
-    wanted = F.scaled_dot_product_attention(
-        *(
-            linear(x).sum(dim=1).unflatten(-1, (HEADS, -1)).transpose(0, 1)
-            for linear in (layer.query, layer.key, layer.value)
-        ),
-        scale=1 / WIDTH,
-    )
-    wanted = layer.output(wanted.transpose(0, 1).flatten(1)[:, None].expand(-1, group.order, -1))
-    torch.testing.assert_close(layer(x, lift(pos, group, AllPairs())), wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(4)], ids=lambda g: g.name)
-def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
-    """The reference is a depthwise group convolution computed by conv2d."""
-    pixels = point_clouds(pixel_positions(5, 6, dtype=torch.float64), grid=torch.tensor([[5, 6]]))
-    graph = lift(pixels, group, PixelSquare(3))
-    table = RelativePositionTable.square(3)
-    affine = table.affine_map(group, WIDTH).double()
-    x = torch.randn(30, group.order, WIDTH, dtype=torch.float64)
-    edges = table.edges(graph)
-    out, _ = group_attention(
-        None,
-        None,
-        x[:, :, None],
-        edges.neighbors,
-        pattern="pooled",
-        normalize="none",
-        terms=RelativeTerms(psi=affine.tables(graph)[0][:, :, :, None], row=edges.index),
-    )
-    convolution = GridGroupConvolution(group, WIDTH, WIDTH, 3, pad=1, measure=1.0).double()
-    right, up = torch.tensor(table.offsets).long().unbind(1)
-    with torch.no_grad():
-        convolution.weight.zero_()
-        channel = torch.arange(WIDTH)
-        for row, (column, line) in enumerate(zip(right + 1, 1 - up, strict=True)):
-            convolution.weight[channel, channel, :, line, column] = affine.psi[:, row].mT
-    wanted = from_grid(convolution(to_grid(x, graph.grid)))
-    torch.testing.assert_close(out[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("group", ["trivial2", "C4", "D3"])
-def test_gsa_with_constant_encodings(group):
-    """On point features, group self-attention without positions equals the layer with psi = 1 and beta = 0.
-
-    Sums over n frames make the query and the key n times as large, and the query sum adds n equal outputs.
-    """
-    group = SMALL_GROUPS[group]
-    n, graph = group.order, lift(torch.randn(9, 2, dtype=torch.float64), group, Radius(1.2))
-    encoding = CoordinateEncoding(2, WIDTH // HEADS, group)
-    gsa = randomize(
-        GroupSelfAttention(group, CHANNELS, 4, heads=HEADS, head_channels=WIDTH // HEADS, encoding=encoding)
-    )
-    gsa = gsa.double()
-    with torch.no_grad():
-        encoding.fiber.weight.copy_(encoding.fiber.weight[:1].clone())
-        for axis in encoding.axes:
-            axis.linear2.weight.zero_()
-    layer = constant_maps(layer_of("affine", group, scale=gsa.scale / n**2, channels=WIDTH))
-    identity = group.identity_index
-    with torch.no_grad():
-        for name in ("key_map", "value_map"):
-            affine = getattr(layer, name)
-            affine.waves.frequencies.zero_()
-            affine.waves.phases.zero_()
-            affine.psi.fill_(1 / (math.sqrt(2) * affine.psi.shape[-1]))
-        for name in ("query", "key", "value"):
-            mine, theirs = getattr(layer, name), getattr(gsa, name)
-            mine.weight.zero_()
-            mine.weight[identity] = theirs.weight
-            mine.bias.copy_(theirs.bias)
-        layer.output.weight.zero_()
-        layer.output.weight[identity] = gsa.output.weight
-    x = torch.randn(9, 1, CHANNELS, dtype=torch.float64).expand(-1, n, -1)
-    torch.testing.assert_close(layer(x, graph) + gsa.output.bias, gsa(x, graph), rtol=1e-11, atol=1e-11)
-
-
-def test_lifting_gsa_with_constant_encodings():
-    """Point features have no frames to sum over, so the layers agree without rescaling."""
-    group, graph = dihedral(3), lift(torch.randn(9, 2, dtype=torch.float64), dihedral(3), Radius(1.2))
-    gsa = randomize(LiftingSelfAttention(group, CHANNELS, 4, heads=HEADS, head_channels=WIDTH // HEADS).double())
-    with torch.no_grad():
-        for axis in gsa.encoding.axes:
-            axis.linear2.weight.zero_()
-    x = torch.randn(9, CHANNELS, dtype=torch.float64)
-    query, key, value = (f(x)[:, None].unflatten(-1, (HEADS, -1)) for f in (gsa.query, gsa.key, gsa.value))
-    one = torch.ones(1, group.order, 1, 1, 1, dtype=torch.float64)
-    out, _ = group_attention(
-        query,
-        key,
-        value,
-        graph.neighbors,
-        pattern="pooled",
-        terms=RelativeTerms(psi=one, key_psi=one, row=torch.zeros(graph.neighbors.num_edges, dtype=torch.int64)),
-        scale=gsa.scale,
-    )
-    torch.testing.assert_close(gsa.output(out.flatten(-2)), gsa(x, graph), rtol=1e-12, atol=1e-12)
-
-
 def test_stand_alone_attention_is_affine_with_constant_psi():
     group, table = cyclic(4), RelativePositionTable.square(3, border="zero")
     baseline, layer = layer_of("stand-alone", group, table), constant_maps(layer_of("affine", group, table))
@@ -583,21 +414,6 @@ def test_tables_have_a_row_for_each_place_and_a_value_for_each_coordinate():
     assert [len(axis) for axis in keys.axes] == [7, 7]  # 0, and 1, sqrt(2) and sqrt(1/2) of both signs
 
 
-def test_simple_is_affine_with_one_map():
-    group, table = dihedral(4), RelativePositionTable.square(3, border="zero")
-    simple, layer = layer_of("simple", group, table), layer_of("affine", group, table)
-    with torch.no_grad():
-        for name in ("query", "key", "value"):
-            getattr(layer, name).load_state_dict(simple.embedding.state_dict())
-        for name in ("key_map", "value_map"):
-            getattr(layer, name).load_state_dict(simple.affine_map.state_dict())
-        layer.query_map.load_state_dict(dict(zip(("psi", "beta"), simple.affine_map.center(), strict=True)))
-        layer.output.load_state_dict(simple.output.state_dict())
-    graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, PixelSquare(3))
-    x = field("affine", group, 16)
-    torch.testing.assert_close(layer(x, graph), simple(x, graph), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", ["affine", "simple"])
 def test_a_table_is_a_network_at_its_offsets(kind):
     group, table = dihedral(4), RelativePositionTable.square(3)
@@ -628,15 +444,6 @@ def test_psi_and_beta_start_with_unit_variance(positions):
 
 
 # --- controls: a test that cannot fail proves nothing ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_layers_see_rotations_outside_the_group(kind):
-    group = cyclic(4)
-    layer, x = layer_of(kind, group), field(kind, group, 12)
-    pos = torch.randn(12, 2, dtype=torch.float64)
-    there, here = (layer(x, lift(p, group, Radius(1.6))) for p in (cyclic(8).act(1, pos), pos))
-    assert (there - here).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("part", ["query_map", "key_map", "value_map", "query"])

@@ -41,12 +41,11 @@ from lieattn.ops import (
     attentive_convolution,
     backend,
     convolution_responses,
-    expand_kernel,
     residual_branch,
 )
 from lieattn.testing import randomize
 from lieattn.viz import attention_picture, attention_under_group
-from tests.cases import turns
+from tests.cases import some, turns
 from tests.parity import attentive_gconv as parity
 from tests.test_group_convolution import every_lattice_group, grid_error
 
@@ -206,7 +205,7 @@ def test_derivatives_are_right_to_second_order():
         return evaluate(dict(zip(tensors, given, strict=True)), "full", "auto")
 
     assert torch.autograd.gradcheck(call, tuple(tensors.values()))
-    assert torch.autograd.gradgradcheck(call, tuple(tensors.values()))
+    assert torch.autograd.gradgradcheck(call, tuple(tensors.values()), fast_mode=True)
 
 
 def test_parts_and_threads_change_nothing(monkeypatch):
@@ -232,7 +231,7 @@ def test_parts_and_threads_change_nothing(monkeypatch):
         torch.testing.assert_close(thread, whole, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("widest", [4, 8, 16])
+@pytest.mark.parametrize("widest", some([4, 8, 16], [8]))
 def test_vectors_of_any_length_give_the_same(widest, monkeypatch):
     """Vector lanes are outputs: all or half of the lanes, several blocks, and a last block that is not full."""
     monkeypatch.setattr("lieattn.ops.kernels.attentive._launch.widest_lanes", lambda: widest)
@@ -424,14 +423,6 @@ def test_maps_of_zero_leave_the_dilated_convolution():
     torch.testing.assert_close(layer(x), plain(x))
 
 
-def test_frames_of_broken_maps_are_named():
-    def weighted(responses):  # one weight for each output frame
-        return torch.sigmoid(responses) * torch.tensor([0.0, 0.0, 5.0, 0.0])[:, None, None, None, None]
-
-    with pytest.raises(ValueError, match=r"most between frame [23] of the output and 0 of the input"):
-        GridAttentiveLifting(cyclic(4), 3, 2, 3, attention=weighted)
-
-
 def test_parameters_at_zero_hide_nothing():
     """The condition is measured with random parameters, because the initial ones could hide a violation."""
 
@@ -474,27 +465,6 @@ def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
         assert difference < 1e-10 if exact else difference > 1e-2
 
 
-@every_lattice_group
-def test_without_weights_attention_takes_a_quarter(group):
-    """Zero scores: σ(0)² = 1/4 of every response is subtracted, and 3/4 of the group convolution is left."""
-    layer = randomize(GridAttentiveConvolution(group, 2, 3, 3, spatial_size=3, measure=0.9)).double()
-    convolution = GridGroupConvolution(group, 2, 3, 3, measure=0.9).double()
-    convolution.weight.data = layer.weight.data
-    with torch.no_grad():
-        for parameter in layer.attention.parameters():
-            parameter.zero_()
-        x = torch.randn(2, 2, group.order, *[4] * group.dim, dtype=torch.float64)
-        torch.testing.assert_close(layer(x), 0.75 * convolution(x), rtol=1e-10, atol=1e-10)
-
-
-def test_pose_attention_is_a_circulant_of_the_poses():
-    gate = randomize(GridPoseAttention(cyclic(4), 2, measure=0.4)).double()
-    x = torch.randn(1, 2, 4, 3, 3, dtype=torch.float64)
-    matrix = expand_kernel(gate.weight.T[:, None], cyclic(4).relative_index)[:, 0]
-    level = 0.4 * torch.einsum("hgc,bcgxy->bhxy", matrix, x)
-    torch.testing.assert_close(gate(x), (1 - torch.sigmoid(level))[:, None] * x, rtol=1e-10, atol=1e-10)
-
-
 def test_attention_to_poses_close_to_one_keeps_its_digits():
     gate = GridPoseAttention(cyclic(4), 1)
     torch.nn.init.constant_(gate.weight, 1.0)
@@ -532,31 +502,6 @@ def test_gates_of_planes_use_the_measure_and_all_channels():
     assert GridInputAttention(cyclic(4), 6).channel.first.shape == (3, 6, 4)
     assert GridAttentiveLifting(cyclic(4), 6, 2, 3).attention.first.shape == (2, 6, 6)
     assert GridAttentiveConvolution(cyclic(4), 6, 2, 3).attention.first.shape == (2, 3, 6, 4)
-
-
-def test_gates_of_planes_are_their_formulas():
-    x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
-    gates = {
-        kind: randomize(GridInputAttention(cyclic(4), 3, attention=kind, spatial_size=3, lifting=True)).double()
-        for kind in KINDS
-    }
-    first, second = gates["channel"].channel.first, gates["channel"].channel.second
-    seen = [torch.relu(statistics @ first.T) @ second.T for statistics in (x.mean((2, 3)), x.amax((2, 3)))]
-    expected = (1 - torch.sigmoid(sum(seen)))[..., None, None] * x
-    torch.testing.assert_close(gates["channel"](x), expected, rtol=1e-10, atol=1e-10)
-    level = gates["spatial"].spatial(torch.stack([x.mean(1), x.amax(1)], dim=1)).amax(2)
-    torch.testing.assert_close(gates["spatial"](x), (1 - torch.sigmoid(level)) * x, rtol=1e-10, atol=1e-10)
-    assert torch.autograd.gradcheck(gates["full"], x)
-
-
-def test_gates_with_both_kinds_of_attention_are_their_formula():
-    layer = randomize(GridInputAttention(P4, 3, spatial_size=3)).double()
-    x = torch.randn(2, 3, 4, 5, 5, dtype=torch.float64)
-    out, maps = layer.attend(x, return_maps=True)
-    torch.testing.assert_close(out, (1 - maps.spatial * maps.channel) * x)
-    seen = maps.channel * x
-    statistics = torch.stack([seen.mean(dim=1), seen.amax(dim=1)], dim=1)
-    torch.testing.assert_close(maps.spatial, layer.spatial(statistics).sigmoid())
 
 
 def test_spatial_kernels_of_layers_are_dilated():

@@ -174,9 +174,7 @@ def lanes(request, monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution", "pooled"))
-)
+@pytest.mark.parametrize("case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution", "pooled")))
 def test_equals_plain(case, lanes):
     check(case, 1e-12)
 
@@ -286,7 +284,11 @@ def test_the_lowest_scores_have_weights():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warnings of the interpreter: log(0) and 0 / 0
 @pytest.mark.parametrize(
     ("case", "lanes"),
-    [("query sum", True), ("joint, bias of pairs", False), pytest.param("framewise, none", True, marks=pytest.mark.slow)],
+    [
+        ("query sum", True),
+        ("joint, bias of pairs", False),
+        pytest.param("framewise, none", True, marks=pytest.mark.slow),
+    ],
     indirect=["lanes"],
 )
 def test_keys_masked_by_infinite_biases(case, lanes):

@@ -1,12 +1,12 @@
-"""Neighbors in the format of PyTorch Geometric: functions that return ``edge_index``, and transforms of its data.
+"""Neighbors in the format of PyTorch Geometric.
 
-They need no compiled extension, keep all neighbors, and return the same edges for the same points on every device and
-in every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn`` and
-``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers``, ``batch_size`` and ``cosine``.
+These functions need no compiled extension, keep all neighbors, and return the same edges for the same points on every
+device and in every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn``
+and ``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers``, ``batch_size`` and ``cosine``.
 
 ``flow`` is the order of the rows of ``edge_index``. If i is the center and j its neighbor, ``"source_to_target"`` gives
-rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all neighbors j at i.
-``"target_to_source"`` gives rows ``(i, j)``. Edges are sorted by center, then by neighbor.
+rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all neighbors j at i. ``"target_to_source"``
+gives rows ``(i, j)``. Edges are sorted by center, then by neighbor.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1355, 20, 0),
+    "_core": (1356, 20, 0),
     "ase": (315, 1, 0),
     "bench": (1412, 13, 4),
     "certify": (3087, 15, 7),
@@ -73,7 +73,7 @@ BUDGETS = {
     "transforms": (354, 1, 0),
     "viz": (2716, 13, 12),
     "datasets": (9555, 46, 74),
-    "tests": (57021, 146, 0),
+    "tests": (57026, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
@@ -343,3 +343,8 @@ def test_names_of_the_library_are_its_parts():
     assert all(inspect.ismodule(getattr(lieattn, name)) for name in CORE)
     with pytest.raises(AttributeError, match="'lieattn' has no attribute 'nothing'"):
         lieattn.nothing  # noqa: B018
+
+
+def test_the_first_line_of_a_module_names_one_idea():
+    firsts = {path: path.read_text().split("\n", 1)[0] for path in FILES if path.parent != LIBRARY}
+    assert [str(path) for path, first in firsts.items() if " and " in first and path.name != "_training.py"] == []

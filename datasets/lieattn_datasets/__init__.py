@@ -1,4 +1,4 @@
-"""Data sets as point sets for torch_geometric. Files are read from a folder, and downloaded only on request.
+"""Data sets as point sets for torch_geometric.
 
 The package does not depend on ``lieattn``: any library that accepts a ``torch_geometric.data.Data`` can use it.
 """

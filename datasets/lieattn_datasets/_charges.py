@@ -1,4 +1,4 @@
-"""Simulation of charged particles: a softened Coulomb force, integrated with the velocity Verlet method."""
+"""Simulation of charged particles."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

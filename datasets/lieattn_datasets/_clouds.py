@@ -1,4 +1,4 @@
-"""Base class of all data sets: items by index, views of subsets, and a transform for each item."""
+"""Base class of all data sets."""
 
 import copy
 import operator

@@ -1,4 +1,4 @@
-"""Rigid motions of clouds, including their vectors and tensors."""
+"""Rigid motions of clouds."""
 
 import copy
 import math

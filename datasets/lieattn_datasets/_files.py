@@ -1,4 +1,4 @@
-"""Finding, reading and checking the files of a data set."""
+"""The files of a data set."""
 
 import contextlib
 import functools

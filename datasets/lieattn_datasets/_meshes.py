@@ -1,4 +1,4 @@
-"""Reading of triangle meshes, and sampling of points on their surfaces."""
+"""Triangle meshes as points on their surfaces."""
 
 import codecs
 import io

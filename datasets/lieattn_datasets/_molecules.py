@@ -1,4 +1,4 @@
-"""Molecules: concatenated arrays of atoms, with targets for each molecule and each atom."""
+"""Molecules as concatenated arrays of atoms."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

@@ -1,4 +1,4 @@
-"""Charged particles: prediction of later positions from current positions and velocities."""
+"""Charged particles: prediction of later positions."""
 
 from pathlib import Path
 

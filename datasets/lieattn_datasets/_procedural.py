@@ -1,4 +1,4 @@
-"""Labeled shapes and scenes that are generated: sixteen kinds of random size, bent, with holes and noise."""
+"""Labeled shapes that are generated."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, get_args

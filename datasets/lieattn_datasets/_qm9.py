@@ -1,4 +1,4 @@
-"""QM9: the full data set from its raw files, and a subset with two kinds of labels."""
+"""QM9."""
 
 from collections.abc import Sequence
 from pathlib import Path

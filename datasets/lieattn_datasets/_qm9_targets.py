@@ -1,4 +1,4 @@
-"""The nineteen targets of QM9: names, units, and contributions of the free atoms."""
+"""The nineteen targets of QM9."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Shapes as clouds of surface points: their base class, and two small data sets of real shapes."""
+"""Shapes as clouds of surface points."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Points on the unit sphere: directions, their areas, and projections of images."""
+"""Points on the unit sphere."""
 
 import math
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Units of targets, and the conversion factors between them (CODATA 2018)."""
+"""Units of targets (CODATA 2018)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Your own molecules and crystals, in extended XYZ files."""
+"""Your own molecules or crystals in extended XYZ files."""
 
 import io
 import re

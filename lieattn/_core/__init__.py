@@ -1,1 +1,1 @@
-"""What every package shares: checks of arguments, numerics, and support of torch."""
+"""What every package shares."""

@@ -1,4 +1,4 @@
-"""Agreement of the clouds of a list in their attributes, without which a batch of them would lose some."""
+"""Agreement of the attributes of clouds that form a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that test whether autocast is enabled on a device, and disable it in a block or for a function."""
+"""Regions without autocast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of arguments. Each message contains the argument, the allowed values, and the value given."""
+"""Checks of arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Support of ``torch.func`` and forward-mode derivatives, which cannot differentiate searches and kernels."""
+"""Support of ``torch.func``, which cannot differentiate searches or kernels."""
 
 from __future__ import annotations
 

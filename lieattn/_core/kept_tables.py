@@ -1,4 +1,4 @@
-"""Tables and constants of modules, which keep their values and their precision when the module is moved or cast."""
+"""Tables of modules that keep their values when the module is cast."""
 
 from __future__ import annotations
 

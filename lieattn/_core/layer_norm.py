@@ -1,4 +1,4 @@
-"""Layer normalization, whose second derivatives in ``torch`` are wrong where reverse mode follows forward mode."""
+"""Layer normalization with correct second derivatives."""
 
 from __future__ import annotations
 

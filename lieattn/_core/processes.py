@@ -1,4 +1,4 @@
-"""Training in several processes: their number, and sums over them."""
+"""Sums over the processes of a training."""
 
 from __future__ import annotations
 

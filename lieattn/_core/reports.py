@@ -1,4 +1,4 @@
-"""Tables of reports as text and as HTML, and pages that need no other file."""
+"""Tables of reports as text or HTML."""
 
 from __future__ import annotations
 

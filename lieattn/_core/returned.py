@@ -1,6 +1,7 @@
-"""Calls of methods of groups and spaces, which may be the user's. An error names the method that returns a wrong value.
+"""Calls of methods that may be the user's.
 
-Otherwise a wrong shape would broadcast to wrong numbers, or fail elsewhere.
+An error names the method that returns a wrong value. Otherwise a wrong shape would broadcast to wrong numbers, or fail
+elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers, sums, means and maxima of groups of rows, in sufficient precision and with correct gradients."""
+"""Reductions over groups of rows."""
 
 from __future__ import annotations
 

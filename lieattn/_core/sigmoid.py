@@ -1,4 +1,4 @@
-"""Attention by a sigmoid, with the part that it does not remove."""
+"""Attention by a sigmoid."""
 
 from __future__ import annotations
 

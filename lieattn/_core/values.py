@@ -1,4 +1,4 @@
-"""Equality of values that users derive classes from, their texts, values for JSON, and entries of attributes."""
+"""Equality of immutable values that users derive classes from."""
 
 from __future__ import annotations
 

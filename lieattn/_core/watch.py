@@ -1,4 +1,4 @@
-"""Attention weights, passed to a tool that watches a network while it is evaluated."""
+"""Attention weights for a tool that watches a network."""
 
 from __future__ import annotations
 

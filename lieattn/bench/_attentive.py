@@ -1,4 +1,4 @@
-"""Attentive group convolution, against a literal evaluation of its formula."""
+"""Attentive group convolution beside a literal evaluation of its formula."""
 
 from __future__ import annotations
 

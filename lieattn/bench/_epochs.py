@@ -1,4 +1,4 @@
-"""A training step of a main network of each paper, on data of the same size as in the paper.
+"""A training step of a main network of each paper.
 
 The data are random, so nothing is downloaded. The geometry is computed in every step, as if no loader prepared it,
 except in captured steps of images.

@@ -1,4 +1,4 @@
-"""A training step of the rot-MNIST networks of GSA-Nets, against a literal evaluation of the published formula."""
+"""A training step of GSA-Nets beside a literal evaluation of the published formula."""
 
 from __future__ import annotations
 

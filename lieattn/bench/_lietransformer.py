@@ -1,4 +1,4 @@
-"""One SE(3) attention layer of LieTransformer, geometry included, against the literal dense evaluation.
+"""One SE(3) attention layer of LieTransformer beside the literal dense evaluation.
 
 The cases ``18x1`` ... ``256x1`` are named by points times frames, and have whole clouds as neighborhoods. In the cases
 ``radius 256`` ... ``radius 4096``, time and memory grow with the number of points, not with its square.

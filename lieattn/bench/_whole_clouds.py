@@ -1,4 +1,4 @@
-"""Framewise attention over whole clouds, beside functions of torch that compute the same.
+"""Framewise attention over whole clouds beside functions of torch that compute the same.
 
 All clouds have the same size, so no way needs padding. FlexAttention is compiled, and measured on GPUs only, because it
 has no gradient on CPUs.

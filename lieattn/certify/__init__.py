@@ -1,4 +1,4 @@
-"""Certificates: measured errors of the equivariance of a network, for each group element and dtype."""
+"""Certificates: measured errors of the equivariance of a network."""
 
 from lieattn.certify._certificate import Certificate, Diagnosis, Row
 from lieattn.certify._clouds import moved

@@ -1,4 +1,4 @@
-"""Diagnoses: the first layer that breaks a symmetry, and the likely cause."""
+"""Diagnoses: the first layer that breaks a symmetry."""
 
 from __future__ import annotations
 

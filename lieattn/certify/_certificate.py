@@ -1,4 +1,4 @@
-"""Certificates: measured errors as rows, a verdict, and one page without references to other files."""
+"""Certificates: measured errors as rows with a verdict."""
 
 from __future__ import annotations
 

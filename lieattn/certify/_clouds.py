@@ -1,4 +1,4 @@
-"""Clouds that are made from the given ones: moved, shifted, scrambled and degenerate ones, and images as clouds."""
+"""Clouds that are made from the given ones."""
 
 from __future__ import annotations
 

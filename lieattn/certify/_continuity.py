@@ -1,4 +1,4 @@
-"""Continuity: jumps of outputs and of their first derivatives while a cloud changes along a path."""
+"""Continuity: jumps of outputs while a cloud changes along a path."""
 
 from __future__ import annotations
 

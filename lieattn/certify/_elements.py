@@ -1,4 +1,4 @@
-"""Group elements, of a group and outside of it."""
+"""Group elements inside or outside of a group."""
 
 from __future__ import annotations
 

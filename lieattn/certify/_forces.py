@@ -1,4 +1,4 @@
-"""Tests of whether forces are the gradient of the predicted energy, or of any energy."""
+"""Tests of whether forces are the gradient of an energy."""
 
 from __future__ import annotations
 

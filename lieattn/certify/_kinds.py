@@ -1,4 +1,4 @@
-"""How inputs and outputs transform."""
+"""Kinds: how inputs or outputs transform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function ``certify``, which makes all measurements and returns a certificate."""
+"""The function ``certify``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Motions of all clouds, which may also reorder their points, and the outputs that are expected after them."""
+"""Motions of all clouds with the outputs that are expected after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of all kinds of networks: with a batch, with attributes of a batch, or as an ASE calculator."""
+"""Calls of all kinds of networks."""
 
 from __future__ import annotations
 

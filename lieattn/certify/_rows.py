@@ -1,4 +1,4 @@
-"""Measurements of a certificate: rows of errors, and the differences of outputs between clouds."""
+"""Measurements of a certificate as rows of errors."""
 
 from __future__ import annotations
 

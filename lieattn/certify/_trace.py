@@ -1,4 +1,4 @@
-"""Inputs and outputs of all modules of a network, and the laws that they follow if the clouds are changed."""
+"""Features of all modules of a network before or after a change of the clouds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lieattn models`` and ``lieattn datasets``: tables of models and data sets, from the docstrings of the classes."""
+"""``lieattn models`` or ``lieattn datasets``: tables from the docstrings of the classes."""
 
 from __future__ import annotations
 

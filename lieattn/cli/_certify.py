@@ -1,4 +1,4 @@
-"""``lieattn certify``: the certificate of a checkpoint, or of a network given by name."""
+"""``lieattn certify``: the certificate of a network."""
 
 from __future__ import annotations
 

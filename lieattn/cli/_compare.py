@@ -1,4 +1,4 @@
-"""``lieattn compare``: train several models under the same budget, and report their results."""
+"""``lieattn compare``: train several models under the same budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training that a checkpoint describes, if the command line does not: it is evaluated or continued."""
+"""The training that a checkpoint describes."""
 
 from __future__ import annotations
 

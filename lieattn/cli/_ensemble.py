@@ -1,4 +1,4 @@
-"""Ensembles of checkpoints: the mean of their networks, and predictions with standard deviations."""
+"""Ensembles of checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message and one exit status for each error of a subcommand."""
+"""One message with one exit status for each error of a subcommand."""
 
 from __future__ import annotations
 

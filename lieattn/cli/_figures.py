@@ -1,4 +1,4 @@
-"""Figures of the papers for ``lieattn picture``: a table of functions, whose keyword arguments are the options."""
+"""Figures of the papers for ``lieattn picture``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lieattn info``: versions, threads, and the backend that evaluates each operation, with reasons."""
+"""``lieattn info``: the backend that evaluates each operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lieattn picture``: pictures of a trained network applied to some clouds, and figures of the papers by name."""
+"""``lieattn picture``: pictures of a trained network."""
 
 from __future__ import annotations
 

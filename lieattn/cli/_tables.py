@@ -1,4 +1,4 @@
-"""Tables of predictions, as CSV files: a row for each cloud or point, a column for each number."""
+"""Tables of predictions."""
 
 from __future__ import annotations
 

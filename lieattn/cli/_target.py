@@ -1,4 +1,4 @@
-"""Networks and clouds that are named on the command line."""
+"""Networks that are named on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of models that match in the number of parameters, the time or operations of a step, or the width."""
+"""Sizes of models that match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of comparisons, from records in files to tables."""
+"""Results of comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a comparison, read from configuration files."""
+"""The settings of a comparison."""
 
 from __future__ import annotations
 

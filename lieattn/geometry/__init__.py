@@ -1,4 +1,4 @@
-"""Point clouds, neighborhoods, frames and the lift, which is computed once per batch and shared by all layers."""
+"""The lift of point clouds, which is computed once per batch for all layers."""
 
 from lieattn.geometry._clouds import PointClouds, point_clouds
 from lieattn.geometry._frames import FiniteFrames, GivenFrames, SampledFrames

@@ -1,4 +1,4 @@
-"""Point clouds, read from tensors or PyTorch Geometric data."""
+"""Point clouds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that do not follow the points: those of a finite group, random ones, and given ones."""
+"""Frames that do not follow the points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as point sets: pixel positions, rasters, crops and pooling cells.
+"""Images as point sets.
 
 The raster of a cloud is ``grid = (height, width)``, with its points in raster order, row by row from the top. The
 raster of voxels in space is ``(depth, height, width)``, layer by layer. It does not change when the coordinates of the

@@ -1,4 +1,4 @@
-"""Indices of points and clouds: which points belong to which cloud."""
+"""Indices of points in clouds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of group elements over the points of clouds, which the layers of a network share."""
+"""Graphs of group elements over the points of clouds."""
 
 from __future__ import annotations
 

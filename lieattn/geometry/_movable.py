@@ -1,4 +1,4 @@
-"""Values of tensors that move between devices, and attributes that are computed on first use."""
+"""Values of tensors that move between devices."""
 
 from __future__ import annotations
 

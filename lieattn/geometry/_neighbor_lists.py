@@ -1,4 +1,4 @@
-"""Neighbor lists, which define the points that each point attends to."""
+"""Neighbor lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Neighborhoods: small values that define which points are neighbors, and find them in any clouds.
+"""Neighborhoods: small values that define which points are neighbors.
 
 They search in float64, on any device, without a limit on the number of neighbors and without gradient. Points of
 different clouds are never neighbors. Points at the same place are distinct points.

@@ -1,4 +1,4 @@
-"""Padded layouts, in which every cloud has the size of the largest."""
+"""Padded layouts of clouds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting large clouds into pieces. A piece has its own points and a halo, the points of other pieces that it reads."""
+"""Pieces of large clouds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Principal axes of second moments, and axes toward points where the moments do not determine them."""
+"""Principal axes of second moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that rotate with the data: principal axes of the cloud, or of the neighborhood of each point."""
+"""Frames that rotate with the data."""
 
 from __future__ import annotations
 

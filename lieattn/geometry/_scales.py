@@ -1,4 +1,4 @@
-"""Frames of a finite group on several scales, and their graph."""
+"""Frames of a finite group on several scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that build the common finite groups. To add a group, write a function that returns its matrices."""
+"""Functions that build the common finite groups."""
 
 from __future__ import annotations
 

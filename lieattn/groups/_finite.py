@@ -1,4 +1,4 @@
-"""Finite groups as values: matrices, and the tables derived from them."""
+"""Finite groups as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of all groups, finite and Lie, with default implementations for any group of matrices."""
+"""The interface of all groups."""
 
 from __future__ import annotations
 

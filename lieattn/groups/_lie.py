@@ -1,4 +1,4 @@
-"""Lie groups of linear maps, rotations, reflections and dilations, and the translations."""
+"""Lie groups of linear maps."""
 
 from __future__ import annotations
 

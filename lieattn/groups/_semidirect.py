@@ -1,4 +1,4 @@
-"""Semidirect products of translations and linear maps, such as SE(d), E(d) and Sim(d)."""
+"""Semidirect products of translations with linear maps."""
 
 from __future__ import annotations
 

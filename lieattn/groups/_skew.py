@@ -1,4 +1,4 @@
-"""Rotations of the plane and of space as exponentials of skew matrices, and unit quaternions.
+"""Rotations as exponentials of skew matrices.
 
 The scalar functions and their derivatives are accurate over the whole range. They are analytic in the squared angle
 s = θ², so there is no loss of accuracy at θ = 0: a power series in s is used below a threshold, and the closed form

@@ -1,4 +1,4 @@
-"""A network on disk: the record of its class, arguments, symmetry and weights, from which it is constructed again."""
+"""A network on disk."""
 
 from lieattn.io._digest import DIGESTS, KEY, add_digests, damaged_entries, digest
 from lieattn.io._files import replace_text, replacing

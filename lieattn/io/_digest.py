@@ -1,4 +1,4 @@
-"""Digests of the entries of a checkpoint, which do not depend on the format of the file."""
+"""Digests of the entries of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks as files: weights, the arguments of the network, and the group and geometry that the weights belong to."""
+"""Networks as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that belong to one group and geometry, and cannot be loaded into a module with another one."""
+"""Weights that belong to one group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classes and functions that a file may name: those of this library, of torch, and of packages that users trust."""
+"""The classes that a file may name."""
 
 from __future__ import annotations
 

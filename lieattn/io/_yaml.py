@@ -1,4 +1,4 @@
-"""Reading YAML texts, without keys that occur twice, of which one would be lost."""
+"""YAML without keys that occur twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of the papers and of this library, built from ``lieattn.nn``; each family has a folder."""
+"""Networks built from ``lieattn.nn``; each family has a folder."""
 
 from lieattn.models._base.captured import Captured
 from lieattn.models._base.ensemble import Ensemble, Spread

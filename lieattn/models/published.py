@@ -1,4 +1,4 @@
-"""Published weights, settings and conventions of the authors of the papers, for the networks of this library."""
+"""Published weights of the papers for the networks of this library."""
 
 from __future__ import annotations
 

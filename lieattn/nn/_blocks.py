@@ -1,4 +1,4 @@
-"""Residual blocks of the papers: an attention or a convolution, followed by a network for each element."""
+"""Residual blocks of the papers."""
 
 from __future__ import annotations
 

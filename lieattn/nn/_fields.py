@@ -1,4 +1,4 @@
-"""Conversion between fields of any type on points and fields on the group."""
+"""Conversion of fields of any type to fields on the group."""
 
 from __future__ import annotations
 

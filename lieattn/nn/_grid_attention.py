@@ -1,4 +1,4 @@
-"""Attentive group convolution on grids: attention to the responses of a convolution, or gates on its input."""
+"""Attentive group convolution on grids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear maps that commute with the group, and maps between its regular representation and irreps of O(3)."""
+"""Linear maps that commute with the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention of GSA-Nets, LieTransformer and the framewise networks, as presets of :class:`GroupAttention`."""
+"""The attention of the papers as presets of :class:`GroupAttention`."""
 
 from __future__ import annotations
 

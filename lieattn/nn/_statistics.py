@@ -1,4 +1,4 @@
-"""Layers with sums over points, frames or pixels: poolings, normalizations, and squeeze-and-excite."""
+"""Layers with sums over points, frames or pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention operator and other functions without parameters."""
+"""The attention operator."""
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel

@@ -1,4 +1,4 @@
-"""The choice of the backend that evaluates the operator, with its reasons in words."""
+"""The choice of the backend that evaluates the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of edges and frames, and messages along edges whose kernels are linear in the outputs of these networks."""
+"""Networks of edges with messages whose kernels are linear in their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated sum of attentive group convolution in plain maths: any derivatives, any device, and memory in parts."""
+"""The gated sum of attentive group convolution in plain maths."""
 
 from __future__ import annotations
 

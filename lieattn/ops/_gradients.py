@@ -1,4 +1,4 @@
-"""Gradients of operands, with None for those that do not need one."""
+"""Gradients of operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of multiply-adds of a computation, counted while it runs, including those of the fused kernels."""
+"""The number of multiply-adds of a computation."""
 
 from __future__ import annotations
 

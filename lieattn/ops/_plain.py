@@ -1,4 +1,4 @@
-"""The operator in plain maths, for cases that no faster evaluator supports, and for derivatives of any order.
+"""The operator in plain maths.
 
 It consists of gathers, small matrix products, and the scatter and softmax of PyTorch Geometric, and can be
 differentiated any number of times on any device. It stores tensors of size edges x fiber x fiber.

@@ -1,4 +1,4 @@
-"""Functions of the distance: Bessel functions, and a window that vanishes at the cutoff."""
+"""Functions of the distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of the relative element, which the operator takes besides queries, keys and values, and its checks."""
+"""The terms of the relative element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Representations of rotations and reflections, which define how features transform, as immutable values.
+"""Representations of orthogonal maps as immutable values.
 
 A :class:`Representation` returns the matrix of any orthogonal map, ``rep.matrix(rotation)``, and acts on features
 ``[*, dim]``, ``rep.act(rotation, features)``. Sums and multiples are also representations: ``2 * Vector(3) +

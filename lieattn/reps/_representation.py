@@ -1,4 +1,4 @@
-"""The interface of representations, their sums, and scalars, vectors and symmetric tensors."""
+"""The interface of representations."""
 
 from __future__ import annotations
 

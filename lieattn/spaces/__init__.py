@@ -1,4 +1,4 @@
-"""Homogeneous spaces X = G/H: the origin, its stabilizer H, a section X → G, and the lift of points to G."""
+"""Homogeneous spaces X = G/H."""
 
 from lieattn.spaces._space import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 

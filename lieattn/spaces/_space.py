@@ -1,4 +1,4 @@
-"""The interface of homogeneous spaces, and its instances: Euclidean space, spheres, and R^d without 0 as orbits."""
+"""The interface of homogeneous spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of layers and networks, for the tests of this library and of yours."""
+"""Checks for the tests of this library, which serve yours too."""
 
 from lieattn._core.checks import TOLERANCE
 from lieattn.testing._equivariance import (

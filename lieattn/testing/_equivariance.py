@@ -1,4 +1,4 @@
-"""Checks of the equivariance of layers and networks, for the tests of this library and of yours."""
+"""Checks of equivariance."""
 
 from __future__ import annotations
 

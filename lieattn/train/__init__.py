@@ -1,4 +1,4 @@
-"""Training: a thin layer on PyTorch Lightning, which is imported when the first name that needs it is used."""
+"""Training: a thin layer on PyTorch Lightning."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

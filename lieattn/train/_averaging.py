@@ -1,4 +1,4 @@
-"""Averages of the weights over the training steps, which are validated and saved in place of the last weights."""
+"""Averages of the weights over the training steps."""
 
 from __future__ import annotations
 

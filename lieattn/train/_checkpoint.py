@@ -1,4 +1,4 @@
-"""The entry ``"lieattn"`` of a checkpoint, and functions that rebuild its network, task and data.
+"""The entry ``"lieattn"`` of a checkpoint.
 
 The entry contains tensors and plain values only: the resolved configuration, the group, the kind of input, the states
 of the random generators, and digests of all entries. A checkpoint is not trusted: its content is compared with the

@@ -1,4 +1,4 @@
-"""Errors of a training that Lightning or torch would report later, in other words, or not at all."""
+"""Errors of a training that Lightning or torch would report later or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration files: building objects from them, and short messages about errors in them."""
+"""Configuration files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of point sets, in an order that is reproduced when a run is continued in the middle of an epoch."""
+"""Batches of point sets in an order that is reproduced when a run is continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint from which a run continues. It is kept up to date, and written when a signal stops the training."""
+"""The checkpoint from which a run continues."""
 
 from __future__ import annotations
 

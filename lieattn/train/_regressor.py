@@ -1,4 +1,4 @@
-"""The Lightning module that learns numbers, vectors and tensors."""
+"""The Lightning module that learns numbers."""
 
 from __future__ import annotations
 

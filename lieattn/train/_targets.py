@@ -1,4 +1,4 @@
-"""Targets of a training: labels, and named attributes of the data."""
+"""Targets of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks and weights of clouds and points in losses and errors."""
+"""Weights of clouds or points in losses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all families of networks share: symmetry, inputs, a field, a head, and modules around a network."""
+"""What all families of networks share."""

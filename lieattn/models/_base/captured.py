@@ -1,4 +1,4 @@
-"""Training steps in CUDA graphs, for data whose geometry does not change."""
+"""Training steps in CUDA graphs."""
 
 from __future__ import annotations
 

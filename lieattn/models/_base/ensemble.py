@@ -1,4 +1,4 @@
-"""Ensembles of networks: means and standard deviations of their outputs."""
+"""Ensembles of networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks for vectors and tensors, from the field of another network."""
+"""Networks for vectors or tensors from the field of another network."""
 
 from __future__ import annotations
 

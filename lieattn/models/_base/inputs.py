@@ -1,4 +1,4 @@
-"""Inputs of the networks: features and vectors of the points, converted to the precision of the weights."""
+"""Inputs of the networks."""
 
 from __future__ import annotations
 

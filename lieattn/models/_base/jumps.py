@@ -1,4 +1,4 @@
-"""Discontinuities of outputs as points move: descriptions of them, and radii that become smooth in energy models."""
+"""Discontinuities of outputs as points move."""
 
 from __future__ import annotations
 

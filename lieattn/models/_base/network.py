@@ -1,4 +1,4 @@
-"""Base classes of the models: a symmetry, a field on the group, and a head that maps it to the outputs."""
+"""Base classes of the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input features of pairs of points, such as the types of bonds."""
+"""Input features of pairs of points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of networks: their checks, and random poses in place of principal axes in training."""
+"""Random poses of frames in training."""
 
 from __future__ import annotations
 

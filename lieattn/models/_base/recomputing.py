@@ -1,4 +1,4 @@
-"""Networks that can recompute activations in the backward pass, which takes less memory and more time."""
+"""Networks that can recompute activations in the backward pass."""
 
 from __future__ import annotations
 

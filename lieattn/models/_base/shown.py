@@ -1,4 +1,4 @@
-"""Short descriptions of modules: class, parameters, guarantee, and a line for each part."""
+"""Short descriptions of modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symmetry of networks whose neighborhoods are squares of pixels, which most rotations do not preserve."""
+"""Symmetry of networks whose neighborhoods are squares of pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group and the geometry that the weights of a network depend on."""
+"""The geometry that the weights of a network depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of networks, layers and heads that change the function of a network, but not the shapes of its weights."""
+"""Options that change the function of a network but not the shapes of its weights."""
 
 from __future__ import annotations
 

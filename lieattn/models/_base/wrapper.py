@@ -1,4 +1,4 @@
-"""Base class of modules around a network, which state what the network states."""
+"""Base class of modules around a network."""
 
 from __future__ import annotations
 

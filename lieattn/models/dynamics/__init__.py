@@ -1,4 +1,4 @@
-"""Networks that are derivatives of an energy: forces, stresses and trajectories."""
+"""Networks that are derivatives of an energy."""
 
 from lieattn.models.dynamics._forces import (
     EnergyAndForce,

@@ -1,4 +1,4 @@
-"""Forces and stresses as derivatives of energies, for any network."""
+"""Forces as derivatives of energies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of energies by positions and other inputs, in every gradient mode of the caller."""
+"""Gradients of energies in every gradient mode of the caller."""
 
 from __future__ import annotations
 

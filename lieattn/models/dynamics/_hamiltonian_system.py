@@ -1,4 +1,4 @@
-"""Systems of points with masses, for Hamiltonian dynamics."""
+"""Systems of points with masses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hamiltonian dynamics, for any network as the potential."""
+"""Hamiltonian dynamics with any network as the potential."""
 
 from __future__ import annotations
 

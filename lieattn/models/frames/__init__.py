@@ -1,4 +1,4 @@
-"""Networks on frames: one frame of a neighbor for each frame of a point, and group-tied maps between them."""
+"""Networks on the frames of a finite group."""
 
 from lieattn.models.frames._directions import DirectionConvNet, DirectionOptions
 from lieattn.models.frames._framewise import FramewiseOptions, FramewiseTransformer

@@ -1,4 +1,4 @@
-"""Separable convolutions over positions and directions, R^3 x S^2 with a few directions over every point."""
+"""Separable convolutions over R^3 x S^2 with a few directions over every point."""
 
 from __future__ import annotations
 

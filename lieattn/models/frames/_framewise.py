@@ -1,4 +1,4 @@
-"""Framewise transformer: attention within each frame, and group-tied linear maps that mix the frames."""
+"""The framewise transformer."""
 
 from __future__ import annotations
 

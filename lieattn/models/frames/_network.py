@@ -1,4 +1,4 @@
-"""The base of networks on the frames of a finite group: embeddings, one edge network for all blocks, and messages."""
+"""The base of networks on the frames of a finite group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Geometry of a GSA-Net: neighbor lists, crops and pooling cells of all stages."""
+"""Geometry of a GSA-Net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and read-out of GSA-Nets."""
+"""Options of GSA-Nets."""
 
 from __future__ import annotations
 

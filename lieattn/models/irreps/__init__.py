@@ -1,4 +1,4 @@
-"""Networks on irreps of SO(3), to compare regular representations with."""
+"""Networks on irreps of SO(3) to compare regular representations with."""
 
 from lieattn.models.irreps._networks import (
     DistanceTransformer,

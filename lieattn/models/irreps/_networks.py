@@ -1,4 +1,4 @@
-"""Models with steerable features, based on e3nn, for comparisons with regular-representation models.
+"""Models with steerable features of e3nn.
 
 All have the interface of :class:`lieattn.models.FramewiseTransformer` and are equivariant to E(3).
 """

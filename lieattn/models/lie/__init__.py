@@ -1,4 +1,4 @@
-"""Networks on lifts to Lie groups: LieTransformer, LieConv, and their finite version."""
+"""Networks on lifts to Lie groups."""
 
 from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
 from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions, Lifting, PairCoordinates, Readout

@@ -1,4 +1,4 @@
-"""Common parts of LieTransformer and LieConv: options, and a base class that lifts and embeds the clouds."""
+"""The base class of LieTransformer or LieConv networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LieTransformer (Hutchinson et al. 2021, arXiv 2012.10885) and LieConv (Finzi et al. 2020, arXiv 2002.12880)."""
+"""LieTransformer (arXiv 2012.10885) beside LieConv (arXiv 2002.12880)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The affine maps psi and beta of Affine Self Convolution: tables of offsets for grids, waves for point clouds."""
+"""The affine maps psi, beta of Affine Self Convolution."""
 
 from __future__ import annotations
 

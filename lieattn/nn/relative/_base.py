@@ -1,4 +1,4 @@
-"""Base class for functions of the relative elements g⁻¹ g', through which layers depend on the geometry."""
+"""Base class for functions of the relative elements g⁻¹ g'."""
 
 from __future__ import annotations
 

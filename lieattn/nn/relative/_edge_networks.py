@@ -1,4 +1,4 @@
-"""Networks on the edges of neighborhoods: functions of each neighbor in each frame, and of angles between neighbors."""
+"""Networks on the edges of neighborhoods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of LieTransformer: scores that depend on features and relative elements."""
+"""The kernels of LieTransformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positional encodings of GSA-Nets, networks of the whole relative element, and rotary encodings."""
+"""Positional encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common functions of the kernels for CPUs: division of the work into parts, and scratch memory.
+"""Common functions of the kernels for CPUs.
 
 The targets are divided into as many parts as there are threads, with about equal numbers of edges. Each part writes to
 its own memory, and contributions of several parts are added in the order of the parts. The last bits of the result

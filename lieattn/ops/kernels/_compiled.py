@@ -1,4 +1,4 @@
-"""The compiler of the kernels for CPUs, and the files that store compiled kernels."""
+"""The compiler of the kernels for CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads of the kernels for CPUs, which are those of torch's operators, and their way to wait for work.
+"""The threads of the kernels for CPUs.
 
 A second pool of threads would be slow: after an operator of torch, OpenMP's threads spin for milliseconds on the cores
 that threads of the kernel need.

@@ -1,1 +1,1 @@
-"""Fused attention with the patterns ``"joint"``, ``"framewise"`` and ``"query_sum"``, on CPUs."""
+"""Fused attention on CPUs."""

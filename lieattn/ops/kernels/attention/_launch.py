@@ -1,4 +1,4 @@
-"""Calls of the kernels, and conversions between the operator's tensors and those of kernels, with vectors of heads.
+"""Calls of the kernels of attention.
 
 A signal ``[rows, fiber, heads, dim]`` becomes ``[blocks, rows, fiber, dim, lanes]``: its heads are divided into blocks
 of one vector, and the last block is filled up with zeros. A kernel processes one block.

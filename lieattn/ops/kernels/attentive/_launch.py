@@ -1,4 +1,4 @@
-"""Attentive group convolution on the CPU: the layout of operands and planes, threads, and the operator of torch."""
+"""Calls of the kernels of attentive group convolution."""
 
 from __future__ import annotations
 

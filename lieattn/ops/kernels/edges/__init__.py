@@ -1,1 +1,1 @@
-"""Networks of edges and messages along edges, on CPUs."""
+"""Networks of edges on CPUs."""

@@ -1,4 +1,4 @@
-"""Run the networks of edges and their messages on the threads of torch, which divide the edges or points."""
+"""Calls of the kernels of edges."""
 
 from __future__ import annotations
 

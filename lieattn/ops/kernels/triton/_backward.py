@@ -1,4 +1,4 @@
-"""Backward kernels of Triton, which loop over edges, recompute their weights, and sum gradients in a fixed order.
+"""Backward kernels of Triton.
 
 The notation is that of ``attention/_backward.py``: W are the outer weights, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h],
 b[h] = β · grad_out[h],

@@ -1,4 +1,4 @@
-"""Forward kernel of Triton, and functions shared with the backward kernels: tiles, and the weights of one edge.
+"""Forward kernel of Triton.
 
 A program processes one target point (or source point, or type of displacement) and one head. Its tiles are padded to
 powers of two: ``[G, M]`` for pairs of query and key frame, ``[P, G]`` for pairs of output and query frame, where P is

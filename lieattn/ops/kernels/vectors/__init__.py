@@ -1,1 +1,1 @@
-"""Vectors of a few lanes for Numba, and products of small tables of vectors."""
+"""Vectors of a few lanes for Numba."""

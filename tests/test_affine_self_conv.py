@@ -382,7 +382,7 @@ def test_encodings_of_a_users_own_are_summed_in_every_pattern_that_they_share(pa
     layer = GroupAttention(4, 4, heads=2, encoding=parts, pattern=pattern).double()
     x = torch.randn(9, 4, 4, dtype=torch.float64)
     terms = parts[0](graph).plus(parts[1](graph))
-    torch.testing.assert_close(layer(x, graph), layer(x, graph, terms))
+    torch.testing.assert_close(layer(x, graph), layer(x, replace(graph, terms=terms)))
     with pytest.raises(ValueError, match=r"SumOfTerms is equivariant with patterns \('pooled', 'joint'\)"):
         GroupAttention(4, 4, heads=2, encoding=parts, pattern="query_sum")
 
@@ -404,7 +404,7 @@ def test_affine_maps_and_keys_are_encodings_of_images(positions, pixels):
             index = torch.tensor([positions.offsets.index(tuple(step)) for step in steps])
             tables = {name: table[index] for name, table in layer.encoding(graph).tables().items()}
             terms = RelativeTerms(**tables)
-        torch.testing.assert_close(layer(x, graph), layer(x, graph, terms), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(layer(x, graph), layer(x, replace(graph, terms=terms)), rtol=1e-12, atol=1e-12)
 
 
 def test_tables_have_a_row_for_each_place_and_a_value_for_each_coordinate():

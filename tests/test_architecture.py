@@ -11,8 +11,10 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import lieattn
+from lieattn.nn import relative
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "lieattn"
@@ -60,11 +62,11 @@ BUDGETS = {
     "certify": (3087, 15, 7),
     "cli": (2619, 16, 3),
     "compare": (1678, 8, 16),
-    "geometry": (4332, 19, 40),
+    "geometry": (4362, 19, 40),
     "groups": (2054, 8, 35),
     "io": (756, 8, 21),
-    "models": (7664, 46, 66),
-    "nn": (5648, 19, 75),
+    "models": (7643, 46, 66),
+    "nn": (5604, 19, 75),
     "ops": (9807, 54, 31),
     "reps": (670, 3, 15),
     "spaces": (349, 2, 5),
@@ -73,7 +75,7 @@ BUDGETS = {
     "transforms": (354, 1, 0),
     "viz": (2716, 13, 12),
     "datasets": (9555, 46, 74),
-    "tests": (57026, 146, 0),
+    "tests": (57042, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
@@ -306,6 +308,24 @@ def test_public_names_are_listed_once_and_in_order():
     for name in sorted(CORE):
         listed = getattr(importlib.import_module(f"lieattn.{name}"), "__all__", [])
         assert list(listed) == sorted(set(listed))
+
+
+def layers_of_graphs():
+    """Return the modules of ``nn`` and the parameters of their ``forward``, if a graph is among them."""
+    classes = [nn.Module]
+    for one in classes:
+        classes += one.__subclasses__()
+    own = {one for one in classes if one.__module__.startswith("lieattn.nn.")}
+    found = {one: list(inspect.signature(one.forward).parameters)[1:] for one in own}
+    return {one: names for one, names in found.items() if "graph" in names}
+
+
+def test_layers_take_a_field_and_a_graph():
+    """All that a layer needs besides the field travels in the graph. Functions of relative elements return terms."""
+    found = layers_of_graphs()
+    assert {one.__name__ for one in found} >= {"GroupAttention", "PreNormBlock", "FrameMessages", "EdgeNetwork"}
+    orders = {one: ["graph", "x"] if issubclass(one, relative.RelativeFunction) else ["x", "graph"] for one in found}
+    assert found == orders
 
 
 # --- lightness ------------------------------------------------------------------------------------------------

@@ -805,9 +805,9 @@ LAYERS = [
     ),
     (
         "convolution of a graph elsewhere",
-        lambda: LiftingConvolution(3, 2)(zeros(6, 4, 2), lifted().to("meta")),
+        lambda: LiftingConvolution(3, 2)(zeros(6, 4, 3), lifted().to("meta")),
         ValueError,
-        ("graph: expected a graph on cpu like the weights", "meta"),
+        ("graph: expected a graph on cpu like x", "meta"),
     ),
     (
         "maps of edges without a list",
@@ -1010,16 +1010,10 @@ LAYERS = [
         ("dropout: ", "[0, 1)", "got 1.0"),
     ),
     (
-        "crop without clouds",
-        lambda: PreNormBlock(GroupSelfAttention(cyclic(4), 2, 3), 2, 3)(zeros(6, 4, 2), lifted(), torch.arange(2)),
-        ValueError,
-        ("kept_clouds: ", "clouds of the kept points", "got None"),
-    ),
-    (
         "crop to no indices",
-        lambda: PreNormBlock(GroupSelfAttention(cyclic(4), 2, 3), 2, 3)(zeros(6, 4, 2), lifted(), zeros(2), lifted()),
+        lambda: lifted().keeping(zeros(2), lifted()),
         TypeError,
-        ("kept: ", "int64", "float32"),
+        ("points: ", "int64", "float32"),
     ),
     ("block too narrow", lambda: PreNormBlock(torch.nn.Identity(), 2, 1), ValueError, ("out_channels: ", "2", "got 1")),
     ("fiber reduction", lambda: FiberPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),

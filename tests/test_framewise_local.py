@@ -302,7 +302,7 @@ def test_poses_of_other_kinds_are_refused():
 def test_blocks_with_messages_need_a_local_graph():
     group = cyclic(2)
     block = FramewiseBlock(group, 4, messages=3)
-    with pytest.raises(TypeError, match="local: expected a graph and its terms"):
+    with pytest.raises(TypeError, match=r"graph\.local: expected a graph with terms"):
         block(torch.zeros(3, 2, 4), lift(torch.zeros(3, 2), group, AllPairs()))
 
 
@@ -329,29 +329,27 @@ def test_one_product_for_all_blocks_is_what_each_block_computes(frames):
     graph, positions, local = made.geometry(data)
     terms = made.edges(local, data.x)
     x = made.embed_features(data.x)[:, None].expand(-1, graph.fiber, -1)
-    x = x + made.embed_vectors(positions) + made.lifting(terms, local)
+    x = x + made.embed_vectors(positions) + made.lifting(terms.psi, local)
     rotary = RelativeTerms(rotary=made.phases(positions), rotary_values=True)
     for block in made.blocks:
-        x = block(x, graph, rotary, (local, terms))
+        x = block(x, replace(graph, terms=rotary, local=replace(local, terms=terms)))
     torch.testing.assert_close(made.field(data).x, made.norm(x), rtol=1e-10, atol=1e-12)
 
 
 def test_kernels_that_do_not_fit_are_named():
     graph = lift(torch.randn(4, 3), tetrahedral(), Radius(9.0))
     kernel = torch.zeros(graph.neighbors.num_edges, 12, 5)
-    for layer, arguments in (
-        (FrameMessages(3, 6), (torch.randn(4, 12, 6), graph, kernel)),
-        (LiftingConvolution(3, 6), (kernel, graph)),
-    ):
-        with pytest.raises(ValueError, match=r"terms: expected a kernel \[edges, fiber, channels\] = \(16, 12, 6\)"):
-            layer(*arguments)
+    with pytest.raises(ValueError, match=r"graph.terms: expected \[edges, fiber, channels\] = \(16, 12, 6\)"):
+        FrameMessages(3, 6)(torch.randn(4, 12, 6), replace(graph, terms=kernel))
+    with pytest.raises(ValueError, match=r"x: expected \[edges=16, fiber, 3\] of an EdgeNetwork, got \(15, 12, 3\)"):
+        LiftingConvolution(3, 6)(kernel[1:, :, :3], graph)
 
 
 def test_terms_that_do_not_fit_are_named():
     graph, fewer = (lift(torch.randn(points, 3), tetrahedral(), Radius(9.0)) for points in (4, 3))
     of_other = lift(torch.randn(4, 3), octahedral(), Radius(9.0))
     edges, messages, x = EdgeNetwork(3, 0, cutoff=9.0, hidden=3), FrameMessages(3, 6), torch.randn(4, 12, 6)
-    with pytest.raises(ValueError, match="terms: expected one row for each of 16 edges, got 9"):
-        messages(x, graph, edges(fewer))
+    with pytest.raises(ValueError, match=r"graph.terms: expected those of an EdgeNetwork, with psi \[edges=16, fiber"):
+        messages(x, replace(graph, terms=edges(fewer)))
     with pytest.raises(ValueError, match=r"x: expected a field \[.*\] = \(4, 24, 6\), got \(4, 12, 6\)"):
-        messages(x, graph, edges(of_other))
+        messages(x, replace(graph, terms=edges(of_other)))

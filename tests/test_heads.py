@@ -1,5 +1,7 @@
 """Vector and tensor read-outs, and forces: equivariant, conservative, finite everywhere."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -152,7 +154,7 @@ def test_dipoles_and_polarizabilities(group):
 
     def call(x, pos):
         graph = lift(pos, group, Radius(1.5), batch=batch)
-        return dipole(x, graph), dipole(x, graph, total=total), polarizability(x, graph)
+        return dipole(x, graph), dipole(x, replace(graph, charge=total)), polarizability(x, graph)
 
     expected = call(x, pos)
     assert [tuple(out.shape) for out in expected] == [(4, group.dim)] * 2 + [(4, group.dim, group.dim)]
@@ -218,7 +220,7 @@ def test_charges_sum_to_the_total():
         return charges.new_zeros(2).index_add(0, clouds.batch, charges)
 
     torch.testing.assert_close(sums(head.charges(x, clouds)), torch.zeros(2).double(), atol=1e-14, rtol=0)
-    torch.testing.assert_close(sums(head.charges(x, clouds, total)), total)
+    torch.testing.assert_close(sums(head.charges(x, replace(clouds, charge=total))), total)
     free = DipoleHead(CHANNELS, neutral=False).double()
     free.load_state_dict(head.state_dict())
     assert sums(free.charges(x, clouds)).abs().min() > 1e-3
@@ -239,12 +241,12 @@ def test_dipoles_of_ions_are_relative_to_the_means_of_their_clouds():
     pos, batch, total = draw(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1.0, -2.0])
 
     def dipoles(pos):
-        return head(x, lift(pos, tetrahedral(), AllPairs(), batch=batch), total)
+        return head(x, replace(lift(pos, tetrahedral(), AllPairs(), batch=batch), charge=total))
 
     found = dipoles(pos)
     for cloud in (0, 1):
         own = batch == cloud
-        alone = head(x[own], lift(pos[own], tetrahedral(), AllPairs()), total[cloud : cloud + 1])
+        alone = head(x[own], replace(lift(pos[own], tetrahedral(), AllPairs()), charge=total[cloud : cloud + 1]))
         torch.testing.assert_close(found[cloud : cloud + 1], alone)
     # Positions in double precision are not rounded before the mean is subtracted.
     torch.testing.assert_close(dipoles(pos + 1e7), found)
@@ -303,10 +305,10 @@ def test_dipoles_of_periodic_clouds_are_those_of_the_given_images(neutral):
 
 def test_errors_of_heads():
     graph = lift(draw(4, 3), octahedral(), AllPairs())
-    with pytest.raises(ValueError, match="total: expected shape"):
-        DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), graph, torch.zeros(3))
-    with pytest.raises(ValueError, match="total: expected None"):
-        DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), graph, torch.zeros(1))
+    with pytest.raises(ValueError, match=r"graph\.charge: expected shape"):
+        DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), replace(graph, charge=torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"graph\.charge: expected None"):
+        DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), replace(graph, charge=torch.zeros(1)))
     with pytest.raises(ValueError, match="values: expected a field on the 4 points of the graph, got 3"):
         VectorHead(CHANNELS).double()(draw(3, 24, CHANNELS), graph)
     with pytest.raises(ValueError, match="values: expected a field on the 4 points of the graph, got 5"):

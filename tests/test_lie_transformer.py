@@ -873,14 +873,14 @@ def test_bottleneck_keeps_the_first_channels(norm):
     graph = graph_of(Euclidean(SE(2)), SampledFrames(2))
     layer = randomize(LieBottleneck(8, 12, 6, norm=norm).double())
     x = torch.randn(8, 2, 8, dtype=DOUBLE)
-    kept = torch.tensor([1, 4, 6])
-    out = layer(x, graph, kept)
+    thinned = graph.keeping(torch.tensor([1, 4, 6]), graph)
+    out = layer(x, thinned)
     assert out.shape == (3, 2, 12)
     with torch.no_grad():
         layer.up.weight.zero_()
         layer.up.bias.zero_()
     assert torch.equal(layer(x, graph)[..., :8], x)
-    assert relative_error(out, layer(x, graph, kept)) > 1e-3
+    assert relative_error(out, layer(x, thinned)) > 1e-3
 
 
 def test_batch_normalization_is_that_of_torch_where_variances_are_large():
@@ -943,7 +943,7 @@ def test_convolutional_network_thins_out_and_widens():
     assert [block.up.in_features for block in model.blocks] == [5, 8, 11]
     data = data_of(points_of(model.space, 64))
     geometry = model.geometry(data)
-    assert torch.equal(geometry.kept[0], farthest_points(data.pos[:, :3], fraction=0.5).sort().values)
+    assert torch.equal(geometry.graphs[0].kept.points, farthest_points(data.pos[:, :3], fraction=0.5).sort().values)
     reach = [graph.neighbors.displacements(graph.pos)[:, :3].norm(dim=1).max() for graph in geometry.graphs]
     assert all(distance <= 2 ** (k / 3) for k, distance in enumerate(reach))
 

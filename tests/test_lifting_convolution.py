@@ -1,6 +1,7 @@
 """The lifting convolution and the functions of the distance: definition, equivariance, degenerate neighborhoods."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ class Lifting(torch.nn.Module):
         self.lift, self.messages = LiftingConvolution(5, 4), FrameMessages(5, 4)
 
     def forward(self, graph, x=None, v=None):
-        return self.lift(self.edges(graph, x, v), graph)
+        return self.lift(self.edges(replace(graph, vectors=v), x).psi, graph)
 
 
 def layer(dim, *, dtype=DOUBLE, **options):
@@ -84,7 +85,7 @@ def test_it_is_what_it_says():
 
 
 def messages(conv, field, graph, x, v):
-    return conv.messages(field, graph, conv.edges(graph, x, v[:, None]))
+    return conv.messages(field, replace(graph, terms=conv.edges(replace(graph, vectors=v[:, None]), x)))
 
 
 def test_messages_are_what_they_say():
@@ -304,7 +305,7 @@ def test_window_and_lengths():
 def test_angle_features_are_their_definition():
     graph, x = seen(inputs(7, 3)[0], tetrahedral()), inputs(7, 3)[1]
     angles = randomize(AngleFeatures(3, 2, 2, cutoff=CUTOFF, basis=3, window=2).to(DOUBLE))
-    points, edges = angles(graph, x)
+    points, edges = angles(x, graph)
     neighbors, arrows = graph.neighbors, torch.zeros(7, 7, 3, dtype=DOUBLE)
     functions, windows = torch.zeros(7, 7, 2, 2, dtype=DOUBLE), torch.zeros(7, 7, dtype=DOUBLE)
     for i, j in neighbors.edge_index.flip(0).T.tolist():
@@ -343,16 +344,16 @@ def test_angle_features_are_invariant_and_see_angles(dim):
     frames = torch.eye(dim, dtype=DOUBLE)[None]
     turn = SO(dim).sample(1, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)[0]
     turn[0] *= -1  # a reflection
-    for found, expected in zip(angles(seen(pos @ turn.T, frames), x), angles(seen(pos, frames), x), strict=True):
+    for found, expected in zip(angles(x, seen(pos @ turn.T, frames)), angles(x, seen(pos, frames)), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
     corner = torch.zeros(3, dim, dtype=DOUBLE)
     corner[1, 0] = corner[2, 1] = 1.0
     bent = corner.clone()
     bent[2, 0], bent[2, 1] = 0.6, 0.8
-    right, acute = (angles(seen(points, frames, clouds=1), x[:3])[0][0] for points in (corner, bent))
+    right, acute = (angles(x[:3], seen(points, frames, clouds=1))[0][0] for points in (corner, bent))
     assert (right - acute).abs().max() > 1e-3
     with pytest.raises(ValueError, match=f"graph: expected points with {dim} coordinates, got {5 - dim}"):
-        angles(seen(inputs(6, 5 - dim)[0], torch.eye(5 - dim, dtype=DOUBLE)[None]), x)
+        angles(x, seen(inputs(6, 5 - dim)[0], torch.eye(5 - dim, dtype=DOUBLE)[None]))
 
 
 def test_edges_have_features_and_windows_of_any_power():
@@ -360,18 +361,19 @@ def test_edges_have_features_and_windows_of_any_power():
     pos, x, _ = inputs(6, 3)
     graph = seen(pos, tetrahedral(), Radius(CUTOFF))
     given = torch.randn(graph.neighbors.num_edges, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
-    expected = edges(graph, x, edges=given).psi
-    assert relative_error(edges(graph, x, edges=given + 1).psi, expected) > 1e-3
+    graph, other = (replace(graph, edge_features=features) for features in (given, given + 1))
+    expected = edges(graph, x).psi
+    assert relative_error(edges(other, x).psi, expected) > 1e-3
     steep = EdgeNetwork(3, 2, cutoff=CUTOFF, in_edges=2, basis=3, hidden=5).to(DOUBLE)
     steep.load_state_dict(edges.state_dict())
     length = graph.neighbors.displacements(pos).norm(dim=1) / CUTOFF
     windows = [smooth_window(length, power) * ~graph.neighbors.is_loop for power in (2, 4)]
     target = graph.neighbors.target
     shares = [w / (1 + torch.zeros(6, dtype=DOUBLE).index_add(0, target, w)).sqrt()[target] for w in windows]
-    found = steep(graph, x, edges=given).psi.flatten(1) * shares[0][:, None]
+    found = steep(graph, x).psi.flatten(1) * shares[0][:, None]
     torch.testing.assert_close(found, expected.flatten(1) * shares[1][:, None], atol=1e-10, rtol=1e-10)
     kernel = torch.nn.Linear(5, 4, bias=False, dtype=DOUBLE)
-    torch.testing.assert_close(edges.kernels([kernel], graph, x, edges=given)[0], kernel(expected)[:, :, 0, 0])
+    torch.testing.assert_close(edges.kernels([kernel], graph, x)[0], kernel(expected)[:, :, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -379,7 +381,7 @@ def test_edges_have_features_and_windows_of_any_power():
     [
         ({"x": (5, 3)}, r"x: expected \(5, 2\), got \(5, 3\)"),
         ({"pos": (5, 2)}, r"pos: expected \(5, 3\), got \(5, 2\)"),
-        ({"vectors": (5, 3)}, r"vectors: expected \(5, 1, 3\), got \(5, 3\)"),
+        ({"vectors": (5, 3)}, r"graph.vectors: expected \(5, 1, 3\), got \(5, 3\)"),
     ],
     ids=str,
 )
@@ -405,12 +407,12 @@ def test_bad_options_are_named(options):
 def test_angle_features_of_other_dimensions():
     """On a line, all products of degree 2 are 0."""
     graph = lift(torch.randn(5, 1), trivial(1), Radius(2.0))
-    points, edges = AngleFeatures(1, 2, 1, cutoff=2.0)(graph, torch.randn(5, 2))
+    points, edges = AngleFeatures(1, 2, 1, cutoff=2.0)(torch.randn(5, 2), graph)
     assert torch.isfinite(edges).all()
     assert points[:, 0].abs().max() > 0
     assert torch.equal(points[:, 1], torch.zeros(5))
     with pytest.raises(ValueError, match="graph: expected points with 3 coordinates, got 1"):
-        AngleFeatures(3, 2, 1, cutoff=2.0)(graph, torch.randn(5, 2))
+        AngleFeatures(3, 2, 1, cutoff=2.0)(torch.randn(5, 2), graph)
 
 
 @pytest.mark.parametrize("layer", [LiftingConvolution, FrameMessages])

@@ -98,7 +98,9 @@ def test_parameter_counts_are_those_of_the_paper(name):
 def test_sizes_along_the_network(preset, side, sizes):
     network = preset(trivial(2), size=3)
     geometry = network.geometry(images(1, side, side, 1))
-    assert [[int(step.clouds.grid[0, 0]) for step in stage] for stage in geometry.stages] == sizes
+    assert [
+        [int((step.kept.clouds if step.kept else step).grid[0, 0]) for step in stage] for stage in geometry.stages
+    ] == sizes
 
 
 def images(count, height, width, channels, dtype=torch.float32, seed=0):
@@ -343,7 +345,7 @@ def test_geometry_may_be_given():
     model, batch = network(cyclic(4)), images(2, 12, 12, 2)
     torch.testing.assert_close(model(batch, model.geometry(batch)), model(batch), rtol=0, atol=0)
     geometry = network(cyclic(4), crops=(0, 0, 0)).geometry(batch)
-    first, second = (step.graph for step in geometry.stages[0])
+    first, second = geometry.stages[0]
     assert geometry.lifting is first is second, "computed once where no points are lost"
     assert geometry.clouds[-1] is geometry.graph
 

@@ -301,9 +301,9 @@ OF_GEOMETRY = (
 def test_terms_of_layers_are_not_rounded_under_autocast(name):
     layer, x, _, _, graph = prepared(name, LIFTED["D3"], F32)
     x = x[:, None] if layer.lifting else x
-    expected = layer._terms(x, graph).tables()
+    expected = layer.terms(x, graph).tables()
     with torch.autocast("cpu", BF16):
-        found = layer._terms(x, graph).tables()
+        found = layer.terms(x, graph).tables()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[term], table) for term, table in expected.items())
 

@@ -8,7 +8,7 @@ follow the names of the library; the keys of the state dicts and the numbers nev
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +130,9 @@ def framewise_block(layers: nn.Module, inputs: Inputs) -> Outputs:
     group, clouds = tetrahedral(), point_clouds(inputs["pos"], batch=inputs["batch"])
     graph = lift(clouds, group, AllPairs())
     local = lift(clouds, group, Radius(2.0), length=1.0)
-    terms = layers["edges"](local, inputs["x"], inputs["vel"][:, None])
+    terms = layers["edges"](replace(local, vectors=inputs["vel"][:, None]), inputs["x"])
     rotary = layers["phases"].terms(graph, values=True)
-    return layers["block"](inputs["field"], graph, rotary, (local, terms))
+    return layers["block"](inputs["field"], replace(graph, terms=rotary, local=replace(local, terms=terms)))
 
 
 def rows_of_three(network: nn.Module, inputs: Inputs) -> Outputs:

@@ -17,11 +17,20 @@ from lieattn._core.checks import (
 )
 from lieattn.geometry._clouds import PointClouds, collate_clouds
 from lieattn.geometry._indices import check_indices
+from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, smooth_cutoff
-from lieattn.geometry._relative import RelativeElements, collated, in_frames, join_rows
+from lieattn.geometry._relative import RelativeElements, collated, in_frames, join_rows, rows_of
 from lieattn.groups import FiniteGroup
 from lieattn.spaces import HomogeneousSpace
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Movable):
+    """The points that remain after a layer: their indices ``[points kept]`` int64, and their clouds."""
+
+    points: Tensor
+    clouds: PointClouds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -43,11 +52,25 @@ class LiftedGraph(PointClouds):
         the values.
     levels
         Number of scales over each point. The graph has a node for each point i and scale k, with index i · levels + k.
+    vectors, edge_features, charge
+        Further inputs of layers: vectors ``[points, count, dim]``, invariant features ``[edges, channels]``, and total
+        charges ``[clouds]``. These and the next attributes are None unless they are set by ``dataclasses.replace``.
+    terms, local
+        Terms that a network has evaluated for several layers, in place of those of their encodings; and a graph of the
+        same points with other neighbors, for messages. Graphs of other points or edges have neither, nor ``kept``.
+    kept
+        Points that remain after a block, see :meth:`keeping`; None if all do.
     """
 
     relative: RelativeElements
     log_measure: Tensor | None = None
     levels: int = 1
+    vectors: Tensor | None = None
+    edge_features: Tensor | None = None
+    charge: Tensor | None = None
+    terms: Any = None
+    local: LiftedGraph | None = None
+    kept: Kept | None = None
 
     @classmethod
     def over(
@@ -182,15 +205,15 @@ class LiftedGraph(PointClouds):
         """Return the graph of the same clouds with other relative elements."""
         return replace(self, relative=relative)
 
+    def keeping(self, points: Tensor, clouds: PointClouds) -> LiftedGraph:
+        """Return the graph for a block after which only some points remain, given by indices int64 and as clouds."""
+        check_indices("points", points, dim=1, device=self.device)
+        return replace(self, kept=Kept(points, clouds))
+
     def select_edges(self, kept: Tensor) -> LiftedGraph:
         """Return the graph with some of the edges, given by their indices ``[kept]`` in ascending order."""
         check_indices("kept", kept, dim=1, device=self.device, below=self.neighbors.num_edges)
-        relative, given = self.relative, self.relative.given
-        if given is not None:
-            given = given[kept if relative.row is None else relative.row[kept]]
-        levels_up, log_measure = (None if x is None else x[kept] for x in (relative.levels_up, self.log_measure))
-        selected = replace(relative, neighbors=relative.neighbors.select(kept), given=given, levels_up=levels_up)
-        return replace(self, relative=selected, log_measure=log_measure)
+        return self.restricted(self.neighbors.select(kept), edges=kept)
 
     def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
         """Return the graph of the points ``kept`` with their elements, for example those of :func:`farthest_points`.
@@ -203,12 +226,25 @@ class LiftedGraph(PointClouds):
             raise ValueError("kept: a graph with a fiber of scales has no subset; lift the kept points instead")
         pos, batch, dim = self.pos[kept], self.batch[kept], self.space.group.dim
         clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
-        neighbors = find_neighbors(clouds, neighborhood)
-        pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
-        left = replace(self, grid=None, edge_index=None, log_measure=None, each=None)
-        own = replace(self.relative, given=None, cutoff=smooth_cutoff(neighborhood), neighbors=neighbors)
-        own = replace(own, pos=pos, batch=batch, pose=pose, elements=elements)
-        return replace(left, pos=pos, batch=batch, relative=own)
+        left = self.restricted(find_neighbors(clouds, neighborhood), points=kept)
+        return left.with_relative(replace(left.relative, cutoff=smooth_cutoff(neighborhood)))
+
+    def restricted(
+        self, neighbors: Neighbors, *, points: Tensor | None = None, edges: Tensor | None = None
+    ) -> LiftedGraph:
+        """Return the graph of ``points`` (all if absent) with other lists, whose edges were ``edges`` (new if absent).
+
+        ``points`` and ``edges`` are int64 indices. Nothing is checked.
+        """
+        relative = self.relative.restricted(neighbors, points, edges)
+        measure, features = (
+            None if edges is None else rows_of(x, edges) for x in (self.log_measure, self.edge_features)
+        )
+        changed = replace(self, relative=relative, log_measure=measure, edge_features=features)
+        changed = replace(changed, pos=relative.pos, batch=relative.batch, terms=None, local=None, kept=None)
+        if points is None:
+            return changed
+        return replace(changed, vectors=rows_of(self.vectors, points), grid=None, edge_index=None, each=None)
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
@@ -221,14 +257,13 @@ class LiftedGraph(PointClouds):
         alike = "group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff"
         clouds = collate_clouds(graphs, alike)
         parts = [graph.relative for graph in graphs]
-        measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
         graph = LiftedGraph.over(
             clouds,
             neighbors=Neighbors.collate([part.neighbors for part in parts]),
-            log_measure=torch.cat(measures) if measures else None,
             levels=graphs[0].levels,
             **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart", "cutoff")},
             **{name: collated(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
         )
         join_rows(graph.relative, parts)
-        return graph
+        inputs = {name: collated(name, graphs) for name in ("log_measure", "vectors", "edge_features", "charge")}
+        return replace(graph, **cast(dict[str, Any], inputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,6 @@ from lieattn.geometry._indices import check_indices, ranges
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._relative import RelativeElements
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,25 +142,4 @@ def _piece(graph: LiftedGraph, own: Tensor) -> Piece:
     row_ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     shift = None if whole.shift is None else whole.shift[edges]
     neighbors = Neighbors(row_ptr, place[source], place[own][target], shift=shift)
-    log_measure = None if graph.log_measure is None else graph.log_measure[edges]
-    relative = _relative(graph.relative, points, edges, neighbors)
-    part = replace(
-        graph,
-        pos=relative.pos,
-        batch=relative.batch,
-        grid=None,
-        edge_index=None,
-        each=None,
-        log_measure=log_measure,
-        relative=relative,
-    )
-    return Piece(points, place[own], part)
-
-
-def _relative(whole: RelativeElements, points: Tensor, edges: Tensor, neighbors: Neighbors) -> RelativeElements:
-    pose, elements, dilation = (None if x is None else x[points] for x in (whole.pose, whole.elements, whole.dilation))
-    levels_up, given = (None if whole.levels_up is None else whole.levels_up[edges]), whole.given
-    if given is not None:
-        given = given[edges if whole.row is None else whole.row[edges]]
-    changed = replace(whole, pos=whole.pos[points], batch=whole.batch[points], neighbors=neighbors, given=given)
-    return replace(changed, pose=pose, elements=elements, dilation=dilation, levels_up=levels_up)
+    return Piece(points, place[own], graph.restricted(neighbors, points=points, edges=edges))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -192,6 +192,18 @@ class RelativeElements(Movable):
         check_alike("deformation", deformation, "pos", pos)
         return replace(self, pos=pos, neighbors=neighbors)
 
+    def restricted(self, neighbors: Neighbors, points: Tensor | None, edges: Tensor | None) -> RelativeElements:
+        """Return the relative elements of some points and edges, see :meth:`LiftedGraph.restricted`."""
+        own: dict[str, Any] = {}
+        if points is not None:
+            names = "pos", "batch", "pose", "elements", "dilation"
+            own = {name: rows_of(getattr(self, name), points) for name in names}
+        levels_up = given = None
+        if edges is not None:
+            row = edges if self.given is None or self.row is None else self.row[edges]
+            levels_up, given = rows_of(self.levels_up, edges), rows_of(self.given, row)
+        return replace(self, neighbors=neighbors, levels_up=levels_up, given=given, **own)
+
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
         """Return the same relative elements with other coordinates ``[rows, fiber, fiber, k]``."""
         rows, fiber = self.num_rows, self.fiber
@@ -370,8 +382,13 @@ class RelativeElements(Movable):
         return join_coordinates([part.expand(*pairs, -1) for part in parts])
 
 
-def collated(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
-    """Concatenate a tensor of several relative elements, or return None if all are None."""
+def rows_of(value: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Return some rows of a tensor, or None for None."""
+    return None if value is None else value[rows]
+
+
+def collated(name: str, parts: Sequence[Any]) -> Tensor | None:
+    """Concatenate an attribute of several graphs or relative elements, or return None if all are None."""
     values = [getattr(part, name) for part in parts]
     if any((value is None) != (values[0] is None) for value in values):
         raise ValueError(f"graphs: expected {name} in all graphs or in none")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
-from lieattn._core.checks import check_arguments, check_counts, check_is
+from lieattn._core.checks import check_arguments, check_counts
 from lieattn._core.kept_tables import KeptTables
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
@@ -77,33 +77,28 @@ class _AffineAttention(GroupAttention):
         options = {"lifting": self.lifting, "full": self.full_psi}
         return self.positions.affine_map(self.group, channels, heads=self.heads, **options)
 
-    def attend(
-        self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with ``return_weights``, the weights on the edges of ``positions.edges(graph)``.
 
         The weights are ``[edges, fiber, heads]``, or ``[edges, fiber, fiber, heads]`` with an axis of key frames if
         ``pairwise``.
         """
-        x = self._checked(x, graph)
-        if terms is not None:
-            check_is("terms", terms, RelativeTerms)
+        x = self.checked(x, graph)
         edges = self.positions.edges(graph)
-        query, key, value = self._project(x)
-        terms = self._terms(x, graph) if terms is None else terms
+        query, key, value = self.project(x)
         values = _padded(value, edges)
-        out, weights = self._operate(
+        out, weights = self.operate(
             _padded(cast(Tensor, query), edges),
             values if key is value else _padded(cast(Tensor, key), edges),
             values,
             graph,
-            replace(terms, row=edges.index),
+            replace(self.terms(x, graph), row=edges.index),
             return_weights=return_weights,
             neighbors=edges.neighbors,
         )
         return self.output(out[: graph.num_points].flatten(-2)), weights
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query, key, value = self.query_map(self.query(x)), self.key(x), self.value(x)
         return self._split(query), self._split(key), self._split(value)
 
@@ -208,7 +203,7 @@ class SimpleAffineSelfConvolution(_AffineAttention):
         self.affine_map = self._affine_map(channels)
         self.affine_map.center()  # raises ValueError if the window has no center
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         embedded = self.embedding(x)
         query = fiber_affine(embedded, *self.affine_map.center(), self.affine_map.relative)
         shared = self._split(embedded)
@@ -241,7 +236,7 @@ class StandAloneSelfAttention(_AffineAttention):
         self._build_projections(channels)
         self.axis_keys: AxisKeys = self.positions.axis_keys(self.group, self.heads, channels // self.heads)
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query = self.query(x).sum(dim=1, keepdim=True)
         if self.pattern == "joint":  # this pattern needs a query for each frame
             query = query.expand(-1, self.group.order, -1)

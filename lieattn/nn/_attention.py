@@ -141,24 +141,18 @@ class GroupAttention(TiedWeights):
             return nn.Linear(in_channels, out_channels)
         return GroupLinear(self.group, in_channels, out_channels)
 
-    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``.
 
-        For lifting, the input is ``[points, in_channels]``. ``terms`` replace those of the encoding, so that a network
-        can evaluate them once for several layers.
+        For lifting, the input is ``[points, in_channels]``.
         """
-        return self.attend(x, graph, terms)[0]
+        return self.attend(x, graph)[0]
 
-    def attend(
-        self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with ``return_weights``, the weights as :func:`lieattn.ops.group_attention` does."""
-        x = self._checked(x, graph)
-        query, key, value = self._project(x)
-        if terms is None:
-            terms = self._terms(x, graph)
-        check_is("terms", terms, RelativeTerms)
-        out, weights = self._operate(query, key, value, graph, terms, return_weights=return_weights)
+        x = self.checked(x, graph)
+        query, key, value = self.project(x)
+        out, weights = self.operate(query, key, value, graph, self.terms(x, graph), return_weights=return_weights)
         # Terms in a wider dtype, such as that of the positions, widen the result of the operator.
         out = cast(Tensor, self.output(out.flatten(-2).to(x.dtype)))
         # The result is the same for all frames if no term depends on the output frame.
@@ -168,12 +162,19 @@ class GroupAttention(TiedWeights):
         """Return the attention weights, in the layout of :func:`lieattn.ops.group_attention`."""
         return cast(Tensor, self.attend(x, graph, return_weights=True)[1])
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Return query, key and value, ``[points, fiber, heads, head_channels]``."""
         return self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
 
     def _split(self, signal: Tensor) -> Tensor:
         return signal.unflatten(-1, (self.heads, -1))
+
+    def terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        """Return ``graph.terms``, which a network evaluates once for several layers, or else those of the encoding."""
+        if graph.terms is None:
+            return self._terms(x, graph)
+        check_is("graph.terms", graph.terms, RelativeTerms)
+        return cast(RelativeTerms, graph.terms)
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
         """Return the terms of the encoding, evaluated without autocast, which would round positions."""
@@ -182,7 +183,7 @@ class GroupAttention(TiedWeights):
         with without_autocast(x.device):
             return terms_of(self.encoding, graph, x)
 
-    def _operate(
+    def operate(
         self,
         query: Tensor | None,
         key: Tensor | None,
@@ -209,7 +210,7 @@ class GroupAttention(TiedWeights):
             **edges,
         )
 
-    def _checked(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def checked(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Return the field, with a fiber of 1 for features of points; ValueError if it does not fit layer or graph."""
         check_features(x, next(self.output.parameters()))
         check_graph(graph, LiftedGraph, x)

@@ -16,7 +16,6 @@ from lieattn._core.checks import (
     check_dropout,
     check_features,
     check_graph,
-    check_tensor,
 )
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
@@ -26,7 +25,7 @@ from lieattn.nn._linear import GroupLinear
 from lieattn.nn._paper_attention import FramewiseAttention
 from lieattn.nn._statistics import CloudNorm, FiberNorm, norm_layer
 from lieattn.nn.relative import RelativeFunction
-from lieattn.ops import Activation, RelativeTerms
+from lieattn.ops import Activation
 from lieattn.ops import activation as activation_named
 
 BlockNorm = Literal["layer_pre", "layer_post", "batch_pre", "batch_post", "none"]
@@ -71,27 +70,16 @@ class PreNormBlock(nn.Module):
         self.linear1, self.norm1 = nn.Linear(out_channels, hidden), CloudNorm(hidden)
         self.linear2, self.norm2 = nn.Linear(hidden, out_channels), CloudNorm(out_channels)
 
-    def forward(
-        self,
-        x: Tensor,
-        graph: LiftedGraph,
-        kept: Tensor | None = None,
-        kept_clouds: PointClouds | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
-        ``kept`` int64 are indices of the points that a crop keeps after the attention, and ``kept_clouds`` the clouds
-        of these points. ValueError is raised if points are given without their clouds.
+        If the graph has ``kept`` points, a crop removes the others after the attention.
         """
-        if kept is not None:
-            check_tensor("kept", kept, "indices [points kept], int64", torch.int64)
-        if kept is not None and kept_clouds is None:
-            raise ValueError("kept_clouds: expected the clouds of the kept points, got None")
         y = self.attention(self.activation(self.norm_in(x, graph)), graph)
         y = self.dropout(self.activation(self.norm_attention(y, graph)))
         clouds: PointClouds = graph
-        if kept is not None and kept_clouds is not None:
-            x, y, clouds = x[kept], y[kept], kept_clouds
+        if graph.kept is not None:
+            x, y, clouds = x[graph.kept.points], y[graph.kept.points], graph.kept.clouds
         z = y + self.skip(x)
         hidden = self.activation(self.norm1(self.linear1(z), clouds))
         return z + self.norm2(self.linear2(hidden), clouds)
@@ -208,19 +196,17 @@ class LieBottleneck(nn.Module):
         )
         self.up = nn.Linear(narrow_out, out_channels)
 
-    def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
-        ``kept`` int64 are indices of the points that remain after the convolution; all points if absent.
+        If the graph has ``kept`` points, the others are removed after the convolution.
         """
         check_graph(graph, LiftedGraph, x)
         check_features(x, self.down.weight, self.down.in_features)
-        if kept is not None:
-            check_tensor("kept", kept, "points int64", torch.int64)
         act = activation_named("activation", self.activation)
         y = self.convolution(act(self.norm_down(self.down(act(self.norm_in(x))))), graph)
-        if kept is not None:
-            x, y = x[kept], y[kept]
+        if graph.kept is not None:
+            x, y = x[graph.kept.points], y[graph.kept.points]
         y = self.up(act(self.norm_up(y)))
         return torch.cat([y[..., : x.shape[-1]] + x, y[..., x.shape[-1] :]], dim=-1)
 
@@ -271,24 +257,17 @@ class FramewiseBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.messages = None if messages is None else FrameMessages(messages, channels)
 
-    def forward(
-        self,
-        x: Tensor,
-        graph: LiftedGraph,
-        terms: RelativeTerms | None = None,
-        local: tuple[LiftedGraph, RelativeTerms | Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, channels]`` to the same shape.
 
-        ``terms`` are as in :meth:`GroupAttention.forward`. Blocks with messages need ``local`` (otherwise TypeError):
-        the graph of the messages, and the terms of its ``EdgeNetwork`` or kernels of :class:`FrameMessages`.
+        Blocks with messages need ``graph.local`` (otherwise TypeError), the graph of :class:`FrameMessages`.
         """
         check_features(x, self.norm1.weight, len(self.norm1.weight))
         y = self.norm1(x)
-        parts = [] if self.attention is None else [self.attention(y, graph, terms)]
+        parts = [] if self.attention is None else [self.attention(y, graph)]
         if self.messages is not None:
-            if local is None:
-                raise TypeError("local: expected a graph and its terms, since the block has messages, got None")
-            parts.append(self.messages(y, *local))
+            if graph.local is None:
+                raise TypeError("graph.local: expected a graph with terms, since the block has messages, got None")
+            parts.append(self.messages(y, graph.local))
         x = x + self.dropout(sum(parts))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))

@@ -257,16 +257,16 @@ class AttentiveConvolution(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         attention = self.attention
-        x = attention._checked(x, graph)
-        scores = attention._terms(x, graph)
+        x = attention.checked(x, graph)
+        scores = attention.terms(x, graph)
         if scores.psi is not None or scores.beta is not None or scores.rotary_values:
             raise ValueError("attention: expected an encoding of scores only, since the kernel acts on the values")
         terms = self.kernel(graph)
         kernel = cast(Tensor, terms.displacement_bias)
         if terms.row is not None:
             kernel = kernel.index_select(0, terms.row)
-        query, key, value = attention._project(x)
-        weights = cast(Tensor, attention._operate(query, key, value, graph, scores, return_weights=True)[1])
+        query, key, value = attention.project(x)
+        weights = cast(Tensor, attention.operate(query, key, value, graph, scores, return_weights=True)[1])
         weights = F.dropout(weights, attention.dropout, attention.training)
         ranked = weights[..., None] * kernel.unflatten(-1, (attention.heads, self.rank))
         values = value[:, :, :, None].expand(-1, -1, -1, self.rank, -1).flatten(2, 3)
@@ -302,15 +302,17 @@ class LiftingConvolution(nn.Module):
         self.output = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.output)
 
-    def forward(self, terms: RelativeTerms | Tensor, graph: LiftedGraph) -> Tensor:
-        """Map the terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``.
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Map ψ of an ``EdgeNetwork``, ``[edges, fiber, (1, 1,) hidden]``, to a field ``[points, fiber, channels]``.
 
-        In place of the terms, W ψ ``[edges, fiber, channels]`` can be given, as computed by ``EdgeNetwork.kernels``.
+        ValueError is raised for other shapes.
         """
-        check_graph(graph, LiftedGraph, self.output.weight, "the weights")
-        if isinstance(terms, Tensor):
-            return graph.neighbors.sum_to_targets(_checked_kernel(terms, graph, self.output.out_features))
-        return cast(Tensor, self.output(graph.neighbors.sum_to_targets(_signals(terms))))
+        check_features(x, self.output.weight, self.output.in_features)
+        check_graph(graph, LiftedGraph, x)
+        edges, hidden = graph.neighbors.num_edges, self.output.in_features
+        if x.ndim < 3 or len(x) != edges or x.shape[2:].numel() != hidden:
+            raise ValueError(f"x: expected [edges={edges}, fiber, {hidden}] of an EdgeNetwork, got {tuple(x.shape)}")
+        return cast(Tensor, self.output(graph.neighbors.sum_to_targets(x.flatten(2))))
 
 
 class FrameMessages(nn.Module):
@@ -338,37 +340,29 @@ class FrameMessages(nn.Module):
         self.kernel = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.kernel, 2.0)  # so that messages count beside the attention
 
-    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | Tensor) -> Tensor:
-        """Map a field ``[points, fiber, channels]`` to the same shape, with the terms of an ``EdgeNetwork``.
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Map a field ``[points, fiber, channels]`` to the same shape.
 
-        In place of the terms, W ψ ``[edges, fiber, channels]`` can be given, as computed by ``EdgeNetwork.kernels``.
+        ``graph.terms`` are those of an ``EdgeNetwork`` on the graph, or W ψ ``[edges, fiber, channels]``, the result of
+        ``EdgeNetwork.kernels``.
         """
         check_features(x, self.kernel.weight)
         check_graph(graph, LiftedGraph, x)
-        neighbors = graph.neighbors
+        neighbors, terms = graph.neighbors, graph.terms
         if not graph.relative.tied:
             raise ValueError("graph: messages within frames need the same frames over all points of a cloud")
         if isinstance(terms, Tensor):
             check_field(x, graph, self.kernel.out_features)
-            kernel = _checked_kernel(terms, graph, self.kernel.out_features)
-            return neighbors.sum_to_targets(kernel * x.index_select(0, neighbors.source))
-        units = _signals(terms)
-        if len(units) != neighbors.num_edges:
-            raise ValueError(f"terms: expected one row for each of {neighbors.num_edges} edges, got {len(units)}")
+            expected = neighbors.num_edges, graph.fiber, self.kernel.out_features
+            if terms.shape != expected:
+                raise ValueError(
+                    f"graph.terms: expected [edges, fiber, channels] = {expected}, got {tuple(terms.shape)}"
+                )
+            return neighbors.sum_to_targets(terms * x.index_select(0, neighbors.source))
+        check_is("graph.terms", terms, RelativeTerms)
+        if terms.psi is None or terms.psi.shape[2:4] != (1, 1) or len(terms.psi) != neighbors.num_edges:
+            psi = f"psi [edges={neighbors.num_edges}, fiber, 1, 1, hidden]"
+            raise ValueError(f"graph.terms: expected those of an EdgeNetwork, with {psi}")
+        units = terms.psi.flatten(2)  # unlike indexing, flatten does not copy the gradient once more
         check_field(x, graph, self.kernel.out_features, units.shape[1])
         return edge_messages(units, weight_of("kernel", self.kernel), x, neighbors)
-
-
-def _checked_kernel(kernel: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
-    expected = graph.neighbors.num_edges, graph.fiber, channels
-    if kernel.shape != expected:
-        raise ValueError(f"terms: expected a kernel [edges, fiber, channels] = {expected}, got {tuple(kernel.shape)}")
-    return kernel
-
-
-def _signals(terms: RelativeTerms) -> Tensor:
-    """Return ψ of an ``EdgeNetwork``, ``[edges, fiber, hidden]``."""
-    check_is("terms", terms, RelativeTerms)
-    if terms.psi is None or terms.psi.shape[2:4] != (1, 1):
-        raise ValueError("terms: expected those of an EdgeNetwork, with psi [edges, fiber, 1, 1, hidden]")
-    return terms.psi.flatten(2)  # unlike indexing, flatten does not copy the gradient once more

@@ -206,8 +206,8 @@ class DipoleHead(Recorded, nn.Module):
     in_channels, dim, hidden
         See :class:`VectorHead`; ``hidden`` is also the width of the network of the charges.
     neutral
-        Whether all charges of a cloud are shifted by the same number so that they sum to its total charge, 0 if none is
-        given. Otherwise they are not shifted.
+        Whether all charges of a cloud are shifted by the same number so that they sum to ``graph.charge``, 0 if that is
+        absent. Otherwise they are not shifted.
     """
 
     kind = "vector"
@@ -221,23 +221,22 @@ class DipoleHead(Recorded, nn.Module):
         self.charge = nn.Sequential(nn.Linear(in_channels, hidden), nn.SiLU(), nn.Linear(hidden, 1))
         self.neutral = neutral
 
-    def charges(self, x: Tensor, graph: PointClouds, total: Tensor | None = None) -> Tensor:
+    def charges(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Return partial charges ``[points]``, in the unit of the dipole over the unit of the positions.
 
-        ValueError is raised if ``total`` is not ``[clouds]``, or is given with ``neutral=False``.
+        ValueError is raised if ``graph.charge`` is not ``[clouds]``, or is given with ``neutral=False``.
         """
         check_is("graph", graph, PointClouds)
         linear = self.vector.linear1
         check_features(x, linear.weight, linear.in_features)
-        if total is not None:
-            check_is("total", total, Tensor)
+        total = getattr(graph, "charge", None)
         if x.ndim != 3:
             raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
         if total is not None and (not self.neutral or total.shape != (graph.num_clouds,)):
             expected = (
                 f"shape [{graph.num_clouds}], got {tuple(total.shape)}" if self.neutral else "None with neutral=False"
             )
-            raise ValueError(f"total: expected {expected}")
+            raise ValueError(f"graph.charge: expected {expected}")
         charge = self.charge(x.mean(dim=1))[:, 0]
         charge = charge.to(torch.promote_types(charge.dtype, torch.float32))
         if not self.neutral:
@@ -247,14 +246,14 @@ class DipoleHead(Recorded, nn.Module):
             excess = excess - total.to(charge)
         return charge - (excess / graph.counts.clamp(min=1).to(charge))[graph.batch]
 
-    def forward(self, x: Tensor, graph: LiftedGraph, total: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Return dipole moments ``[clouds, dim]`` of a field ``[points, fiber, in_channels]``.
 
-        With positions in Å and total charges ``total`` ``[clouds]`` in e, they are in e Å.
+        With positions in Å and total charges ``graph.charge`` ``[clouds]`` in e, they are in e Å.
         """
         check_is("graph", graph, LiftedGraph)
         vectors = self.vector(x, graph)
-        charges = self.charges(x, graph, total)
+        charges = self.charges(x, graph)
         places = graph.pos[:, : self.vector.dim]  # points can have directions besides
         centered = (places - graph.mean(places)[graph.batch]).to(charges.dtype)
         return graph.sum(vectors.to(charges.dtype) + charges[:, None] * centered)

@@ -129,8 +129,7 @@ class FramewiseAttention(GroupAttention):
     group, channels, heads, dropout
         See :class:`GroupAttention`. The number of channels of a head must be even (otherwise ValueError).
     encoding
-        ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None if a network passes the terms to
-        :meth:`forward`.
+        ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None if a network sets ``graph.terms``.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class FramewiseAttention(GroupAttention):
         self.projection = GroupLinear(group, self.in_channels, 3 * channels)
         self.output = GroupLinear(group, channels, out_channels)
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         return cast(tuple[Tensor, Tensor, Tensor], self.projection(x).unflatten(-1, (3, self.heads, -1)).unbind(dim=2))
 
 
@@ -215,7 +214,7 @@ class LieSelfAttention(GroupAttention):
     def _build(self, channels: int, out_channels: int) -> None:
         """Do nothing, since the score has queries and keys, and its parameters are registered first."""
 
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         return *self.score.project(x), self._split(self.value(x))
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
@@ -223,6 +222,6 @@ class LieSelfAttention(GroupAttention):
 
     def scores(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Return the scores before normalization, ``[edges, fiber, fiber, heads]``."""
-        x = self._checked(x, graph)
-        found = self._operate(*self._project(x), graph, self._terms(x, graph), normalize="none", return_weights=True)
+        x = self.checked(x, graph)
+        found = self.operate(*self.project(x), graph, self.terms(x, graph), normalize="none", return_weights=True)
         return cast(Tensor, found[1])

@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -393,8 +393,8 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.FieldBatchNorm.forward": {"input": FIELD},
     "nn.Heads": {"heads": {"numbers": InvariantHead(4, 2)}},
     "nn.InvariantHead": {"outputs": 3},
-    "nn.FrameMessages.forward": {"terms": edge_terms()},
-    "nn.LiftingConvolution.forward": {"terms": edge_terms()},
+    "nn.FrameMessages.forward": {"graph": replace(GRAPH, terms=edge_terms())},
+    "nn.LiftingConvolution.forward": {"x": edge_terms().psi},
     "nn.GridPool.forward": {"x": torch.randn(16, 4, 4), "graph": PIXELS},
     "nn.GridSpatialPool.forward": {"x": ON_GRID},
     **{
@@ -428,7 +428,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.project_field": {"values": torch.randn(6, 4, 2)},
     "nn.relative.CoordinateNetwork.forward": {"coordinate": torch.randn(6, 1)},
     "nn.relative.EdgeNetwork.kernels": {"maps": [nn.Linear(16, 3, bias=False)]},
-    "nn.relative.EdgeNetwork": {"cutoff": 1.5, "x": torch.randn(6, 4), "edges": None},
+    "nn.relative.EdgeNetwork": {"cutoff": 1.5, "x": torch.randn(6, 4)},
     "nn.relative.AngleFeatures": {"dim": 2, "count": 2, "cutoff": 1.5, "x": torch.randn(6, 4)},
     "nn.relative.CombinedScore": {"x": FIELD},
     "nn.relative.PerHeadMLP.finish": {"first": torch.randn(2, EDGES, 16)},

@@ -291,17 +291,15 @@ def _run_network(network, image, arrays):
     steps = []
     numbers = iter(range(len(network.blocks)))
     for stage in geometry.stages:
-        renewed = [
-            replace(step, graph=_with_coordinates(step.graph, arrays[f"block{next(numbers)}/attn/coords"]))
-            for step in stage
-        ]
+        renewed = [_with_coordinates(graph, arrays[f"block{next(numbers)}/attn/coords"]) for graph in stage]
         steps.append(tuple(renewed))
     lifting = _with_coordinates(geometry.lifting, arrays["lift/coords"])
     geometry = replace(geometry, lifting=lifting, stages=tuple(steps))
     features = network.features(_to_points(image), geometry)
     head = features[-1] @ network.head.weight.mT
     logits = network.head(features[-1], geometry.graph)
-    sizes = [geometry.lifting] + [step.clouds for stage in geometry.stages for step in stage] + [geometry.graph]
+    left = [graph if graph.kept is None else graph.kept.clouds for stage in geometry.stages for graph in stage]
+    sizes = [geometry.lifting, *left, geometry.graph]
     names = ["lift"] + [f"block{i}" for i in range(len(network.blocks))] + ["head"]
     fields = {
         name: _images_of(field, size) for name, field, size in zip(names, [*features[:-1], head], sizes, strict=True)

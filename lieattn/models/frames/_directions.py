@@ -34,7 +34,6 @@ from lieattn.models._base.squares import of_squares
 from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
 from lieattn.nn.relative import EdgeNetwork, keep_variance
-from lieattn.ops import RelativeTerms
 from lieattn.reps import Pseudovector
 
 _APART = 0.003  # fraction of the cutoff below which neighbors fade, so that points at the same place count nothing
@@ -238,10 +237,12 @@ class DirectionConvNet(FrameNetwork):
                 along = self.edges.along(graph, directed)
             x = x + self.embed_vectors(along)
         # One edge network for all blocks; each block has its own linear map from the units to its kernels.
-        terms = self.edges(graph, invariants, directed, pairs)
-        x = x + self.lifting(terms, graph)
+        seen = replace(graph, vectors=directed, edge_features=pairs)
+        terms = self.edges(seen, invariants)
+        x = x + self.lifting(terms.psi, graph)
+        seen = replace(seen, terms=terms)
         for block in self.blocks:
-            x = self._through(block, x, graph, terms)
+            x = self._through(block, x, seen)
         return GroupField(self.on_frames(x), graph)
 
     def on_frames(self, x: Tensor) -> Tensor:
@@ -299,9 +300,9 @@ class _Block(nn.Module):
         self.linear2 = ZonalLinear(directions, options.mlp_ratio * channels, channels)
         self.dropout = nn.Dropout(options.dropout)
 
-    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Map a field ``[points, directions, channels]`` to a field of the same shape."""
-        x = x + self.dropout(self.messages(x, graph, terms))
+        x = x + self.dropout(self.messages(x, graph))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(x))))
 
 

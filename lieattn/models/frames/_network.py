@@ -138,7 +138,7 @@ class FrameNetwork(Network):
         around = pairs = None
         if self.angles is not None and self.embed_angles is not None:
             with without_autocast(graph.device):
-                of_points, pairs = self.angles(graph, invariants)
+                of_points, pairs = self.angles(invariants, graph)
             around = self.embed_angles(of_points)[:, None]
         return around, with_pair_features(pairs, data, self.edge_channels, graph)
 

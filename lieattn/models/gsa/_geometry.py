@@ -15,25 +15,6 @@ POOL = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """Geometry of one block.
-
-    Attributes
-    ----------
-    graph
-        Graph of the attention.
-    kept
-        Indices ``[points]`` int64 of the points that the crop keeps; None if it keeps all.
-    clouds
-        The kept points.
-    """
-
-    graph: LiftedGraph
-    kept: Tensor | None
-    clouds: PointClouds
-
-
-@dataclass(frozen=True, eq=False)
 class GSAGeometry:
     """Geometry of a forward pass, computed by :meth:`GSANet.geometry`, possibly in a worker of the data loader.
 
@@ -42,7 +23,7 @@ class GSAGeometry:
     lifting
         Graph of the lifting layer.
     stages
-        For each stage, the graph, crop and remaining points of each block.
+        For each stage, the graph of each block, with the points that its crop keeps.
     cells
         For each stage, the pooling cell ``[points]`` int64 of each point; None for stages without pooling.
     clouds
@@ -52,7 +33,7 @@ class GSAGeometry:
     """
 
     lifting: LiftedGraph
-    stages: tuple[tuple[Step, ...], ...]
+    stages: tuple[tuple[LiftedGraph, ...], ...]
     cells: tuple[Tensor | None, ...]
     clouds: tuple[PointClouds, ...]
     graph: LiftedGraph

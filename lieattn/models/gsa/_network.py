@@ -40,7 +40,7 @@ from lieattn.models._base.inputs import (
 from lieattn.models._base.network import GroupField, Network, Symmetry
 from lieattn.models._base.poses import check_geometry, without_lattice
 from lieattn.models._base.squares import of_squares
-from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
+from lieattn.models.gsa._geometry import POOL, GSAGeometry, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock
 from lieattn.nn.relative import (
@@ -356,7 +356,7 @@ class GSANet(Network):
             for margin in margins:
                 graph = self._lift(clouds, neighborhood, length, seen) if graph is None else graph
                 kept, left = cropped(clouds, margin)
-                steps.append(Step(graph, kept, graph if kept is None else left))
+                steps.append(graph if kept is None else graph.keeping(kept, left))
                 clouds, graph = left, graph if kept is None else None
             stages.append(tuple(steps))
             cell = None
@@ -418,12 +418,12 @@ class GSANet(Network):
         x = self.activation(self.lifting_norm(lifted, geometry.lifting))
         layers = zip(self.blocks, self.between, strict=True)
         for steps, cell, clouds in zip(geometry.stages, geometry.cells, geometry.clouds, strict=True):
-            for step in steps:
+            for graph in steps:
                 block, between = next(layers)
-                x = self._through(block, x, step.graph, step.kept, step.clouds)
+                x = self._through(block, x, graph)
                 fields.append(x)
                 if self.stages.norm_between:
-                    x = self.activation(between(x, step.clouds))
+                    x = self.activation(between(x, graph if graph.kept is None else graph.kept.clouds))
             if cell is not None:
                 x = self.pool_dropout(self.grid_pool.reduce(x, cell, clouds.num_points))
         return [*fields, x]

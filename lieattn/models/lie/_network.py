@@ -408,7 +408,8 @@ class SeenByFrames(nn.Module):
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
         """Map features ``[points, in_channels]`` and vectors to a field ``[points, fiber, channels]``."""
-        return cast(Tensor, self.convolution(self.edges(graph, x, vectors), graph))
+        terms = self.edges(replace(graph, vectors=vectors), x)
+        return cast(Tensor, self.convolution(terms.psi, graph))
 
 
 class SeenInCoordinates(nn.Module):

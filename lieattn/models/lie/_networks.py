@@ -161,15 +161,12 @@ class LieConvGeometry:
     Attributes
     ----------
     graphs
-        Graph of the convolution of each block.
-    kept
-        For each block, indices ``[points kept]`` int64 of the points that remain after it; None for all points.
+        Graph of the convolution of each block, with the points that remain after it.
     last
         Graph of the points after the last block.
     """
 
     graphs: tuple[LiftedGraph, ...]
-    kept: tuple[Tensor | None, ...]
     last: LiftedGraph
 
 
@@ -275,24 +272,22 @@ class LieConvNet(LieNetwork):
             raise ValueError("data.cell: subsampling does not see periodic images; use downsampling=1")
         neighborhood, dim = self.neighborhood, self.space.group.dim
         graphs: list[LiftedGraph] = []
-        kept: list[Tensor | None] = []
         for _ in self.blocks:
             graphs.append(self._prepared(self._dropped(graph, generator)))
-            chosen = None
             if self.share < 1:
                 places = graph.pos.detach()[:, :dim]
                 chosen = farthest_points(places, fraction=self.share, batch=graph.batch).sort().values
                 neighborhood = scaled(neighborhood, self.share ** (-1 / dim))
                 graph = graph.subset(chosen, neighborhood)
-            kept.append(chosen)
-        return LieConvGeometry(tuple(graphs), tuple(kept), graph)
+                graphs[-1] = graphs[-1].keeping(chosen, graph)
+        return LieConvGeometry(tuple(graphs), graph)
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: LieConvGeometry | None = None) -> GroupField:
         geometry = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, geometry.graphs[0], [])
-        for block, graph, kept in zip(self.blocks, geometry.graphs, geometry.kept, strict=True):
-            x = self._through(block, x, graph, kept)
+        for block, graph in zip(self.blocks, geometry.graphs, strict=True):
+            x = self._through(block, x, graph)
         return GroupField(self.norm(x), geometry.last)
 
 

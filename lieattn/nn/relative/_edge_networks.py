@@ -89,33 +89,21 @@ class EdgeNetwork(RelativeFunction):
         if self.pairs is not None:
             keep_variance(self.pairs)
 
-    def forward(
-        self,
-        graph: LiftedGraph,
-        x: Tensor | None = None,
-        vectors: Tensor | None = None,
-        edges: Tensor | None = None,
-    ) -> RelativeTerms:
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``psi`` ``[edges, fiber, 1, 1, hidden]`` over sqrt(1 + sum of windows at the target).
 
-        Features ``x`` are ``[points, in_channels]``, ``vectors`` ``[points, in_vectors, dim]``, and ``edges``
-        ``[edges, in_edges]``; each can be None if its number is 0.
+        Features ``x`` are ``[points, in_channels]``, ``graph.vectors`` ``[points, in_vectors, dim]``, and
+        ``graph.edge_features`` ``[edges, in_edges]``; each can be None if its number is 0, and the latter two are then
+        not read.
         """
-        return RelativeTerms(psi=self._units(*self._seen(graph, x, vectors, edges))[:, :, None, None])
+        return RelativeTerms(psi=self._units(*self._seen(graph, x))[:, :, None, None])
 
     def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, square: Tensor, radial: Tensor) -> Tensor:
         """Return ψ ``[edges, fiber, hidden]`` from the result of :meth:`_seen`."""
         arrows, hidden = weight_of("arrows", self.arrows), weight_of("hidden", self.hidden)
         return edge_units(seen, invariants, weight, arrows, (hidden, self.hidden.bias))
 
-    def kernels(
-        self,
-        maps: Sequence[nn.Linear],
-        graph: LiftedGraph,
-        x: Tensor | None = None,
-        vectors: Tensor | None = None,
-        edges: Tensor | None = None,
-    ) -> list[Tensor]:
+    def kernels(self, maps: Sequence[nn.Linear], graph: LiftedGraph, x: Tensor | None = None) -> list[Tensor]:
         """Apply linear maps without bias to ψ without storing it; return ``[edges, fiber, channels]`` for each map.
 
         The other arguments are those of :meth:`forward`. TypeError or ValueError is raised for maps that have a bias or
@@ -130,13 +118,11 @@ class EdgeNetwork(RelativeFunction):
                     f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
                     f"got maps[{index}] = {linear}"
                 )
-        seen, invariants, weight, *_ = self._seen(graph, x, vectors, edges)
+        seen, invariants, weight, *_ = self._seen(graph, x)
         second = weight_of("hidden", self.hidden), self.hidden.bias
         return list(edge_kernels(seen, invariants, weight, weight_of("arrows", self.arrows), second, weights))
 
-    def _seen(
-        self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _seen(self, graph: LiftedGraph, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the inputs of the first layer and their factors.
 
         These are the components of vectors in the frames ``[edges, fiber, inputs]``, the invariant part of the first
@@ -146,13 +132,16 @@ class EdgeNetwork(RelativeFunction):
         check_is("graph", graph, LiftedGraph)
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
-        vectors = graph.pos.new_zeros(points, 0, self.dim) if vectors is None else vectors
-        pairs = graph.pos.new_zeros(graph.neighbors.num_edges, 0) if pairs is None else pairs
+        vectors, pairs = graph.vectors, graph.edge_features
+        if vectors is None or not self.in_vectors:
+            vectors = graph.pos.new_zeros(points, 0, self.dim)
+        if pairs is None or not self.in_edges:
+            pairs = graph.pos.new_zeros(graph.neighbors.num_edges, 0)
         expected = {
             "pos": (graph.pos, (points, self.dim)),
             "x": (x, (points, self.in_channels)),
-            "vectors": (vectors, (points, self.in_vectors, self.dim)),
-            "edges": (pairs, (graph.neighbors.num_edges, self.in_edges)),
+            "graph.vectors": (vectors, (points, self.in_vectors, self.dim)),
+            "graph.edge_features": (pairs, (graph.neighbors.num_edges, self.in_edges)),
         }
         for argument, (value, shape) in expected.items():
             check_features(value, self.hidden.weight, argument=argument)
@@ -223,7 +212,7 @@ class AngleFeatures(ExactConstants):
         self.register_constant("traceless", _traceless(dim))
         self.of_points, self.of_edges = count * (count + 1), 4 * count
 
-    def forward(self, graph: LiftedGraph, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
         """Return features of points ``[points, of_points]`` and of edges ``[edges, of_edges]``.
 
         ``x`` are input features ``[points, in_channels]``.

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Without bytecode: most files of these packages are never imported, and the others are compiled when they are.
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test docs dist oldest newest fuzz torture lint clean
+.PHONY: setup demo quick test docs dist oldest newest fuzz torture lint clean
 
 setup: $(VENV)/.installed
 
@@ -35,6 +35,13 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed $(VENV)/.scatter
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What a visitor wants to see first: the groups, the operator beside its definition, the goldens of the papers, and most
+# of the table of networks and properties.
+QUICK = tests/test_groups.py tests/test_ops.py tests/test_heads.py tests/parity/test_parity.py tests/test_networks.py
+quick: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) \
+	  -k "not trained and not compile and not export and not continuity and not gradients"
 
 # The documentation, with strict links, in build/site.
 docs: $(VENV)/.installed

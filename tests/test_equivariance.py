@@ -126,6 +126,10 @@ LAYERS = {
     "affine, full": affine(AffineSelfConvolution, full_psi=True, pairwise=True),
     "convolution": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3)),
     "convolution, separable": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3, form="separable")),
+    "convolution, window": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3, window=True)),
+    "convolution, separable with a window": lambda m: GroupConvolution(
+        NetworkKernel(m.group, CHANNELS, 3, form="separable", window=True), reduction="mean"
+    ),
     "lifting, convolution": lambda m: GroupConvolution(
         NetworkKernel(m.group, CHANNELS, 3, lifting=True), reduction="mean"
     ),

@@ -1,6 +1,7 @@
 """Lie groups: all laws for every group of the table, accuracy of exp and log, gradients, uniformity, errors."""
 
 import copy
+import itertools
 import math
 import pickle
 import re
@@ -25,12 +26,14 @@ from lieattn.groups import (
     Sim,
     Translations,
     affine,
+    cyclic,
     cyclic_about,
     dihedral,
     quaternion_from_rotation,
     rotation_from_quaternion,
 )
 from lieattn.spaces import Euclidean
+from tests.cases import GROUPS
 from tests.lie_cases import (
     LIE_GROUPS,
     OWN,
@@ -44,6 +47,11 @@ from tests.lie_cases import (
 )
 
 every_group = pytest.mark.parametrize("group", LIE_GROUPS.values(), ids=LIE_GROUPS)
+FINITE = ("trivial1", "C4", "D3", "mirror2_oblique", "C5_about_oblique", "T", "Ih", "C4_x_mirror1", "S3")
+FINITE = {motions.name: motions for motions in (SemidirectProduct(GROUPS[name]) for name in FINITE)}
+SHEARED = SemidirectProduct(cyclic(4).conjugate(torch.tensor([[1.0, 0.7], [0.0, 2.0]]).double(), "sheared C4"))
+MOTIONS = {**LIE_GROUPS, **FINITE, SHEARED.name: SHEARED}
+every_motion = pytest.mark.parametrize("group", MOTIONS.values(), ids=MOTIONS)
 TURNING = {name: group for name, group in LIE_GROUPS.items() if turns(group)}
 every_turning = pytest.mark.parametrize("group", TURNING.values(), ids=TURNING)
 REFLECTING = {name: group for name, group in LIE_GROUPS.items() if name in ("O(2)", "O(3)", "E(2)", "E(3)")}
@@ -77,7 +85,7 @@ def test_dimensions_can_be_numpy_integers(kind):
     assert repr(kind(np.int64(3))) == repr(kind(3))
 
 
-@every_group
+@every_motion
 def test_product_is_associative_with_identity_and_inverses(group):
     g, h, k = (elements(group, seed=seed) for seed in range(3))
     close(group.product(group.product(g, h), k), group.product(g, group.product(h, k)), 1e-10)
@@ -89,7 +97,7 @@ def test_product_is_associative_with_identity_and_inverses(group):
     close(group.relative(g, h), group.product(group.inverse(g), h), 1e-10)
 
 
-@every_group
+@every_motion
 def test_products_and_inverses_are_elements(group):
     g, h = elements(group), elements(group, seed=1)
     for made in (group.product(g, h), group.inverse(g), group.relative(g, h), group.identity(g)):
@@ -97,7 +105,7 @@ def test_products_and_inverses_are_elements(group):
     group.check("made", group.product(g, h).float())
 
 
-@every_group
+@every_motion
 def test_action_is_a_homomorphism_that_moves_differences_as_vectors(group):
     g, h = elements(group), elements(group, seed=1)
     x, y = normal(2, len(g), group.dim)
@@ -223,31 +231,17 @@ def near_half_turn(group, a, within=1e-5):
 
 
 @every_group
-def test_exp_of_log_gives_random_elements_back(group):
-    g = proper(group)
-    close(group.exp(group.log(g)), g, 1e-11)
-
-
-@every_group
 def test_exp_is_that_of_matrices_beyond_half_and_full_turns(group):
     for angle in (math.pi, 4.0, 2 * math.pi - 1e-6, 2 * math.pi, 7.0, 20.0):
         a = with_angle(group, normal(4, group.algebra_dim), angle)
         close(group.exp(a), torch.linalg.matrix_exp(group.hat(a)), 1e-11, 1e-11)
 
 
-@every_group
-def test_one_parameter_subgroups(group):
-    a = algebra_cases(group)[:20]
-    close(group.product(group.exp(0.3 * a), group.exp(0.7 * a)), group.exp(a), 1e-11)
-    close(group.exp(-a), group.inverse(group.exp(a)), 1e-11)
-    close(group.exp(torch.zeros_like(a)), group.identity(a).expand(len(a), -1, -1), 0, 0)
-
-
-@pytest.mark.parametrize("log_scale", [-20.0, -3.0, -1.0, -0.6, -1e-3, 0.0, 1e-9, 0.4, 1.0, 1.7, 8.0])
+@pytest.mark.parametrize("log_scale", [-20.0, -1.0, -0.6, 1e-9, 0.4, 1.7, 8.0])
 @pytest.mark.parametrize("dim", [2, 3])
 def test_similarities_of_any_scale(dim, log_scale):
     group = Sim(dim)
-    a = algebra_cases(group)
+    a = algebra_cases(group)[::2]
     a[:, 0] = log_scale
     exact = exp_in_many_digits(group, a)
     largest = math.exp(max(log_scale, 0.0))
@@ -335,23 +329,14 @@ def test_half_turns_have_one_logarithm_however_they_were_rounded(axis, dtype):
 def test_elements_are_mapped_over(group):
     """Within torch.func.vmap, elements have no values that could be checked."""
     g, h = proper(group), elements(group, seed=1)[: len(proper(group))]
-    close(torch.func.vmap(group.log)(g), group.log(g))
+    a = group.log(g)
+    close(torch.func.vmap(group.log)(g), a)
+    if group.name not in OWN_NAMES:
+        close(torch.func.vmap(group.exp)(a), group.exp(a))
     close(torch.func.vmap(group.product)(h, g), group.product(h, g))
     close(torch.func.vmap(group.inverse)(g), group.inverse(g))
     assert torch.equal(torch.func.vmap(lambda one: (group.check("g", one), one)[1])(h), h)
     close(torch.func.vmap(group.distance)(h, g), group.distance(h, g))
-
-
-@pytest.mark.parametrize("group", [Dilations(2), RotationDilations(3), Sim(2)], ids=str)
-def test_logarithms_of_scales_are_mapped_over(group):
-    a = normal(5, group.algebra_dim)
-    close(torch.func.vmap(group.exp)(a), group.exp(a))
-
-
-def test_inverses_in_finite_groups_are_mapped_over():
-    group = SemidirectProduct(cyclic_about(5))
-    g, h = group.sample(2, 6, generator=generator(), dtype=torch.float64)
-    close(torch.func.vmap(group.relative)(g, h), group.relative(g, h))
 
 
 def test_indices_of_elements_are_mapped_over():
@@ -374,9 +359,8 @@ def test_second_derivatives_of_distances(group):
 
     a = 0.3 * normal(group.algebra_dim)
     wanted = torch.autograd.functional.hessian(distance, a)
-    for first in (torch.func.jacrev, torch.func.jacfwd):
-        for second in (torch.func.jacrev, torch.func.jacfwd):
-            close(second(first(distance))(a), wanted, 1e-10, 1e-10)
+    for first, second in itertools.permutations((torch.func.jacrev, torch.func.jacfwd)):
+        close(second(first(distance))(a), wanted, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize("group", REFLECTING.values(), ids=REFLECTING)
@@ -452,7 +436,8 @@ def test_derivatives_are_finite_differences(group):
 
     a.requires_grad_()
     assert gradcheck(of_relative, a, eps=1e-6, atol=1e-6)
-    assert gradgradcheck(lambda a: group.log(group.product(g, group.exp(a))), a, eps=1e-6, atol=1e-5)
+    log = lambda a: group.log(group.product(g, group.exp(a)))  # noqa: E731
+    assert gradgradcheck(log, a, eps=1e-6, atol=1e-5, fast_mode=True)
 
 
 @every_group
@@ -635,13 +620,6 @@ def test_samples_are_elements_and_follow_the_generator_alone(group):
     assert not torch.equal(first, group.sample(4, 3, generator=generator(8), dtype=torch.float64))
     single = group.sample(4, 3, generator=generator(7), dtype=torch.float32)
     assert torch.equal(single, first.float())
-
-
-@pytest.mark.parametrize("group", [SO(2), SO(3), O(2), O(3), Sim(3), Dilations()], ids=repr)
-def test_samples_take_the_default_dtype(group):
-    assert group.sample().dtype == torch.get_default_dtype()
-    assert group.sample().shape == (group.size, group.size)
-    assert torch.isfinite(group.sample(3)).all()
 
 
 DESIGNS = {

@@ -348,27 +348,3 @@ def test_gradients_that_vanish(tmp_path):
     np.savez(path, **{**arrays, "grad_b_K": arrays["grad_b_K"] + 1e-5})
     with pytest.raises(AssertionError, match="grad_b_K in"):
         affine_self_conv.check(path)
-
-
-def test_scalars_of_other_types(tmp_path):
-    """The runner accepts numbers as floats and arrays of one entry, strings as bytes, and files without ``outputs``."""
-    plane, a, shape = asc_file("p4", (3, 4))
-    arrays = stored(plane, a, shape, gradients=False)
-    arrays |= {"case": np.array(b"asc"), "group": np.array([b"p4"]), "border": np.array(["zero"])}
-    arrays |= {"heads": np.float32(2), "score_scale": np.array([0.2])}
-    del arrays["outputs"]
-    path = tmp_path / "file.npz"
-    np.savez(path, **arrays)
-    affine_self_conv.check(path)
-    np.savez(path, **{**arrays, "alpha": arrays["alpha"] + 1e-3})
-    with pytest.raises(AssertionError, match="alpha in"):
-        affine_self_conv.check(path)
-
-
-@pytest.mark.parametrize("missing", [{"case": "conv"}, {"group": "p6"}])
-def test_unknown_files_fail(missing, tmp_path):
-    plane, a, shape = excite_file("p4")
-    path = tmp_path / "file.npz"
-    np.savez(path, **{**stored(plane, a, shape, gradients=False), **missing})
-    with pytest.raises(AssertionError, match="unknown"):
-        affine_self_conv.check(path)

@@ -1,4 +1,4 @@
-"""Tests of the parity runner on files that are damaged or incomplete."""
+"""Tests of the parity runner on files that are damaged or incomplete, or have other types and settings."""
 
 import gc
 import json
@@ -15,52 +15,105 @@ FILES = {
     "gsa/lift_local_p4": ("W_q", "b_v", "R"),
     "lietransformer/grad_attn_se3_mlp_softmax": ("value_W", "cotangent"),
 }
+every_file = pytest.mark.parametrize("name", FILES)
 
 
-@pytest.fixture(params=FILES)
-def golden(request, tmp_path, pytestconfig):
-    """Yield the name and the arrays of a file with gradients, and a function that checks other arrays."""
-    path = tmp_path / f"{request.param}.npz"
+@pytest.fixture
+def file(name, tmp_path, pytestconfig):
+    """Return the arrays of a file, and a function that checks other arrays under its name."""
+    path = tmp_path / f"{name}.npz"
     path.parent.mkdir()
-    shutil.copy(pytestconfig.rootpath / "tests" / "goldens" / f"{request.param}.npz", path)
-    with np.load(path) as archive:
+    with np.load(pytestconfig.rootpath / "tests" / "goldens" / f"{name}.npz") as archive:
         arrays = {name: archive[name] for name in archive.files}
 
     def check(arrays):
         np.savez(path, **arrays)
         test_parity.test_golden(path)
 
-    return request.param, arrays, check
+    return arrays, check
 
 
-def test_missing_arrays_are_named(golden):
-    name, arrays, check = golden
+def changed(arrays, **settings):
+    return {**arrays, "meta": np.array(json.dumps(json.loads(str(arrays["meta"])) | settings))}
+
+
+def fails(check, arrays, message):
+    with pytest.raises(AssertionError, match=message):
+        check(arrays)
+
+
+@every_file
+def test_missing_arrays_are_named(name, file):
+    arrays, check = file
     for missing in FILES[name]:
-        with pytest.raises(AssertionError, match=rf"{name.split('/')[1]}\.npz: no '{missing}'; there are \['"):
-            check({kept: array for kept, array in arrays.items() if kept != missing})
+        kept = {kept: array for kept, array in arrays.items() if kept != missing}
+        fails(check, kept, rf"{name.split('/')[1]}\.npz: no '{missing}'; there are \['")
 
 
-def test_gradients_are_compared_without_a_list_of_them(golden):
-    name, arrays, check = golden
-    arrays.pop("gradients", None)
+def of_kinds(kinds, convert):
+    return lambda arrays: {
+        name: convert(array) if array.dtype.kind in kinds else array for name, array in arrays.items()
+    }
+
+
+def without_meta(arrays):
+    """Return the settings of ``meta`` as arrays without axes."""
+    settings = json.loads(str(arrays["meta"])) if "meta" in arrays else {}
+    scalars = {name: np.array(value) for name, value in settings.items() if not isinstance(value, dict)}
+    return scalars | {name: array for name, array in arrays.items() if name != "meta"}
+
+
+FORMS = {
+    "bytes": of_kinds("U", np.char.encode),
+    "rows": of_kinds("Ui", np.atleast_1d),
+    "another byte order": of_kinds("fi", lambda array: array.astype(array.dtype.newbyteorder(">"))),
+    "numbers as floats": of_kinds("ib", lambda array: array.astype(">f4")),
+    "small numbers": of_kinds("ib", lambda array: array.astype(np.int32)),
+    "scalars": without_meta,
+    "no lists": lambda arrays: {name: array for name, array in arrays.items() if name not in ("outputs", "gradients")},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [*FILES, "gsa/group_local_p4", "attentive_gconv/trained_rotmnist_p4cnn"])
+def test_arrays_and_settings_of_other_types(name, form, file):
+    arrays, check = file
+    arrays = FORMS[form](arrays)
     check(arrays)
-    gradient = "grad_features" if "lietransformer" in name else "grad_x"
-    with pytest.raises(AssertionError, match=gradient):
-        check({**arrays, gradient: arrays[gradient] + 1e-4 * np.abs(arrays[gradient]).max()})
+    compared = "logits" if "trained" in name else "grad_features" if "lietransformer" in name else "grad_x"
+    wrong = arrays[compared] + 1e-4 * np.abs(arrays[compared]).max()
+    fails(check, {**arrays, compared: wrong}, compared)
 
 
-@pytest.mark.parametrize("name", ["model_qm9_t3: squash", "model_qm9_t3: readout", "finite_se2_mean: similarity"])
-def test_unknown_settings_are_named(name, tmp_path, pytestconfig):
-    file, setting = name.split(": ")
-    with np.load(pytestconfig.rootpath / "tests" / "goldens" / "lietransformer" / f"{file}.npz") as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    arrays["meta"] = np.array(json.dumps(json.loads(str(arrays["meta"])) | {setting: "other"}))
-    path = tmp_path / "lietransformer" / "file.npz"
-    path.parent.mkdir()
-    np.savez(path, **arrays)
+@pytest.mark.parametrize("name", ["affine_self_conv/grad_asc_p4"])
+def test_one_gradient_may_have_a_name_without_axes(name, file):
+    arrays, check = file
+    few = {name: array for name, array in arrays.items() if not name.startswith("grad_")}
+    check({**few, "grad_x": arrays["grad_x"], "gradients": np.array("x")})
+
+
+UNKNOWN = [
+    *(("lietransformer/model_qm9_t3", setting) for setting in ("squash", "readout")),
+    ("lietransformer/finite_se2_mean", "similarity"),
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), UNKNOWN)
+def test_unknown_settings_are_named(name, setting, file, tmp_path):
+    arrays, check = file
     with pytest.raises(AssertionError, match=rf"{setting}: expected one of \['.*\], got 'other'") as caught:
-        test_parity.test_golden(path)
-    assert caught.value.__notes__ == [f"{path}, with backend 'plain'"]
+        check(changed(arrays, **{setting: "other"}))
+    assert caught.value.__notes__ == [f"{tmp_path / name}.npz, with backend 'plain'"]
+
+
+@every_file
+def test_unknown_kinds_are_named(name, file):
+    arrays, check = file
+    if "meta" in arrays:
+        fails(check, changed(arrays, kind="spherical"), "unknown kind 'spherical'")
+    else:
+        fails(check, {**arrays, "case": "conv"}, "unknown case 'conv'")
+        fails(check, {**arrays, "group": "p6"}, "unknown group 'p6'")
 
 
 @pytest.mark.parametrize(
@@ -72,43 +125,28 @@ def test_unknown_settings_are_named(name, tmp_path, pytestconfig):
         ("gsa/network_p4", {"program": [{"op": "block", "name": "block0", "crop": 1.0}]}),
     ],
 )
-def test_settings_of_other_types(name, settings, tmp_path, pytestconfig):
-    """The runner accepts switches as 0 and 1 or null, and integers in lists of settings as floats."""
-    with np.load(pytestconfig.rootpath / "tests" / "goldens" / f"{name}.npz") as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    meta = json.loads(str(arrays["meta"]))
+def test_switches_as_numbers_or_null_and_integers_as_floats(name, settings, file):
+    arrays, check = file
     if "program" in settings:
-        settings = {"program": settings["program"] + meta["program"][1:]}
-    path = tmp_path / f"{name}.npz"
-    path.parent.mkdir()
-    np.savez(path, **{**arrays, "meta": np.array(json.dumps(meta | settings))})
-    test_parity.test_golden(path)
+        settings = {"program": settings["program"] + json.loads(str(arrays["meta"]))["program"][1:]}
+    check(changed(arrays, **settings))
 
 
-@pytest.mark.parametrize(
-    ("name", "batches"),
-    [
-        ("affine_self_conv/grad_asc_p4", ("x", "alpha", "z", "out", "cotangent", "grad_x")),
-        (
-            "attentive_gconv/grad_att_full_gconv_p4",
-            ("x", "f_tilde", "alpha_C", "alpha_X", "out", "cotangent", "grad_x"),
-        ),
-        ("gsa/lift_local_p4", ("x", "out_f32", "out_f64", "probs_f64", "R", "grad_x")),
-    ],
-)
-def test_batches_without_images(name, batches, tmp_path, pytestconfig):
-    with np.load(pytestconfig.rootpath / "tests" / "goldens" / f"{name}.npz") as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    arrays |= {batch: arrays[batch][:0] for batch in batches}
+BATCHES = {
+    "affine_self_conv/grad_asc_p4": ("x", "alpha", "z", "out", "cotangent", "grad_x"),
+    "attentive_gconv/grad_att_full_gconv_p4": ("x", "f_tilde", "alpha_C", "alpha_X", "out", "cotangent", "grad_x"),
+    "gsa/lift_local_p4": ("x", "out_f32", "out_f64", "probs_f64", "R", "grad_x"),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_without_images(name, file):
+    arrays, check = file
+    arrays |= {batch: arrays[batch][:0] for batch in BATCHES[name]}
     arrays |= {key: np.zeros_like(array) for key, array in arrays.items() if key.startswith("grad_")}
-    path = tmp_path / f"{name}.npz"
-    path.parent.mkdir()
-    np.savez(path, **arrays)
-    test_parity.test_golden(path)
+    check(arrays)
     weight = next(key for key in arrays if key.startswith("grad_") and arrays[key].size)
-    np.savez(path, **{**arrays, weight: arrays[weight] + 1})
-    with pytest.raises(AssertionError, match=weight):
-        test_parity.test_golden(path)
+    fails(check, {**arrays, weight: arrays[weight] + 1}, weight)
 
 
 @pytest.mark.parametrize("size", [0, 40, 3000])
@@ -123,10 +161,9 @@ def test_damaged_files_are_named_and_closed(system, size, tmp_path, pytestconfig
     gc.collect()
 
 
-def test_files_of_other_systems_fail(tmp_path, pytestconfig):
-    whole = pytestconfig.rootpath / "tests" / "goldens" / "gsa" / "posenc.npz"
-    for system in ("affine_self_conv", "attentive_gconv", "lietransformer"):
-        (tmp_path / system).mkdir()
-        shutil.copy(whole, tmp_path / system)
-        with pytest.raises(AssertionError, match=r"posenc\.npz: (no 'case'|unknown kind)"):
-            test_parity.test_golden(tmp_path / system / "posenc.npz")
+@pytest.mark.parametrize("system", ["affine_self_conv", "attentive_gconv", "lietransformer"])
+def test_files_of_other_systems_fail(system, tmp_path, pytestconfig):
+    (tmp_path / system).mkdir()
+    shutil.copy(pytestconfig.rootpath / "tests" / "goldens" / "gsa" / "posenc.npz", tmp_path / system)
+    with pytest.raises(AssertionError, match=r"posenc\.npz: (no 'case'|unknown kind)"):
+        test_parity.test_golden(tmp_path / system / "posenc.npz")

@@ -252,40 +252,6 @@ def test_float32_gradients_are_compared(tmp_path):
         lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
 
 
-@pytest.mark.parametrize("form", ["bytes", "row", "floats", "scalars"])
-def test_settings_in_other_types(form, tmp_path):
-    arrays, meta = finished_layer("2231", None)
-    path = tmp_path / "file.npz"
-    if form == "scalars":
-        np.savez(path, **arrays, **{name: np.array(value) for name, value in meta.items() if value is not None})
-    else:
-        meta |= {"heads": 2.0, "kernel": 2231} if form == "floats" else {}
-        content = json.dumps(meta)
-        np.savez(path, **arrays, meta=np.array({"bytes": content.encode(), "row": [content]}.get(form, content)))
-    lietransformer.check(path)
-
-
-def test_arrays_in_other_types(tmp_path):
-    """The runner accepts masks as numbers, indices of 32 bits, and weights of 32 bits, which are converted exactly."""
-    arrays, meta = layer_case("mlp", "mean", "swish", 3)
-    arrays = {name: array.astype(np.float32) if array.dtype == float else array for name, array in arrays.items()}
-    exact = {name: array.astype(float) if array.dtype == np.float32 else array for name, array in arrays.items()}
-    arrays["out"] = attend(exact, meta, exact["features"])[2]
-    arrays |= {"mask": arrays["mask"].astype(np.uint8), "neighbour_index": arrays["neighbour_index"].astype(np.int32)}
-    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
-    arrays |= {"neighbour_index": arrays["neighbour_index"].astype(">f4"), "out": arrays["out"].astype(">f8")}
-    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
-
-
-def test_positions_as_integers(tmp_path):
-    x = np.arange(24).reshape(2, 4, 3) ** 2 % 7
-    arrays = {"positions": x, "pair": x[:, :, None] - x[:, None]}
-    meta = {"kind": "lift", "group": "T3", "lift_samples": 1}
-    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
-    with pytest.raises(AssertionError, match="pair: error"):
-        lietransformer.check(write(tmp_path / "file.npz", {**arrays, "pair": arrays["pair"] + 1}, meta))
-
-
 def farthest(distance, mask, start, count):
     """The definition in the README of the golden files, literally."""
     chosen = [start]
@@ -308,8 +274,3 @@ def test_subsampling_of_clouds_with_coincident_points(distinct, tmp_path):
     lietransformer.check(write(path, arrays, {"kind": "fps", "fraction": 0.75}))
     with pytest.raises(AssertionError, match="chosen"):
         lietransformer.check(write(path, {**arrays, "chosen": chosen[:, ::-1]}, {"kind": "fps", "fraction": 0.75}))
-
-
-def test_unknown_files_fail(tmp_path):
-    with pytest.raises(AssertionError, match="unknown kind 'group_spherical'"):
-        lietransformer.check(write(tmp_path / "file.npz", {}, {"kind": "group_spherical"}))

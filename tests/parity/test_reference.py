@@ -131,39 +131,3 @@ def test_files_like_the_goldens(name, tmp_path):
     np.savez(path, **arrays, out_f64=out + 1e-3, out_f32=out.astype(np.float32), meta=np.array(json.dumps(meta)))
     with pytest.raises(AssertionError):
         gsa.check(path)
-
-
-@pytest.mark.parametrize(
-    "meta", [lambda text: np.array(text.encode()), lambda text: np.array([text]), None], ids=["bytes", "row", "scalars"]
-)
-def test_settings_in_other_types(meta, tmp_path):
-    """The runner accepts settings as bytes, as an array of one string, or as scalar arrays, without optional arrays."""
-    arrays, settings = golden("C", 3, "group_local", 4, 4, 3)
-    arrays["out_f64"] = evaluate(arrays, False, True, 3)
-    if meta is None:
-        arrays |= {name: np.array(value) for name, value in settings.items()} | {"size": np.float32(3)}
-    else:
-        arrays["meta"] = meta(json.dumps(settings))
-    np.savez(tmp_path / "file.npz", **arrays)
-    gsa.check(tmp_path / "file.npz")
-
-
-def test_arrays_in_other_types(tmp_path):
-    """The runner accepts integers as inputs and weights, indices as floats, and arrays in another byte order."""
-    arrays, settings = golden("C", 3, "group_local", 4, 4, 3)
-    arrays |= {"x": np.rint(2 * arrays["x"]).astype(np.int8), "b_o": np.arange(C_OUT)}
-    arrays["out_f64"] = evaluate(arrays, False, True, 3)
-    arrays |= {"table": arrays["table"].astype(float), "W_q": arrays["W_q"].astype(">f4")}
-    path = tmp_path / "file.npz"
-    np.savez(path, **arrays, meta=np.array(json.dumps(settings)))
-    gsa.check(path)
-    np.savez(path, **{**arrays, "x": arrays["x"] + 1}, meta=np.array(json.dumps(settings)))
-    with pytest.raises(AssertionError, match="own coordinates"):
-        gsa.check(path)
-
-
-def test_unknown_files_fail(tmp_path):
-    path = tmp_path / "file.npz"
-    np.savez(path, meta=np.array(json.dumps({"kind": "group_spherical"})))
-    with pytest.raises(AssertionError, match="unknown kind 'group_spherical'"):
-        gsa.check(path)

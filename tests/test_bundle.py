@@ -14,9 +14,8 @@ pytest.importorskip("numba")
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._calls import Workspace
 from lieattn.ops.kernels.attention import _bundle, _launch
-from lieattn.ops.kernels.attention._bundle import Bundle, bundle, head_ranges
+from lieattn.ops.kernels.attention._bundle import bundle
 from lieattn.ops.kernels.attention._operator import dropout_mask
-from lieattn.ops.kernels.attention._packing import pack, unpack
 
 POINTS, FIBER, DIM, VALUE, TYPES = 6, 3, 3, 5, 4
 COPIES = [(2, 1), (4, 3), (4, 2), (6, 9), (8, 6)]  # clouds, heads
@@ -156,25 +155,6 @@ def test_dropout_is_the_same_in_second_derivatives(pattern):
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
     assert not torch.equal(call(*inputs), group_attention(*inputs, neighbors, terms=terms)[0])
-
-
-@pytest.mark.parametrize("clouds", [1, 4])
-@pytest.mark.parametrize("heads", [1, 9, 16, 20])
-def test_packing_is_a_permutation_with_zeros_behind_the_last_head(clouds, heads):
-    groups, points, fiber, dim = 2, 3, 2, 5
-    signal = torch.randn(groups * clouds * points, fiber, heads, dim)
-    side_by_side = signal.view(groups, clouds, points, fiber, heads, dim).permute(1, 4, 0, 2, 3, 5).flatten(0, 1)
-    back = torch.empty_like(signal)
-    for part in head_ranges(clouds * heads, signal.dtype):
-        with Workspace() as memory:
-            memory.empty(signal.dtype, 10_000).fill_(torch.nan)  # earlier contents of the memory must have no effect
-        with Workspace() as memory:
-            packed = pack(signal, Bundle(clouds, groups), part, memory)
-            lanes = packed.permute(0, 4, 1, 2, 3).reshape(-1, groups, points, fiber, dim)
-            assert torch.equal(lanes[: part.heads], side_by_side[part.first : part.first + part.heads])
-            assert not lanes[part.heads :].any()
-            unpack(packed, Bundle(clouds, groups), part, back)
-    assert torch.equal(back, signal)
 
 
 def test_workspace_is_kept_and_never_handed_out_twice():

@@ -191,13 +191,6 @@ def test_frames_that_scale_where_their_values_cannot_be_read(way):
     torch.testing.assert_close(found, expected)
 
 
-def test_projection_is_the_mean_over_the_frames():
-    group = octahedral()
-    lifted = draw(3, 24, 3)
-    expected = torch.stack([lifted[:, h] @ group.elements[h].T for h in range(24)]).mean(dim=0)
-    torch.testing.assert_close(project_field(lifted, group, Vector(3)), expected)
-
-
 def test_gradients():
     frames = rotations(3)
     rep = Vector(3) + Irreps("2e")

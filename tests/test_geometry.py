@@ -37,7 +37,6 @@ from lieattn.nn import (
     CloudPool,
     FiberPool,
     GridPool,
-    GroupLinear,
     GroupSelfAttention,
     LiftingSelfAttention,
     PreNormBlock,
@@ -643,12 +642,6 @@ def test_pixels_at_one_place_are_no_raster():
         Raster.read(point_clouds(clouds))
 
 
-def test_a_raster_needs_its_points_in_order():
-    batch = Batch.from_data_list([image(2, 3), image(3, 2)])
-    assert torch.equal(point_clouds(batch).grid, torch.tensor([[2, 3], [3, 2]]))
-    assert torch.equal(lift(batch, cyclic(4), PixelSquare(3)).grid, batch.grid)
-
-
 # --- degenerate clouds through every layer --------------------------------------------------------------------
 
 
@@ -758,10 +751,6 @@ def test_pooling_nothing(reduction):
     cell, grid = GridPool(2, reduction).cells(torch.zeros(0, 2, dtype=torch.int64))
     assert (cell.shape, grid.shape) == ((0,), (0, 2))
     assert GridPool(2, reduction).reduce(empty, cell, 0).shape == (0, 4, 3)
-
-
-def test_group_linear_takes_no_points():
-    assert GroupLinear(PLANE, 3, 5)(torch.zeros(0, 4, 3)).shape == (0, 4, 5)
 
 
 def network(group, neighborhood, blocks=(2,), crops=None):

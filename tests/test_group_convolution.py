@@ -20,7 +20,7 @@ from lieattn.nn import (
     grid_images,
     to_grid,
 )
-from lieattn.nn._grid import permuted_copies, published_measure
+from lieattn.nn._grid import published_measure
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import GROUPS, SMALL_GROUPS, turns
@@ -313,16 +313,6 @@ def test_borders_and_dilations_count_for_strides():
 def test_initial_kernels_in_space_are_uniform():
     largest = float(GridGroupConvolution(LATTICE_GROUPS["T"], 2, 2, 3).weight.detach().abs().max())
     assert 0.9 * 54**-0.5 < largest <= 54**-0.5
-
-
-def test_gradients_of_permuted_copies():
-    orders = torch.tensor([[1, 2, 0, 3], [3, 0, 1, 2]])
-    weight, factor = torch.randn(3, 4, requires_grad=True), torch.randn(3, 2, 4)
-    found, wanted = (
-        torch.autograd.grad((copies * factor).sum(), weight)[0]
-        for copies in (permuted_copies(weight, orders), weight[:, orders])
-    )
-    torch.testing.assert_close(found, wanted)
 
 
 # --- images as points -----------------------------------------------------------------------------------------

@@ -377,18 +377,6 @@ def test_forces_of_a_batch_are_those_of_its_clouds():
     torch.testing.assert_close(force, torch.cat([out.force for out in alone]))
 
 
-def test_forces_of_a_published_network():
-    network = randomize(
-        GSANet(tetrahedral(), 1, 1, heads=2, channels=8, blocks=(1,), neighborhood=Radius(2.0, smooth=True))
-    )
-    data = Data(pos=draw(5, 3), x=torch.ones(5, 1).double())
-    force = EnergyForces(network.double())(data).force
-    assert torch.isfinite(force).all()
-    torch.testing.assert_close(force.sum(dim=0), torch.zeros(3).double(), atol=1e-10, rtol=0)
-    assert EnergyForces(network).symmetry == network.symmetry
-    assert "T acting on" in EnergyForces(network).guarantee
-
-
 @pytest.mark.usefixtures("every_backend")
 def test_forces_with_frames_made_of_the_data():
     """Forces are exact for every rotation, not only for a finite group, including the gradients of the frames."""

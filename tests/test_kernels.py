@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lieattn.cli import _warm_up
-from lieattn.geometry import AllPairs, Given, Neighbors, Radius, lift
+from lieattn.geometry import AllPairs, Neighbors, Radius, lift
 from lieattn.groups import cyclic
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn.ops import (
@@ -238,28 +238,6 @@ def test_fiber_only_in_the_terms():
     assert_same(found, wanted)
 
 
-@pytest.mark.parametrize("names", [(), ("displacement_bias",), ("fiber_bias",), ("pair_bias",), ("psi",)])
-@pytest.mark.parametrize("normalize", ["softmax", "none"])
-def test_scores_of_terms_alone(names, normalize):
-    (_, _, value), neighbors, terms, _index = problem("joint", names)
-    found = []
-    for name in ("numba", "plain"):
-        with backend(name):
-            options = {"normalize": normalize, "terms": terms}
-            found.append(group_attention(None, None, value, neighbors, **options)[0])
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
-def test_points_and_lists_may_be_empty(pattern):
-    for points in (0, 1, 3):
-        neighbors = Given(torch.empty(2, 0, dtype=torch.int64))(torch.randn(points, 2))
-        signals = [torch.randn(points, 2, HEADS, width) for width in (DIM, DIM, VALUE)]
-        with backend("numba"):
-            for tensor in results(signals, neighbors, RelativeTerms(), None, "numba", pattern=pattern):
-                assert torch.equal(tensor, torch.zeros_like(tensor))
-
-
 class Guarded:
     """Memory of kernels that is not a number at first, between numbers that they must not change."""
 
@@ -396,21 +374,6 @@ def test_dropout_follows_the_seed(pattern):
     assert not torch.equal(draws[0], draws[2])
 
 
-def test_training_on_forces():
-    """A loss on -dE/dx, differentiated through the geometry of the positional keys."""
-    layer = GroupSelfAttention(cyclic(4), 4, 6, heads=2, pattern="joint").double()
-    pos, x = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 4, 4, dtype=torch.float64)
-    gradients = []
-    for name in ("numba", "plain"):
-        with backend(name):
-            where = pos.clone().requires_grad_()
-            energy = layer(x, lift(where, cyclic(4), Radius(2.0))).square().sum()
-            (force,) = torch.autograd.grad(-energy, where, create_graph=True)
-            gradients.append(torch.autograd.grad(force.square().sum(), list(layer.parameters()), allow_unused=True))
-    pairs = [(a, b) for a, b in zip(*gradients, strict=True) if b is not None]
-    assert_same(*zip(*pairs, strict=True), 1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_computes_in_single(dtype):
     signals, neighbors, tables, index = problem("joint", ("displacement_bias",))
@@ -491,23 +454,6 @@ def test_compiles_to_one_graph(pattern):
         grads = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
         found.append([out, *(torch.zeros(()) if grad is None else grad for grad in grads)])
     assert_same(*found, 1e-6)
-
-
-def test_export():
-    group = cyclic(4)
-    graph = lift(torch.randn(10, 2), group, Radius(1.5))
-
-    class Network(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = GroupSelfAttention(group, 4, 6, heads=2)
-
-        def forward(self, x):
-            return self.layer(x, graph)
-
-    network, x = Network().eval(), torch.randn(10, 4, 4)
-    exported = torch.export.export(network, (x,))
-    torch.testing.assert_close(exported.module()(x), network(x))
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # which its last reference closes

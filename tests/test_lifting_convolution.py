@@ -212,18 +212,8 @@ def test_first_and_second_derivatives():
     def call(pos, x, v):
         return conv(seen(pos, GROUPS["C3"]), x, v[:, None])
 
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
-
-
-def test_clouds_do_not_see_each_other():
-    conv, group = layer(3), tetrahedral()
-    pos, x, v = inputs(8, 3)
-    found = conv(seen(pos, group), x, v[:, None])
-    for cloud in (0, 1):
-        one = slice(cloud, None, 2)
-        alone = conv(seen(pos[one], group, clouds=1), x[one], v[one, None])
-        torch.testing.assert_close(found[one], alone, atol=1e-12, rtol=1e-12)
+    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
 
 
 def test_loops_are_edges_to_oneself_but_not_to_images():

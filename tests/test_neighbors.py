@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lieattn.geometry import _search, find_neighbors, pixel_positions, point_clouds
-from lieattn.geometry._indices import cloud_index
 from lieattn.geometry._neighbors import (
     AllPairs,
     Given,
@@ -167,16 +166,6 @@ def test_permuting_points_permutes_edges(definition, points, seed):
     assert torch.equal(Neighbors.from_edge_index(edges, len(pos)).edge_index, expected.edge_index)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("definition", DEFINITIONS, ids=repr)
-def test_clouds_of_a_batch_equal_each_alone(definition, method):
-    first, second = torch.randn(40, 3), torch.randn(25, 3)
-    together = find(definition, torch.cat([first, second]), torch.arange(2).repeat_interleave(torch.tensor([40, 25])))
-    alone = Neighbors.collate([find(definition, first, method=method), find(definition, second, method=method)])
-    assert torch.equal(together.row_ptr, alone.row_ptr)
-    assert torch.equal(together.edge_index, alone.edge_index)
-
-
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=repr)
 def test_batch_and_ptr_say_the_same(definition):
     pos, ptr = torch.randn(9, 2), torch.tensor([0, 4, 4, 9, 9])
@@ -254,16 +243,6 @@ def test_cloud_ids_may_be_huge(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_pixel_square_of_an_image(method):
-    pos = torch.cartesian_prod(torch.arange(28.0), torch.arange(28.0)) - 13.5
-    neighbors = find(PixelSquare(5), pos, method=method)
-    along_axis = sum(1 for a in range(28) for b in range(28) if abs(a - b) <= 2)
-    assert neighbors.num_edges == along_axis**2 == 17956
-    displacements = pos[neighbors.source] - pos[neighbors.target]
-    assert len(displacements.unique(dim=0)) == 25
-
-
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("first", "last"), [(-1.0, 1.0), (1000.0, 1051.1)])
 def test_pixel_square_of_small_and_far_pixels(first, last, method):
     """Rounding in float32 changes the distances of these pixels by up to 1e-3 of their spacing."""
@@ -299,14 +278,6 @@ def test_rotated_grid_keeps_its_ties(definition, degrees, side, method):
     turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
     upright, turned = find(definition, grid, method=method), find(definition, grid @ turn.T, method=method)
     assert torch.equal(upright.edge_index, turned.edge_index)
-
-
-def test_ties_of_nearest():
-    """The four neighbors of a pixel are equally near: the search returns the first two, or all."""
-    cross = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-    by_index, with_all = Nearest(2, include_self=False)(cross), Nearest(2, include_self=False, ties="all")(cross)
-    assert by_index.source[: by_index.degree[0]].tolist() == [1, 2]
-    assert with_all.source[: with_all.degree[0]].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -433,30 +404,6 @@ def test_same_edges_on_a_gpu(definition):
 
 def index(*values):
     return torch.tensor(values, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("batch", "ptr", "expected", "number"),
-    [
-        (None, None, [0, 0, 0], 1),
-        (index(2, 0, 2), None, [2, 0, 2], 3),
-        (None, index(0, 0, 2, 3, 3), [1, 1, 2], 4),
-        (index(1, 1, 2), index(0, 0, 2, 3, 3), [1, 1, 2], 4),
-    ],
-)
-def test_cloud_index(batch, ptr, expected, number):
-    for points in (3, torch.zeros(3, 2)):
-        found, clouds_found = cloud_index(points, batch, ptr)
-        assert found.tolist() == expected
-        assert found.dtype == torch.int64
-        assert clouds_found == number
-
-
-def test_cloud_index_without_points():
-    assert cloud_index(0)[1] == 1
-    assert cloud_index(0, index())[1] == 0
-    assert cloud_index(0, None, index(0))[1] == 0
-    assert cloud_index(0, None, index(0, 0, 0))[1] == 2
 
 
 P = torch.zeros(3, 2)

@@ -149,7 +149,7 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
     if x.shape[1:] != y.shape[1:] or x.device != y.device:
         got = f"{tuple(x.shape)} on {x.device} and {tuple(y.shape)} on {y.device}"
         raise ValueError(f"x, y: expected points of the same dimension on the same device, got {got}")
-    return Radius(r)._between(x, y, batch_x, batch_y)
+    return Radius(r).between(x, y, batch_x, batch_y)
 
 
 def fps(

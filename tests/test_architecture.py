@@ -65,17 +65,17 @@ BUDGETS = {
     "geometry": (4362, 19, 40),
     "groups": (2054, 8, 35),
     "io": (756, 8, 21),
-    "models": (7643, 46, 66),
+    "models": (7647, 46, 66),
     "nn": (5604, 19, 75),
     "ops": (9807, 54, 31),
     "reps": (670, 3, 15),
     "spaces": (349, 2, 5),
     "testing": (593, 3, 9),
-    "train": (3062, 17, 31),
+    "train": (3063, 17, 31),
     "transforms": (354, 1, 0),
     "viz": (2716, 13, 12),
     "datasets": (9555, 46, 74),
-    "tests": (56526, 146, 0),
+    "tests": (56573, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
@@ -200,6 +200,42 @@ def late():
     found = imported(source, "lieattn.geometry")
     assert parts_imported(found) == {"nn", "models", "geometry", "cli", "viz"}
     assert {"lieattn.models.other", "lieattn.geometry._sibling", "lieattn.cli.main"} <= found
+
+
+# Private attributes by which libraries are extended: named tuples, torch, Lightning, Numba, PyTorch Geometric.
+OF_LIBRARIES = frozenset(
+    "_asdict _fields _replace _C _getframe _current_level _version _modules _buffers _non_persistent_buffers_set "
+    "_metadata _apply _compiled_call_impl _dynamo _foreach_copy_ _foreach_lerp_ _are_functorch_transforms_active "
+    "_NormBase _will_engine_execute_node _trainer _can_stop_early _should_check_val_fx _data_fetcher _ddp_kwargs "
+    "_cache _slice_dict _inc_dict _store _num_nodes".split()
+)
+
+
+def private_reads(source):
+    """Return private attributes that a file reads from objects other than ``self``, and does not define itself."""
+    nodes, read = list(ast.walk(ast.parse(source))), {}
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            base = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if getattr(base, "id", None) in ("self", "cls", "super"):
+                own.add(node.attr)
+            else:
+                read[node.attr] = ast.unparse(node)
+    return {text for name, text in read.items() if name not in own | OF_LIBRARIES}
+
+
+@every_file
+def test_private_attributes_of_other_files_are_not_read(path):
+    assert not private_reads(path.read_text())
+
+
+def test_private_reads_are_found():
+    """Control: attributes of this file, of ``super()`` and of libraries are no private reads."""
+    allowed = "class A:\n def f(self, a): return self._x, a._x, super()._y(), a._replace(), a.__dict__\n"
+    assert not private_reads(allowed)
+    assert private_reads(allowed + "def g(a): return B()._other, a.b._z") == {"B()._other", "a.b._z"}
 
 
 # --- files ----------------------------------------------------------------------------------------------------

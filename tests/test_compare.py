@@ -747,7 +747,7 @@ def test_training_turns_the_clouds_anew_in_every_epoch(tmp_path):
     data = Sets(settings(tmp_path, data__rotate_train="z")).data(Cell("distances", 1.0, 0))
     assert isinstance(data.sets["train"], TurnedClouds)
     assert isinstance(data.sets["val"], TurnedClouds)
-    seeded = data._items("train")
+    seeded = data.items_of("train")
     poses = [seeded[epoch, 0].pos for epoch in (0, 1, 0)]
     assert torch.equal(poses[0], poses[2])
     assert not torch.allclose(poses[0], poses[1])

@@ -287,7 +287,7 @@ def test_epochs_are_rounded_to_the_nearest_step():
 def test_plateau_of_errors_and_of_accuracies(mode, worse):
     def rates(values):
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-        (found,) = Plateau(patience=0, gamma=0.5)._schedulers(optimizer, math.inf, 1, 1, ("val/quality", mode))
+        (found,) = Plateau(patience=0, gamma=0.5).schedulers(optimizer, math.inf, 1, 1, ("val/quality", mode))
         for value in values:
             optimizer.step()
             found["scheduler"].step(value)
@@ -299,7 +299,7 @@ def test_plateau_of_errors_and_of_accuracies(mode, worse):
 
 def test_plateau_after_a_warmup_of_two_steps():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    rise, _ = Plateau(warmup_epochs=1)._schedulers(optimizer, math.inf, 2, 2, ("val/error", "min"))
+    rise, _ = Plateau(warmup_epochs=1).schedulers(optimizer, math.inf, 2, 2, ("val/error", "min"))
     assert optimizer.param_groups[0]["lr"] == 0.5
     optimizer.step()
     rise["scheduler"].step()

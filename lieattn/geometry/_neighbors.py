@@ -166,7 +166,7 @@ class Radius(_Neighborhood):
         return replace(neighbors, shift=(images.double()[:, None] @ lattice.double())[:, 0])
 
     @outside_of_transforms
-    def _between(self, x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
+    def between(self, x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
         """Return the pairs of points of ``y`` and of ``x``, int64 ``[2, edges]``; see :mod:`lieattn.transforms`."""
         x, y = as_coordinates(x), as_coordinates(y)
         clouds = torch.cat([cloud_index(x, batch_x)[0], cloud_index(y, batch_y)[0]])

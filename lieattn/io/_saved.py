@@ -66,7 +66,7 @@ def save(network: nn.Module, path: str | Path) -> None:
     decided = {name: entry.get("geometry", {}) for name, entry in metadata.items()}
     for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
         if isinstance(part, TiedWeights):
-            part._decide(decided.get(name, {}))
+            part.decide(decided.get(name, {}))
     if _structure(made) != _structure(network):
         raise ValueError("network: was changed after its construction; construct it with the arguments it needs now")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}

@@ -26,7 +26,7 @@ class TiedWeights(KeptTables):
         """Return the properties that the weights depend on besides their shapes, as texts by name: the finite group."""
         return tied_to_group(getattr(self, "group", None))
 
-    def _decide(self, tied_to: Mapping[str, str]) -> None:
+    def decide(self, tied_to: Mapping[str, str]) -> None:
         """Take over from weights a choice that was left open at construction. This base class has none."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -41,7 +41,7 @@ class TiedWeights(KeptTables):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         saved = _plain(local_metadata.get("geometry", {}))
-        self._decide(saved)
+        self.decide(saved)
         for name, own in _plain(self.tied_to()).items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # The network has already reported this difference, so its layers do not repeat it.
@@ -73,7 +73,7 @@ def settle(module: nn.Module) -> None:
     """Fix all choices that a module and its parts have left open to their current values."""
     for part in module.modules():
         if isinstance(part, TiedWeights):
-            part._decide(part.tied_to())
+            part.decide(part.tied_to())
 
 
 def tied_to_group(group: Any) -> dict[str, str]:

@@ -334,11 +334,11 @@ class PointSetData(LightningDataModule):
         """Raise UsageError if a set cannot be trained on, before the first validation, which comes before training."""
         for name in ("train", "val") if stage == "fit" else ():
             if name == "train" or self.sets[name] is not None:
-                self._items(name)
+                self.items_of(name)
 
     def train_dataloader(self) -> DataLoader:
         """Batches of the training set, beginning at the place of a loaded checkpoint."""
-        items = self._items("train")
+        items = self.items_of("train")
         replicas, rank = self._replicas()
         overfits = getattr(self.trainer, "overfit_batches", 0) > 0
         kind = _FirstBatchesSampler if overfits else _TrainingSampler
@@ -403,13 +403,14 @@ class PointSetData(LightningDataModule):
 
     def _in_order(self, name: str) -> DataLoader:
         """Batches for evaluation; every process has the same number, since the processes wait for each other."""
-        items, (replicas, rank) = self._items(name), self._replicas()
+        items, (replicas, rank) = self.items_of(name), self._replicas()
         if replicas == 1:
             return self._loader(items, self.eval_batch_size)
         sampler = _EvaluationSampler(len(items), shuffle=False, replicas=replicas, rank=rank)
         return self._loader(items, self.eval_batch_size, sampler=sampler)
 
-    def _items(self, name: str) -> _SeededItems:
+    def items_of(self, name: str) -> _SeededItems:
+        """Return the items of a set, transformed and seeded for the current epoch."""
         source = self.sets[name]
         if source is None:
             raise UsageError(f"data.{name}: expected a data set, got none")

@@ -20,7 +20,7 @@ class Schedule(abc.ABC):
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Factor of the rate after ``step`` of ``steps`` steps; ``steps`` is infinite for a training without end."""
 
-    def _schedulers(
+    def schedulers(
         self, optimizer: Optimizer, steps: float, steps_per_epoch: int, batches: int, monitor: tuple[str, str]
     ) -> list[dict[str, Any]]:
         """Schedulers of torch in the form that Lightning expects; an epoch has ``batches`` batches."""
@@ -160,7 +160,7 @@ class Plateau(Schedule):
         check_arguments(Plateau.factor, locals())
         return min(1.0, (step + 1) / max(1, round(self.warmup_epochs * steps_per_epoch)))
 
-    def _schedulers(
+    def schedulers(
         self, optimizer: Optimizer, steps: float, steps_per_epoch: int, batches: int, monitor: tuple[str, str]
     ) -> list[dict[str, Any]]:
         warmup = round(self.warmup_epochs * steps_per_epoch)

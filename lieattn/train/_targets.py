@@ -167,4 +167,4 @@ def training_set(trainer: Any) -> Any:
     if not isinstance(data := trainer.datamodule, PointSetData):
         words = "the shifts and scales of the targets are measured on the training set of a lieattn.train.PointSetData"
         raise ValueError(f"datamodule: {words}; with other data, call task.measure(clouds) before the training")
-    return data._items("train")
+    return data.items_of("train")

@@ -165,7 +165,7 @@ class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
         if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:
             found = "trainer.limit_val_batches 0" if self.trainer.limit_val_batches == 0 else "no data.val"
             raise UsageError(f"schedule: expected validations, which a plateau watches, got {found}")
-        schedulers: Any = self.schedule._schedulers(optimizer, steps, per_epoch, batches, self.monitor)
+        schedulers: Any = self.schedule.schedulers(optimizer, steps, per_epoch, batches, self.monitor)
         return [optimizer], schedulers
 
     def _parameter_groups(self) -> list[Any]:

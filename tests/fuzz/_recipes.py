@@ -18,6 +18,7 @@ from torch_geometric.data import Batch, Data
 
 import lieattn_datasets
 from lieattn import geometry, groups, models, ops, reps, spaces, train
+from lieattn import nn as layers
 from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions, point_clouds
 from lieattn.groups import SE, SO, cyclic, octahedral
 from lieattn.models import AttentionOptions
@@ -628,6 +629,14 @@ EXEMPT = {
     "geometry.GroupFrames": "a record that frames give to lift",
     "geometry.pixel_positions": "takes sides by their places; test_geometry has bad ones",
     "geometry.LiftedGraph.over": "what lift is made of",
+    "geometry.LiftedGraph.restricted": "what the parts of a graph are made of",
+    "geometry.Radius.between": "inside of transforms.radius, which looks at its arguments",
+    **{
+        f"{part.__name__.removeprefix('lieattn.')}.{name}.{method}": "part of a method that looks at its arguments"
+        for part in (layers, layers.relative, models)
+        for name in part.__all__
+        for method in ("operate", "project", "terms", "check_head", "decide")
+    },
     "geometry.LiftedGraph.map": "calls a function of the user",
     "geometry.PointClouds.map": "calls a function of the user",
     "geometry.Given.scaled": "refuses all factors",
@@ -646,6 +655,8 @@ EXEMPT = {
     "models.Wrapper": "a base class",
     "ops.Choice": "made by explain",
     "train.AveragedWeights": "called by Lightning",
+    **{f"train.{name}.schedulers": "called by the task" for name in train.__all__},
+    "train.PointSetData.items_of": "likewise",
     "train.EquivarianceMonitor": "called by Lightning",
     "train.LastCheckpoint": "called by Lightning",
     "train.check_trusted": "reads what a checkpoint has; damaged ones are a target of their own",

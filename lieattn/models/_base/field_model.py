@@ -72,7 +72,7 @@ class FieldModel(Network):
             outputs = "rotations" if kind == "rotation" else "several outputs"
             raise ValueError(f"start, unit: expected none for {outputs}, got start={self.start}, unit={unit}")
         _check_start(self.start, kind, network.symmetry)
-        network._check_head(head)  # that of the network would not be trained, so checkpoints should not include it
+        network.check_head(head)  # that of the network would not be trained, so checkpoints should not include it
         self.network, self.head = network.with_head(nn.Identity()), head
         named = (*network.vector_inputs, *(() if kind == "invariant" else self.start))
         self.vector_inputs = tuple(name for name in dict.fromkeys(named) if name != "pos")

@@ -181,7 +181,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         """Return descriptions by name of the properties, besides shapes, that the weights depend on."""
         return tied_geometry(self)
 
-    def _decide(self, tied_to: Mapping[str, str]) -> None:
+    def decide(self, tied_to: Mapping[str, str]) -> None:
         """Adopt the smoothness of the radius from the weights if this module leaves it open."""
         neighborhood = getattr(self, "neighborhood", None)
         for smooth in (False, True) if is_open(neighborhood) else ():
@@ -251,14 +251,14 @@ class Network(EquivariantModule, Recomputing):
 
     def with_head(self, head: nn.Module) -> Self:
         """Return this network with another head. All other weights are shared, and this object does not change."""
-        self._check_head(head)
+        self.check_head(head)
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
         vars(other)["_has_other_head"] = True
         other.has_kinks = self.has_kinks or bool(getattr(head, "has_kinks", False))
         return other
 
-    def _check_head(self, head: nn.Module) -> None:
+    def check_head(self, head: nn.Module) -> None:
         """Raise ValueError if the field does not determine the outputs of a head."""
 
     @abc.abstractmethod

@@ -108,8 +108,7 @@ def _inner(network: nn.Module) -> nn.Module:
     network = uncompiled(network)
     if isinstance(network, Ensemble) or not isinstance(network, Wrapper):
         return network
-    (wrapped,) = network._wrapped
-    return _inner(wrapped) if isinstance(wrapped, nn.Module) else network
+    return _inner(network.wrapped) if isinstance(network.wrapped, nn.Module) else network
 
 
 def _of_other_kinds(network: nn.Module, source: nn.Module) -> list[str]:

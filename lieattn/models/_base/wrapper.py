@@ -17,10 +17,15 @@ class Wrapper(EquivariantModule):
     def __init__(self, wrapped: object) -> None:
         super().__init__()
         self._symmetry = Symmetry.stated_by(wrapped)
-        self._wrapped = (wrapped,)  # a tuple, so that torch does not register the module under a second name
+        self._inside = (wrapped,)  # a tuple, so that torch does not register the module under a second name
         for name in ("vector_inputs", "cloud_inputs", "sees_order"):
             setattr(self, name, getattr(wrapped, name, getattr(self, name)))
         self.has_kinks = kinks_of(wrapped)
+
+    @property
+    def wrapped(self) -> Any:
+        """The other module."""
+        return self._inside[0]
 
     @property
     def symmetry(self) -> Symmetry:
@@ -29,16 +34,16 @@ class Wrapper(EquivariantModule):
     @property
     def guarantee(self) -> str:  # type: ignore[override]
         """The sentence of the network, or else its symmetry as a sentence."""
-        return guarantee_of(self._wrapped[0]) if self.symmetry is self._symmetry else super().guarantee
+        return guarantee_of(self.wrapped) if self.symmetry is self._symmetry else super().guarantee
 
     @property
     def jumps(self) -> tuple[str, ...] | None:
-        return jumps_of(self._wrapped[0])
+        return jumps_of(self.wrapped)
 
     @property
     def kind(self) -> Any:
         """Kind of the outputs of the network."""
-        return getattr(self._wrapped[0], "kind", "invariant")
+        return getattr(self.wrapped, "kind", "invariant")
 
 
 def guarantee_of(network: object) -> str:

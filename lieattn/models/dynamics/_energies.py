@@ -33,7 +33,7 @@ def check_energies(argument: str, model: Any) -> None:
     if Rescaled.turning(model, ("energy",)):
         raise ValueError(f"{argument}: expected {_ONE}, got outputs that change under rotations")
     while isinstance(model, Wrapper):
-        (model, *_) = model._wrapped
+        model = model.wrapped
     if not isinstance(model, EquivariantModule):  # what follows the head of another network is not known
         return
     head = getattr(model, "head", None)

@@ -199,7 +199,7 @@ class DirectionConvNet(FrameNetwork):
         axis = ", ".join(f"{number:.6f}" for number in self.axis.tolist())
         return {**super().tied_to(), "axis": axis}
 
-    def _check_head(self, head: nn.Module) -> None:
+    def check_head(self, head: nn.Module) -> None:
         """Refuse rotations that the field, which is constant on the cosets of K, does not determine."""
         turning = any(isinstance(part, RotationHead) for part in head.modules())
         if turning and not _has_planes_of_pseudovectors(self.group, self.axis):

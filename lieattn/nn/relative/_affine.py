@@ -202,7 +202,7 @@ def _check_reached(graph: LiftedGraph, offsets: Tensor, tolerance: float) -> Non
     for offset in offsets if graph.num_points else ():
         pos = graph.pos.to(offset)
         clouds = {"batch_x": graph.batch, "batch_y": graph.batch}
-        if Radius(tolerance)._between(pos, pos + offset, **clouds).numel():
+        if Radius(tolerance).between(pos, pos + offset, **clouds).numel():
             raise ValueError(
                 f"graph: its neighborhoods lack the points at the offset {offset.tolist()} of the window, which border "
                 "'zero' would take for absent; use neighborhoods that contain the window, such as PixelSquare"

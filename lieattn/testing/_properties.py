@@ -140,7 +140,7 @@ def _equivariance(network: nn.Module, data: Batch | Clouds) -> str | None:
     """The symmetry that the network states is exact, and the outputs depend on the data."""
     if getattr(network, "symmetry", None) is None:
         return "the network states no symmetry"
-    assert_certified(network, _given(data), elements=1, rotations=0, continuity=False)
+    assert_certified(network, _given(data), elements=1, rotations=0, continuity=False, dtypes=(torch.float64,))
     return None
 
 
@@ -356,16 +356,16 @@ def _gradients(network: nn.Module, data: Batch | Clouds) -> None:
         parts = ((torch.linspace(0.5, 1.5, v.numel()).to(v).view_as(v) * v).nan_to_num().sum() for v in seen)
         return sum(parts, start=0 * size)
 
-    for moving in (tuple(named), *((name,) for name in inputs)):
+    for what, moving in (("weights", named), ("inputs", inputs)):
         for training in (False, True):
             network.train(training)
             sizes = [torch.tensor(sign * step, dtype=torch.float64, requires_grad=True) for sign in (0, 1, -1)]
             values_at = [total(size, moving) for size in sizes]
             (slope,) = torch.autograd.grad(values_at[0], sizes[0])
             wanted = (values_at[1] - values_at[2]).detach() / (2 * step)
-            what = "weights" if moving == tuple(named) else moving[0]
-            what = f"gradients of {what} in {'training' if training else 'eval mode'}, against finite differences"
-            _assert_alike({"derivative": slope}, {"derivative": wanted}, tolerance, what)
+            mode = "training" if training else "eval mode"
+            where = f"gradients of {what} in {mode}, against finite differences"
+            _assert_alike({"derivative": slope}, {"derivative": wanted}, tolerance, where)
 
 
 def _training(network: nn.Module, data: Batch | Clouds) -> None:

@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import (
     AllPairs,
@@ -23,7 +22,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import AffineSelfConvNet, BottleneckBlock, FieldModel
+from lieattn.models import AffineSelfConvNet, BottleneckBlock
 from lieattn.models.affine._network import _RasterGraphs
 from lieattn.nn import (
     AffineSelfConvolution,
@@ -34,7 +33,6 @@ from lieattn.nn import (
     LiftingAffineSelfConvolution,
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
-    VectorHead,
     act_on_grid,
     from_grid,
     to_grid,
@@ -529,16 +527,6 @@ def change(model, group, rows=8, columns=12):
     return max(float((m - wanted).abs().max()) for m in moved) / float(wanted.abs().max().clamp(min=1))
 
 
-@pytest.mark.usefixtures("every_backend")
-@dtypes
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("group", [cyclic(4), dihedral(4), reflection(2)], ids=lambda g: g.name)
-def test_networks_are_invariant(group, layer, dtype):
-    model = network(group, dtype, layer=layer, squeeze_excite=layer in ("affine", "convolution"))
-    assert change(model, group) < (1e-10 if dtype == torch.float64 else 1e-5)
-    assert "exactly" in model.guarantee
-
-
 def test_networks_of_full_matrices_and_pairwise_scores_are_invariant_and_train():
     model, window = network(dihedral(4)), WINDOW
     for block in model.blocks:
@@ -567,49 +555,6 @@ def test_strides_break_reflections_that_reverse_rows(axis, exact):
     assert model.symmetry.group == (group if exact else trivial(2))
 
 
-def test_networks_see_turns_outside_the_group():
-    model, images = network(trivial(2)), torch.randn(2, 2, 8, 8, dtype=torch.float64)
-    with torch.no_grad():
-        assert (model(images.rot90(1, (-2, -1))) - model(images)).abs().max() > 1e-3
-
-
-def test_networks_take_points():
-    """Networks accept batches of points from the data sets, also with rotated coordinates."""
-    group, images = cyclic(4), torch.randn(3, 2, 8, 8)
-    model = network(group, torch.float32)
-    pos, grid = pixel_positions(8, 8), torch.tensor([[8, 8]])
-    data = Batch.from_data_list([Data(x=image.flatten(1).mT, pos=pos, grid=grid) for image in images])
-    with torch.no_grad():
-        wanted = model(images)
-        torch.testing.assert_close(model(data), wanted)
-        data.pos = group.act(1, data.pos) + 0.5
-        torch.testing.assert_close(model(data), wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("group", [cyclic(4), dihedral(4)], ids=lambda g: g.name)
-def test_vectors_go_in_and_out(group, layer):
-    model = network(group, layer=layer, vector_inputs=("wind",))
-    whole = FieldModel(model, randomize(VectorHead(64, 2, pool="mean").double()))
-    pos, grid = pixel_positions(4, 8, dtype=torch.float64), torch.tensor([[4, 8]])
-    draw = [(torch.randn(32, 2, dtype=torch.float64), torch.randn(32, 2, dtype=torch.float64)) for _ in range(2)]
-    data = Batch.from_data_list([Data(x=x, wind=wind, pos=pos, grid=grid) for x, wind in draw])
-    with torch.no_grad():
-        wanted, largest = whole(data), float(model.field(data).x.abs().max())
-        assert wanted.abs().max() > 1e-3
-        still = data.clone()
-        still.wind = torch.zeros_like(data.wind)
-        assert (whole(still) - wanted).abs().max() > 1e-3, "vectors must be seen"
-        for h in turns(group):
-            moved = data.clone()
-            moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
-            error = (whole(moved) - group.act(h, wanted)).abs().max()
-            assert error < 1e-10 * max(1, largest), f"{error:.1e} where fields are {largest:.1e}"
-    with pytest.raises(TypeError, match=r"data: expected a Batch with the vectors .*, got images"):
-        model(torch.randn(1, 2, 4, 8, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("options", [{}, {"heads": 8}, {"channels": 5}, {"channels": 12}], ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_goes_with_the_heads_of_the_paper(layer, options):
@@ -633,21 +578,6 @@ def test_narrow_heads_share_the_coordinates(positions):
             same = table[seen[:, head % 2] == value, head]
             torch.testing.assert_close(same, same[:1].expand_as(same))
     assert len(table[:, 0].unique()) == len(table[:, 1].unique()) == 3
-
-
-def test_networks_train():
-    model = AffineSelfConvNet(cyclic(4), 2, 3, channels=8, blocks=1, squeeze_excite=True).train()
-    images, labels = torch.randn(6, 2, 8, 8), torch.arange(6) % 3
-    first = None
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    for _ in range(15):
-        loss = F.cross_entropy(model(images), labels)
-        first = loss.item() if first is None else first
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-        optimizer.step()
-    assert loss.item() < 0.7 * first
 
 
 def test_networks_train_after_inference():
@@ -680,12 +610,6 @@ def test_blocks_start_as_their_shortcut():
             assert abs(float(parameter.detach().std()) - 1) < 0.3, name
     weight = AffineSelfConvNet(cyclic(4), layer="convolution", channels=16).blocks[0].layer.convolution.weight
     assert abs(float(weight.detach().std()) / math.sqrt(2 / (16 * 4 * 9)) - 1) < 0.1
-
-
-@pytest.mark.parametrize("layer", ["affine", "simple", "stand-alone", "convolution"])
-def test_an_empty_batch_has_no_logits(layer):
-    with torch.no_grad():
-        assert network(cyclic(4), torch.float32, layer=layer)(torch.zeros(0, 2, 8, 8)).shape == (0, 3)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------

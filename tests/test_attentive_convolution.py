@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_geometric.data import Batch, Data
 
 from lieattn.bench import _attentive as bench
-from lieattn.certify import certify
-from lieattn.geometry import pixel_positions
-from lieattn.groups import cyclic, cyclic_about, dihedral, octahedral, tetrahedral, trivial
+from lieattn.groups import cyclic, cyclic_about, dihedral, octahedral, trivial
 from lieattn.models import (
     AttentiveAllCNN,
     AttentiveCNN,
     AttentiveDenseNet,
     AttentiveResidualBlock,
     AttentiveResNet,
-    FieldModel,
     published_accuracy,
     published_attentive_cnn,
     published_inputs,
@@ -32,8 +28,6 @@ from lieattn.nn import (
     GridGroupConvolution,
     GridInputAttention,
     GridPoseAttention,
-    InvariantHead,
-    VectorHead,
     act_on_grid,
 )
 from lieattn.ops import (
@@ -626,32 +620,6 @@ ARCHITECTURES = {
 }
 
 
-# Only attention to responses has a kernel; the other kinds run the same code with every backend.
-# Large images take long, so they are tested only once.
-NETWORKS = [
-    pytest.param(name, group, kind, way, id=f"{name}-{group.name}-{kind}-{way}")
-    for name, group, kind in itertools.product(
-        ARCHITECTURES, (P4, P4M), ("none", "full", "channel", "spatial", "input", "pose")
-    )
-    if not (name == "DenseNet" and group is P4M and kind in KINDS)
-    for way in ("plain", "numba")[: 1 + (kind in KINDS)]
-]
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("name", "group", "kind", "every_backend"), NETWORKS, indirect=["every_backend"])
-def test_networks_are_invariant(name, group, kind):
-    build, (channels, side) = ARCHITECTURES[name]
-    network = settled(build(group, kind), channels, side)
-    images = torch.randn(2, channels, side, side, dtype=torch.float64)
-    with torch.no_grad():
-        logits = network(images)
-        size = max(1, float(logits.abs().max()))
-        assert (logits[0] - logits[1]).abs().max() > 1e-6, "the network must see its input"
-        for h in turns(group):
-            assert (network(act_on_grid(group, h, images)) - logits).abs().max() < 1e-10 * size
-
-
 @pytest.mark.parametrize("kind", ["none", "full", "input"])
 @pytest.mark.parametrize("name", ["all-CNN", "ResNet"])
 def test_strides_break_what_poolings_keep_on_even_sides(name, kind):
@@ -667,31 +635,6 @@ def test_strides_break_what_poolings_keep_on_even_sides(name, kind):
         with torch.no_grad():
             changes = (network(images.rot90(1, (-2, -1))) - network(images)).abs().max()
         assert (changes < 1e-10) == exact
-
-
-@pytest.mark.parametrize(
-    ("group", "kind"), [(octahedral(), "input"), (octahedral(), "pose"), (tetrahedral(), "full")], ids=str
-)
-def test_networks_on_voxels_are_invariant(group, kind):
-    """Voxels rotated as points, by all rotations: logits are invariant, and vectors of another head rotate."""
-    side, dtype = 4, torch.float64
-    options = {"channels": (1, 2, 2), "blocks": 1, "attention": kind, "spatial_size": 3, "vector_inputs": ("wind",)}
-    network = settled(AttentiveResNet(group, 1, 3, **options), 1, side)
-    pos, grid = pixel_positions(side, side, side, dtype=dtype), torch.tensor([[side, side, side]])
-    x, wind = torch.randn(2, side**3, 1, dtype=dtype), torch.randn(side**3, 3, dtype=dtype)
-    turns = range(group.order)
-    moved = [Data(x=x[0], wind=group.act(h, wind), pos=group.act(h, pos) + 0.5, grid=grid) for h in turns]
-    batch = Batch.from_data_list([*moved, Data(x=x[1], wind=wind, pos=pos, grid=grid)])
-    model = FieldModel(network, randomize(VectorHead(2, 3, pool="mean").double()))
-    with torch.no_grad():
-        logits, vectors = network(batch), model(batch)
-        size = 1e-10 * max(1, float(logits.abs().max()), float(vectors.abs().max()))
-        assert (logits[-1] - logits[0]).abs().max() > 1e-3, "the network must see its input"
-        assert (logits[:-1] - logits[0]).abs().max() < size
-        for h in turns:
-            assert (vectors[h] - group.act(h, vectors[:1])).abs().max() < size
-    with pytest.raises(ValueError, match="data: expected floating images with 1 channels and 3 sides"):
-        network.images(torch.randn(1, 1, 8, 8, dtype=dtype))
 
 
 def test_initial_kernels_of_planar_networks_are_normal():
@@ -736,15 +679,6 @@ def test_layers_have_dropout_where_documented():
         assert found == places
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_another_head_replaces_the_logits(name):
-    build, (channels, side) = ARCHITECTURES[name]
-    network = build(P4, "none").eval()
-    images = torch.randn(2, channels, side, side)
-    head = InvariantHead(network.features(images)[-2].shape[1], 7)
-    assert network.with_head(head)(images).shape == (2, 7)
-
-
 @pytest.mark.parametrize("kind", ["full", "input", "pose"])
 def test_networks_return_the_maps_of_all_layers(kind):
     found = AttentiveResNet(P4, channels=(1, 1, 1), blocks=1, attention=kind).attention_maps(torch.randn(1, 3, 8, 8))
@@ -762,80 +696,6 @@ def test_other_sizes_are_refused_where_they_are_not_exact():
         AttentiveCNN(P4, attention="all")
     with pytest.raises(ValueError, match="channels: expected the widths of three stages"):
         AttentiveResNet(P4, channels=(1, 2))
-
-
-def digits(count=2):
-    generator = torch.Generator().manual_seed(0)
-    pos, grid = pixel_positions(28, 28), torch.tensor([[28, 28]])
-    points = [Data(x=torch.rand(784, 1, generator=generator), pos=pos, grid=grid) for _ in range(count)]
-    return Batch.from_data_list(points)
-
-
-@pytest.mark.parametrize("kind", ["full", "input"])
-def test_point_clouds_are_certified(kind):
-    """Images are certified as point clouds, as `lieattn certify` does for every network."""
-    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), 1, 28)
-    batch = digits()
-    certificate = certify(network, batch, rotations=0)
-    assert certificate.passed
-    assert certificate.spread > 1e-3
-    assert "C4" in certificate.guarantee
-    images = batch.x.view(2, 1, 28, 28).double()
-    with torch.no_grad():
-        torch.testing.assert_close(
-            network(batch.apply(lambda t: t.double() if t.is_floating_point() else t)), network(images)
-        )
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize(
-    ("group", "kind", "every_backend"),
-    [(P4, "full", "plain"), (P4, "full", "numba"), (P4M, "input", "plain")],
-    indirect=["every_backend"],
-)
-def test_vectors_go_in_and_out(name, group, kind):
-    build, (channels, side) = ARCHITECTURES[name]
-    network = settled(build(group, kind, vector_inputs=("wind",)), channels, side)
-    pos, grid = pixel_positions(side, side, dtype=torch.float64), torch.tensor([[side, side]])
-    shapes = [(side**2, channels), (side**2, 2)]
-    draw = [[torch.randn(shape, dtype=torch.float64) for shape in shapes] for _ in range(2)]
-    data = Batch.from_data_list([Data(x=x, wind=wind, pos=pos, grid=grid) for x, wind in draw])
-    field, _ = network.field(data)
-    model = FieldModel(network, randomize(VectorHead(field.shape[-1], 2, pool="mean").double()))
-    assert model.vector_inputs == ("wind",)
-    with torch.no_grad():
-        expected = model(data)
-        assert expected.abs().max() > 1e-4
-        still = data.clone()
-        still.wind = torch.zeros_like(data.wind)
-        assert (model(still) - expected).abs().max() > 1e-6, "vectors must be seen"
-        for h in turns(group):
-            moved = data.clone()
-            moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
-            error = (model(moved) - group.act(h, expected)).abs().max()
-            assert error < 1e-10 * max(1, float(field.abs().max())), f"{error:.1e}"
-    assert network.kind == "invariant"
-    assert model.kind == "vector"
-    read_out = {"rot-MNIST": "layers.6.", "ResNet": "head.", "DenseNet": "head."}.get(name)
-    for part, has in ((network, read_out is not None), (model.network, False)):
-        assert any(key.startswith(read_out or "head.") for key in part.state_dict()) == has
-
-
-def test_networks_train():
-    torch.manual_seed(0)
-    network = AttentiveCNN(P4, channels=4, attention="full", spatial_size=3, dropout=0.0)
-    images, labels = torch.randn(8, 1, 28, 28), torch.arange(8) % 4
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(6):
-        loss = nn.functional.cross_entropy(network(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
-    assert all(parameter.grad is not None for parameter in network.parameters())
 
 
 def test_block_without_shortcut_keeps_its_input():

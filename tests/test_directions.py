@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from lieattn.certify import certify
 from lieattn.geometry import (
@@ -18,7 +18,6 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import (
-    O,
     cyclic,
     cyclic_about,
     dihedral_about,
@@ -31,7 +30,7 @@ from lieattn.groups import (
     trivial,
 )
 from lieattn.models import DirectionConvNet, DirectionOptions, FieldModel
-from lieattn.nn import Heads, RotationHead, VectorHead, ZonalLinear
+from lieattn.nn import Heads, RotationHead, ZonalLinear
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import turns
 from tests.test_framewise import cloud, moved
@@ -134,49 +133,18 @@ def test_weights_of_other_directions_are_refused():
 
 
 @every_group
-@both_types
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-def test_outputs_and_fields_move_along(name, dtype, kind):
+def test_outputs_and_fields_move_along(name):
     group, count = GROUPS[name]
-    model, data = network(group, kind).to(dtype), cloud(group, (4, 1, 3), dtype)
+    model, data = network(group, "vector").double(), cloud(group, (4, 1, 3))
     assert len(model.directions) == count
     expected, field = model(data), model.field(data).x
     assert field.shape == (8, group.order, 6)
     assert expected.abs().max() > 1e-2
     for h in turns(group):
-        turned = group.act(h, expected) if kind == "vector" else expected
         other = moved(data, group, h)
-        assert relative_error(model(other), turned) < TOLERANCE[dtype]
+        assert relative_error(model(other), group.act(h, expected)) < 1e-10
         back = group.cayley[group.inverse_index[h]]  # (h f)(a) = f(h⁻¹ a)
-        assert relative_error(model.field(other).x, field[:, back]) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [PrincipalFrames(), PrincipalFrames(improper=True), FiniteFrames(octahedral(), PrincipalFrames())],
-    ids=["signs", "improper", "O"],
-)
-@both_types
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-def test_principal_axes_are_exact_for_all_rotations(frames, dtype, kind):
-    model, data = network(frames, kind).to(dtype), cloud(tetrahedral(), (7, 5), dtype)
-    expected, generator = model(data), torch.Generator().manual_seed(0)
-    for _ in range(4):
-        rotation = O(3).sample(generator=generator, dtype=torch.float64)
-        if not (model.frames.pose.improper or torch.linalg.det(rotation) > 0):
-            rotation = -rotation
-        rotation = rotation.to(dtype)
-        other = data.clone().update({"pos": data.pos @ rotation.T + 1, "vel": data.vel @ rotation.T})
-        turned = expected @ rotation.T if kind == "vector" else expected
-        assert relative_error(model(other), turned) < TOLERANCE[dtype]
-
-
-def test_other_rotations_are_not_promised():
-    """Control: without a pose, a rotation outside of the group changes outputs."""
-    model, data = network(tetrahedral()).double(), cloud(tetrahedral(), (7, 5))
-    rotation = O(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    other = data.clone().update({"pos": data.pos @ rotation.T, "vel": data.vel @ rotation.T})
-    assert relative_error(model(other), model(data)) > 1e-4
+        assert relative_error(model.field(other).x, field[:, back]) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -238,21 +206,6 @@ def test_edges_from_points_to_themselves_have_no_effect(neighborhood):
     assert relative_error(found(data), given(data)) < TOLERANCE[data.pos.dtype]
 
 
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-def test_clouds_do_not_leak_and_degenerate_ones_are_finite(kind):
-    model = network(PrincipalFrames(), kind, pool="none").double()
-    sizes = (5, 1, 0, 3)
-    data = [cloud(tetrahedral(), (size,), seed=size) for size in sizes]
-    data[3].pos[:] = 0.5  # coincident points
-    whole = model(Batch.from_data_list([Data(x=d.x, pos=d.pos, vel=d.vel) for d in data]))
-    parts = torch.cat([model(d) for d in data])
-    assert whole.isfinite().all()
-    torch.testing.assert_close(whole[:6], parts[:6])
-    far = cloud(tetrahedral(), (4,))
-    far.pos *= 1e3  # isolated points
-    assert model(far).isfinite().all()
-
-
 def test_gradients_of_gradients():
     model = network(tetrahedral(), options=replace(SMALL, window=4)).double()
     data = cloud(tetrahedral(), (4, 3))
@@ -262,15 +215,6 @@ def test_gradients_of_gradients():
         return found
 
     assert torch.autograd.gradcheck(forces, (data.pos.clone().requires_grad_(),), fast_mode=True)
-
-
-def test_prepared_geometry_and_other_heads():
-    model, data = network(octahedral()).double(), cloud(octahedral(), (5, 4))
-    torch.testing.assert_close(model(data, model.geometry(data)), model(data))
-    vectors = FieldModel(model, randomize(VectorHead(6)).double())
-    expected = vectors(data)
-    for h in (1, 7, 20):
-        assert relative_error(vectors(moved(data, octahedral(), h)), octahedral().act(h, expected)) < 1e-10
 
 
 def test_fields_over_directions_are_fields_over_the_group():

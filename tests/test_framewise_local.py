@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import (
@@ -13,12 +13,9 @@ from lieattn.groups import (
     E,
     Translations,
     cyclic,
-    dihedral,
     dihedral_about,
     full_octahedral,
-    icosahedral,
     octahedral,
-    pyritohedral,
     reflection,
     tetrahedral,
 )
@@ -26,13 +23,12 @@ from lieattn.models import FramewiseOptions, FramewiseTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
 from lieattn.nn.relative import EdgeNetwork
 from lieattn.ops import RelativeTerms
-from lieattn.testing import TOLERANCE, randomize, relative_error
-from tests.cases import GROUPS, SMALL_GROUPS, turns
+from lieattn.testing import randomize, relative_error
+from tests.cases import GROUPS
 from tests.test_framewise import CHANNELS, check_invariant, cloud, moved, network
 
 KLEIN = dihedral_about(2)
 every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
-small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
 
 
 # --- neighborhoods and poses ------------------------------------------------------------------------------------------
@@ -42,13 +38,9 @@ LOCAL = {"neighborhood": Radius(2.0), "options": FramewiseOptions(basis=3, hidde
 SEPARABLE = FramewiseOptions(basis=3, hidden=5, attention="none", angles=2, head="frames", window=2)
 
 
-@pytest.mark.usefixtures("every_backend")
 @every_group
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_outputs_are_invariant_with_neighborhoods(group, dtype):
-    if group.order > 24 and dtype == torch.float32:
-        pytest.skip("large groups are tested in float64")
-    check_invariant(network(group, **LOCAL).to(dtype), cloud(group, (4, 1, 3), dtype), group, TOLERANCE[dtype])
+def test_outputs_are_invariant_with_neighborhoods(group):
+    check_invariant(network(group, **LOCAL).double(), cloud(group, (4, 1, 3)), group, 1e-10)
 
 
 @pytest.mark.parametrize("other", [{"cutoff": 1.5}, {"window": 2}], ids=str)
@@ -57,29 +49,6 @@ def test_weights_are_refused_where_neighbors_fade_otherwise(other):
     changed = network(octahedral(), **{**LOCAL, "options": replace(LOCAL["options"], **other)})
     with pytest.raises(RuntimeError, match=f"{next(iter(other))}: the weights are for .*, the module has"):
         changed.load_state_dict(weights)
-
-
-@pytest.mark.usefixtures("every_backend")
-@small_groups
-def test_vector_outputs_turn_with_neighborhoods(group):
-    model, data = network(group, kind="vector", **LOCAL).double(), cloud(group, (4, 3))
-    expected = model(data)
-    assert expected.abs().max() > 1e-2
-    for h in turns(group):
-        assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
-
-
-@small_groups
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_separable_networks_are_equivariant(group, kind, dtype):
-    model = network(group, kind=kind, **LOCAL | {"options": SEPARABLE}).to(dtype)
-    data = cloud(group, (4, 1, 3), dtype)
-    expected = model(data)
-    assert expected.abs().max() > 1e-2
-    for h in turns(group):
-        turned = group.act(h, expected) if kind == "vector" else expected
-        assert relative_error(model(moved(data, group, h)), turned) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("change", [{}, {"angles": 0}, {"head": "pooled"}, {"attention": "cloud"}], ids=str)
@@ -160,29 +129,6 @@ def test_neighborhoods_without_a_length_need_a_cutoff():
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=3.0)
 
 
-@pytest.mark.usefixtures("every_backend")
-def test_clouds_with_neighborhoods_do_not_see_each_other():
-    group = tetrahedral()
-    model, data = network(principal(group), **LOCAL).double(), cloud(group, (4, 5, 4))
-    alone = torch.cat([model(Batch.from_data_list([one])) for one in data.to_data_list()])
-    torch.testing.assert_close(model(data), alone, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize("pose", [None, PrincipalFrames()], ids=str)
-@pytest.mark.parametrize("points", [0, 1, 2, 4])
-def test_degenerate_clouds_are_finite(pose, points):
-    group = tetrahedral()
-    model = network(FiniteFrames(group, pose), **LOCAL).double()
-    data = cloud(group, (points, 3))
-    data.pos = torch.cat([torch.zeros(points, 3), data.pos[points:]]).double().requires_grad_()
-    out = model(data)
-    assert out.isfinite().all()
-    (gradient,) = torch.autograd.grad(out.sum(), data.pos)
-    assert gradient.isfinite().all()
-
-
 def principal(group):
     return FiniteFrames(group, PrincipalFrames())
 
@@ -192,35 +138,6 @@ def turned(data, matrix):
     other.pos, other.vel = (part @ matrix.T.to(part) for part in (data.pos, data.vel))
     other.pos = other.pos + torch.tensor([0.3, -1.0, 2.0][: data.pos.shape[1]]).to(data.pos)
     return other
-
-
-POSED = {"C2": cyclic(2), "C4": cyclic(4), "T": tetrahedral(), "O": octahedral(), "I": icosahedral(), "klein": KLEIN}
-MIRRORED = {"D2": dihedral(2), "Th": pyritohedral(), "Oh": full_octahedral()}
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-@pytest.mark.parametrize("name", [*POSED, *MIRRORED])
-def test_principal_poses_are_exact_for_all_rotations(name, kind):
-    group = (POSED | MIRRORED)[name]
-    model = network(principal(group), kind=kind, **LOCAL).double()
-    # In the plane, principal axes of a few points are determined too.
-    data = cloud(group, (6, 5))
-    expected = model(data)
-    assert expected.abs().max() > 1e-2
-    for seed in range(4):
-        matrix = SO(group.dim).sample(generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        if name in MIRRORED and seed % 2:
-            matrix = matrix @ torch.diag(torch.tensor([-1.0, *[1.0] * (group.dim - 1)], dtype=torch.float64))
-        found = model(turned(data, matrix))
-        assert relative_error(found, expected if kind == "invariant" else expected @ matrix.T) < 1e-9
-
-
-@pytest.mark.usefixtures("every_backend")
-def test_principal_poses_in_single_precision():
-    model, data = network(principal(KLEIN), **LOCAL), cloud(KLEIN, (6, 5), torch.float32)
-    matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert relative_error(model(turned(data, matrix)), model(data)) < 1e-5
 
 
 def test_proper_groups_see_mirrors_in_principal_poses():

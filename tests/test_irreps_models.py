@@ -13,7 +13,7 @@ from lieattn.geometry import AllPairs, Nearest, Radius
 from lieattn.groups import SO
 from lieattn.models.irreps import DistanceTransformer, RadialOptions, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import bessel_functions, smooth_window
-from lieattn.testing import TOLERANCE, randomize, relative_error
+from lieattn.testing import randomize, relative_error
 
 MODELS = {"tfn": TensorFieldNetwork, "se3": SE3Transformer, "distance": DistanceTransformer}
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -56,21 +56,6 @@ def moved(data, seed, *, improper=False):
     return other, rotation
 
 
-@every_model
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-@pytest.mark.parametrize("pool", ["mean", "none"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_outputs_are_equivariant_to_all_motions(name, kind, pool, dtype):
-    network, data = model(name, dtype=dtype, kind=kind, pool=pool), cloud((5, 3), dtype)
-    data.pos[1] = data.pos[0]
-    expected = network(data).double()
-    assert expected.abs().max() > 1e-3
-    for seed in range(4):
-        other, rotation = moved(data, seed, improper=seed % 2 == 1)
-        turned = expected if kind == "invariant" else expected @ rotation.T
-        assert relative_error(network(other).double(), turned) < TOLERANCE[dtype]
-
-
 def test_coupling_coefficients_are_those_of_the_precision():
     network, data = deepcopy(model("tfn", dtype=torch.float32, kind="vector", pool="mean")).double(), cloud((5,))
     other, rotation = moved(data, 0)
@@ -83,16 +68,6 @@ def test_tensor_products_keep_their_precision_under_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         found = network(data)
     torch.testing.assert_close(found, network(data))
-
-
-@every_model
-def test_positions_and_vectors_are_seen(name):
-    """Control: outputs depend on positions and vectors; a constant network would be invariant too."""
-    network, data = model(name), cloud((5,))
-    for attribute in ("pos", "vel"):
-        other = data.clone()
-        other[attribute] = data[attribute].roll(1, dims=0)
-        assert relative_error(network(other), network(data)) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["tfn", "se3"])
@@ -236,38 +211,6 @@ def test_constant_features_are_enough(name):
 
 
 @every_model
-def test_clouds_do_not_see_each_other(name):
-    network, data = model(name), cloud((3, 5, 1))
-    alone = torch.cat([network(Batch.from_data_list([one])) for one in data.to_data_list()])
-    torch.testing.assert_close(network(data), alone, atol=1e-12, rtol=1e-10)
-
-
-@every_model
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-def test_degenerate_clouds_have_finite_outputs_and_gradients(name, kind):
-    network = model(name, kind=kind)
-    for pos in (torch.zeros(4, 3), torch.zeros(1, 3), torch.zeros(0, 3)):
-        data = Data(x=torch.randn(len(pos), 3), pos=pos.clone().requires_grad_(), vel=torch.zeros(len(pos), 3))
-        out = network(Batch.from_data_list([data, *cloud((2,)).to_data_list()]))
-        assert out.isfinite().all()
-    data = Data(x=torch.randn(4, 3), pos=torch.zeros(4, 3, requires_grad=True), vel=torch.zeros(4, 3))
-    (gradient,) = torch.autograd.grad(network(data).sum(), data.pos, create_graph=True)
-    (second,) = torch.autograd.grad(gradient.square().sum(), data.pos)
-    assert gradient.isfinite().all()
-    assert second.isfinite().all()
-
-
-@every_model
-def test_outputs_are_continuous_at_the_cutoff(name):
-    network, data = model(name), cloud((3,))
-    outs = []
-    for length in (2.5 - 1e-4, 2.5 + 1e-4):  # farther apart than the tolerance for ties
-        data.pos = torch.tensor([[0.0, 0, 0], [length, 0, 0], [-0.5, 1, 0]])
-        outs.append(network(data))
-    assert relative_error(*outs) < 1e-9
-
-
-@every_model
 def test_periodic_boxes_are_their_supercells(name):
     network, data = model(name, pool="none"), cloud((3,))
     data.pos, data.cell = data.pos % 2, 2 * torch.eye(3)[None]
@@ -281,38 +224,6 @@ def test_periodic_boxes_are_their_supercells(name):
     expected = model(name, pool="none", layers=1)(many)[middle : middle + 3]
     torch.testing.assert_close(model(name, pool="none", layers=1)(data), expected, atol=1e-10, rtol=1e-8)
     assert relative_error(network(data), network(Data(x=data.x, pos=data.pos, vel=data.vel))) > 1e-4
-
-
-@every_model
-def test_forces_agree_with_finite_differences(name):
-    network, data = model(name), cloud((4,))
-    data.pos.requires_grad_()
-    (slope,) = torch.autograd.grad(network(data).sum(), data.pos, create_graph=True)
-    direction, step = torch.randn_like(data.pos), 1e-5
-    sums = []
-    for sign in (1, -1):
-        other = data.clone()
-        other.pos = (data.pos + sign * step * direction).detach()
-        sums.append(network(other).sum())
-    torch.testing.assert_close((slope * direction).sum(), (sums[0] - sums[1]) / (2 * step), rtol=1e-5, atol=1e-7)
-    slope.square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in network.parameters() if p.grad is not None)
-
-
-def test_e3nn_agrees():
-    from e3nn.util.test import equivariance_error
-
-    network, data = model("se3", kind="vector", pool="none"), cloud((5,))
-
-    def call(pos, vel):
-        other = data.clone()
-        other.pos, other.vel = pos, vel
-        return network(other).flatten(1)
-
-    errors = equivariance_error(
-        call, [data.pos, data.vel], irreps_in=["cartesian_points", "1o"], irreps_out=["2x1o"], ntrials=4
-    )
-    assert max(float(error.max()) for error in errors.values()) < 1e-9
 
 
 @pytest.mark.parametrize(

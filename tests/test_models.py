@@ -32,7 +32,6 @@ from lieattn.groups import (
     cyclic,
     cyclic_about,
     dihedral,
-    octahedral,
     reflection,
     tetrahedral,
     trivial,
@@ -64,7 +63,6 @@ from lieattn.nn import (
 from lieattn.nn.relative import CoordinateNetwork, MLPEncoding, NetworkKernel
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
-from tests.cases import SMALL_GROUPS
 
 SIZES = {
     "rot_mnist Z2": (GSANet.rot_mnist, trivial(2), 44_368),
@@ -144,30 +142,6 @@ def change(model, batch, group, move):
     return worst / max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("group", [cyclic(4), dihedral(4), dihedral(1)], ids=lambda g: g.name)
-def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
-    batch = images(2, 12, 12, 2, dtype)
-    assert change(network(group, dtype), batch, group, turned_pixels) < tolerance
-
-
-def test_dilated_squares_turn_with_the_pixels():
-    """Dyadic neighborhoods with steps of two pixels, and of four after the pooling."""
-    model = network(dihedral(4), torch.float64, neighborhood=PixelSquare(3, dilation=2))
-    assert change(model, images(2, 12, 12, 2, torch.float64), dihedral(4), turned_pixels) < 1e-10
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("group", [cyclic(8), cyclic(12), dihedral(8)], ids=["R8", "R12", "p8m"])
-def test_turning_the_coordinates_leaves_the_logits(group, dtype, tolerance):
-    """Balls are invariant to every rotation, and so are crops and poolings, which follow the raster."""
-    batch = images(2, 10, 10, 2, dtype)
-    model = network(group, dtype, neighborhood=Radius(1.5), blocks=Stages((1, 1), crops=(1, 0)))
-    assert change(model, batch, group, moved) < tolerance
-
-
 def published(group):
     return GSAOptions(values=False, frame_table=published_table(group))
 
@@ -202,19 +176,6 @@ def test_squares_keep_a_part_of_a_symmetry():
 
 
 @pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("group", ["D3", "T", "mirror3"])
-@pytest.mark.parametrize("neighborhood", [Radius(1.6), Nearest(4), AllPairs()])
-def test_clouds_without_a_raster(group, neighborhood):
-    group = SMALL_GROUPS[group]
-    generator = torch.Generator().manual_seed(0)
-    pos = torch.randn(20, group.dim, generator=generator, dtype=torch.float64)
-    x = torch.randn(20, 2, generator=generator, dtype=torch.float64)
-    batch = Batch.from_data_list([Data(x=x[:12], pos=pos[:12]), Data(x=x[12:], pos=pos[12:])])
-    model = network(group, torch.float64, neighborhood=neighborhood, blocks=(1,))
-    assert change(model, batch, group, moved) < 1e-10
-
-
-@pytest.mark.usefixtures("every_backend")
 def test_images_need_not_be_square_nor_alike():
     """A batch of two sizes equals each image alone; reflecting a 10 x 14 image does not change its logits."""
     model = network(dihedral(1), torch.float64)
@@ -223,14 +184,6 @@ def test_images_need_not_be_square_nor_alike():
     alone = torch.cat([model(wide), model(square)])
     torch.testing.assert_close(model(both), alone, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(turned_pixels(wide, dihedral(1), 1)), model(wide), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.usefixtures("every_backend")
-def test_global_attention():
-    group = cyclic(4)
-    batch = images(2, 6, 6, 2, torch.float64)
-    options = {"neighborhood": AllPairs(), "options": GSAOptions(length=5.0), "blocks": (1,)}
-    assert change(network(group, torch.float64, **options), batch, group, turned_pixels) < 1e-10
 
 
 def test_inexact_pooling_is_refused_or_warned_about():
@@ -359,17 +312,6 @@ def test_every_parameter_but_the_redundant_learns():
         assert (parameter.grad.abs().max() < 1e-9) == redundant, name
 
 
-@pytest.mark.usefixtures("every_backend")
-def test_three_dimensions():
-    group = octahedral()
-    pos = torch.randn(10, 3, dtype=torch.float64)
-    batch = Data(x=torch.randn(10, 2, dtype=torch.float64), pos=pos)
-    model = network(group, torch.float64, neighborhood=Radius(1.5), blocks=(1,))
-    expected = model(batch)
-    for h in (1, 7, 23):
-        torch.testing.assert_close(model(Data(x=batch.x, pos=group.act(h, pos))), expected, rtol=1e-10, atol=1e-10)
-
-
 def radius(length):
     return {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": length}}
 
@@ -447,20 +389,6 @@ def motions(group, data):
         moved = data.clone()
         moved.pos, moved.vel = data.pos @ matrix.mT + shift, data.vel @ matrix.mT
         yield moved, matrix
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("name", SPACES)
-@torch.no_grad()
-def test_every_frame_gives_its_symmetry(name):
-    model, group = of_frames(name)
-    model, data = randomize(model), cloud(model.space.group.dim)
-    assert model.symmetry.group.name == group.name
-    expected = model(data)
-    assert expected.std(0).max() > 1e-3
-    for moved, _ in motions(group, data):
-        error = (model(moved) - expected).abs().max() / expected.abs().max().clamp(min=1)
-        assert error < 1e-10, f"{error:.1e}"
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,20 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    Nearest,
+    PixelSquare,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    ScaleFrames,
+)
 from lieattn.groups import (
     SE,
     SO,
+    Dilations,
     E,
     FiniteGroup,
     RotationDilations,
@@ -21,6 +31,7 @@ from lieattn.groups import (
     Translations,
     cyclic,
     dihedral,
+    full_octahedral,
     octahedral,
     tetrahedral,
 )
@@ -45,6 +56,8 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Lifting,
+    Readout,
+    Stages,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates, published_table
@@ -111,9 +124,17 @@ def pixels(size: int, channels: int = 1) -> list[Data]:
     return [Data(x=image.flatten(1).mT, pos=pos, grid=grid) for image in images(size, channels)]
 
 
+def windy(size: int) -> list[Data]:
+    """Return images as point sets with a vector at each pixel."""
+    found = pixels(size)
+    for number, image in enumerate(found):
+        image.vel = torch.randn(size**2, 2, generator=torch.Generator().manual_seed(number))
+    return found
+
+
 def lie(space, frames=None, **options) -> LieTransformer:
     small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, **options}
-    return LieTransformer(2, 2, space=space, frames=frames, attention=AttentionOptions(hidden=4), **small)
+    return LieTransformer(2, 2, space=space, frames=frames, **{"attention": AttentionOptions(hidden=4), **small})
 
 
 def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
@@ -139,15 +160,18 @@ def several() -> dict[str, nn.Module]:
     return {"numbers": InvariantHead(4, 2), "charge": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4)}
 
 
-def conv(downsampling: float = 1.0) -> LieConvNet:
-    convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling)
+def conv(downsampling: float = 1.0, **options) -> LieConvNet:
+    convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling, **options)
     small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "convolution": convolution}
     return LieConvNet(2, 2, space=Euclidean(SE(3)), frames=PrincipalFrames(), **small)
 
 
+FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
+AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTable.square(3, border="zero")}
+SMALL = {"blocks": 1, "channels": 2, "squeeze_excite": True}
 # Constructor, data, name of the group. Add a line for each new network.
 NETWORKS = {
-    "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0), channels=8), lambda: firsts(molecules()), "T"),
+    "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0137), channels=8), lambda: firsts(molecules()), "T"),
     "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), "D4"),
     "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), "C8 on pixels"),
     "gsa_published": (
@@ -353,6 +377,106 @@ NETWORKS = {
         lambda: images(8),
         "trivial2",
     ),
+    "affine_vectors": (
+        lambda: FieldModel(
+            AffineSelfConvNet(cyclic(4), 1, blocks=1, channels=2, heads=2, vector_inputs=("vel",)), VectorHead(32, 2)
+        ),
+        lambda: windy(4),
+        "C4",
+    ),
+    "attentive_vectors": (
+        lambda: FieldModel(
+            AttentiveResNet(cyclic(4), 1, blocks=1, channels=(2, 2, 2), attention="full", vector_inputs=("vel",)),
+            VectorHead(2, 2, pool="mean"),
+        ),
+        lambda: windy(8),
+        "C4",
+    ),
+    "gsa_vectors": (
+        lambda: FieldModel(gsa(cyclic(8), Radius(1.5), vector_inputs=("vel",)), VectorHead(6, 2)),
+        lambda: windy(4),
+        "C8",
+    ),
+    "gsa_coordinates": (
+        lambda: gsa(dihedral(8), Radius(1.5), blocks=Stages((1, 1), crops=(1, 0))),
+        lambda: pixels(10),
+        "D8",
+    ),
+    "gsa_dilated": (lambda: gsa(dihedral(4), PixelSquare(3, dilation=2), blocks=(1, 0)), lambda: pixels(8), "D4"),
+    "gsa_global": (lambda: gsa(cyclic(4), AllPairs(), options=GSAOptions(length=5.0)), lambda: pixels(4), "C4"),
+    "gsa_nearest": (lambda: gsa(dihedral(3), Nearest(4)), lambda: firsts(molecules(2)), "D3"),
+    "gsa_principal": (lambda: gsa(PrincipalFrames(), Radius(2.0137)), lambda: firsts(molecules()), "SE(3)"),
+    "gsa_scales": (lambda: gsa(ScaleFrames(cyclic(4)), Radius(1.5)), lambda: firsts(molecules(2)), "C4"),
+    "gsa_absolute": (
+        lambda: gsa(cyclic(4), AllPairs(), options=GSAOptions(positions="absolute", values=False)),
+        lambda: firsts(molecules(2)),
+        "C4",
+    ),
+    "framewise_separable": (
+        lambda: framewise(
+            tetrahedral(),
+            1,
+            kind="vector",
+            neighborhood=Radius(2.0137),
+            vector_inputs=("vel",),
+            options=FramewiseOptions(basis=3, hidden=5, attention="none", angles=2, head="frames", window=2),
+        ),
+        molecules,
+        "T",
+    ),
+    **{
+        f"framewise_posed_{group.name}": (
+            partial(framewise, FiniteFrames(group, PrincipalFrames()), 1, kind="vector", neighborhood=Radius(2.0137)),
+            molecules,
+            name,
+        )
+        for group, name in ((octahedral(), "SE(3)"), (full_octahedral(), "E(3)"))
+    },
+    "directions_posed": (
+        lambda: steerable(partial(DirectionConvNet, FiniteFrames(octahedral(), PrincipalFrames())), kind="vector"),
+        molecules,
+        "SE(3)",
+    ),
+    "directions_improper": (
+        lambda: steerable(partial(DirectionConvNet, PrincipalFrames(improper=True)), kind="vector"),
+        molecules,
+        "E(3)",
+    ),
+    "lie_batch_norm": (
+        lambda: lie(
+            Euclidean(SE(2)),
+            FiniteFrames(cyclic(3)),
+            attention=AttentionOptions(norm="batch_pre"),
+            readout=Readout(pool="max", order="point_first"),
+        ),
+        lambda: molecules(2),
+        "C3",
+    ),
+    "lie_dilations": (lambda: lie(Orbits(Dilations(2))), lambda: molecules(2), "R+(2)"),
+    "lie_turns": (lambda: lie(Orbits(SO(2))), lambda: molecules(2), "SO(2)"),
+    "lie_similar3": (lambda: lie(Euclidean(Sim(3)), PrincipalFrames()), molecules, "Sim(3)"),
+    "lie_conv_attentive": (lambda: conv(0.5, attention=AttentionOptions(), heads=2), molecules, "SE(3)"),
+    **{
+        f"attentive_{kind}": (
+            partial(AttentiveResNet, dihedral(4), 1, 2, blocks=1, channels=(3, 4, 4), attention=kind),
+            lambda: images(8),
+            "D4",
+        )
+        for kind in ("none", "channel", "spatial", "input")
+    },
+    "attentive_voxels": (
+        lambda: AttentiveResNet(octahedral(), 1, 2, blocks=1, channels=(2, 3, 3), attention="input", spatial_size=3),
+        lambda: torch.rand(2, 1, 4, 4, 4),
+        "O",
+    ),
+    **{
+        f"affine_{layer}": (
+            partial(AffineSelfConvNet, dihedral(4), 1, 2, layer=layer, **(AFFINE if layer != "convolution" else SMALL)),
+            lambda: images(8),
+            "D4",
+        )
+        for layer in ("simple", "stand-alone", "convolution")
+    },
 }
 # Other rows have the same classes with other outputs, frames or distances.
 VARIANTS = set(
@@ -360,8 +484,6 @@ VARIANTS = set(
     "lie_finite lie_mirrors lie_similar lie_directions_vectors lie_published_logs "
     "forces forces_principal forces_several field_vector field_position field_tensor".split()
 )
-FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
-AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTable.square(3, border="zero")}
 
 
 def firsts(clouds: list[Data]) -> list[Data]:

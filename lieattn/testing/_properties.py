@@ -140,7 +140,7 @@ def _equivariance(network: nn.Module, data: Batch | Clouds) -> str | None:
     """The symmetry that the network states is exact, and the outputs depend on the data."""
     if getattr(network, "symmetry", None) is None:
         return "the network states no symmetry"
-    assert_certified(network, _given(data), elements=1, rotations=0, continuity=False, dtypes=(torch.float64,))
+    assert_certified(network, _given(data), elements=2, rotations=0, continuity=False, dtypes=(torch.float64,))
     return None
 
 
@@ -331,8 +331,8 @@ def _gradients(network: nn.Module, data: Batch | Clouds) -> None:
 
     In training, each call has the same random numbers.
     """
-    network, given, step = _copy(network), _batch(_clouds(data)), 1e-6
-    tolerance = 1e-3 if getattr(network, "has_kinks", True) else 1e-5
+    network, given = _copy(network), _batch(_clouds(data))
+    step, tolerance = (1e-8, 1e-3) if getattr(network, "has_kinks", True) else (1e-6, 1e-5)  # kinks are not crossed
     named, images = dict(network.named_parameters()), isinstance(given, Tensor)
     names = () if images else ("x", "pos", *getattr(network, "vector_inputs", ()))
     inputs = {"images": given} if images else {name: given[name] for name in names if name in given}

@@ -14,3 +14,7 @@ if sys.dont_write_bytecode:
 
 # Inductor would start processes to compile on all cores, for tests that compile two small files of C++.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+from tests import shapes
+
+shapes.install()

@@ -11,10 +11,15 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from torch import nn
+import torch
+from jaxtyping import Float, TypeCheckError
+from torch import Tensor, nn
 
 import lieattn
+from lieattn.groups import SO
 from lieattn.nn import relative
+from lieattn.spaces._space import polar
+from tests import shapes
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "lieattn"
@@ -62,20 +67,20 @@ BUDGETS = {
     "certify": (3087, 15, 7),
     "cli": (2619, 16, 3),
     "compare": (1678, 8, 16),
-    "geometry": (4362, 19, 40),
-    "groups": (2054, 8, 35),
+    "geometry": (4364, 19, 40),
+    "groups": (2077, 8, 35),
     "io": (756, 8, 21),
     "models": (7647, 46, 66),
     "nn": (5604, 19, 75),
     "ops": (9807, 54, 31),
-    "reps": (670, 3, 15),
-    "spaces": (349, 2, 5),
+    "reps": (674, 3, 15),
+    "spaces": (354, 2, 5),
     "testing": (593, 3, 9),
     "train": (3063, 17, 31),
     "transforms": (354, 1, 0),
     "viz": (2716, 13, 12),
     "datasets": (9555, 46, 74),
-    "tests": (55892, 146, 0),
+    "tests": (56028, 147, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
@@ -404,3 +409,30 @@ def test_names_of_the_library_are_its_parts():
 def test_the_first_line_of_a_module_names_one_idea():
     firsts = {path: path.read_text().split("\n", 1)[0] for path in FILES if path.parent != LIBRARY}
     assert [str(path) for path, first in firsts.items() if " and " in first and path.name != "_training.py"] == []
+
+
+# --- shapes ---------------------------------------------------------------------------------------------------
+
+
+def summed(x: Float[Tensor, "rows columns"]) -> Float[Tensor, " rows"]:
+    """Sum over the wrong axis, which shows unless there are as many rows as columns."""
+    if x.ndim == 1:
+        raise ValueError("x: expected rows")
+    return x.sum(dim=0)
+
+
+def test_calls_that_do_not_fit_their_signature_are_found():
+    sums = shapes.compared(summed)
+    assert sums(torch.zeros(3, 3)).shape == (3,)
+    with pytest.raises(TypeCheckError, match="return value"):
+        sums(torch.zeros(3, 4))
+    with pytest.raises(TypeCheckError, match="'x'"):
+        sums(torch.zeros(3, 3, 3))
+    with pytest.raises(ValueError, match="x: expected rows"):  # the function's own error comes first
+        sums(torch.zeros(3))
+
+
+def test_functions_of_the_library_are_compared():
+    with pytest.raises(TypeCheckError, match="polar"):
+        polar(torch.ones(2, 3, dtype=torch.complex64))
+    assert hasattr(SO(3).exp, "__wrapped__"), "methods keep the promise of the method that they override"

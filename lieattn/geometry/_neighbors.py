@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pai
 OFF_LATTICE = 1e-2  # tolerance in units of the spacing, for the rounding of coordinates far from the origin
 
 
+@runtime_checkable
 class Neighborhood(Protocol):
     """Interface of neighborhoods: a value that finds the neighbors in any clouds.
 

@@ -7,7 +7,7 @@ stabilizer of the space, ``[points, fiber, k, k]``, or :class:`GroupFrames`. doc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class Sites:
         return self.space.stabilizer
 
 
+@runtime_checkable
 class Frames(Protocol):
     """Interface of choices of frames, which are callable with :class:`Sites`."""
 

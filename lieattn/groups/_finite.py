@@ -9,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.checks import (
@@ -178,7 +179,7 @@ class FiniteGroup(Group):
         """Whether g h = h g for all elements."""
         return bool(torch.equal(self.cayley, self.cayley.mT))
 
-    def matrices(self, like: Tensor) -> Tensor:
+    def matrices(self, like: Tensor) -> Float[Tensor, "{self.order} {self.dim} {self.dim}"]:
         """Return all matrices ``[order, dim, dim]`` on the device and in the floating dtype of ``like``.
 
         The result may share memory with the group, and must not be modified.
@@ -187,7 +188,9 @@ class FiniteGroup(Group):
             return self.elements.to(like.dtype)
         return _matrices_on(self, like.device, like.dtype)
 
-    def element(self, g: int | Tensor, like: Tensor, *, argument: str = "g") -> Tensor:
+    def element(
+        self, g: int | Shaped[Tensor, " ..."], like: Tensor, *, argument: str = "g"
+    ) -> Float[Tensor, "... {self.dim} {self.dim}"]:
         """Return the matrices ``[*, dim, dim]`` of the elements with indices ``[*]``.
 
         A floating tensor ``g`` is returned unchanged. ValueError is raised if an index is out of range; the message
@@ -198,7 +201,9 @@ class FiniteGroup(Group):
             return g
         return rows(argument, g, self.matrices(like), self.name)
 
-    def index(self, matrices: Tensor, *, tolerance: float | None = None) -> Tensor:
+    def index(
+        self, matrices: Float[Tensor, "*batch {self.dim} {self.dim}"], *, tolerance: float | None = None
+    ) -> Int[Tensor, "*batch"]:
         """Return the indices ``[*]`` int64 of the elements nearest to matrices ``[*, dim, dim]``.
 
         ValueError is raised if an entry of a matrix differs by more than ``tolerance`` from the nearest element. The
@@ -234,16 +239,22 @@ class FiniteGroup(Group):
 
     # --- the interface of groups ----------------------------------------------------------------------------------
 
-    def inverse(self, g: Tensor) -> Tensor:
+    def inverse(
+        self, g: Float[Tensor, "*batch {self.dim} {self.dim}"]
+    ) -> Float[Tensor, "*batch {self.dim} {self.dim}"]:
         """Look up the inverses of matrices ``[*, dim, dim]``; ValueError is raised if one is not in the group."""
         return _rows_at(self.matrices(g), _rows_at(self.inverse_index.to(g.device), self.index(g)))
 
-    def act(self, g: int | Tensor, points: Tensor) -> Tensor:
+    def act(
+        self, g: int | Shaped[Tensor, " ..."], points: Float[Tensor, "*batch {self.dim}"]
+    ) -> Float[Tensor, "... {self.dim}"]:
         """Move points or vectors ``[*, dim]``, v ↦ A v, by elements ``[*, dim, dim]`` or their indices ``[*]``."""
         self._check_vectors("points", points)
         return super().act(self.element(g, points), points)
 
-    def act_vectors(self, g: int | Tensor, vectors: Tensor) -> Tensor:
+    def act_vectors(
+        self, g: int | Shaped[Tensor, " ..."], vectors: Float[Tensor, "*batch {self.dim}"]
+    ) -> Float[Tensor, "... {self.dim}"]:
         self._check_vectors("vectors", vectors)
         return super().act_vectors(self.element(g, vectors), vectors)
 
@@ -292,18 +303,20 @@ class FiniteGroup(Group):
 
     # --- signals and other groups ---------------------------------------------------------------------------------
 
-    def permutation(self, g: int) -> Tensor:
+    def permutation(self, g: int) -> Int[Tensor, " {self.order}"]:
         """Return the permutation of the fiber by g: ``[order]`` int64 p with (g · f)(h) = f(g⁻¹ h) = f[p[h]]."""
         return rows("g", g, self.relative_index, self.name)
 
-    def translate(self, g: int, f: Tensor) -> Tensor:
+    def translate(
+        self, g: int, f: Shaped[Tensor, "*batch {self.order} channels"]
+    ) -> Shaped[Tensor, "*batch {self.order} channels"]:
         """Apply the left regular representation, (g · f)(h) = f(g⁻¹ h), to signals f ``[*, order, channels]``."""
         check_is("f", f, Tensor)
         if f.ndim < 2 or f.shape[-2] != self.order:
             raise ValueError(f"f: expected [*, {self.order}, channels], a signal on {self.name}, got {tuple(f.shape)}")
         return f[..., self.permutation(g).to(f.device), :]
 
-    def conjugate(self, by: Tensor, name: str | None = None) -> FiniteGroup:
+    def conjugate(self, by: Shaped[Tensor, "{self.dim} {self.dim}"], name: str | None = None) -> FiniteGroup:
         """Return B H B⁻¹, for example H about another axis, with the same order of elements and the same tables."""
         check_is("by", by, Tensor)
         if by.shape != (self.dim, self.dim):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.autocast import in_autocast, without_autocast
@@ -72,15 +73,15 @@ class Group:
         """Return the identity ``[size, size]`` on the device and in the dtype of ``like``."""
         return torch.eye(self.size, dtype=like.dtype, device=like.device)
 
-    def product(self, g: Tensor, h: Tensor) -> Tensor:
+    def product(self, g: Float[Tensor, "*#batch n n"], h: Float[Tensor, "*#batch n n"]) -> Float[Tensor, "... n n"]:
         """Return the product g h ``[*, size, size]``, which acts by h first and then by g."""
         return matmul(g, h)
 
-    def inverse(self, g: Tensor) -> Tensor:
+    def inverse(self, g: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
         """Return the inverse g⁻¹ ``[*, size, size]``."""
         return inverted(g)
 
-    def relative(self, g: Tensor, h: Tensor) -> Tensor:
+    def relative(self, g: Float[Tensor, "*#batch n n"], h: Float[Tensor, "*#batch n n"]) -> Float[Tensor, "... n n"]:
         """Return g⁻¹ h ``[*, size, size]``, which is h seen from the frame g. It is the same for k g and k h."""
         return returned(self, "product", returned(self, "inverse", g), h)
 
@@ -91,15 +92,17 @@ class Group:
         """Whether elements have a translation in their last column."""
         return self.size > self.dim
 
-    def linear(self, g: Tensor) -> Tensor:
+    def linear(self, g: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch {self.dim} {self.dim}"]:
         """Return the linear part ``[*, dim, dim]``."""
         return g[..., : self.dim, : self.dim]
 
-    def translation(self, g: Tensor) -> Tensor:
+    def translation(self, g: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch {self.dim}"]:
         """Return the translation part ``[*, dim]``, which is zero for a group of linear maps."""
         return g[..., : self.dim, -1] if self.is_affine else torch.zeros_like(g[..., 0])
 
-    def act(self, g: Tensor, points: Tensor) -> Tensor:
+    def act(
+        self, g: Float[Tensor, "*#batch n n"], points: Float[Tensor, "*#batch {self.dim}"]
+    ) -> Float[Tensor, "... {self.dim}"]:
         """Move points ``[*, dim]`` by x ↦ A x + t."""
         self._check_acting(g, "points", points)
         return self._moved(g, points)
@@ -109,7 +112,9 @@ class Group:
         moved = matvec(self.linear(g), points)
         return moved + self.translation(g) if self.is_affine else moved
 
-    def act_vectors(self, g: Tensor, vectors: Tensor) -> Tensor:
+    def act_vectors(
+        self, g: Float[Tensor, "*#batch n n"], vectors: Float[Tensor, "*#batch {self.dim}"]
+    ) -> Float[Tensor, "... {self.dim}"]:
         """Rotate vectors ``[*, dim]`` by v ↦ A v. Translations do not change them. Errors are those of :meth:`act`."""
         self._check_acting(g, "vectors", vectors)
         return matvec(self.linear(g), vectors)
@@ -142,11 +147,11 @@ class Group:
 
     # --- the Lie algebra ------------------------------------------------------------------------------------------
 
-    def hat(self, a: Tensor) -> Tensor:
+    def hat(self, a: Float[Tensor, "*batch {self.algebra_dim}"]) -> Float[Tensor, "*batch n n"]:
         """Return the matrix ``[*, size, size]`` of the Lie algebra with coordinates ``a`` ``[*, algebra_dim]``."""
         raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")
 
-    def vee(self, matrix: Tensor) -> Tensor:
+    def vee(self, matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch {self.algebra_dim}"]:
         """Return the coordinates ``[*, algebra_dim]`` of a matrix of the Lie algebra, the inverse of :meth:`hat`."""
         raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")
 
@@ -155,18 +160,20 @@ class Group:
             raise ValueError(f"a: expected coordinates [*, {self.algebra_dim}] of {self.name}, got {tuple(a.shape)}")
         return a
 
-    def exp(self, a: Tensor) -> Tensor:
+    def exp(self, a: Float[Tensor, "*batch {self.algebra_dim}"]) -> Float[Tensor, "*batch n n"]:
         """Return the exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
         return torch.linalg.matrix_exp(returned(self, "hat", a))
 
-    def log(self, g: Tensor) -> Tensor:
+    def log(self, g: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch {self.algebra_dim}"]:
         """Return the coordinates ``[*, algebra_dim]`` of least angle whose exponential is ``g``.
 
         ValueError is raised if an element has no logarithm.
         """
         raise NotImplementedError(f"{self.name} does not define a logarithm: implement log, or use smooth coordinates")
 
-    def exp_integral(self, a: Tensor) -> Tensor:
+    def exp_integral(
+        self, a: Float[Tensor, "*batch {self.algebra_dim}"]
+    ) -> Float[Tensor, "*batch {self.dim} {self.dim}"]:
         """Return ``∫₀¹ linear(exp(x a)) dx`` ``[*, dim, dim]``, which maps translations of the algebra to the group.
 
         If V is this integral, the exponential of (a, u) in the product of the group and the translations is
@@ -176,7 +183,9 @@ class Group:
         top = torch.cat([linear, torch.eye(self.dim, dtype=a.dtype, device=a.device).expand_as(linear)], dim=-1)
         return torch.linalg.matrix_exp(torch.cat([top, torch.zeros_like(top)], dim=-2))[..., : self.dim, self.dim :]
 
-    def inverse_exp_integral(self, a: Tensor) -> Tensor:
+    def inverse_exp_integral(
+        self, a: Float[Tensor, "*batch {self.algebra_dim}"]
+    ) -> Float[Tensor, "*batch {self.dim} {self.dim}"]:
         """Return the inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
         return inverted(returned(self, "exp_integral", a))
 
@@ -187,12 +196,12 @@ class Group:
         """Number of smooth coordinates."""
         return self.dim * self.size
 
-    def coordinates(self, g: Tensor) -> Tensor:
+    def coordinates(self, g: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch {self.num_coordinates}"]:
         """Return smooth coordinates ``[*, num_coordinates]``: the linear part row by row, then the translation."""
         linear = self.linear(g).flatten(-2)
         return torch.cat([linear, self.translation(g)], dim=-1) if self.is_affine else linear
 
-    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+    def distance(self, g: Float[Tensor, "*#batch n n"], h: Float[Tensor, "*#batch n n"]) -> Float[Tensor, " ..."]:
         """Return a left-invariant distance ``[*]``, d(k g, k h) = d(g, h).
 
         Its gradient is 0 where g⁻¹ h is exactly the identity. For the rotations, dilations and translations of this
@@ -212,7 +221,7 @@ class Group:
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-    ) -> Tensor:
+    ) -> Float[Tensor, "... n n"]:
         """Draw independent elements ``[*shape, size, size]``, from the Haar measure if the group is compact.
 
         Elements are drawn in float64 on the device of ``generator`` (by default, torch's global generator on the CPU),
@@ -228,7 +237,7 @@ class Group:
 
     def design(
         self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
+    ) -> Float[Tensor, "{count} n n"]:
         """Return the elements ``[count, size, size]`` of :meth:`finite_subgroup`, which represent the whole group.
 
         They have equal weights. ValueError is raised if the group has no design of this size.
@@ -249,7 +258,7 @@ class Group:
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-    ) -> Tensor:
+    ) -> Float[Tensor, "... {count} n n"]:
         """Draw randomly rotated designs ``[*shape, count, size, size]``: one uniform element times :meth:`design`.
 
         Each element is uniformly distributed. The elements of one design are not independent, so that their mean is
@@ -338,12 +347,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-def matvec(a: Tensor, v: Tensor) -> Tensor:
+def matvec(a: Float[Tensor, "*#batch m k"], v: Float[Tensor, "*#batch k"]) -> Float[Tensor, "... m"]:
     """Multiply matrices ``[*, m, k]`` and vectors ``[*, k]`` in their own dtype, as :func:`matmul` does."""
     return matmul(a, v[..., None])[..., 0]
 
 
-def affine(linear: Tensor, translation: Tensor) -> Tensor:
+def affine(linear: Float[Tensor, "*#batch d d"], translation: Float[Tensor, "*#batch d"]) -> Float[Tensor, "... n n"]:
     """Return matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from A ``[*, d, d]`` and t ``[*, d]``."""
     check_tensor("translation", translation, "a floating tensor [*, d]")
     if translation.ndim == 0:
@@ -364,12 +373,12 @@ def homogeneous(linear: Tensor, translation: Tensor) -> Tensor:
     return torch.cat([top, bottom], dim=-2)
 
 
-def determinant(matrices: Tensor) -> Tensor:
+def determinant(matrices: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch"]:
     """Return determinants ``[*]``, in float32 for half precision, which torch does not support and which underflows."""
     return torch.linalg.det(_wide(matrices))
 
 
-def volume(matrices: Tensor) -> Tensor:
+def volume(matrices: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch"]:
     """Return the absolute values of determinants of invertible matrices ``[*]``, in float32 for half precision.
 
     The second derivatives of ``torch.linalg.det`` in ``torch.func`` are wrong, or NaN at rotations.
@@ -377,7 +386,7 @@ def volume(matrices: Tensor) -> Tensor:
     return torch.linalg.lu_factor(_wide(matrices))[0].diagonal(dim1=-2, dim2=-1).prod(-1).abs()
 
 
-def inverted(matrices: Tensor) -> Tensor:
+def inverted(matrices: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
     """Return the inverses of matrices, also in half precision, which torch does not support."""
     return torch.linalg.inv(_wide(matrices)).to(matrices.dtype)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_last, check_tensor
@@ -104,7 +105,7 @@ def _integral_closed(log_scale: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return b, c
 
 
-def skew(a: Tensor) -> Tensor:
+def skew(a: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch d d"]:
     """Return the skew matrix ``[*, 2, 2]`` of an angle ``[*, 1]``, or ``[*, 3, 3]`` of a rotation vector ``[*, 3]``."""
     if a.shape[-1:] == (1,):
         angle = a[..., 0]
@@ -115,7 +116,7 @@ def skew(a: Tensor) -> Tensor:
     return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).unflatten(-1, (3, 3))
 
 
-def rotation_by(a: Tensor) -> Tensor:
+def rotation_by(a: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch d d"]:
     """Return the rotation by an angle ``[*, 1]``, or by a rotation vector ``[*, 3]`` (Rodrigues' formula)."""
     if a.shape[-1:] == (1,):
         cosine, sine = torch.cos(a[..., 0]), torch.sin(a[..., 0])
@@ -126,7 +127,7 @@ def rotation_by(a: Tensor) -> Tensor:
     return (1 - s * versine) * unit + sine_ratio(s) * skew(a) + versine * _outer(a)
 
 
-def rotation_log(rotation: Tensor) -> Tensor:
+def rotation_log(rotation: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch k"]:
     """Return the angle ``[*, 1]`` in (-π, π] or the rotation vector ``[*, 3]`` of length at most π, up to rounding."""
     if rotation.shape[-1] == 2:
         angle = _plane_angle(rotation)[..., None]
@@ -135,7 +136,7 @@ def rotation_log(rotation: Tensor) -> Tensor:
     return turn_ratio(_squared(q[..., 1:]), q[..., 0])[..., None] * q[..., 1:]
 
 
-def turning_angle(rotation: Tensor) -> Tensor:
+def turning_angle(rotation: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch"]:
     """Return the angle ``[*]`` in [0, π] of rotations."""
     if rotation.shape[-1] == 2:
         return _plane_angle(rotation).abs()
@@ -173,7 +174,7 @@ def _outer(a: Tensor) -> Tensor:
     return a[..., :, None] * a[..., None, :]
 
 
-def rotation_from_quaternion(q: Tensor) -> Tensor:
+def rotation_from_quaternion(q: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 3 3"]:
     """Convert quaternions ``[*, 4]`` (w, x, y, z) of any length but 0 to rotations ``[*, 3, 3]``."""
     check_tensor("q", q, "floating quaternions [*, 4] (w, x, y, z)")
     if q.shape[-1:] != (4,):
@@ -193,7 +194,7 @@ def rotation_from_quaternion(q: Tensor) -> Tensor:
     return torch.stack(entries, dim=-1).unflatten(-1, (3, 3))
 
 
-def quaternion_from_rotation(rotation: Tensor) -> Tensor:
+def quaternion_from_rotation(rotation: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch 4"]:
     """Convert rotations ``[*, 3, 3]`` to unit quaternions ``[*, 4]`` (w, x, y, z) with w >= 0.
 
     The entries of a rotation give the matrix 4 q qᵀ without cancellation. Its row with the largest diagonal entry gives

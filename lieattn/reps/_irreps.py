@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -105,7 +106,7 @@ class Irreps(Representation):
         return {(degree, p): wigner[degree] * (1 if p == 1 else sign) for degree, p in kinds}
 
 
-def wigner_d(degree: int, rotation: Tensor) -> Tensor:
+def wigner_d(degree: int, rotation: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch n n"]:
     r"""Return the Wigner matrices D^l(R) ``[*, 2 l + 1, 2 l + 1]`` in the basis of e3nn.
 
     They are polynomials in the entries of R, computed degree by degree with the Clebsch-Gordan isometries C,

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -45,7 +46,7 @@ class Representation(abc.ABC):
     def _evaluate(self, rotation: Tensor) -> Tensor:
         """Return the matrices ``[*, dim, dim]`` of float64 matrices ``[*, d, d]``, without checks."""
 
-    def matrix(self, rotation: Tensor) -> Tensor:
+    def matrix(self, rotation: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch {self.dim} {self.dim}"]:
         """Return the matrices ρ(R) ``[*, dim, dim]`` of R ``[*, d, d]``, computed in float64, in the dtype of R.
 
         TypeError or ValueError is raised if R is not floating, has another size, or is not orthogonal although
@@ -55,7 +56,9 @@ class Representation(abc.ABC):
         with without_autocast(rotation.device):
             return self._evaluate(rotation.to(torch.float64)).to(rotation.dtype)
 
-    def act(self, rotation: Tensor, features: Tensor) -> Tensor:
+    def act(
+        self, rotation: Float[Tensor, "*#batch d d"], features: Float[Tensor, "*#batch {self.dim}"]
+    ) -> Float[Tensor, "... {self.dim}"]:
         """Return ρ(R) v ``[*, dim]`` for R ``[*, d, d]`` and features v ``[*, dim]``, whose leading axes broadcast.
 
         The result is computed and returned in the dtype of the features, but at least in float32, also under autocast.
@@ -351,14 +354,14 @@ class _SymmetricMatrices(_OfDimension):
         """Return the basis ``[dim, d, d]`` float64 of the matrices."""
         raise NotImplementedError
 
-    def to_tensor(self, features: Tensor) -> Tensor:
+    def to_tensor(self, features: Float[Tensor, "*batch {self.dim}"]) -> Float[Tensor, "*batch d d"]:
         """Convert components ``[*, dim]`` to symmetric matrices ``[*, d, d]``."""
         check_last("features", features, (self.dim,), self.name)
         check_has_numbers("features", features)
         with without_autocast(features.device):
             return torch.einsum("...a,aij->...ij", features, self._basis.to(features))
 
-    def from_tensor(self, tensor: Tensor) -> Tensor:
+    def from_tensor(self, tensor: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch {self.dim}"]:
         """Project matrices ``[*, d, d]`` to the space, and return their components ``[*, dim]``."""
         check_last("tensor", tensor, (self.d, self.d), self.name)
         check_has_numbers("tensor", tensor)
@@ -402,7 +405,7 @@ class TracelessSymmetric(_SymmetricMatrices):
         return torch.stack([*off_diagonal, *torch.diag_embed(entries[1:] / entries[1:].norm(dim=1, keepdim=True))])
 
 
-def determinant_sign(rotation: Tensor) -> Tensor:
+def determinant_sign(rotation: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch"]:
     """Return the sign ``[*]`` of det R for orthogonal matrices ``[*, d, d]``, detached from the graph."""
     return torch.linalg.det(rotation.detach()).sign()
 

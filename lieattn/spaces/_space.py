@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lieattn._core.checks import check_broadcast, check_count, check_none, check_tensor
@@ -73,29 +74,31 @@ class HomogeneousSpace:
     # --- points ---------------------------------------------------------------------------------------------------
 
     @property
-    def origin(self) -> Tensor:
+    def origin(self) -> Float[Tensor, " {self.dim}"]:
         """The point ``[dim]`` float64 whose section is the identity. It is the representative of one of the orbits."""
         return torch.zeros(self.dim, dtype=torch.float64)
 
-    def representative(self, x: Tensor) -> Tensor:
+    def representative(self, x: Float[Tensor, "*batch {self.dim}"]) -> Float[Tensor, "*batch {self.dim}"]:
         """Return the points ``[*, dim]`` that ``section(x)`` maps to x. They are the origin if G is transitive."""
         return self.origin.to(device=x.device, dtype=x.dtype).expand_as(x)
 
-    def act(self, g: Tensor, x: Tensor) -> Tensor:
+    def act(
+        self, g: Float[Tensor, "*#batch n n"], x: Float[Tensor, "*#batch {self.dim}"]
+    ) -> Float[Tensor, "... {self.dim}"]:
         """Move points ``[*, dim]`` by elements ``[*, m, m]`` of G. Errors are those of :meth:`Group.act`."""
         return self.group.act(g, x)
 
-    def invariants(self, x: Tensor) -> Tensor:
+    def invariants(self, x: Float[Tensor, "*batch {self.dim}"]) -> Float[Tensor, "*batch {self.num_invariants}"]:
         """Return the invariants ``[*, num_invariants]``, which are equal for x and g x and differ between orbits."""
         return x[..., :0]
 
     # --- lifting --------------------------------------------------------------------------------------------------
 
-    def section(self, x: Tensor) -> Tensor:
+    def section(self, x: Float[Tensor, "*batch {self.dim}"]) -> Float[Tensor, "*batch n n"]:
         """Return an element ``[*, m, m]`` for each point x ``[*, dim]``, which maps the representative of x to x."""
         raise NotImplementedError(f"{self.name} does not define a section: implement section")
 
-    def embed(self, h: Tensor) -> Tensor:
+    def embed(self, h: Float[Tensor, "*batch k k"]) -> Float[Tensor, "*batch n n"]:
         """Map matrices ``[*, k, k]`` of the stabilizer to elements ``[*, m, m]`` of G."""
         if self.stabilizer is None or self.stabilizer.size == self.group.size:
             return h
@@ -105,7 +108,9 @@ class HomogeneousSpace:
             f"{self.name} does not define how its stabilizer is embedded in its group: implement embed"
         )
 
-    def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+    def lift(
+        self, x: Float[Tensor, "*batch {self.dim}"], h: Float[Tensor, "... k k"] | None = None
+    ) -> Float[Tensor, "... n n"]:
         """Return the elements ``section(x) h`` ``[*, fiber, m, m]`` over points x ``[*, dim]``.
 
         The elements h of the stabilizer are ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. If
@@ -298,7 +303,7 @@ class Orbits(HomogeneousSpace):
         return {f"it is 0, which {self.group.name} does not move; leave it out or shift the origin": zero}
 
 
-def polar(x: Tensor) -> tuple[Tensor, Tensor]:
+def polar(x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch"]]:
     """Return directions ``[*, d]`` and lengths ``[*]`` of nonzero vectors, without overflow or underflow."""
     largest = x.detach().abs().amax(-1, keepdim=True)
     scaled = x / largest
@@ -306,14 +311,14 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
     return scaled / length, (length * largest)[..., 0]
 
 
-def not_unit(n: Tensor) -> Tensor:
+def not_unit(n: Float[Tensor, "*batch d"]) -> Bool[Tensor, "*batch"]:
     """Return the mask ``[*]`` of vectors ``[*, d]`` that do not have unit length, up to the rounding of their dtype."""
     allowed = max(1e-5, 8 * torch.finfo(n.dtype).eps)
     dtype = torch.promote_types(n.dtype, torch.float32)
     return (torch.linalg.vector_norm(n, dim=-1, dtype=dtype) - 1).abs() > allowed
 
 
-def minimal_rotation(n: Tensor) -> Tensor:
+def minimal_rotation(n: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3 3"]:
     """Return the rotations ``[*, 3, 3]`` of least angle that map (1, 0, 0) to unit vectors n ``[*, 3]``.
 
     At n = (-1, 0, 0), every half turn about a perpendicular axis has the least angle, and the half turn about (0, 0, 1)
@@ -336,7 +341,7 @@ def minimal_rotation(n: Tensor) -> Tensor:
     return torch.cat([top[..., None, :], bottom], dim=-2)
 
 
-def about_first_axis(h: Tensor) -> Tensor:
+def about_first_axis(h: Float[Tensor, "*batch 2 2"]) -> Float[Tensor, "*batch 3 3"]:
     """Return the orthogonal matrices ``[*, 3, 3]`` that fix the first axis and act by ``[*, 2, 2]`` on the others."""
     padded = torch.nn.functional.pad(h, (1, 0, 1, 0))
     corner = torch.zeros_like(padded)

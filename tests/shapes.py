@@ -1,0 +1,100 @@
+"""Annotations, executed: each call of a function with shapes in its signature is compared with the signature.
+
+Calls are compared after they return. So wrong arguments are refused by the library's own errors, and arguments that are
+accepted although they do not fit the signature are found. What torch compiles is not compared, nor are kernels, whose
+functions other compilers read.
+"""
+
+import inspect
+import sys
+import threading
+from functools import wraps
+from importlib.machinery import PathFinder, SourceFileLoader
+from types import FunctionType
+from typing import Self
+
+import torch
+from beartype import BeartypeConf, FrozenDict, beartype
+from jaxtyping import jaxtyped
+
+PACKAGES = {"lieattn", "lieattn_datasets"}
+COMPILED = ("lieattn.ops.kernels",)
+# An int is a float, and ``Self`` can only be compared in classes.
+LIKE = BeartypeConf(is_pep484_tower=True, hint_overrides=FrozenDict({Self: object}))
+
+
+def has_shapes(function):
+    return any("[Tensor, " in str(annotation) for annotation in getattr(function, "__annotations__", {}).values())
+
+
+def promised(function, cls):
+    """Return the function whose annotations hold: one without shapes keeps the promise of the one that it overrides."""
+    inherited = [vars(base).get(function.__name__) for base in cls.__mro__[1:]] if cls else []
+    alike = [other for other in inherited if has_shapes(other) and parameters(other) == parameters(function)]
+    return next((other for other in [function, *alike] if has_shapes(other)), None)
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+def compared(function, cls=None):
+    """Return a function that compares arguments and results with the annotations, if these have shapes."""
+    if (promise := promised(function, cls)) is None:
+        return function
+    promise = inspect.unwrap(promise)
+    thread = threading.local()
+
+    def echo(*args, **options):
+        return thread.result
+
+    # Names in annotations are looked up among the globals of the function.
+    echo = FunctionType(echo.__code__, promise.__globals__, echo.__name__, None, echo.__closure__)
+    compare = jaxtyped(wraps(promise)(echo), typechecker=beartype(conf=LIKE))
+
+    @wraps(function)
+    def call(*args, **options):
+        result = function(*args, **options)
+        if not torch.compiler.is_compiling():
+            thread.result = result
+            compare(*args, **options)
+        return result
+
+    return call
+
+
+def compare_all(home, module):
+    """Compare the functions that a module defines, in the module or in its class ``home``."""
+    for name, value in list(vars(home).items()):
+        method = isinstance(home, type)
+        if method and isinstance(value, staticmethod | classmethod):
+            setattr(home, name, type(value)(compared(value.__func__, home)))
+        elif method and type(value) is property:
+            setattr(home, name, property(compared(value.fget), value.fset, value.fdel, value.__doc__))
+        elif getattr(value, "__module__", None) == module and isinstance(value, FunctionType):
+            setattr(home, name, compared(value, home if method else None))
+        elif getattr(value, "__module__", None) == module and isinstance(value, type) and not method:
+            compare_all(value, module)
+
+
+class Loader(SourceFileLoader):
+    def exec_module(self, module):
+        super().exec_module(module)
+        compare_all(module, module.__name__)
+
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.split(".")[0] not in PACKAGES or name.startswith(COMPILED):
+            return None
+        spec = super().find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def install():
+    """Compare the calls of all modules that are imported from now on."""
+    if "lieattn" not in sys.modules:
+        sys.meta_path.insert(0, Finder)

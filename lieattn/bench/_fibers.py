@@ -105,7 +105,7 @@ def part(name: str, frames: str, width: int) -> Problem:
         "edge networks": lambda: torch.stack([made.square().mean() for made in edges.kernels(maps, near, data.x)]),
         "attention": lambda: group_attention(query, key, value, graph.neighbors, pattern="framewise", terms=terms)[0],
         "projections": lambda: torch.cat([block.attention.projection(x), block.attention.output(x)], dim=-1),
-        "messages": lambda: block.messages(x, near, kernel),
+        "messages": lambda: block.messages(x, replace(near, terms=kernel)),
         "feed forward": lambda: block.linear2(nn.functional.gelu(block.linear1(x))),
         "norms": lambda: block.norm1(x) + block.norm2(x),
         "optimizer": lambda: optimizer.step(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -31,10 +32,9 @@ def framewise(group: FiniteGroup, device: str = "cpu") -> Problem:
 
     def output() -> Tensor:
         blocks.zero_grad()
-        terms = phases.terms(graph, values=True)
-        y = x
+        y, rotary = x, replace(graph, terms=phases.terms(graph, values=True))
         for block in blocks:
-            y = block(y, graph, terms)
+            y = block(y, rotary)
         return y
 
     return mean_square(output)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from lieattn.geometry import (
     AllPairs,
-    Given,
     PixelSquare,
     Radius,
     Raster,
@@ -71,23 +70,6 @@ def field(kind, group, points, dtype=torch.float64):
 
 
 # --- on clouds ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("points", [0, 1, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_isolated_coincident_and_no_points_are_finite(kind, points):
-    group = SMALL_GROUPS["D3"]
-    layer, x = layer_of(kind, group).train(), field(kind, group, points).requires_grad_()
-    nowhere = Given(torch.empty(2, 0, dtype=torch.int64))
-    out = layer(x, lift(torch.randn(points, 2, dtype=torch.float64), group, nowhere))
-    assert (out == 0).all()
-    pos = torch.zeros(points, 2, dtype=torch.float64, requires_grad=True)
-    out = layer(x, lift(pos, group, AllPairs()))
-    assert torch.isfinite(out).all()
-    out.sum().backward()
-    assert all(torch.isfinite(leaf.grad).all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
-    assert points == 0 or torch.isfinite(pos.grad).all()
 
 
 @pytest.mark.parametrize("kind", VARIANTS)

@@ -195,13 +195,6 @@ def graphs_alone(case):
     return [case.lift(part, torch.zeros(len(part), dtype=torch.int64)) for part in parts]
 
 
-@cache
-def graph_of_few(case, points):
-    """Return the graph of a given number of points of a case."""
-    pos, _, _ = clouds_of(case, torch.float32)
-    return case.lift(pos[:points], torch.zeros(points, dtype=torch.int64))
-
-
 def prepared(name, case, dtype):
     pos, batch, graph = clouds_of(case, dtype)
     # Tied maps sum over the fiber. With larger weights, scores would reach thousands, which float32 rounds by 1e-4.
@@ -334,16 +327,29 @@ def test_blocks_pass_their_options_on():
         assert bottleneck.convolution.kernel.activation == "relu"
 
 
+@cache
+def degenerate_graphs(case):
+    """Return points at one place, at two places, a single one, and none, all with gradients, and their graphs."""
+    pos, _, _ = clouds_of(case, torch.float32)
+    clouds = pos[:1].expand(4, -1), torch.cat([pos[:2], pos[:1]]), pos[:1], pos[:0]
+    clouds = [some.clone().requires_grad_() for some in clouds]
+    return [(some, case.lift(some, torch.zeros(len(some), dtype=torch.int64))) for some in clouds]
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
 @pytest.mark.parametrize(("name", "case"), SOME_FITTING)
-def test_clouds_of_one_point_and_of_none(name, case):
-    case = LIFTED[case]
-    layer, *_, graph = prepared(name, case, torch.float32)
-    for points in (1, 0):
-        own = graph_of_few(case, points)
-        rows = points if name.startswith("lifting") else own.num_points
-        x = torch.randn(rows, *(() if name.startswith("lifting") else (graph.fiber,)), CHANNELS)
+def test_layers_and_their_gradients_are_finite_on_degenerate_clouds(name, case):
+    layer, *_, graph = prepared(name, LIFTED[case], torch.float32)
+    for pos, own in degenerate_graphs(LIFTED[case]):
+        lifts = name.startswith("lifting")
+        shape = (len(pos), CHANNELS) if lifts else (own.num_points, graph.fiber, CHANNELS)
+        x = torch.randn(shape, requires_grad=True)
         out = call(name, layer, x, own)
         assert torch.isfinite(out).all()
+        leaves = x, pos, *layer.parameters()
+        gradients = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, retain_graph=True)
+        assert gradients[0] is not None
+        assert all(gradient is None or torch.isfinite(gradient).all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("name", sorted(RELATE_FRAMES - {"framewise"}))

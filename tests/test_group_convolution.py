@@ -472,17 +472,6 @@ def test_lonely_points_get_zero(form):
     assert (layer(torch.randn(4, 4, 2), graph) == 0).all()
 
 
-def test_gradients_reach_positions_and_are_finite_at_coincident_points():
-    group = cyclic(4)
-    pos = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.2]], dtype=torch.float64, requires_grad=True)
-    layer = randomize(GroupConvolution(NetworkKernel(group, 1, 2, lifting=True, window=True)).double())
-    x = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
-    layer(x, lift(pos, group, Radius(1.0))).square().sum().backward()
-    assert torch.isfinite(pos.grad).all()
-    assert pos.grad.abs().max() > 0
-    assert torch.isfinite(x.grad).all()
-
-
 @pytest.mark.parametrize("form", ["full", "separable"])
 def test_networks_do_not_round_positions_under_autocast(form):
     graph = lift(3 * torch.randn(9, 2), cyclic(4), Radius(4.0))

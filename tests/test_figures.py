@@ -11,13 +11,12 @@ import yaml
 
 pytest.importorskip("matplotlib")
 
-from lieattn import load, save, viz
+from lieattn import viz
 from lieattn.cli import main
 from lieattn.cli._figures import FIGURES
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet
 from lieattn.testing import randomize
-from tests.cases import some
 
 ROOT = Path(__file__).parent.parent
 ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
@@ -26,8 +25,6 @@ ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
 SMALL = {
     "asc-filters": (["--steps", "1", "--channels", "1"], ["asc-filters_maps.png", "asc-filters_attention.png"]),
     "gsa-steerability": (["--size", "3"], ["gsa-steerability.png"]),
-    "lift-errors": (["--most", "1", "--repeats", "1"], ["lift-errors.png"]),
-    "roll-outs": (["--checkpoint", "runs/checkpoints/last.ckpt", "--clouds", "2", "--steps", "3"], ["roll-outs.png"]),
     "gsa-fields": (["--side", "5"], ["gsa-fields_lifting.png", "gsa-fields_self-attention.png"]),
     "attention-maps": (
         ["--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "1"],
@@ -37,27 +34,11 @@ SMALL = {
 }
 
 
-# A checkpoint of dynamics on springs, for figures that need one.
-SPRINGS = ROOT / "examples/configs/springs.yaml"
-SETTINGS = {
-    "trainer": {"max_steps": 1, "default_root_dir": "runs", "logger": False, "accelerator": "cpu"},
-    "data": {
-        split: {"class_path": "lieattn_datasets.Springs", "init_args": {"size": 2}}
-        for split in ("train", "val", "test")
-    },
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*", "ignore:.*does not have many workers.*")
-@pytest.mark.parametrize("name", some(FIGURES, FIGURES.keys() - {"roll-outs"}))
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_drawn(name, tmp_path, monkeypatch, capsys):
     options, files = SMALL[name]
     monkeypatch.chdir(tmp_path)
-    if "--checkpoint" in options:
-        Path("small.yaml").write_text(yaml.safe_dump(SETTINGS))
-        assert main(["fit", "--config", str(SPRINGS), "--config", "small.yaml"]) == 0, capsys.readouterr().err
-        assert main(["picture", name, *options, "--steps", "500"]) == 2
-        assert "steps: expected at most 499, the length of trajectories, got 500" in capsys.readouterr().err
     assert main(["picture", name, *options]) == 0, capsys.readouterr().err
     drawn = list(Path("pictures").iterdir())
     assert sorted(path.name for path in drawn) == sorted(files)
@@ -231,17 +212,6 @@ def test_up_to_nine_angles_of_weights_are_drawn(order, columns):
     assert len(chart.lines[0].get_xdata()) == order // 4 + 1
 
 
-def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    small = ["--clouds", "2", "--steps", "3"]
-    assert main(["picture", "roll-outs", "--checkpoint", "springs", *small, "--out", "name.png"]) == 0
-    save(load("springs"), "mine.safetensors")
-    assert main(["picture", "roll-outs", "--checkpoint", "mine.safetensors", *small, "--out", "file.png"]) == 0
-    assert Path("name.png").read_bytes() == Path("file.png").read_bytes()
-    assert main(["picture", "roll-outs", "--checkpoint", "digits-c8"]) == 2
-    assert "checkpoint: expected a HamiltonianDynamics, got a GSANet" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -255,12 +225,12 @@ def test_roll_outs_of_trained_networks(tmp_path, monkeypatch, capsys):
         ),
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
         (["gsa-fields", "--sides", "3"], "unrecognized arguments: --sides 3"),
-        (["roll-outs"], "the following arguments are required: --checkpoint"),
+        (["attention-maps"], "the following arguments are required: --weights"),
         (
             ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],
             "image: expected one of 0..5, got 9",
         ),
-        (["attention-maps", "--weights", str(SPRINGS)], f"weights: expected an .npz file with arrays, got '{SPRINGS}'"),
+        (["attention-maps", "--weights", __file__], f"weights: expected an .npz file with arrays, got '{__file__}'"),
         (
             ["attention-maps", "--weights", "w.npz", "--arrows", "none"],
             "arrows: Expected a typing.Literal['dominant', 'all']. Got",
@@ -282,9 +252,6 @@ def test_faults_are_one_message(words, message, capsys):
             "largest: expected sides with .* 9 to 8",
         ),
         (["stride-parity", "--smallest", "0"], "smallest: expected an integer of at least 1, got 0"),
-        (["lift-errors", "--most", "0"], "most: expected an integer of at least 1, got 0"),
-        (["lift-errors", "--repeats", "0"], "repeats: expected an integer of at least 1, got 0"),
-        (["roll-outs", "--checkpoint", "none.ckpt", "--steps", "0"], "steps: expected an integer of at least 1, got 0"),
     ],
 )
 def test_options_of_figures_that_do_not_fit(arguments, message, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -11,19 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn import viz
 from lieattn._core.checks import check_counts, check_index
-from lieattn.cli._target import is_trained
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.io import load
-from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, HamiltonianDynamics, published_attentive_cnn
+from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, published_attentive_cnn
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
-from lieattn.train import build, load_data, load_network, read_checkpoint
+from lieattn.train import load_data, load_network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,73 +187,6 @@ def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[s
     return {"gsa-steerability": viz.steerability(size=size, order=order, seed=seed)}
 
 
-def lift_errors(*, most: int = 60, repeats: int = 2) -> dict[str, Figure]:
-    """Error of sampled lifts to SE(3) against the number of frames (takes a minute).
-
-    As in `lieattn bench lifts`, it is the deviation of a LieTransformer from invariance to rigid motions, relative to
-    the differences of its outputs between clouds. Principal axes and given frames are exact and left out.
-
-    Parameters
-    ----------
-    most
-        Largest number of sampled frames.
-    repeats
-        Number of random motions.
-    """
-    check_counts(most=most, repeats=repeats)
-    counts = [count for count in (1, 2, 4, 12, 24, 60) if count <= most]
-    curves: dict[str, tuple[list[float], list[float]]] = {}
-    for record in importlib.import_module("lieattn.bench._lifts").approximate(repeats, counts):
-        name = "finite groups" if record.case.startswith("finite") else record.case.removeprefix("sampled, ")
-        places, errors = curves.setdefault(name, ([], []))
-        places.append(record.fiber)
-        errors.append(record.float64)
-    return {"lift-errors": viz.error_curves(curves, "frames over each point", "error", log=True)}
-
-
-def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[str, Figure]:
-    """Error of trained dynamics over the time of a roll-out.
-
-    The network must predict trajectories, such as `HamiltonianDynamics`. It is evaluated on whole trajectories of the
-    test set of its checkpoint, or of `lieattn_datasets.Springs` if it was saved without a test set. The squared error
-    is averaged over systems, particles, and components of positions and momenta.
-
-    Parameters
-    ----------
-    checkpoint
-        Checkpoint of `lieattn fit` with `lieattn_datasets.Springs`, or the name or file of a trained network.
-    clouds
-        Number of systems.
-    steps
-        Number of time steps.
-    """
-    check_counts(clouds=clouds, steps=steps)
-    if is_trained(checkpoint) or Path(checkpoint).suffix == ".safetensors":
-        network = load(checkpoint)
-        spec: dict[str, Any] = {"class_path": "lieattn_datasets.Springs", "init_args": {"split": "test"}}
-        if not isinstance(network, HamiltonianDynamics):
-            raise ValueError(f"checkpoint: expected a HamiltonianDynamics, got a {type(network).__name__}")
-    else:
-        data: Any = load_data(checkpoint)  # refuses classes that are not trusted
-        if "chunk" not in inspect.signature(type(data)).parameters:
-            kind = type(data).__name__
-            raise ValueError(f"checkpoint: expected one with a test set of trajectories, such as Springs, got {kind}")
-        network, spec = load_network(checkpoint), read_checkpoint(checkpoint)["lieattn"]["config"]["data"]["test"]
-    options = {**spec.get("init_args", {}), "chunk": None, "size": clouds}
-    whole: Any = build(Dataset, {**spec, "init_args": options}, f"whole trajectories of the test set of {checkpoint}")
-    batch: Any = Batch.from_data_list([whole[index] for index in range(clouds)])
-    if steps >= batch.time.shape[1]:
-        raise ValueError(f"steps: expected at most {batch.time.shape[1] - 1}, the length of trajectories, got {steps}")
-    batch.time, true = batch.time[:, : steps + 1], batch.y[:, : steps + 1]
-    with torch.no_grad():
-        found = network(batch)
-    times = batch.time[0, 1:].tolist()
-    guesses = {"network": found, "as at the start": true[:, :1]}
-    errors = {name: (guess - true).square().mean(dim=(0, 2))[1:].tolist() for name, guess in guesses.items()}
-    curves = {name: (times, error) for name, error in errors.items()}
-    return {"roll-outs": viz.error_curves(curves, "time", "mean squared error")}
-
-
 _LETTERS = (
     "#####|#....|###..|#....|#....",
     "#####|..#..|..#..|..#..|..#..",
@@ -308,8 +236,6 @@ FIGURES: Mapping[str, Callable[..., dict[str, Figure]]] = {
     "stride-parity": stride_parity,
     "asc-filters": asc_filters,
     "gsa-steerability": gsa_steerability,
-    "lift-errors": lift_errors,
-    "roll-outs": roll_outs,
 }
 """Functions by the names of the figures. They return figures by the names of their files.
 

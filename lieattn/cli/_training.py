@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from lieattn import train
 from lieattn._core.machine import usable_accelerator
 from lieattn.cli._arguments import output_file, values_of
-from lieattn.cli._described import HARMLESS, described
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._errors import short_warnings
 from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
@@ -38,6 +37,8 @@ _MOST_DEVICES = 512  # every device is a process, even if the machine does not h
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
 _OF_FIT = ("--weights", "--ema", "--checkpoint_activations", "--compile", "--cuda_graphs")
 _GIVE_MODEL = ("--config", "-c", "--model", "--model.class_path", "--model.help", "--print_config", "-h", "--help")
+# A callback that the settings of a run may name, and its module. Others write files, or delete them.
+_HARMLESS = ("lightning.pytorch.callbacks.EarlyStopping", "lightning.pytorch.callbacks.early_stopping")
 _LOGGER = logging.getLogger("lieattn.cli")  # of the parser
 _LOGGER.setLevel(logging.DEBUG)
 _LOGGER.propagate = False
@@ -71,7 +72,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
     parts = [part for word in arguments if (part := word.rpartition("=")[2]).endswith((".yaml", ".yml"))]
     _check_files([*values_of(arguments, "--config"), *values_of(arguments, "-c"), *parts])
-    settings, task = described(name, arguments)
+    settings, task = _described(name, arguments)
     known = settings is not None or task is not None
     _check_order(name, arguments, known)
     try:
@@ -162,7 +163,7 @@ class TrainingCommand(LightningCLI):
             self._resolved["run"] = {key: value for key, value in dumped.items() if key not in _OF_ONE_CALL}
         if self._checked:  # a second check, because files named in the configuration have been read by now
             source = f"the command line, or a file that {self._paths[0]} refers to,"
-            train.check_trusted(self._resolved, source, [*settings.trust, *HARMLESS])
+            train.check_trusted(self._resolved, source, [*settings.trust, *_HARMLESS])
         self._members = load_members(self._paths[1:], settings.trust)
 
     def instantiate_classes(self) -> None:
@@ -319,6 +320,48 @@ def _check_order(name: str, arguments: Sequence[str], known: bool) -> None:
     if name != "fit" and (given := [word for word in names if word in _OF_FIT]):  # in a file, they are of its training
         found = f"{name}, which uses the network and the weights of --ckpt_path"
         raise train.UsageError(f"{given[0]}: expected none for {found}")
+
+
+def _described(
+    name: str, arguments: Sequence[str]
+) -> tuple[dict[str, Any] | None, Callable[[], train.PointSetTask] | None]:
+    """The settings in the checkpoint of the arguments, or a function that builds the task that it describes.
+
+    Both are None if the arguments have a configuration or no file of a checkpoint. The settings of the run are among
+    them for ``fit`` only, since other commands may run on another machine. CheckpointError is raised if the checkpoint
+    names classes or functions that are not trusted.
+    """
+    if any(word.startswith(("-c", "-h", "--config", "--help", "--print_config")) for word in arguments):
+        return None, None
+    path, trust = next(iter(values_of(arguments, "--ckpt_path")), "last"), values_of(arguments, "--trust")
+    if path in ("last", "best"):
+        return None, None
+    if settings := train.read_checkpoint(path)["lieattn"].get("config"):
+        settings = {key: value for key, value in settings.items() if key != "run"} | (
+            _run_of(settings.get("run"), path) if name == "fit" else {}
+        )
+        train.check_trusted(settings, path, [*trust, *_HARMLESS])
+        return settings, None
+    if any(word.startswith("--model") for word in arguments):
+        return None, None
+
+    def task() -> train.PointSetTask:
+        return train.load_task(path, trust)
+
+    task.__qualname__ = f"task_{id(task)}"  # the parser makes one class for each name
+    return None, task
+
+
+def _run_of(run: Any, path: str) -> dict[str, Any]:
+    """The settings of the run of a checkpoint. Its folder is among them only if the checkpoint is still there."""
+    if not isinstance(run, dict) or not isinstance(run.get("trainer"), dict):
+        return {}  # a checkpoint without these settings
+    trainer, last, folder = dict(run["trainer"]), dict(run.get("last") or {}), Path(path).resolve().parent
+    if Path(trainer.get("default_root_dir") or "", "checkpoints").resolve() != folder:
+        trainer.pop("default_root_dir", None)
+    if last.get("dirpath") and Path(last["dirpath"]).resolve() != folder:
+        last.pop("dirpath", None)
+    return {**run, "trainer": trainer, "last": last}
 
 
 def _folder(settings: Any) -> Path:

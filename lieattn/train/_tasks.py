@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 
 import torch
 import torch.distributed
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -22,8 +23,8 @@ from torch_geometric.data import Batch
 
 from lieattn._core.checks import check_arguments, shown
 from lieattn.io import KEY, Recorded, add_digests, describe, settle
+from lieattn.models import Captured
 from lieattn.train._averaging import check_averaging
-from lieattn.train._capture import CapturedSteps
 from lieattn.train._checkpoint import (
     FORMAT,
     check_content,
@@ -44,13 +45,72 @@ from lieattn.train._checks import (
 )
 from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
-from lieattn.train._plateau import WatchedValidation
 from lieattn.train._schedule import Constant, Plateau, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 
 
-class PointSetTask(Recorded, WatchedValidation, CapturedSteps, ABC):
+class _WatchedValidation(LightningModule):
+    """Shows each validation once to the scheduler of a plateau, even if the run is interrupted between the two."""
+
+    monitor: tuple[str, str] = ("val/loss", "min")
+    """Name of the logged number that measures the quality, and ``"max"`` or ``"min"`` for its best value."""
+
+    _validated = False  # whether there was a validation that the plateau has not seen
+
+    def on_validation_epoch_end(self) -> None:
+        """Note that there is a new validation."""
+        self._validated = self._validated or not self.trainer.sanity_checking
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Step a scheduler; the scheduler of a plateau only steps after a new validation."""
+        if metric is not None:
+            if not self._validated:
+                return
+            self._validated = False
+        super().lr_scheduler_step(scheduler, metric)
+
+    def _unseen(self) -> float | None:
+        """The value of a validation that the plateau has not seen, to be stored in a checkpoint."""
+        found = self.trainer.callback_metrics.get(self.monitor[0]) if self._validated else None
+        return None if found is None else float(found)
+
+    def _show(self, unseen: float | None) -> None:
+        """Restore the unseen validation of a checkpoint, or NaN if there is none, since Lightning needs a value."""
+        self._validated = unseen is not None
+        self.trainer.callback_metrics[self.monitor[0]] = torch.tensor(math.nan if unseen is None else unseen)
+
+
+class _CapturedSteps(LightningModule):
+    """Calls the network of a task, directly or captured."""
+
+    network: nn.Module
+    read_apart: tuple[str, ...] = ()
+    """Names of attributes of the data that the task reads, and not the network."""
+
+    _captured: tuple[Captured, ...] = ()  # a tuple, so that torch does not register the network under a second name
+
+    def capture(self) -> Self:
+        """Replay training steps on a GPU as CUDA graphs, and return this task.
+
+        The network is called through :class:`lieattn.models.Captured`. Batches may differ in the features ``x``, in the
+        vector inputs of the network, and in the attributes that this task reads, such as targets and weights.
+        """
+        inputs = ("x", *getattr(self.network, "vector_inputs", ()))
+        unread = [name for name in self.read_apart if name not in inputs]  # a target may be an input as well
+        self._captured = (Captured(self.network, inputs, unread),)
+        return self
+
+    def outputs_of(self, batch: Any) -> Any:
+        """Return the outputs of the network."""
+        if not self._captured:
+            return self.network(batch)
+        (captured,) = self._captured
+        captured.training = self.network.training
+        return captured(batch)
+
+
+class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
     """Train a network on point sets; subclasses define the targets and the loss.
 
     Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states

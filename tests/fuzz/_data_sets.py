@@ -112,11 +112,6 @@ def _write_amat_zip(folder: Path) -> None:
         archive.writestr(test_datasets.AMAT, text)
 
 
-def _write_cifar(folder: Path, name: str, key: str) -> None:
-    batch = test_datasets.cifar(test_datasets.COLOR[:_COUNT], test_datasets.LABELS[:_COUNT], key)
-    (folder / name).write_bytes(batch)
-
-
 def _write_pcam(folder: Path) -> None:
     import h5py
 
@@ -237,8 +232,12 @@ CASES: dict[str, Case] = {
     "RotatedMNIST amat": Case(
         lambda folder: _write_amat(folder, test_datasets.AMAT), _images(ld.RotatedMNIST, "train"), counts=False
     ),
-    "CIFAR10": Case(lambda folder: _write_cifar(folder, "test_batch", "labels"), _images(ld.CIFAR10)),
-    "CIFAR100": Case(lambda folder: _write_cifar(folder, "test", "fine_labels"), _images(ld.CIFAR100)),
+    "CIFAR10": Case(
+        lambda folder: test_datasets.write_cifar(folder, ["test_batch.bin"]), _images(ld.CIFAR10), counts=False
+    ),
+    "CIFAR100": Case(
+        lambda folder: test_datasets.write_cifar(folder, ["test.bin"], coarse=b"0"), _images(ld.CIFAR100), counts=False
+    ),
     "PatchCamelyon": Case(_write_pcam, _images(ld.PatchCamelyon)),
     "RotatedMNISTRecipe": _npz(
         lambda folder: _write_images(folder, "mnist_rot_recipe.npz", (28, 28), "x_test", "y_test"),

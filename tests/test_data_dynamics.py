@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 import lieattn_datasets as ld
-from lieattn_datasets import _charges, _fields, _nbody
+from lieattn_datasets import _fields, _nbody, _streams
 
 RANDOM = np.random.default_rng(11)
 
@@ -168,7 +168,7 @@ class TestNBody:
 
     def test_sizes_and_speeds(self):
         """Those of the literature."""
-        assert [_nbody.split_size(split, None) for split in ("train", "valid", "test")] == [3000, 2000, 2000]
+        assert [_streams.split_size(split, None) for split in ("train", "valid", "test")] == [3000, 2000, 2000]
         _, _, vel = _nbody.random_charges(4, 1000, seed=0, split=0)  # the velocity of the mean is small
         np.testing.assert_allclose(np.linalg.norm(vel, axis=-1), 0.5, atol=0.06)
         data = ld.NBodySimulated(size=1, particles=2)
@@ -521,7 +521,7 @@ class TestMotions:
 
 
 def test_drift_is_relative_to_one_or_to_the_energy():
-    assert _charges.check_drift(np.array([100.0]), np.array([100.5])) == pytest.approx(0.005)
-    assert _charges.check_drift(np.array([0.0]), np.array([0.005])) == pytest.approx(0.005)
+    assert _nbody.check_drift(np.array([100.0]), np.array([100.5])) == pytest.approx(0.005)
+    assert _nbody.check_drift(np.array([0.0]), np.array([0.005])) == pytest.approx(0.005)
     with pytest.raises(ValueError, match="more than"):
-        _charges.check_drift(np.array([0.0]), np.array([np.nan]))
+        _nbody.check_drift(np.array([0.0]), np.array([np.nan]))

@@ -13,8 +13,7 @@ from torch_geometric.data import Batch, Data
 
 import lieattn_datasets as ld
 from lieattn_datasets import _qm9, _xtb
-from lieattn_datasets._qm9_targets import TARGETS
-from lieattn_datasets._units import Units
+from lieattn_datasets._targets import TARGETS, Units
 
 RANDOM = np.random.default_rng(3)
 HARTREE = 27.211386245988

@@ -712,10 +712,6 @@ class TestProcedural:
             assert mesh.volume > 0.1  # so normals point outwards
             assert 0.8 < mesh.extents.max() < 4.5
 
-    def test_list_of_kinds(self):
-        assert tuple(_procedural._makers()) == ld.SHAPE_CLASSES
-        assert len(ld.SHAPE_CLASSES) >= 12
-
     def test_bend(self):
         line = np.stack([np.zeros(9), np.zeros(9), np.linspace(-1, 1, 9)], axis=1)
         bent = _procedural._bend(line, 1.0, 0.3)

@@ -12,7 +12,7 @@ from scipy.io import netcdf_file
 import lieattn_datasets as ld
 from lieattn_datasets import _md17, make
 from lieattn_datasets._files import Release
-from lieattn_datasets._qm9_targets import TARGETS
+from lieattn_datasets._targets import TARGETS
 from tests.test_datasets import write_idx
 
 RANDOM = np.random.default_rng(0)

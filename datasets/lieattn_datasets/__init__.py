@@ -5,10 +5,8 @@ The package does not depend on ``lieattn``: any library that accepts a ``torch_g
 
 from lieattn_datasets._amat import RotatedMNIST
 from lieattn_datasets._cards import CARDS, Card
-from lieattn_datasets._charges import charge_energy, simulate_charges
 from lieattn_datasets._cifar import CIFAR10, CIFAR100
 from lieattn_datasets._clouds import Clouds
-from lieattn_datasets._constellation import Constellation
 from lieattn_datasets._digits import Digits
 from lieattn_datasets._fields import RandomRotateFields, TransformFields
 from lieattn_datasets._grid import data_to_image, grid_positions, image_to_data
@@ -19,16 +17,22 @@ from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
 from lieattn_datasets._meshes import MeshError, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._modelnet import MeshFolder, ModelNet
 from lieattn_datasets._molecules import MoleculeFeatures, Molecules, StandardizeTargets
-from lieattn_datasets._nbody import ChargedParticles, NBody, NBodySimulated, NBodyTrajectories
+from lieattn_datasets._nbody import (
+    ChargedParticles,
+    NBody,
+    NBodySimulated,
+    NBodyTrajectories,
+    charge_energy,
+    simulate_charges,
+)
 from lieattn_datasets._npz import CIFAR10Subset, FashionMNIST900, RotatedMNISTRecipe
 from lieattn_datasets._pcam import PatchCamelyon
 from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
 from lieattn_datasets._shapes import AdrenalMNIST3D, ModelNet10Tiny, ShapePoints
-from lieattn_datasets._smiles import SMALL_MOLECULES
 from lieattn_datasets._sphere import SphericalImages, fibonacci_sphere, on_sphere, project_image
 from lieattn_datasets._spherical_mnist import SphericalMNIST
-from lieattn_datasets._springs import Springs, simulate_springs, spring_energy
+from lieattn_datasets._toys import Constellation, Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
     AveragePixels,
     DropBackground,
@@ -42,7 +46,7 @@ from lieattn_datasets._transforms import (
     TransformPoints,
 )
 from lieattn_datasets._wind import WindOnSphere, wind_vectors
-from lieattn_datasets._xtb import GFN2Labels, GFN2Molecules, embed_molecule, label_gfn2
+from lieattn_datasets._xtb import SMALL_MOLECULES, GFN2Labels, GFN2Molecules, embed_molecule, label_gfn2
 from lieattn_datasets._xyz import ExtendedXYZ
 
 __all__ = [

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._arrays import real_array
-from lieattn_datasets._atom_energies import fit_atoms
 from lieattn_datasets._files import LARGEST
-from lieattn_datasets._units import Units
+from lieattn_datasets._targets import Units, fit_atoms
 
 # attributes of items by the names of ase; names in other files, such as REF_energy, contain them
 _ATTRIBUTES = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "virial", "dipole": "dipole"}

@@ -17,7 +17,7 @@ from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._molecules import HEAVIEST, Molecules
 from lieattn_datasets._splits import hold_out
 from lieattn_datasets._streams import SPLITS
-from lieattn_datasets._units import Units
+from lieattn_datasets._targets import Units
 
 _Frames = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # charges, positions, energies, forces
 

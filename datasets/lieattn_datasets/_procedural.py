@@ -14,9 +14,8 @@ from lieattn_datasets._clouds import Transform
 from lieattn_datasets._fields import rotation_matrix
 from lieattn_datasets._files import check_choice
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
-from lieattn_datasets._nbody import split_size
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
-from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress
+from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress, split_size
 
 _SIZES = (1_600, 320, 480)
 _SCENES = (800, 160, 240)
@@ -27,104 +26,76 @@ _STRAIGHT = 1e-6
 _Stream = np.random.RandomState
 
 
-def _prism(outline: ArrayLike, height: float) -> Any:
+def _prism(creation: Any, outline: ArrayLike, height: float) -> Any:
     """Extrude a polygon that is star-shaped about the origin."""
-    from trimesh.creation import extrude_triangulation
-
     corners = np.asarray(outline, dtype=np.float64)
     count = len(corners)
     fan = [[0, 1 + number, 1 + (number + 1) % count] for number in range(count)]
-    return extrude_triangulation(np.concatenate([[[0.0, 0.0]], corners]), fan, height)
+    return creation.extrude_triangulation(np.concatenate([[[0.0, 0.0]], corners]), fan, height)
 
 
-def _lathe(stream: _Stream, profile: Sequence[tuple[float, float]], spread: float = 0.15) -> Any:
+def _lathe(creation: Any, stream: _Stream, profile: Sequence[tuple[float, float]], spread: float = 0.15) -> Any:
     """Revolve a closed profile of (radius, height). Its radii are scaled at random by up to a share."""
-    from trimesh.creation import revolve
-
     line = np.array(profile)
     line[:, 0] *= stream.uniform(1 - spread, 1 + spread)
-    return revolve(line, sections=24)
+    return creation.revolve(line, sections=24)
 
 
-def _star(stream: _Stream) -> Any:
+def _star(creation: Any, stream: _Stream) -> Any:
     spikes = int(stream.randint(4, 8))
     angle = np.pi * np.arange(2 * spikes) / spikes
     radius = np.where(np.arange(2 * spikes) % 2, stream.uniform(0.35, 0.55), 1.0)
-    return _prism(np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1), stream.uniform(0.3, 0.7))
+    return _prism(
+        creation, np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1), stream.uniform(0.3, 0.7)
+    )
 
 
-def _cross(stream: _Stream) -> Any:
+def _cross(creation: Any, stream: _Stream) -> Any:
     width = stream.uniform(0.2, 0.4)
     quarter = np.array([[1.0, -width], [1.0, width], [width, width]])
     turns = [np.linalg.matrix_power(np.array([[0.0, -1.0], [1.0, 0.0]]), turn) for turn in range(4)]
-    return _prism(np.concatenate([quarter @ turn.T for turn in turns]), stream.uniform(0.3, 0.7))
+    return _prism(creation, np.concatenate([quarter @ turn.T for turn in turns]), stream.uniform(0.3, 0.7))
 
 
-def _bracket(stream: _Stream) -> Any:
+def _bracket(creation: Any, stream: _Stream) -> Any:
     width, arm = stream.uniform(0.3, 0.5), stream.uniform(1.3, 2.0)
     outline = np.array([[0, 0], [2, 0], [2, width], [width, width], [width, arm], [0, arm]])
-    return _prism(outline - width / 2, stream.uniform(0.4, 0.9))
+    return _prism(creation, outline - width / 2, stream.uniform(0.4, 0.9))
 
 
-def _arch(stream: _Stream) -> Any:
-    from trimesh.creation import revolve
-
+def _arch(creation: Any, stream: _Stream) -> Any:
     angle = np.linspace(0, 2 * np.pi, 17)
     thick = stream.uniform(0.2, 0.35)
     circle = np.stack([0.8 + thick * np.cos(angle), thick * np.sin(angle)], axis=1)
     circle[-1] = circle[0]
-    return revolve(circle, angle=np.pi, cap=False, sections=24)
+    return creation.revolve(circle, angle=np.pi, cap=False, sections=24)
 
 
-def _makers() -> dict[str, Callable[[_Stream], Any]]:
-    """Return functions that make each kind of shape.
+# Functions of trimesh.creation and a stream. Shapes have a diameter of about 2, and stand on the xy plane or lie in it.
+_MAKERS: dict[str, Callable[[Any, _Stream], Any]] = {
+    "ball": lambda c, s: c.icosphere(subdivisions=2),
+    "box": lambda c, s: c.box(extents=s.uniform(0.8, 2.0, 3)),
+    "cylinder": lambda c, s: c.cylinder(radius=s.uniform(0.4, 0.9), height=s.uniform(1.0, 2.2), sections=24),
+    "cone": lambda c, s: c.cone(radius=s.uniform(0.6, 1.1), height=s.uniform(1.2, 2.2), sections=24),
+    "capsule": lambda c, s: c.capsule(height=s.uniform(1.0, 1.8), radius=s.uniform(0.3, 0.6), count=[16, 16]),
+    "torus": lambda c, s: c.torus(1.0, s.uniform(0.2, 0.45), major_sections=24, minor_sections=12),
+    "tube": lambda c, s: c.annulus(r_min=s.uniform(0.4, 0.7), r_max=0.95, height=s.uniform(0.8, 2.0), sections=24),
+    "pyramid": lambda c, s: c.cone(radius=s.uniform(0.8, 1.3), height=s.uniform(1.0, 2.0), sections=4),
+    "wedge": lambda c, s: c.cylinder(radius=s.uniform(0.7, 1.1), height=s.uniform(1.0, 2.2), sections=3),
+    "bowl": lambda c, s: _lathe(
+        c, s, [(0, 0), (0.5, 0), (0.9, 0.4), (1, 0.9), (0.9, 0.9), (0.8, 0.45), (0.45, 0.12), (0, 0.12)]
+    ),
+    "vase": lambda c, s: _lathe(
+        c, s, [(0, 0), (0.5, 0), (0.75, 0.5), (0.6, 1.1), (0.25, 1.6), (0.4, 2), (0.3, 2), (0.15, 1.6), (0, 1.4)]
+    ),
+    "hourglass": lambda c, s: _lathe(c, s, [(0, 0), (0.9, 0), (0.2, 1), (0.9, 2), (0, 2)]),
+    "star": _star,
+    "cross": _cross,
+    "bracket": _bracket,
+    "arch": _arch,
+}
 
-    Shapes have a diameter of about 2, and stand on the xy plane or lie in it.
-    """
-    from trimesh import creation as c
-
-    return {
-        "ball": lambda s: c.icosphere(subdivisions=2),
-        "box": lambda s: c.box(extents=s.uniform(0.8, 2.0, 3)),
-        "cylinder": lambda s: c.cylinder(radius=s.uniform(0.4, 0.9), height=s.uniform(1.0, 2.2), sections=24),
-        "cone": lambda s: c.cone(radius=s.uniform(0.6, 1.1), height=s.uniform(1.2, 2.2), sections=24),
-        "capsule": lambda s: c.capsule(height=s.uniform(1.0, 1.8), radius=s.uniform(0.3, 0.6), count=[16, 16]),
-        "torus": lambda s: c.torus(1.0, s.uniform(0.2, 0.45), major_sections=24, minor_sections=12),
-        "tube": lambda s: c.annulus(r_min=s.uniform(0.4, 0.7), r_max=0.95, height=s.uniform(0.8, 2.0), sections=24),
-        "pyramid": lambda s: c.cone(radius=s.uniform(0.8, 1.3), height=s.uniform(1.0, 2.0), sections=4),
-        "wedge": lambda s: c.cylinder(radius=s.uniform(0.7, 1.1), height=s.uniform(1.0, 2.2), sections=3),
-        "bowl": lambda s: _lathe(
-            s, [(0, 0), (0.5, 0), (0.9, 0.4), (1, 0.9), (0.9, 0.9), (0.8, 0.45), (0.45, 0.12), (0, 0.12)]
-        ),
-        "vase": lambda s: _lathe(
-            s, [(0, 0), (0.5, 0), (0.75, 0.5), (0.6, 1.1), (0.25, 1.6), (0.4, 2), (0.3, 2), (0.15, 1.6), (0, 1.4)]
-        ),
-        "hourglass": lambda s: _lathe(s, [(0, 0), (0.9, 0), (0.2, 1), (0.9, 2), (0, 2)]),
-        "star": _star,
-        "cross": _cross,
-        "bracket": _bracket,
-        "arch": _arch,
-    }
-
-
-SHAPE_CLASSES = (
-    "ball",
-    "box",
-    "cylinder",
-    "cone",
-    "capsule",
-    "torus",
-    "tube",
-    "pyramid",
-    "wedge",
-    "bowl",
-    "vase",
-    "hourglass",
-    "star",
-    "cross",
-    "bracket",
-    "arch",
-)
+SHAPE_CLASSES = tuple(_MAKERS)
 """Names of the kinds of solids, in the order of their labels."""
 
 
@@ -309,9 +280,10 @@ def make_shape(
     kind: str, stream: _Stream, stretch: float = 0.0, bend: float = 0.0, holes: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return vertices ``[vertices, 3]`` and faces ``[faces, 3]`` of one solid, whose normals point outwards."""
+    from trimesh import creation
     from trimesh.remesh import subdivide_to_size
 
-    mesh = _makers()[kind](stream)
+    mesh = _MAKERS[kind](creation, stream)
     vertices, faces = subdivide_to_size(mesh.vertices, mesh.faces, _LONGEST_EDGE, max_iter=20)
     vertices = vertices - (vertices.max(axis=0) + vertices.min(axis=0)) / 2
     vertices = vertices * stream.uniform(1 - stretch, 1 + stretch, 3)

@@ -7,15 +7,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._atom_energies import fit_atoms
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import Release, check_choice, read_text
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._qm9_files import CITATION, QM9_FILES, load_qm9
-from lieattn_datasets._qm9_targets import SPECIES, TARGETS, quantities, select, select_names
 from lieattn_datasets._streams import SPLITS
-from lieattn_datasets._units import Units
+from lieattn_datasets._targets import SPECIES, TARGETS, Units, fit_atoms, quantities, select, select_names
 
 Split = Literal["train", "valid", "test", "all"]
 

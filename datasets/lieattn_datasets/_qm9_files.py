@@ -20,8 +20,8 @@ from lieattn_datasets._archives import Archive
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import LARGEST, Release, within_bounds, write_atomically
 from lieattn_datasets._molecules import check_atoms
-from lieattn_datasets._qm9_targets import SPECIES, TARGETS
 from lieattn_datasets._streams import progress
+from lieattn_datasets._targets import SPECIES, TARGETS
 
 CITATION = "QM9: Ramakrishnan, Dral, Rupp, von Lilienfeld, Scientific Data 1, 140022 (2014)."
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._files import check_choice
 
 Item = TypeVar("Item")
 
@@ -25,6 +26,15 @@ def frozen_stream(*keys: int) -> np.random.RandomState:
     if not all(0 <= key < 2**32 for key in keys):
         raise ValueError(f"seed: expected an integer in 0 .. {2**32 - 1}, got {keys[0]}")
     return np.random.RandomState(list(keys))
+
+
+def split_size(split: str, size: int | None, sizes: tuple[int, int, int] = (3000, 2000, 2000)) -> int:
+    """Check a split and the requested size, and return the size."""
+    check_choice("split", split, SPLITS)
+    count = sizes[SPLITS.index(split)] if size is None else size
+    if count < 1:
+        raise ValueError(f"size: expected an integer of at least 1, got {size}")
+    return count
 
 
 def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:

@@ -10,14 +10,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._arrays import check_number
-from lieattn_datasets._atom_energies import fit_atoms
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import check_choice, listed
 from lieattn_datasets._molecules import Molecules, check_atoms
-from lieattn_datasets._smiles import SMALL_MOLECULES
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
-from lieattn_datasets._units import Units
+from lieattn_datasets._targets import Units, fit_atoms
+
+SMALL_MOLECULES = tuple(
+    """
+    C CC CCC CCCC CC(C)C C1CC1 C1CCC1 C1CCCC1 C=C CC=C C=CC=C C1=CC1 C1=CCCC1 C#C CC#C C#CC#C c1ccccc1 Cc1ccccc1 O
+    CO CCO CC(C)O OCCO COC CCOCC C1CO1 C1CCOC1 c1ccoc1 Oc1ccccc1 C=O CC=O CCC=O CC(C)=O O=CC=O C=CC=O OC=O CC(=O)O
+    COC=O CC(=O)OC OCC=O OO N CN CCN CNC CN(C)C NCCN NCCO C1CN1 C1CCNC1 c1cc[nH]c1 c1ccncc1 c1cnccn1 c1c[nH]cn1 C#N
+    CC#N C=CC#N CN=C NC=O CC(N)=O CNC=O NC(N)=O NCC(=O)O CC(N)C(=O)O NO CON C[N+](=O)[O-] c1cnoc1 CF FCF FC(F)F CCF
+    CC(F)F C=CF FC=C(F)F Fc1ccccc1 OCCF NCC(F)F CC(=O)F FC(F)C=O N#CCF
+    """.split()
+)
+"""SMILES of 81 small organic molecules of C, N, O, F and hydrogen, with at most seven heavy atoms."""
 
 _ACCURACY = 0.01  # of the self-consistent charges, in tblite's scale: the same as for the labels of QM9GFN2
 _SHARES = (0.8, 0.1)

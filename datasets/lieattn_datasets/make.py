@@ -22,17 +22,16 @@ from scipy.spatial.transform import Rotation
 
 from lieattn_datasets import _md17, _nbody, _npz, _qm9, _shapes, _spherical_mnist, _wind
 from lieattn_datasets._archives import Archive, unpack
-from lieattn_datasets._charges import charge_energy, simulate_charges
 from lieattn_datasets._cifar import CIFAR10
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, Source, parse_npy, write_atomically
 from lieattn_datasets._idx import MNIST
 from lieattn_datasets._images import ImagePoints
+from lieattn_datasets._nbody import charge_energy, simulate_charges
 from lieattn_datasets._qm9_files import read_left_out
-from lieattn_datasets._qm9_targets import TARGETS
 from lieattn_datasets._sphere import angles_to_directions, project_image
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
-from lieattn_datasets._units import Units
+from lieattn_datasets._targets import TARGETS, Units
 
 _Content = dict[str, NDArray[Any]]
 

@@ -18,7 +18,7 @@ import torch
 import trimesh
 
 import lieattn_datasets as ld
-from lieattn_datasets._qm9_targets import TARGETS
+from lieattn_datasets._targets import TARGETS
 from tests import (
     test_data_dynamics,
     test_data_folders,

@@ -1,12 +1,83 @@
-"""The nineteen targets of QM9."""
+"""Targets of molecules in chosen units (CODATA 2018), relative to free atoms or not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._units import Units
+ENERGIES = ("eV", "meV", "Ha", "kcal/mol")
+DIPOLES = ("D", "e angstrom", "e bohr")
+LENGTHS = ("bohr", "angstrom")
+
+_FACTORS = {
+    "eV": ("energy", 1.0),
+    "meV": ("energy", 1e-3),
+    "Ha": ("energy", 27.211386245988),
+    "kcal/mol": ("energy", 4184.0 / 96485.33212331),
+    "D": ("dipole", 1.0),
+    "e angstrom": ("dipole", 2.5417464739 / 0.529177210903),
+    "e bohr": ("dipole", 2.5417464739),
+    "angstrom": ("length", 1.0),
+    "bohr": ("length", 0.529177210903),
+}
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of the results. Quantities other than energies, dipoles and lengths are not converted.
+
+    Parameters
+    ----------
+    energy, dipole, length
+        One of ``ENERGIES``, ``DIPOLES``, ``LENGTHS``.
+    """
+
+    energy: str = "eV"
+    dipole: str = "D"
+    length: str = "bohr"
+
+    def __post_init__(self) -> None:
+        for argument, allowed in (("energy", ENERGIES), ("dipole", DIPOLES), ("length", LENGTHS)):
+            value = getattr(self, argument)
+            if value not in allowed:
+                raise ValueError(f"{argument}_unit: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+    def convert(self, unit: str, power: int = 1) -> tuple[float, str]:
+        """Return the factor that converts a number in ``unit ** power``, and the name of its new unit."""
+        if unit not in _FACTORS:
+            return 1.0, unit
+        dimension, value = _FACTORS[unit]
+        target: str = getattr(self, dimension)
+        name = target if power == 1 else f"{target}^{power}"
+        return float((value / _FACTORS[target][1]) ** power), name
+
+
+def composition(z: NDArray[Any], offsets: NDArray[np.int64], species: Sequence[int]) -> NDArray[np.float64]:
+    """Count the atoms of each species in each molecule, ``[molecules, species]``."""
+    running = np.zeros((len(z) + 1, len(species)))
+    np.cumsum(z[:, None] == np.asarray(species), axis=0, out=running[1:])
+    return np.diff(running[offsets], axis=0)
+
+
+def fit_atoms(
+    energy: NDArray[np.float64], z: NDArray[Any], offsets: NDArray[np.int64], train: NDArray[np.int64]
+) -> tuple[dict[int, float], NDArray[np.float64]]:
+    """Fit one energy per species to the training molecules; return the energies and their sum over each molecule.
+
+    ValueError is raised if a species does not occur in the training molecules.
+    """
+    species = [charge for charge in range(1, 119) if (z == charge).any()]
+    counts = composition(z, offsets, species)
+    if unseen := [charge for charge, of in zip(species, counts[train].T, strict=True) if not of.any()]:
+        raise ValueError(
+            f"references: expected training molecules with all elements, got none with the element {unseen[0]}; use "
+            "more molecules, or references=False"
+        )
+    fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
+    return dict(zip(species, fitted.tolist(), strict=True)), counts @ fitted
+
 
 SPECIES = (1, 6, 7, 8, 9)
 

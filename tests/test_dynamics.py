@@ -17,6 +17,7 @@ from lieattn.groups import (
     Dilations,
     E,
     FiniteGroup,
+    LieGroup,
     RotationDilations,
     SemidirectProduct,
     Sim,
@@ -47,6 +48,16 @@ from tests.cases import turns
 # Shears of the plane by whole numbers preserve no distances; these two are a finite group.
 SHEARED = FiniteGroup.from_matrices([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, -1.0]]])
 GOLDENS = sorted((Path(__file__).parent / "goldens" / "lietransformer").glob("hamiltonian_*.npz"))
+
+
+class Squeeze(LieGroup):
+    """The maps (x, y) -> (r x, y / r), which preserve areas but no distances."""
+
+    def __init__(self):
+        super().__init__("squeeze", dim=2, size=2, algebra_dim=1)
+
+    def hat(self, a):
+        return torch.diag_embed(torch.cat([a, -a], dim=-1))
 
 
 class SpringPotential(nn.Module):
@@ -505,6 +516,8 @@ def test_missing_torchdiffeq_is_named(monkeypatch):
         (Symmetry(SemidirectProduct(Dilations(2))), "R^2"),
         (Symmetry(Dilations(2)), "no group"),
         (Symmetry(SHEARED), "R^2"),
+        (Symmetry(SemidirectProduct(Squeeze())), "R^2"),
+        (Symmetry(Squeeze()), "no group"),
         (Symmetry(SHEARED, translations=False), "no group"),
         (Symmetry(E(3)), "E(3)"),
         (Symmetry(cyclic(4)), "R^2 x| C4"),

@@ -1221,5 +1221,5 @@ def test_published_coordinates_of_half_turns_do_not_depend_on_rounding(conventio
     expected = chart(lift(pos, group, AllPairs(), space))
     for h in range(1, group.order, 7):
         found = chart(lift(group.act(h, pos), group, AllPairs(), space))
-        order = group.permutation(group.inverse_index[h])
+        order = group.permutation(int(group.inverse_index[h]))
         assert (found[:, order][:, :, order] - expected).abs().max() < 1e-12

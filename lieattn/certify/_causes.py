@@ -18,7 +18,7 @@ from lieattn.certify._kinds import Kind
 from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
 from lieattn.certify._probe import Probe, possible_kinds
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
-from lieattn.groups import SO, FiniteGroup, Group, O, linear_part
+from lieattn.groups import FiniteGroup, Group, linear_part
 from lieattn.models import Symmetry
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -133,7 +133,7 @@ def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
     stated = Symmetry.stated_by(network).group
     if stated is not None:
         return "the network promises", stated
-    return ("the search found", found) if found is not None and isinstance(linear_part(found), SO) else None
+    return ("the search found", found) if found is not None and linear_part(found).has_rotations else None
 
 
 def _outside(matrix: Tensor, group: Group) -> str | None:
@@ -144,10 +144,8 @@ def _outside(matrix: Tensor, group: Group) -> str | None:
     what = "reflection" if float(torch.linalg.det(matrix)) < 0 else "rotation"
     if isinstance(linear, FiniteGroup):
         inside = bool(are_among(matrix[None], linear.elements, linear.tolerance))
-    elif isinstance(linear, O):
-        inside = True
     else:
-        inside = what == "rotation" or not isinstance(linear, SO)
+        inside = what == "rotation" or linear.has_reflections or not linear.has_rotations
     return None if inside else what
 
 

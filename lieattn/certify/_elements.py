@@ -13,10 +13,6 @@ from lieattn.groups import (
     SO,
     FiniteGroup,
     Group,
-    O,
-    RotationDilations,
-    SemidirectProduct,
-    Translations,
     cyclic,
     cyclic_about,
     dihedral,
@@ -53,17 +49,14 @@ def elements_of(
     ``translations`` is whether elements of a finite group are combined with translations. The special elements are
     those of the following that the group contains: one near the identity, a half turn, a reflection, the inversion.
     """
-    if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
-        group = group.stabilizer
-    finite = isinstance(group, FiniteGroup)
-    free = translations if finite else isinstance(group, SemidirectProduct | Translations)
+    group = linear if isinstance(linear := linear_part(group), FiniteGroup) else group
+    free = translations if isinstance(group, FiniteGroup) else group.is_affine
     fixed = None if free else torch.zeros(group.dim, dtype=torch.float64)
     if isinstance(group, FiniteGroup):
         yield from (Element(str(index), matrix, fixed) for index, matrix in enumerate(group.elements))
         return
     for number, g in enumerate(group.sample(count, generator=generator, dtype=torch.float64)):
         yield Element(f"random {number}", group.linear(g), None if free else group.translation(g))
-    linear = linear_part(group)
     if not linear.is_affine:
         yield from (Element(label, matrix, fixed) for label, matrix in _special(linear, generator))
 
@@ -75,11 +68,11 @@ def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Te
         yield "near identity", group.exp(_NEAR * direction)
     except NotImplementedError:
         return
-    if not isinstance(group, SO | O | RotationDilations):
+    if not group.has_rotations:
         return
     angle = torch.randn(SO(group.dim).algebra_dim, generator=generator, dtype=torch.float64)
     yield "half turn", SO(group.dim).exp(math.pi * angle / angle.norm())
-    if isinstance(group, O):
+    if group.has_reflections:
         yield "reflection", random_reflection(group.dim, generator)
         if group.dim == 3:
             yield "inversion", -torch.eye(3, dtype=torch.float64)
@@ -93,12 +86,12 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
     in the plane or in space, one element of each larger group of :func:`_larger` follows.
     """
     linear = linear_part(group)
-    if isinstance(linear, O) or dim == 1:
+    if dim == 1 or (group is not None and linear.has_reflections):
         return
     zero = torch.zeros(dim, dtype=torch.float64)
     proper = isinstance(linear, FiniteGroup) and bool((torch.linalg.det(linear.elements) > 0).all())
     for number in range(count):
-        if isinstance(linear, SO | RotationDilations) or (proper and number == count - 1 > 0):
+        if (group is not None and linear.has_rotations) or (proper and number == count - 1 > 0):
             yield Element("random reflection", random_reflection(dim, generator), zero)
         else:
             matrix, label = random_rotation(dim, generator)

@@ -29,7 +29,7 @@ from lieattn.geometry._principal_axes import (
     rounding,
 )
 from lieattn.geometry._sites import GroupFrames, Sites
-from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, check_group, cyclic, dihedral_about
+from lieattn.groups import FiniteGroup, Group, check_group, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -129,7 +129,7 @@ class PrincipalFrames:
                     axes = axes if jumps is None else differentiable_once(axes, clouds.pos, jumps)
             improper = torch.linalg.det(axes.detach()) < 0
             axes = torch.cat([axes[..., :-1], torch.where(improper[:, None, None], -1.0, 1.0) * axes[..., -1:]], dim=-1)
-            if isinstance(group, RotationDilations):
+            if group.has_dilations:
                 squared = data.moments.diagonal(dim1=-2, dim2=-1).sum(-1)
                 if sites.vectors is not None:
                     own = clouds.mean(sites.vectors.double().square().sum((1, 2)))
@@ -279,13 +279,12 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
     """Return the sign matrices by which axes are multiplied."""
     if isinstance(group, FiniteGroup):
         return sign_group(group.dim, improper=not group.is_proper)
-    # Test the class, since a user-defined group need not define which elements belong to it.
-    if not isinstance(group, SO | O | RotationDilations):
+    if not group.has_rotations:
         groups = "SO(d), O(d) or R+xSO(d)"
         raise ValueError(f"frames: principal axes are elements of {groups}, not of {group.name}; use GivenFrames")
-    if improper and not isinstance(group, O):
+    if improper and not group.has_reflections:
         raise ValueError(f"improper: {group.name} has no improper elements")
-    return sign_group(group.dim, improper=isinstance(group, O) and improper is not False)
+    return sign_group(group.dim, improper=group.has_reflections and improper is not False)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -46,7 +47,14 @@ class Group:
         Number of rows of the matrices: ``dim``, or ``dim + 1`` if the group has translations.
     algebra_dim
         Dimension of the group and of its Lie algebra; 0 for a finite group.
+    has_rotations, has_reflections, has_dilations
+        Whether a Lie group of linear maps contains all rotations of R^dim, all reflections, and all multiples by
+        positive numbers. A class declares what is true of its groups; frames, certificates and forces rely on it.
     """
+
+    has_rotations: ClassVar[bool] = False
+    has_reflections: ClassVar[bool] = False
+    has_dilations: ClassVar[bool] = False
 
     name: str
     dim: int

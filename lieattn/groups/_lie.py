@@ -38,6 +38,7 @@ class Rotational(LieGroup):
     """Base class of SO(d) and O(d), which have the same Lie algebra, and whose inverses are transposes."""
 
     letters: ClassVar[str]
+    has_rotations = True
 
     def __init__(self, dim: int) -> None:
         if not isinstance(dim, int | np.integer) or dim not in (2, 3):
@@ -133,6 +134,7 @@ class O(Rotational):  # noqa: E742 - the name of the group
     """
 
     letters = "O"
+    has_reflections = True
 
     def log(self, g: Tensor) -> Tensor:
         """Return the logarithm as :class:`SO` does, or raise ValueError if an element is improper."""
@@ -166,6 +168,8 @@ class O(Rotational):  # noqa: E742 - the name of the group
 
 class Dilations(LieGroup):
     """The group R+ of dilations r I of R^d with r > 0. The coordinate of the Lie algebra is log r."""
+
+    has_dilations = True
 
     def __init__(self, dim: int = 2) -> None:
         check_count("dim", dim)
@@ -225,6 +229,9 @@ class RotationDilations(LieGroup):
 
     The coordinates of the Lie algebra are log r, then those of the rotation.
     """
+
+    has_rotations = True
+    has_dilations = True
 
     def __init__(self, dim: int = 2) -> None:
         rotations = SO(dim)

@@ -260,9 +260,8 @@ class Orbits(HomogeneousSpace):
         if not isinstance(group, SO | Dilations | RotationDilations):
             expected = f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}"
             raise TypeError(f"{expected}; for groups with translations use Euclidean")
-        turning = not isinstance(group, Dilations)
-        invariants = {SO: 1, Dilations: group.dim, RotationDilations: 0}[type(group)]
-        stabilizer = SO(2) if turning and group.dim == 3 else None
+        invariants = 1 - group.has_dilations if group.has_rotations else group.dim
+        stabilizer = SO(2) if group.has_rotations and group.dim == 3 else None
         super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer, invariants)
 
     @property
@@ -271,28 +270,28 @@ class Orbits(HomogeneousSpace):
 
     def representative(self, x: Tensor) -> Tensor:
         direction, length = polar(x)
-        if isinstance(self.group, Dilations):
+        if not self.group.has_rotations:
             return direction
         first = super().representative(x)
-        return first if isinstance(self.group, RotationDilations) else length[..., None] * first
+        return first if self.group.has_dilations else length[..., None] * first
 
     def invariants(self, x: Tensor) -> Tensor:
         """Return the radius or the direction of x, as in the table, ``[*, num_invariants]``."""
         direction, length = polar(x)
-        if isinstance(self.group, Dilations):
+        if not self.group.has_rotations:
             return direction
-        return length[..., None] if isinstance(self.group, SO) else x[..., :0]
+        return x[..., :0] if self.group.has_dilations else length[..., None]
 
     def section(self, x: Tensor) -> Tensor:
         direction, length = polar(x)
-        if isinstance(self.group, Dilations):
+        if not self.group.has_rotations:
             return length[..., None, None] * self.group.identity(x)
         if self.dim == 2:
             first, second = direction.unbind(-1)
             rotation = torch.stack([first, -second, second, first], dim=-1).unflatten(-1, (2, 2))
         else:
             rotation = minimal_rotation(direction)
-        return rotation if isinstance(self.group, SO) else length[..., None, None] * rotation
+        return length[..., None, None] * rotation if self.group.has_dilations else rotation
 
     def embed(self, h: Tensor) -> Tensor:
         return about_first_axis(h)

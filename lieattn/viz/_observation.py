@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from lieattn._core.checks import check_index
 from lieattn.certify import moved
 from lieattn.geometry import PointClouds, point_clouds
-from lieattn.groups import SO, FiniteGroup, O, linear_part
+from lieattn.groups import SO, FiniteGroup, linear_part
 from lieattn.io import uncompiled
 from lieattn.models import LieTransformer, Symmetry
 from lieattn.spaces import Sphere
@@ -192,7 +192,8 @@ def _turns(symmetry: Symmetry, dim: int, turns: int | Sequence[float], seed: int
     angles = [2 * math.pi * number / turns for number in range(1, turns)] if isinstance(turns, int) else turns
     found = [identity]
     for angle in angles:
-        matrix, inside = SO(dim).exp(float(angle) * along), isinstance(group, SO | O) and group.dim == dim
+        matrix = SO(dim).exp(float(angle) * along)
+        inside = group is not None and group.has_rotations and group.dim == dim
         near = (finite - matrix).abs().amax(dim=(1, 2))
         if float(near.min()) < _SAME:  # matrices of the group are exact
             matrix, inside = finite[near.argmin()], True

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._core.functional import transformed
-from lieattn.groups import (
-    SE,
-    SO,
-    Dilations,
-    FiniteGroup,
-    Group,
-    RotationDilations,
-    SemidirectProduct,
-    Translations,
-    linear_part,
-)
+from lieattn.groups import SE, SO, FiniteGroup, Group, Translations, linear_part
 from lieattn.io import uncompiled
 from lieattn.models._base.network import Symmetry
 
@@ -94,13 +84,10 @@ def symmetry_of_gradients(energy: Symmetry) -> Symmetry:
 
 
 def _without_dilations(group: Group | None, translations: bool) -> Group | None:
-    """Return the subgroup that preserves distances; a group that the library does not define is returned unchanged."""
-    linear = linear_part(group)
-    moves = isinstance(group, SemidirectProduct) or (isinstance(group, FiniteGroup) and translations)
-    if group is None or (isinstance(linear, FiniteGroup) and linear.is_orthogonal):
+    """Return the group, or its rotations and translations if it does not preserve distances."""
+    if group is None or group.is_orthogonal is not False:
         return group
-    if isinstance(linear, RotationDilations):
+    moves = group.is_affine or (isinstance(group, FiniteGroup) and translations)
+    if linear_part(group).has_rotations:
         return SE(group.dim) if moves else SO(group.dim)
-    if isinstance(linear, Dilations | FiniteGroup):
-        return Translations(group.dim) if moves else None
-    return group
+    return Translations(group.dim) if moves else None

@@ -40,7 +40,7 @@ from lieattn.geometry import (
     num_coordinates,
     point_clouds,
 )
-from lieattn.groups import SO, FiniteGroup, O, Translations
+from lieattn.groups import FiniteGroup, Translations
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._base.jumps import jumps_of_neighbors
 from lieattn.models._base.network import Network, OutputKind, Symmetry, cutoff_of
@@ -452,8 +452,8 @@ def _is_rigid(space: HomogeneousSpace) -> bool:
     decides which layers a network has, and so which saved weights fit it.
     """
     linear = space.stabilizer
-    rigid = linear is None or isinstance(linear, SO | O) or (isinstance(linear, FiniteGroup) and linear.is_orthogonal)
-    return isinstance(space, Euclidean) and rigid
+    known = linear is None or linear.has_rotations or isinstance(linear, FiniteGroup)
+    return isinstance(space, Euclidean) and known and space.group.is_orthogonal is True
 
 
 def _check_logarithms(space: HomogeneousSpace, frames: AnyFrames | None) -> None:
@@ -465,7 +465,8 @@ def _check_logarithms(space: HomogeneousSpace, frames: AnyFrames | None) -> None
         improper = not frames.group.is_proper
     else:
         proper = isinstance(frames, PrincipalFrames) and frames.improper is False
-        improper = isinstance(linear, O) and isinstance(frames, PrincipalFrames | SampledFrames) and not proper
+        reflects = linear is not None and linear.has_reflections
+        improper = reflects and isinstance(frames, PrincipalFrames | SampledFrames) and not proper
     if improper:
         raise ValueError(
             f"coordinates: expected 'smooth', since {frames} include reflections, which have no logarithms, got 'log'"

@@ -254,9 +254,10 @@ def literal(layer, x, group, sides, *, full, pairwise):
 
 
 @pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("border", "group"), [("mask", "C4"), ("zero", "D4")])
-@pytest.mark.parametrize("pairwise", [False, True], ids=["positions", "pairs"])
-@pytest.mark.parametrize("full", [False, True], ids=["factors", "matrices"])
+@pytest.mark.parametrize(
+    ("full", "pairwise", "border", "group"),
+    [*((*kind, "mask", "C4") for kind in product([False, True], repeat=2)), (False, False, "zero", "D4")],
+)
 def test_layers_are_their_formula(full, pairwise, border, group):
     group, sides = SMALL_GROUPS[group], (2, 3)
     layer = layer_of("affine", group, RelativePositionTable.square(3, border=border), full_psi=full, pairwise=pairwise)

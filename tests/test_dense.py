@@ -8,13 +8,9 @@ import pytest
 import torch
 
 from lieattn.geometry import AllPairs, Given, LiftedGraph, Neighbors, Radius, lift
-from lieattn.groups import cyclic, dihedral, trivial
-from lieattn.nn import GroupSelfAttention
-from lieattn.nn.relative import RotaryEncoding
+from lieattn.groups import cyclic
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops.kernels.dense import _launch as few_channels
-from lieattn.testing import randomize
-from tests.cases import turns
 
 PATTERNS = ("joint", "framewise")
 CLOUDS = {
@@ -193,31 +189,6 @@ def test_collated_lists_stay_whole():
     assert Neighbors.collate(parts).whole_clouds is None
     graphs = [lift(torch.randn(n, 2), cyclic(2), AllPairs()) for n in (3, 4)]
     assert LiftedGraph.collate(graphs).neighbors.whole_clouds.shape == (2, 4)
-
-
-@pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(3)], ids=lambda group: group.name)
-def test_rotary_attention_is_equivariant(group):
-    """The framewise layer with rotary encodings selects the dense path, and can be trained on forces."""
-    layer = GroupSelfAttention(
-        group, 4, 6, heads=2, head_channels=4, pattern="framewise", encoding=RotaryEncoding(group.dim, 2, 4)
-    )
-    layer = randomize(layer.double())
-    batch = CLOUDS["ragged"]
-    pos, x = torch.randn(10, 2, dtype=torch.float64), torch.randn(10, group.order, 4, dtype=torch.float64)
-    out = layer(x, lift(pos, group, AllPairs(), batch=batch))
-    for h in turns(group):
-        moved = lift(pos @ group.elements[h].T + 1.0, group, AllPairs(), batch=batch)
-        turned = layer(group.translate(h, x), moved)
-        expected = group.translate(h, out)
-        torch.testing.assert_close(turned, expected, rtol=1e-10, atol=1e-10)
-    found = []
-    for name in ("auto", "plain"):
-        with backend(name):
-            where = pos.clone().requires_grad_()
-            energy = layer(x, lift(where, group, AllPairs(), batch=batch)).square().sum()
-            (force,) = torch.autograd.grad(-energy, where, create_graph=True)
-            found.append([force, *torch.autograd.grad(force.square().sum(), layer.query.weight)])
-    assert_same(*found, 1e-9)
 
 
 def test_the_choice_is_explained():

@@ -241,7 +241,7 @@ def error_of_a_move(name, layer, x, out, move):
 
 
 @pytest.mark.parametrize("neighborhood", [Nearest(4), AllPairs()], ids=["nearest", "all"])
-@pytest.mark.parametrize("name", ["lifting", "query sum", "joint, mlp values", "lie, sum"])
+@pytest.mark.parametrize("name", ["lifting", "query sum", "joint, mlp values", "lie, sum", "framewise, rotary"])
 def test_neighborhoods_turn_along(name, neighborhood):
     case = LIFTED["D3"]
     layer, x, pos, batch, _ = prepared(name, case, torch.float64)

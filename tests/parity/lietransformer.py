@@ -7,10 +7,23 @@ points with a fiber of 1. For the kind ``attention``, padded receivers are point
 kinds they are left out, since no valid point depends on them.
 """
 
+import re
+
 import numpy as np
 import torch
+from torch_geometric.data import Data
 
-from lieattn.models.published import published_kernel
+from lieattn.geometry import AllPairs, FiniteFrames, GivenFrames, point_clouds
+from lieattn.groups import cyclic
+from lieattn.models import (
+    AttentionOptions,
+    FiniteSE2Transformer,
+    HamiltonianDynamics,
+    LieTransformer,
+    Lifting,
+    Readout,
+)
+from lieattn.models.published import PublishedCoordinates, published_kernel
 from lieattn.nn import LieBlock, LieBottleneck, LieConvolution, LieSelfAttention
 from tests.parity import files
 from tests.parity.lietransformer_files import (
@@ -18,12 +31,24 @@ from tests.parity.lietransformer_files import (
     attention_parameters,
     block_parameters,
     compare,
+    compare_stored,
+    linear,
     load,
+    norm_parameters,
     read,
     tensor,
 )
-from tests.parity.lietransformer_geometry import check_explog, check_lift, check_subsampling
-from tests.parity.lietransformer_models import check_finite_se2, check_hamiltonian, check_model
+from tests.parity.lietransformer_geometry import (
+    ANGLES,
+    COORDINATES,
+    check_explog,
+    check_lift,
+    check_pairs,
+    check_subsampling,
+    frames_of,
+    positions,
+    space_of,
+)
 
 
 def check(path):
@@ -41,7 +66,7 @@ def attention_layer(arrays, meta, prefix=""):
         channels,
         arrays["pair"].shape[-1],
         heads=meta["heads"],
-        activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        activation=meta["activation"],
         **_widths(arrays, meta, prefix),
         **options,
     ).double()
@@ -125,7 +150,7 @@ def check_block(arrays, meta):
         attention,
         attention.in_channels,
         norm=meta["block_norm"],
-        activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        activation=meta["activation"],
         eps=meta["norm_eps"],
     ).double()
     load(block, block_parameters(arrays, ""))
@@ -145,7 +170,7 @@ def check_lieconv(arrays, meta):
     options = {
         "rank": rank,
         "hidden": hidden,
-        "activation": {"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        "activation": meta["activation"],
         "divide": "published" if meta.get("mean", True) else "none",
     }
     coordinates = arrays["pair"].shape[-1]
@@ -168,6 +193,248 @@ def check_lieconv(arrays, meta):
     load(layer.double(), parameters)
     out = layer(padded.points(arrays["features"])[:, None], graph)
     compare("out", out[:, 0], padded.points(arrays["out"]), meta)
+
+
+# --- networks -------------------------------------------------------------------------------------------------
+
+
+def check_finite_se2(arrays, meta):
+    padded = Padded(arrays["mask"])
+    slots = arrays["mask"].shape[1]
+    rotations, layers = meta["rotations"], meta["layers"]
+    seeds = files.choose("readout", meta["readout"], {"only_eqv_sa": 0, "set_transf": meta["n_outputs"]})
+    model = FiniteSE2Transformer(
+        rotations,
+        meta["dim_output"] if seeds else meta["n_outputs"] * meta["dim_output"],
+        channels=arrays["layer0.value_b"].shape[0],
+        layers=layers,
+        heads=meta["heads"],
+        content=meta["content"],
+        moments=meta.get("moments", 5),
+        normalize=files.choose(
+            "similarity", meta["similarity"], {"softmax": "softmax", "mean": "mean", "dot_product": "mean"}
+        ),
+        layer_norm=bool(meta["layer_norm"]),
+        seeds=seeds,
+        hidden=arrays["layer0.loc_b1"].shape[1],
+    )
+    for name in ("embed", "head"):
+        # In the library the networks of two linear maps have as many hidden units as channels.
+        if f"{name}_W1" in arrays:
+            first, second = (torch.nn.Linear(*arrays[f"{name}_W{k}"].shape[::-1]) for k in (1, 2))
+            setattr(model, name, torch.nn.Sequential(first, torch.nn.ReLU(), second))
+    load(model.double(), _finite_se2_parameters(arrays, layers))
+    graph = model.geometry(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
+    with torch.no_grad():
+        fields, prediction = fields_of(model.layers, lambda: model(graph, graph, slots))
+    names = ["features_lifted"] + [f"after_layer{number}" for number in range(layers)]
+    for name, field in zip(names, fields, strict=True):
+        if name in arrays:
+            # The file is ordered by rotation, then by point.
+            stored = tensor(arrays[name]).unflatten(1, (rotations, slots)).transpose(1, 2)[padded.mask]
+            compare(name, field, stored, meta)
+    if "pair" in arrays:
+        _check_finite_se2_pairs(arrays, meta, padded, graph)
+    compare("prediction", prediction.reshape(arrays["prediction"].shape), arrays["prediction"], meta)
+
+
+def fields_of(blocks, call):
+    """Return the input of the first block and the output of each block in a call, and the result of the call."""
+    fields = []
+    hooks = [blocks[0].register_forward_pre_hook(lambda _, inputs: fields.append(inputs[0]))]
+    hooks += [block.register_forward_hook(lambda _, inputs, out: fields.append(out)) for block in blocks]
+    result = call()
+    for hook in hooks:
+        hook.remove()
+    return fields, result
+
+
+def _check_finite_se2_pairs(arrays, meta, padded, graph):
+    slots, rotations = arrays["mask"].shape[1], meta["rotations"]
+    pair = tensor(arrays["pair"]).unflatten(2, (rotations, slots)).unflatten(1, (rotations, slots))
+    source, target = graph.neighbors.source, graph.neighbors.target
+    stored = pair.permute(0, 2, 4, 1, 3, 5)[padded.cloud[target], padded.slot[target], padded.slot[source]]
+    position = graph.relative.positions
+    if graph.relative.row is not None:
+        position = position[graph.relative.row]
+    compare("translation of pair", position[:, :, None].expand_as(stored[..., :2]), stored[..., :2], meta)
+    index = graph.group.relative_index.double()
+    compare("index of pair", index.expand_as(stored[..., 2]), stored[..., 2], meta)
+
+
+def _finite_se2_parameters(arrays, layers):
+    parameters = {}
+    if "embed_constant" in arrays:
+        parameters["constant"] = tensor(arrays["embed_constant"])
+    else:
+        parameters |= _two_linears(arrays, "embed", "embed")
+    for number in range(layers):
+        theirs, ours = f"layer{number}.", f"layers.{number}"
+        parameters |= _set_projections(arrays, theirs, f"{ours}.attend")
+        for k in (1, 2):
+            weight, bias = tensor(arrays[f"{theirs}loc_W{k}"]), tensor(arrays[f"{theirs}loc_b{k}"])
+            parameters[f"{ours}.location{k}"] = weight if k == 1 else weight[:, 0]
+            parameters[f"{ours}.location_bias{k}"] = bias if k == 1 else bias[:, 0]
+    if "head_W1" in arrays:
+        return parameters | _two_linears(arrays, "head", "head")
+    seeds = tensor(arrays["pool_seeds"])
+    parameters["seeds"] = seeds.reshape(-1, seeds.shape[-1])
+    queries = [name for name in arrays if name.endswith("query_W")]
+    pool = next(name for name in queries if not name.startswith(("layer", "decoder"))).removesuffix("query_W")
+    for theirs, ours in ((pool, "pool"), ("decoder0.", "decoder")):
+        parameters |= _set_projections(arrays, theirs, f"{ours}.attend")
+    return parameters | linear(arrays, "head", "head")
+
+
+def _set_projections(arrays, theirs, ours):
+    parameters = {}
+    for their_name, our_name in (("query", "query"), ("key", "key"), ("value", "value"), ("out", "output")):
+        parameters |= linear(arrays, theirs + their_name, f"{ours}.{our_name}")
+    for number in (0, 1):
+        parameters |= norm_parameters(arrays, f"{theirs}norm{number}", f"{ours}.norm{number}")
+    return parameters
+
+
+def _two_linears(arrays, theirs, ours):
+    names = {}
+    for number, place in ((1, 0), (2, 2)):
+        names[f"{ours}.{place}.weight"] = tensor(arrays[f"{theirs}_W{number}"])
+        names[f"{ours}.{place}.bias"] = tensor(arrays[f"{theirs}_b{number}"])
+    return names
+
+
+def network(arrays, meta, clouds=None):
+    """Return a LieTransformer with the weights of the file, on frames from the draws of the file."""
+    name = meta["group"]
+    heads, layers = meta["heads"], meta["layers"]
+    order = files.choose("readout", meta["readout"], {"lieconv": "point_first", "model_1": "pool_first"})
+    point_first = order == "point_first"
+    last = "readout_b" if point_first else "head_b3"
+    model = LieTransformer(
+        arrays["embed_W"].shape[1],
+        len(arrays[last]),
+        space=space_of(name),
+        frames=lift_of(arrays, meta, clouds),
+        neighborhood=AllPairs(),
+        channels=len(arrays["embed_b"]),
+        layers=layers,
+        heads=heads,
+        lifting=Lifting(
+            PublishedCoordinates(COORDINATES.get(name, "log")),
+            bound=files.choose("squash", meta["squash"], {"none": False, "tanh": True}),
+            local=0,
+        ),
+        attention=AttentionOptions(
+            activation=meta["activation"],
+            norm=meta["block_norm"],
+            eps=meta["norm_eps"],
+            **_widths(arrays, meta, "block0."),
+            **published_kernel(meta["kernel"], attention_fn=meta["normalisation"]),
+        ),
+        readout=Readout(
+            order=order,
+            pool=meta["pool"],
+            # The authors also build one for the point-wise read-out, and do not use it.
+            norm=not point_first and (meta["output_norm"] == "layer" or bool(head_norms(arrays))),
+            activation=meta["activation"],
+        ),
+    ).double()
+    for norm in model.head.norms:
+        norm.eps = meta["norm_eps"]
+    parameters = linear(arrays, "embed", "embed")
+    for number in range(layers):
+        block = block_parameters(arrays, f"block{number}.")
+        parameters |= {f"blocks.{number}.{name}": array for name, array in block.items()}
+    if point_first:
+        parameters |= linear(arrays, "readout", "head.linears.0")
+    else:
+        parameters |= head_norms(arrays)
+    for number in () if point_first else (1, 2, 3):
+        parameters[f"head.linears.{number - 1}.weight"] = tensor(arrays[f"head_W{number}"])
+        parameters[f"head.linears.{number - 1}.bias"] = tensor(arrays[f"head_b{number}"])
+    return load(model, parameters)
+
+
+NORM_PARTS = {"gain": "weight", "weight": "weight", "gamma": "weight", "scale": "weight"}
+NORM_PARTS |= {"bias": "bias", "beta": "bias", "shift": "bias"}
+
+
+def head_norms(arrays):
+    """Return the normalization before each linear map of the head, for any order of the parts of its names."""
+    found = {}
+    for name, array in arrays.items():
+        words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+        numbers = [int(word) for word in words if word.isdigit()]
+        parts = [NORM_PARTS[word] for word in words if word in NORM_PARTS]
+        if "block" not in words and {"head", "norm", "ln"} & set(words) and numbers and parts:
+            found.setdefault(numbers[-1], {})[parts[-1]] = tensor(array)
+    parameters = {}
+    for place, number in enumerate(sorted(found)):
+        parameters |= {f"head.norms.{place}.{part}": array for part, array in found[number].items()}
+    return parameters
+
+
+def lift_of(arrays, meta, clouds):
+    """Return the frames of the file as a lift. ``clouds`` is given if the clouds have no own draws."""
+    if clouds is not None and meta["group"] == "SE2grid":
+        return FiniteFrames(cyclic(meta["lift_samples"]))
+    frames = None if clouds is not None else frames_of(arrays, meta, Padded(arrays["mask"]))
+    return None if frames is None else GivenFrames(frames)
+
+
+def check_model(arrays, meta):
+    padded, _, pairs = check_pairs(arrays, meta)
+    model = network(arrays, meta)
+    data = Data(x=padded.points(arrays["features"]))
+    with torch.no_grad():
+        graph = model.geometry(point_clouds(positions(arrays, meta), mask=padded.mask))
+        if meta["group"].endswith("quat") or meta["group"] in ANGLES:
+            # Signs and turns are those of the file.
+            relative = graph.relative.with_coordinates(pairs)
+            graph = graph.with_relative(relative.bounded() if meta["squash"] == "tanh" else relative)
+        fields, prediction = fields_of(model.blocks, lambda: model(data, graph))
+        names = ["embedded"] + [f"after_block{number}" for number in range(meta["layers"])]
+        for name, field in zip(names, fields, strict=True):
+            if name in arrays:
+                stored = tensor(arrays[name]).unflatten(1, (-1, meta["lift_samples"]))[padded.mask]
+                compare(name, field, stored, meta)
+        compare("prediction", prediction, arrays["prediction"], meta)
+
+
+def check_hamiltonian(arrays, meta):
+    q, p, mass, spring = (tensor(arrays[name]) for name in ("q", "p", "mass", "spring"))
+    features = torch.stack([mass, spring], dim=-1)
+    # Logarithms jump at half turns. The numbers of a file hold between the jumps.
+    dynamics = HamiltonianDynamics(network(arrays, meta, len(q)), jumps="allow")
+    springs = HamiltonianDynamics(_Springs(), center=False)
+    with torch.no_grad():
+        energy = dynamics.hamiltonian(q, p, mass, features)
+        found = {
+            "hamiltonian": energy,
+            "potential": energy - (p.square().sum(-1) / (2 * mass)).sum(-1),
+            "field": flat(*dynamics.field(q, p, mass, features)),
+            "true_potential": springs.hamiltonian(q, torch.zeros_like(p), mass, features),
+            "true_field": flat(*springs.field(q, p, mass, features)),
+        }
+        if "trajectory" in arrays:
+            path = dynamics.trajectory(q, p, mass, tensor(arrays["times"]), features)
+            found["trajectory"] = flat(path.position, path.momentum).transpose(0, 1)
+    compare_stored(found, arrays, meta)
+
+
+class _Springs(torch.nn.Module):
+    """The potential of the simulated system, 1/2 sum_ij k_i k_j |q_i - q_j|^2."""
+
+    def forward(self, data):
+        stiffness = data.x[:, 1]
+        same = data.batch[:, None] == data.batch
+        squared = (data.pos[:, None] - data.pos).square().sum(-1)
+        energy = 0.5 * (same * stiffness[:, None] * stiffness * squared).sum(1)
+        return energy.new_zeros(int(data.batch.max()) + 1).index_add(0, data.batch, energy)
+
+
+def flat(position, momentum):
+    return torch.cat([position.flatten(-2), momentum.flatten(-2)], dim=-1)
 
 
 KINDS = {

@@ -44,6 +44,7 @@ def read(path):
     # A setting that is null is not there, and these are the ones that are switched off by a word.
     meta = {name: "none" if value is None and name in SWITCHES else value for name, value in meta.items()}
     meta = DEFAULTS | counted | {"readout": "lieconv" if "readout_W" in arrays else "model_1"} | meta
+    meta["activation"] = {"swish": "silu"}.get(meta["activation"], meta["activation"])
     return arrays, files.Named(path.name, meta | ({"kernel": str(meta["kernel"])} if "kernel" in meta else {}))
 
 

@@ -1,6 +1,6 @@
-"""Tests of the parity runner on networks of GSA-Nets: programs, groups and widths that the golden does not have.
+"""Tests of the parity runner on generated files of GSA-Nets: layers and networks that the goldens do not have.
 
-As in ``test_reference``, the reference evaluates the formulas in the README of the goldens in numpy.
+The reference evaluates the formulas in the README of the goldens in numpy, by loops over frames, in its own indices.
 """
 
 import json
@@ -9,9 +9,133 @@ import numpy as np
 import pytest
 
 from tests.parity import gsa
-from tests.parity.test_reference import HEADS, equivariant_table, evaluate, family, layer_arrays, swish
 
-IMAGES, C_IN, CHANNELS, CLASSES, SIZE = 2, 2, 8, 3, 3
+HEADS, C_IN, C_OUT = 2, 2, 3
+
+
+def family(name, n):
+    turns = [2 * np.pi * k / n for k in range(n)]
+    rotations = [np.array([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]]) for t in turns]
+    mirrored = [] if name == "C" else [r @ np.diag([1.0, -1.0]) for r in rotations]
+    return np.stack(rotations + mirrored)
+
+
+def index_of(matrices, product):
+    return int(np.abs(matrices - product).max(axis=(1, 2)).argmin())
+
+
+def swish(t):
+    return t / (1 + np.exp(-t))
+
+
+def encode(arrays, axis, p):
+    u = arrays[f"{axis}_w1"] * p[..., None] + arrays[f"{axis}_b1"]
+    normal = (u - u.mean(-1, keepdims=True)) / np.sqrt(u.var(-1, keepdims=True) + 1e-12)
+    return (
+        swish(arrays[f"{axis}_gain"] * normal + arrays[f"{axis}_shift"]) @ arrays[f"{axis}_w2"].T + arrays[f"{axis}_b2"]
+    )
+
+
+def evaluate(arrays, lifting, local, size):
+    """Return the output [B, c_out, O, H, W] of a layer, in float64."""
+    a = {name: array.astype(np.float64) for name, array in arrays.items()}
+    order, (heads, depth, c_in) = len(a["coords"]), a["W_q"].shape
+    x = a["x"][:, :, None] if lifting else a["x"]
+    images, _, frames, height, width = x.shape
+    q, k, v = (
+        np.einsum("edc,bcghw->bedghw", a[f"W_{name}"], x) + a[f"b_{name}"][None, :, :, None, None, None]
+        for name in "qkv"
+    )
+    rho = np.concatenate([encode(a, "row", a["coords"][..., 0]), encode(a, "col", a["coords"][..., 1])], axis=-1)
+    center = np.array(rho.shape[1:3]) // 2
+    out = np.zeros((images, heads, depth, order, height, width))
+    table = np.zeros((order, 1, 1), int) if lifting else arrays["table"]
+    group = np.zeros((order, 0)) if lifting else a["E_group"]
+    reach = (size - 1) // 2 if local else max(height, width)
+    for r, c, h, g in np.ndindex(height, width, order, frames):
+        rows = range(max(0, r - reach), min(height, r + reach + 1))
+        columns = range(max(0, c - reach), min(width, c + reach + 1))
+        window = np.ix_(range(images), range(heads), range(depth), range(frames), rows, columns)
+        position = rho[h][np.ix_([i - r + center[0] for i in rows], [j - c + center[1] for j in columns])]
+        wide = np.zeros((frames, *position.shape[:2], depth))
+        wide[..., : position.shape[-1]] = position
+        wide[..., position.shape[-1] :] = group[table[h, g]][:, None, None]
+        keys = k[window] + wide.transpose(3, 0, 1, 2)
+        score = np.einsum("bed,bedmij->bemij", q[:, :, :, g, r, c], keys) / np.sqrt(c_in)
+        weight = np.exp(score - score.max(axis=(2, 3, 4), keepdims=True))
+        weight /= weight.sum(axis=(2, 3, 4), keepdims=True)
+        out[:, :, :, h, r, c] += np.einsum("bemij,bedmij->bed", weight, v[window])
+    return np.einsum("oed,bedhij->bohij", a["W_o"], out) + a["b_o"][:, None, None, None]
+
+
+def layer_arrays(draw, matrices, channels, depth, side, *, lifting):
+    """Return weights and coordinates of a layer: ``depth`` channels per head, ``side`` x ``side`` offsets."""
+    c_in, c_out = channels
+    steps = np.arange(side) - side // 2
+    offsets = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1) / (side // 2)
+    per_axis = depth // 2 if lifting else depth // 3
+    arrays = {"W_o": draw(c_out, HEADS, depth), "b_o": draw(c_out)}
+    for letter in "qkv":
+        arrays |= {f"W_{letter}": draw(HEADS, depth, c_in), f"b_{letter}": draw(HEADS, depth)}
+    for axis in ("row", "col"):
+        arrays |= {f"{axis}_{part}": draw(16) for part in ("w1", "b1", "gain", "shift")}
+        arrays |= {f"{axis}_w2": draw(per_axis, 16), f"{axis}_b2": draw(per_axis)}
+    arrays["coords"] = np.einsum("hxy,ijy->hijx", matrices, offsets).astype(np.float32)
+    return arrays if lifting else arrays | {"E_group": draw(len(matrices), depth - 2 * per_axis)}
+
+
+def equivariant_table(matrices):
+    order = len(matrices)
+    relative = [[index_of(matrices, m @ np.linalg.inv(g)) for m in matrices] for g in matrices]
+    return np.broadcast_to(np.array(relative), (order, order, order)).copy()
+
+
+def golden(name, n, kind, height, width, size, table="equivariant"):
+    rng = np.random.default_rng(7)
+    matrices = family(name, n)
+    order = len(matrices)
+    lifting, local = kind.startswith("lift"), kind.endswith("local")
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    arrays = {"x": draw(1, C_IN, *(() if lifting else (order,)), height, width), "A": matrices}
+    side = size if local else 2 * size - 1
+    arrays |= layer_arrays(draw, matrices, (C_IN, C_OUT), 6 if lifting else 7, side, lifting=lifting)
+    if not lifting:
+        arrays["table"] = equivariant_table(matrices)
+        if table == "any":
+            arrays["table"] = rng.integers(order, size=(order, order, order))
+    meta = {"kind": kind, "c_out": C_OUT, "size": size}
+    return arrays, meta
+
+
+CASES = {
+    "group r12": ("C", 12, "group_local", 4, 5, 3),
+    "group p8m": ("D", 8, "group_local", 4, 3, 3),
+    "group with any table": ("D", 3, "group_local", 5, 4, 3, "any"),
+    "lifting, tall": ("C", 4, "lift_local", 7, 4, 5),
+    "lifting p8m": ("D", 8, "lift_local", 4, 6, 3),
+    "global lifting r12": ("C", 12, "lift_global", 4, 4, 4),
+    "global group": ("D", 3, "group_global", 4, 4, 4),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_like_the_goldens(name, tmp_path):
+    arrays, meta = golden(*CASES[name])
+    out = evaluate(arrays, meta["kind"].startswith("lift"), meta["kind"].endswith("local"), meta["size"])
+    path = tmp_path / "file.npz"
+    np.savez(path, **arrays, out_f64=out, out_f32=out.astype(np.float32), meta=np.array(json.dumps(meta)))
+    gsa.check(path)
+    np.savez(path, **arrays, out_f64=out + 1e-3, out_f32=out.astype(np.float32), meta=np.array(json.dumps(meta)))
+    with pytest.raises(AssertionError):
+        gsa.check(path)
+
+
+# --- networks -------------------------------------------------------------------------------------------------
+
+IMAGES, CHANNELS, CLASSES, SIZE = 2, 8, 3, 3
 ACTIVATIONS = {"swish": swish, "relu": lambda t: np.maximum(t, 0)}
 
 

@@ -101,31 +101,19 @@ def home(tmp_path, monkeypatch):
     sys.modules.pop("mydata", None)
 
 
-@pytest.mark.parametrize("name", ["fit", "test", "predict", "compare", "certify", "picture"])
-def test_help_is_a_screen(name, capsys):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_a_screen_without_markup(name, capsys):
     assert main([name, "--help"]) == 0
     told = capsys.readouterr().out
     assert len(told.splitlines()) <= 40
     assert told.startswith(f"usage: lieattn {name} ")
+    assert not re.search(r"``|:\w+:`", told)
     if name == "fit":
         for word in ("--model.network", "--data.train", "lieattn models", "lieattn datasets", "--model.help"):
             assert word in told
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_no_markup(name, capsys):
-    assert main([name, "--help"]) == 0
-    assert not re.search(r"``|:\w+:`", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("name", ["certify", "picture"])
-def test_usage_help_and_errors_name_the_argument_alike(name, capsys):
-    assert main([name, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"usage: lieattn {name} TARGET [options]")
-    assert re.search(r"^  TARGET ", told, re.MULTILINE)
-    assert main([name]) == 2
-    assert capsys.readouterr().err == f"lieattn {name}: the following arguments are required: TARGET\n"
+    if name in ("certify", "picture"):
+        assert told.startswith(f"usage: lieattn {name} TARGET [options]")
+        assert re.search(r"^  TARGET ", told, re.MULTILINE)
 
 
 def test_help_of_training_needs_no_import_of_torch():
@@ -231,13 +219,10 @@ def test_faults_in_a_member_of_a_union_are_named(name, value, words):
     [
         (["--data.train.fault", "built"], ("KeyError: 'energy', in ", "mydata.py, line 11")),
         (["--data.train.fault=empty"], ("data.train: the data set is empty",)),
-        (["--data.batch_size=0"], ("batch_size: expected an integer of at least 1, got 0",)),
         (["--data.train.fault", "pair"], ("of Clouds is a tuple, expected torch_geometric Data",)),
         (["--data.train", "Cluods"], ("data.train", "Cluods")),
         (["--data.train", "mydata.Cluods"], ("data.train", "module 'mydata' has no attribute 'Cluods'")),
-        (["--data.bacth_size=3"], ("--data.bacth_size=3",)),
         (["--last", "7"], ("last", "'7'")),
-        (["--trainer.max_epoch", "3"], ("--trainer.max_epoch 3",)),
         (["--seed=3"], ("--seed=3",)),  # options have their full names
         (["--model.network.chanels=3"], ("model", "network", "'chanels'")),
         (
@@ -245,10 +230,7 @@ def test_faults_in_a_member_of_a_union_are_named(name, value, words):
             ("coordinates", "smooth", "lgo"),
         ),
         (["--model.optimizer=torch.optim.Adam", "--model.optimizer.rate=3"], ("optimizer", "'rate'")),
-        (["--model.optimizer=torch.optim.Adam", "--model.optimizer.lr=-1"], ("optimizer: Invalid learning rate",)),
         (["--config=union.yaml", "--model.network.in_channels.wrong=3"], ("in_channels", "Species", "'wrong'")),
-        (["--config=union.yaml", "--model.network.in_channels.species=abc"], ("in_channels", "species", "abc")),
-        (["--config=union.yaml", "--model.network.in_channels=2.5"], ("in_channels", "int", "2.5")),
     ],
 )
 def test_faults_of_users_are_one_message(home, capsys, options, words):
@@ -396,17 +378,6 @@ def test_cards_are_those_of_the_readme():
 
 def test_version():
     assert lieattn.__version__ == importlib.metadata.version("lieattn")
-
-
-def test_installed_command_finds_classes_of_the_working_directory(home):
-    """With ``-P`` the working directory is not on the path, as in a console script."""
-    code = "import sys; from lieattn.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = ["fit", "--config", "run.yaml", "--trainer.fast_dev_run", "true"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_notes_are_printed_once(capsys):

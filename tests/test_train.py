@@ -894,10 +894,10 @@ class Stopping(EarlyStopping):
     ("stop", "behind", "options"),
     [
         ({"check_on_train_epoch_end": True}, "epoch", {}),
-        ({"check_on_train_epoch_end": False}, "validation", {}),
+        pytest.param({"check_on_train_epoch_end": False}, "validation", {}, marks=pytest.mark.slow),
         ({"check_on_train_epoch_end": False}, "validation", {"val_check_interval": 2}),
         ({"check_on_train_epoch_end": False}, "validation", {"val_check_interval": 1, "accumulate_grad_batches": 2}),
-        ({"stop": 8}, "batch", {}),
+        pytest.param({"stop": 8}, "batch", {}, marks=pytest.mark.slow),
         ({"stop": 8}, "validation", {}),
         ({"stop": 10}, "batch", {}),
     ],
@@ -1208,13 +1208,13 @@ def test_no_flipped_bit_loads_as_good(finished, tmp_path, number):
     data, expected = whole.read_bytes(), digest(read_checkpoint(whole))
     damaged, refused = tmp_path / "damaged.ckpt", 0
     shared = 8 * data.index(b"global_step")  # the file stores equal strings only once
-    for bit in (shared, *range(5, 8 * len(data), 8 * len(data) // 150)):
+    for bit in (shared, *range(5, 8 * len(data), 8 * len(data) // 50)):
         damaged.write_bytes(flipped(data, bit))
         try:
             assert digest(read_checkpoint(damaged)) == expected, f"bit {bit}"
         except CheckpointError:
             refused += 1
-    assert refused > 50
+    assert refused > 16
 
 
 @pytest.mark.parametrize("part", ["state_dict", "optimizer_states", "loops", "lieattn", "pytorch-lightning_version"])
@@ -1552,10 +1552,8 @@ def test_groups_are_found_inside_of_other_modules():
     assert describe_group(nn.Linear(2, 2)) is None
 
 
-@pytest.mark.parametrize(
-    "signum",  # kills are among those of test_torture.py as well
-    [signal.SIGINT, *(pytest.param(other, marks=pytest.mark.slow) for other in (signal.SIGTERM, signal.SIGKILL))],
-)
+@pytest.mark.slow  # test_checkpoint_alone_continues_its_run is interrupted in this process
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signum):
     """Interrupted before step 8, the third of its epoch. The last regular checkpoint is that of step 6."""
     stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signum)}}
@@ -1574,13 +1572,16 @@ def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signu
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch):
+def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch, capsys):
     """Without a configuration, the continuation has the settings of the run, such as its clipping and its length."""
     monkeypatch.chdir(tmp_path)
     stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signal.SIGINT)}}
     file = write(tmp_path / "run.yaml", config(Path("here"), callbacks=[stop]))
     assert main(["fit", "--config", file]) == 128 + signal.SIGINT
     checkpoint = tmp_path / "here/checkpoints/last.ckpt"
+    told = capsys.readouterr().err
+    assert "stopped by SIGINT after step 8; the state is in here/checkpoints/last.ckpt" in told
+    assert "To continue: the same command with --ckpt_path last" in told
     assert main(["fit", "--ckpt_path", "here/checkpoints/last.ckpt", "--trust", *TRUST]) == 0
     assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
 
@@ -1594,30 +1595,22 @@ def test_checkpoint_alone_continues_its_run(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("always")
-@pytest.mark.parametrize(
-    "callback",
-    [
+def test_runs_with_callbacks_of_lightning_are_continued_from_the_checkpoint_alone(tmp_path, capsys, recwarn):
+    callbacks = [
         {"class_path": "Timer", "init_args": {"duration": "00:01:00:00"}},  # its interval is a member of an enumeration
         {"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.01}},  # its device is one of torch
         {"class_path": "BatchSizeFinder", "init_args": {"max_trials": 2}},  # it trains before the run continues
-    ],
-    ids=lambda callback: callback["class_path"],
-)
-def test_runs_with_callbacks_of_lightning_are_continued_from_the_checkpoint_alone(tmp_path, capsys, recwarn, callback):
-    content = config(tmp_path, callbacks=[callback], max_epochs=2)
-    averages = callback["class_path"] == "StochasticWeightAveraging"
-    if averages:
-        del content["model"]["init_args"]["schedule"]
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
-    lost = [
-        warning for warning in recwarn if "so no checkpoint has them; lieattn.train.Averaged" in str(warning.message)
     ]
-    assert len(lost) == averages
+    content = config(tmp_path, callbacks=callbacks, max_epochs=2)
+    del content["model"]["init_args"]["schedule"]
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
     last = tmp_path / "checkpoints/last.ckpt"
     arguments = ["fit", "--ckpt_path", str(last), "--trust", *TRUST, "lightning"]
     assert main([*arguments, "--trainer.max_epochs", "3"]) == 0, capsys.readouterr().err
     assert read_checkpoint(last)["epoch"] == 2
-    assert not [warning for warning in recwarn if "Unable to serialize" in str(warning.message)]
+    told = [str(warning.message) for warning in recwarn]
+    assert sum("so no checkpoint has them; lieattn.train.Averaged" in message for message in told) == 2
+    assert not [message for message in told if "Unable to serialize" in message]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -1705,16 +1698,8 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
 def test_evaluation_needs_nothing_but_the_checkpoint(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     checkpoint = str(finished / "checkpoints/last.ckpt")
-    quiet = [
-        "--trust",
-        *TRUST,
-        "--trainer.enable_progress_bar",
-        "false",
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.logger",
-        "false",
-    ]
+    quiet = ["--trust", *TRUST, "--trainer.accelerator", "cpu"]
+    quiet += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
     for name, metric in (("test", "test/accuracy"), ("validate", "val/accuracy")):
         assert main([name, "--ckpt_path", checkpoint, *quiet]) == 0
         assert metric in capsys.readouterr().out
@@ -1746,181 +1731,86 @@ def test_command_certifies_a_checkpoint(finished, tmp_path, capsys):
     assert "NOT kept" in capsys.readouterr().out
 
 
-RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
+MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names classes of this file
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("words", "message"),
     [
-        ([], 2, "a subcommand is missing"),
-        (["fly"], 2, "unknown subcommand 'fly', expected one of fit, validate"),
-        (["info", "more"], 2, "unrecognized arguments: more"),
-        (["bench", "absent"], 2, "invalid choice: 'absent'"),
-        (["bench", "attention", "--json", "."], 2, "--json: cannot write '.': it is a folder"),
-        (["certify"], 2, "arguments are required: TARGET"),
-        (["picture"], 2, "arguments are required: TARGET"),
-        (["certify", "."], 2, "there is no checkpoint .: it is a folder"),
-        (["certify", "{}"], 2, "names .*ToyNetwork, which would be imported and called"),
-        (["certify", "{}", *TRUSTED, "--clouds", "0"], 2, "--clouds: expected an integer of at least 1, got '0'"),
-        (["certify", "{}", *TRUSTED, "--seed", "-1"], 2, "--seed: expected an integer of at least 0, got '-1'"),
-        (["certify", "{}", *TRUSTED, "--tolerance", "x"], 2, "--tolerance: expected VALUE or float64.*, got 'x'"),
+        ("", "a subcommand is missing"),
+        ("fly", "unknown subcommand 'fly', expected one of fit, validate"),
+        ("info more", "unrecognized arguments: more"),
+        ("bench absent", "invalid choice: 'absent'"),
+        ("bench attention --json .", "--json: cannot write '.': it is a folder"),
+        ("certify", "arguments are required: TARGET"),
+        ("certify .", "there is no checkpoint .: it is a folder"),
+        ("certify {}", "names .*ToyNetwork, which would be imported and called"),
+        ("certify absent.ckpt", "there is no checkpoint absent.ckpt"),
+        ("certify broken.ckpt", "broken.ckpt is damaged, or is not a checkpoint"),
+        ("certify foreign.ckpt", "foreign.ckpt was not written by lieattn.*save networks .* with lieattn.save"),
+        ("certify digits-c9", "digits-c9 is neither a file nor a trained network .* digits-c8, "),
+        (f"certify {MINE} --clouds 0", "--clouds: expected an integer of at least 1, got '0'"),
+        (f"certify {MINE} --seed -1", "--seed: expected an integer of at least 0, got '-1'"),
+        (f"certify {MINE} --tolerance x", "--tolerance: expected VALUE or float64.*, got 'x'"),
+        (f"certify {MINE} --dtype float32 --tolerance float64=1", r"--tolerance: expected one of .*32.*, got float64;"),
+        (f"certify {MINE} --json run.yaml/c.json", "--json: cannot write .*/run.yaml is not a writable folder"),
+        (f"certify {MINE} --json a --html ./a", "--json, --html: expected different files"),
+        (f"certify {MINE} --group.n 8", "--group.OPTION needs --group CLASS, which is missing"),
+        ("certify torch.nn:Identity --group search --group.n 8", "--group.OPTION needs --group CLASS, got search"),
+        (f"certify {MINE} --data latin.yaml", "latin.yaml cannot be read: 'utf-8' codec"),
+        (f"certify {MINE} --points 7", "--points: .* those that it was trained on"),
+        (f"certify {MINE} --random --data d.yaml", "--random: .* no random clouds with --data"),
+        (f"certify {MINE} --model.layers 2", "--model.OPTION: .*last.ckpt is not MODULE:NAME"),
+        (f"certify {MINE} --output y=banana", "outputs..y..: expected one of .*, got 'banana'"),
+        ("certify springs --points=7", "--points: .* springs is certified on the item of its card"),
+        ("certify springs --clouds 3", "--clouds: .*; use --random for random clouds"),
+        ("certify springs --data.split test", "--data.OPTION needs --data CLASS, which is missing"),
+        ("certify a.b:c --images 1 8 8 --dim 2", "--dim: .* no random clouds with --images"),
+        ("picture springs --out run.yaml/a.png", "--out: cannot write .*/run.yaml is not a writable folder"),
+        ("picture springs --out run.yaml", "--out: expected a file .png, .*, or a folder, got 'run.yaml'"),
+        ("picture springs --clouds 3", "--clouds: .* springs is drawn for the item of its card"),
+        ("compare --config run.yaml --json a.html", "--json: expected a .json file, beside which .* got 'a.html'"),
+        ("compare --config broken.yaml", "broken.yaml cannot be read: .* line 1, column 8"),
+        ("fit", "no model was given: use --config FILE"),
+        ("fit --config absent.yaml", "config: File does not exist: .*absent.yaml"),
+        ("fit --config latin.yaml", "latin.yaml cannot be read: 'utf-8' codec"),
+        ("fit RUN --config list.yaml", r"list.yaml: data: expected settings by name, .* got \[1, 2\]"),
+        ("fit RUN --config other.yaml", "number.txt: expected settings by name, got 3"),
+        ("fit RUN --config stop.yaml", "trainer: Early stopping .* `val/none`"),  # of Lightning
+        ("fit RUN --trainer.max_epochs x", "trainer.max_epochs: Expected a <class 'int'>; Given value: x"),
+        ("fit RUN --trainer.accelerator quantum", "accelerator='quantum'"),
+        ("fit RUN --trainer.devices 99999999999", "trainer.devices: expected at most 512, got 99999999999"),
+        ("fit RUN --data.workers 99999999999", "workers: expected at most 512 processes, got 99999999999"),
+        ("fit RUN --trainer.accumulate_grad_batches 0", "accumulate_grad_batches: Not of type PositiveInt: 0"),
+        ("fit RUN --trainer.check_val_every_n_epoch 0", "every_n_epoch: Not of type PositiveInt.*: 0"),
+        ("fit RUN --trainer.gradient_clip_val -1", "clip_val: Not of type NonNegativeFloat.*: -1"),
+        ("fit RUN --trainer.default_root_dir run.yaml", "run.yaml"),
+        ("fit RUN --data.batch_size 0", "batch_size: expected an integer of at least 1, got 0"),
+        ("fit RUN --seed_everything -1", "seed_everything: -1 is not in bounds"),
+        ("fit RUN --model.init_args.classes 3", r"network: expected logits \[4, 3\]"),
+        ("fit RUN --model.init_args.optimizer.init_args.lr -1", "optimizer: Invalid learning rate: -1"),
+        ("fit RUN --model.init_args.network.init_args.group.init_args.n 0", "n: expected an integer"),
+        ("fit RUN --model.init_args.network no_package.Network", "network: .*no_package"),
+        ("fit RUN --ckpt_path text.ckpt", "text.ckpt is damaged, or is not a checkpoint"),
+        ("fit RUN --ckpt_path last", "there is no checkpoint .*last.ckpt: start without"),
         (
-            ["certify", "{}", *TRUSTED, "--dtype", "float32", "--tolerance", "float64=1"],
-            2,
-            r"--tolerance: expected one of the measured \['float32'\], got float64; see --dtype",
+            "fit RUN --model.init_args.network.init_args.width 7 --ckpt_path {}",
+            "do not fit the model .* network.mlp.0.w",
         ),
-        (["certify", "{}", *TRUSTED, "--json", "/"], 2, "--json: cannot write '/': it is a folder"),
-        (["certify", "{}", *TRUSTED, "--json", "a", "--html", "./a"], 2, "--json, --html: expected different files"),
-        (["certify", "{}", *TRUSTED, "--group.n", "8"], 2, "--group.OPTION needs --group CLASS, which is missing"),
-        (
-            ["certify", "torch.nn:Identity", "--group", "search", "--group.n", "8"],
-            2,
-            "--group.OPTION needs --group CLASS, got search",
-        ),
-        (["certify", "{}", *TRUSTED, "--data", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
-        (
-            ["certify", "{}", *TRUSTED, "--json", "run.yaml/c.json"],
-            2,
-            "--json: cannot write .*/run.yaml is not a writable folder",
-        ),
-        (
-            ["certify", "{}", *TRUSTED, "--points", "7"],
-            2,
-            "--points: .* those that it was trained on",
-        ),
-        (
-            ["certify", "{}", *TRUSTED, "--random", "--data", "d.yaml"],
-            2,
-            "--random: .* no random clouds with --data",
-        ),
-        (["certify", "{}", *TRUSTED, "--model.layers", "2"], 2, "--model.OPTION: .*last.ckpt is not MODULE:NAME"),
-        (["certify", "springs", "--points=7"], 2, "--points: .* springs is certified on the item of its card"),
-        (
-            ["certify", "springs", "--clouds", "3"],
-            2,
-            "--clouds: .*; use --random for random clouds",
-        ),
-        (["certify", "springs", "--data.split", "test"], 2, "--data.OPTION needs --data CLASS, which is missing"),
-        (
-            ["certify", "a.b:c", "--images", "1", "8", "8", "--dim", "2"],
-            2,
-            "--dim: .* no random clouds with --images",
-        ),
-        (
-            ["picture", "springs", "--out", "run.yaml/a.png"],
-            2,
-            "--out: cannot write .*/run.yaml is not a writable folder",
-        ),
-        (
-            ["picture", "springs", "--out", "run.yaml"],
-            2,
-            "--out: expected a file .png, .*, or a folder, got 'run.yaml'",
-        ),
-        (["picture", "springs", "--clouds", "3"], 2, "--clouds: .* springs is drawn for the item of its card"),
-        (["certify", "{}", *TRUSTED, "--output", "y=banana"], 2, "outputs..y..: expected one of .*, got 'banana'"),
-        (["compare"], 2, "arguments are required: --config"),
-        (
-            ["compare", "--config", "run.yaml", "--json", "report.html"],
-            2,
-            "--json: expected a .json file, beside which the .html is written, got 'report.html'",
-        ),
-        (["compare", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
-        (["compare", "--config", "run.yaml", "--jobs", "-1"], 2, "--jobs: expected an integer of at least 1, got '-1'"),
-        (["fit"], 2, "no model was given: use --config FILE"),
-        (["test"], 2, "no model was given: use --config FILE, or --ckpt_path"),
-        (
-            ["fit", "--model", "lieattn.train.PointSetClassifier", "--model.network", "lieattn.models.GSANet"],
-            2,
-            "network: .*GSANet.: the following arguments are required: frames, neighborhood",
-        ),
-        (["fit", "--config", "absent.yaml"], 2, "config: File does not exist: .*absent.yaml"),
-        (["fit", "--config", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
-        (["fit", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
-        (["fit", *RUN, "--config", "list.yaml"], 2, r"list.yaml: data: expected settings by name, .* got \[1, 2\]"),
-        (["fit", *RUN, "--config", "number.yaml"], 2, "number.yaml: trainer: expected settings by name, .* got 3"),
-        (
-            ["fit", *RUN, "--config", "lost.yaml"],
-            2,
-            "data: Unable to load config 'nowhere.yaml'",
-        ),
-        (["fit", *RUN, "--config", "other.yaml"], 2, "number.txt: expected settings by name, got 3"),
-        (
-            ["fit", *RUN, "--config", "stop.yaml"],
-            2,
-            "trainer: Early stopping .* `val/none`",
-        ),
-        (["fit", *RUN, "--no_such", "1"], 2, "unrecognized arguments: --no_such 1"),
-        (["fit", *RUN, "--trainer.max_epochs", "x"], 2, "trainer.max_epochs: Expected a <class 'int'>; Given value: x"),
-        (["fit", *RUN, "--trainer.precision", "transformer-engine"], 2, "trainer: Requirement 'transformer_engine"),
-        (["fit", *RUN, "--trainer.max_epochs", "-7"], 2, "trainer: `max_epochs` must be a non-negative integer"),
-        (["fit", *RUN, "--trainer.accelerator", "quantum"], 2, "accelerator='quantum'"),
-        (
-            ["fit", *RUN, "--trainer.devices", "99999999999"],
-            2,
-            "trainer.devices: expected at most 512, got 99999999999",
-        ),
-        (["fit", *RUN, "--data.workers", "99999999999"], 2, "workers: expected at most 512 processes, got 99999999999"),
-        (
-            ["fit", *RUN, "--trainer.accumulate_grad_batches", "0"],
-            2,
-            "trainer.accumulate_grad_batches: Not of type PositiveInt: 0",
-        ),
-        (["fit", *RUN, "--trainer.check_val_every_n_epoch", "0"], 2, "every_n_epoch: Not of type PositiveInt.*: 0"),
-        (["fit", *RUN, "--trainer.gradient_clip_val", "-1"], 2, "clip_val: Not of type NonNegativeFloat.*: -1"),
-        (["fit", *RUN, "--trainer.val_check_interval", "50"], 2, r"trainer: `val_check_interval` \(50\) must be less"),
-        (["fit", *RUN, "--trainer.devices", "0"], 2, "trainer: .*devices='0'"),
-        (["fit", *RUN, "--trainer.default_root_dir", "run.yaml"], 2, "run.yaml"),
-        (["fit", *RUN, "--data.batch_size", "0"], 2, "batch_size: expected an integer of at least 1, got 0"),
-        (["fit", *RUN, "--seed_everything", "-1"], 2, "seed_everything: -1 is not in bounds"),
-        (["fit", *RUN, "--model.init_args.classes", "1"], 2, "classes: expected at least 2, got 1"),
-        (["fit", *RUN, "--model.init_args.classes", "3"], 2, r"network: expected logits \[4, 3\]"),
-        (["fit", *RUN, "--model.init_args.optimizer.init_args.lr", "-1"], 2, "optimizer: Invalid learning rate: -1"),
-        (["fit", *RUN, "--model.init_args.network.init_args.group.init_args.n", "0"], 2, "n: expected an integer"),
-        (["fit", *RUN, "--model.init_args.network", "no_package.Network"], 2, "network: .*no_package"),
-        (["fit", *RUN, "--ckpt_path", "text.ckpt"], 2, "text.ckpt is damaged, or is not a checkpoint"),
-        (
-            ["fit", *RUN, "--model.init_args.network.init_args.width", "7", "--ckpt_path", "{}"],
-            2,
-            r"weights do not fit the model of the configuration: size mismatch for network.mlp.0.weight",
-        ),
-        (["certify", "absent.ckpt"], 2, "there is no checkpoint absent.ckpt"),
-        (["certify", "digits-c9"], 2, "digits-c9 is neither a file nor a trained network .* digits-c8, "),
-        (["certify", "broken.ckpt"], 2, "broken.ckpt is damaged, or is not a checkpoint"),
-        (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn.*save networks .* with lieattn.save"),
-        (
-            ["fit", "--config", "run.yaml", "--model.schedule.class_path", "torch.optim.lr_scheduler.OneCycleLR"],
-            2,
-            "schedule: .*torch.*CycleLR does not correspond to a subclass of Schedule",
-        ),
-        (["test", "--config", "run.yaml"], 2, "test needs trained weights: use --ckpt_path"),
-        (["fit", "--config", "empty.yaml"], 2, "data.train: expected a data set, got none"),
-        (
-            ["validate", "--config", "empty.yaml", "--ckpt_path", "{}"],
-            2,
-            "data.val: expected a data set to validate on",
-        ),
-        (
-            ["fit", "--config", "run.yaml", "--ckpt_path", "last"],
-            2,
-            "there is no checkpoint .*last.ckpt: start without",
-        ),
-        (["test", "--ckpt_path", "broken.ckpt"], 2, "broken.ckpt is damaged"),
-        (
-            ["validate", *RUN, "--ckpt_path", "{}", "--trainer.limit_val_batches", "0"],
-            2,
-            "trainer.limit_val_batches: expected at least one batch, got 0",
-        ),
+        ("fit --config empty.yaml", "data.train: expected a data set, got none"),
+        ("test RUN", "test needs trained weights: use --ckpt_path"),
+        ("test --ckpt_path broken.ckpt", "broken.ckpt is damaged"),
+        ("validate --config empty.yaml --ckpt_path {}", "data.val: expected a data set to validate on"),
+        ("validate RUN --ckpt_path {} --trainer.limit_val_batches 0", "limit_val_batches: expected at least one batch"),
     ],
 )
-def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, message):
+def test_bad_usage(finished, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     Path("text.ckpt").write_text("weights")
     Path("latin.yaml").write_bytes(b"model: \xff")
     Path("broken.yaml").write_text("model: [1, 2\nx: {")
     Path("list.yaml").write_text("data: [1, 2]")
-    Path("number.yaml").write_text("trainer: 3")
     Path("number.txt").write_text("3")
-    Path("lost.yaml").write_text("data: nowhere.yaml")
     Path("other.yaml").write_text("trainer: number.txt")
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/none"}}
     write(Path("stop.yaml"), {"trainer": {"callbacks": [stop]}})
@@ -1929,7 +1819,8 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
     write(Path("run.yaml"), config(tmp_path))
     write(Path("empty.yaml"), {**config(tmp_path), "data": {}})
     checkpoint = str(finished / "checkpoints/last.ckpt")
-    assert main([argument.format(checkpoint) for argument in arguments]) == status
+    arguments = words.replace("RUN", "--config run.yaml").split()
+    assert main([argument.format(checkpoint) for argument in arguments]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("lieattn"), told
     assert re.search(message, told)
@@ -1944,6 +1835,7 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
         (("model", "init_args", "network", "init_args", "group", "init_args", "order"), "order"),
         (("data", "bach_size"), "'data.bach_size'"),
         (("trianer",), "'trianer'"),
+        (("model", "init_arg"), "model: expected class_path and init_args, got init_arg"),
     ],
 )
 def test_unknown_key_is_named(tmp_path, capsys, place, message):
@@ -2010,19 +1902,6 @@ def test_yaml_may_repeat_keys_of_merged_sections_and_aliases(tmp_path):
     assert found == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": 2 * [{"x": 1, "y": 2}]}
 
 
-@pytest.mark.parametrize("place", [("model",), ("model", "init_args", "network"), ("trainer", "callbacks", 0)])
-def test_a_misspelled_entry_of_a_class_is_named(tmp_path, capsys, place):
-    """The message was that the base class is abstract."""
-    content = inner = config(tmp_path)
-    for key in place:
-        inner = inner[key]
-    inner["init_arg"] = inner.pop("init_args")
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
-    told = capsys.readouterr().err
-    assert place[-1] in (0, 1) or str(place[-1]) in told
-    assert "init_arg" in told.replace("init_args", "")
-
-
 def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, capsys):
     content = config(tmp_path)
     (tmp_path / "parts").mkdir()
@@ -2086,38 +1965,23 @@ def test_help_lists_every_subcommand_without_lightning():
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("callback", "message"),
-    [
-        ("LearningRateFinder", "one of these fields: ('lr', 'learning_rate')"),
-        ("BackboneFinetuning", "BackboneFinetuning needs a task with the attribute backbone"),
-    ],
-)
-def test_callbacks_that_need_other_tasks_are_refused(tmp_path, capsys, callback, message):
-    content = config(tmp_path, callbacks=[{"class_path": callback}])
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
-    told = capsys.readouterr().err
-    assert told.splitlines()[-1].startswith("lieattn fit: trainer")
-    assert message in told
+PRUNING = {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured", "amount": 0.2}}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
-        (
-            {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured", "amount": 0.2}},
-            "trainer.callbacks: expected one of pruning and averaging, got ModelPruning, which adds masks",
-        ),
-        ({"class_path": "lieattn.train.AveragedWeights"}, "trainer: Found more than one stateful callback of type `Av"),
-        ({"class_path": "lieattn.train.LastCheckpoint"}, "trainer: Found more than one stateful callback of type `La"),
+        ("LearningRateFinder", r"trainer: .*one of these fields: \('lr', 'learning_rate'\)"),
+        ("BackboneFinetuning", "trainer.callbacks: BackboneFinetuning needs a task with the attribute backbone"),
+        (PRUNING, "trainer.callbacks: expected one of pruning and averaging, got ModelPruning, which adds masks"),
+        ("lieattn.train.LastCheckpoint", "trainer: Found more than one stateful callback of type `La"),
     ],
 )
-def test_callbacks_that_exclude_each_other_are_refused(tmp_path, capsys, callback, message):
-    content = config(tmp_path, callbacks=[callback])
+def test_callbacks_that_do_not_fit_are_refused(tmp_path, capsys, callback, message):
+    content = config(tmp_path, callbacks=[{"class_path": callback} if isinstance(callback, str) else callback])
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content), "--ema", "0.9"]) == 2
-    assert f"lieattn fit: {message}" in capsys.readouterr().err
+    assert re.match(f"lieattn fit: {message}", capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -2131,16 +1995,15 @@ def test_barebones_runs_write_neither_logs_nor_checkpoints(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
-def test_runs_with_a_logger_are_continued_from_the_checkpoint_alone(tmp_path, capsys, logger):
-    loggers = {"class_path": logger, "init_args": {"save_dir": str(tmp_path / "logs")}}
+def test_runs_with_a_logger_are_continued_from_the_checkpoint_alone(tmp_path, capsys):
+    loggers = {"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path / "logs")}}
     content = config(tmp_path, logger=loggers, max_epochs=1)
     del content["model"]["init_args"]["schedule"]
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 0, capsys.readouterr().err
     last = tmp_path / "checkpoints/last.ckpt"
     more = ["--trainer.max_epochs", "2", "--trust", *TRUST]
     assert main(["fit", "--ckpt_path", str(last), *more]) == 2
-    assert f"names lightning.pytorch.loggers.{logger}, which would be imported" in capsys.readouterr().err
+    assert "names lightning.pytorch.loggers.CSVLogger, which would be imported" in capsys.readouterr().err
     assert main(["fit", "--ckpt_path", str(last), *more, "lightning"]) == 0, capsys.readouterr().err
     assert len(list((tmp_path / "logs/lightning_logs").iterdir())) == 2
 

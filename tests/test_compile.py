@@ -94,18 +94,6 @@ def test_operator_through_inductor(pattern):
     assert_same(outcomes(compiled, signals[0], leaves), outcomes(call, signals[0], leaves))
 
 
-@pytest.mark.slow  # g++ takes 15 seconds; operators are tested with Inductor above, networks with its front end below
-@compiler
-def test_network_through_inductor():
-    net, batch = network()
-    geometry = net.geometry(batch)
-    with torch.no_grad():
-        compiled = torch.compile(net.eval(), fullgraph=True)
-        assert_same([compiled(batch, geometry)], [net(batch, geometry)])
-        batch.x = torch.randn_like(batch.x)
-        assert_same([compiled(batch, geometry)], [net(batch, geometry)])
-
-
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_statistics_stay_in_single_precision(evaluation, pattern):
@@ -190,7 +178,7 @@ def of_sizes(clouds, sizes):
     some(
         "lie_principal framewise directions distances framewise_principal_vector gsa_points lie_vectors "
         "field_several se3_transformer".split(),
-        ["lie_principal"],
+        ["framewise"],
     ),
 )
 def test_networks_compile_for_batches_of_any_size(name):
@@ -432,14 +420,6 @@ def test_networks_that_cut_clouds_into_pieces_are_refused():
         torch.export.export(OfFeatures(), (data.x,), strict=False)
 
 
-def test_pixel_convolutions_compile_without_a_graph_break():
-    net, images = AffineSelfConvNet(cyclic(4), 1, 2, layer="convolution", blocks=1, channels=2), torch.randn(2, 1, 4, 4)
-    torch._dynamo.reset()
-    with torch.no_grad():
-        wanted = randomize(net).eval()(images)
-        assert_same([torch.compile(net, fullgraph=True, backend="eager")(images)], [wanted])
-
-
 @pytest.mark.slow
 def test_images_of_affine_networks_compile_without_a_graph_break():
     """The graph of the pixels is created in the first call, here by a network with another, equal group object."""
@@ -472,7 +452,7 @@ def test_forces_are_differentiated_uncompiled(back):
     assert_same(gradients[1], gradients[0])
 
 
-@pytest.mark.parametrize("way", ["in place", "wrapped", "part"])
+@pytest.mark.parametrize("way", some(["in place", "wrapped", "part"], ["part"]))
 def test_forces_of_compiled_networks_are_not_trained(way):
     """Losses on forces had wrong gradients with the backend eager, and failed in the backward pass with others."""
     net, data = small_energies()

@@ -223,14 +223,6 @@ def test_forces_of_crystals_do_not_jump():
 
 
 @pytest.mark.usefixtures("plain")
-def test_other_rotations_are_seen():
-    """Control: the network depends on directions."""
-    network, data = randomize(framewise(octahedral()).double(), spread=1.0).eval(), crystal()
-    matrix = SO(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert relative_error(network(turned(data, matrix)), network(data)) > 1e-4
-
-
-@pytest.mark.usefixtures("plain")
 def test_prepared_geometry_serves_other_places_and_cells():
     network, data = randomize(framewise(octahedral()).double()).eval(), crystal()
     geometry = network.geometry(data)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
-import lieattn
 from lieattn.certify import certify
 from lieattn.cli import main
 from lieattn.cli._ensemble import mean_network
@@ -201,16 +200,6 @@ def test_loaded_units_are_those_of_the_network_alone():
     model.load_state_dict(Rescaled(nn.Identity(), {"y": 5.0}, {"y": 4.0}).state_dict())
     assert model(torch.tensor(1.0)) == 9
     assert (scale, shift) == (2, 1)
-
-
-def test_one_file_and_a_certificate(networks, clouds, tmp_path):
-    ensemble = Ensemble(networks)
-    lieattn.save(ensemble, tmp_path / "ensemble.safetensors")
-    loaded = lieattn.load(tmp_path / "ensemble.safetensors")
-    assert isinstance(loaded, Ensemble)
-    assert torch.equal(loaded(clouds[0]), ensemble(clouds[0]))
-    assert loaded.guarantee == networks[0].guarantee
-    assert certify(loaded, clouds, dtypes=[torch.float64]).verdict == "kept"
 
 
 def test_calculator_of_ase(networks):

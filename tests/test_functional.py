@@ -304,8 +304,7 @@ def with_jumping_axes(name, of):
 
 
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize("of", ["cloud", "neighborhood"])
-@pytest.mark.parametrize("name", JUMPING)
+@pytest.mark.parametrize(("name", "of"), [*((name, "cloud") for name in JUMPING), ("line", "neighborhood")])
 def test_second_derivatives_at_jumping_axes_are_refused(name, of):
     """They were 7 to 13 % wrong. The derivatives of forces by weights are right, so training goes on."""
     network, pos, x = with_jumping_axes(name, of)

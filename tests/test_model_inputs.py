@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.certify import certify
 from lieattn.geometry import Given, PrincipalFrames, Radius, ScaleFrames, find_neighbors, lift, point_clouds
 from lieattn.groups import tetrahedral
 from lieattn.models import (
@@ -99,14 +98,6 @@ def test_features_may_be_absent(name, records):
     assert said == ["data.x: the data have no features; every point gets the feature 1 (in_channels=1)"] * (
         name != "FiniteSE2Transformer"  # it uses only positions
     )
-
-
-def test_certified():
-    """Edges are renumbered if the points are permuted."""
-    torch.manual_seed(0)
-    found = certify(MODELS["LieTransformer"](EDGES).eval(), clouds(), elements=2, rotations=1, continuity=False)
-    assert found.passed, str(found)
-    assert any(row.check == "permutation" for row in found.rows)
 
 
 def test_points_are_their_own_neighbors_as_asked_for():

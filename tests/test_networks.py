@@ -46,6 +46,7 @@ from lieattn.models import (
     DirectionConvNet,
     DirectionOptions,
     EnergyForces,
+    Ensemble,
     FieldModel,
     FiniteSE2Transformer,
     FramewiseOptions,
@@ -57,6 +58,7 @@ from lieattn.models import (
     LieTransformer,
     Lifting,
     Readout,
+    Rescaled,
     Stages,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
@@ -160,10 +162,9 @@ def several() -> dict[str, nn.Module]:
     return {"numbers": InvariantHead(4, 2), "charge": InvariantHead(4, 1, pool="none"), "dipole": DipoleHead(4)}
 
 
-def conv(downsampling: float = 1.0, **options) -> LieConvNet:
-    convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling, **options)
-    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "convolution": convolution}
-    return LieConvNet(2, 2, space=Euclidean(SE(3)), frames=PrincipalFrames(), **small)
+def conv(convolution: ConvolutionOptions | None = None, **options) -> LieConvNet:
+    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "frames": PrincipalFrames(), **options}
+    return LieConvNet(2, 2, convolution=convolution or ConvolutionOptions(rank=2, hidden=4), **small)
 
 
 FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
@@ -265,7 +266,7 @@ NETWORKS = {
     "lie_scales": (lambda: lie(Orbits(RotationDilations(2))), lambda: molecules(2), "R+xSO(2)"),
     "lie_directions": (lambda: lie(PositionDirection(), PrincipalFrames()), directed, "SE(3)"),
     "lie_conv": (conv, molecules, "SE(3)"),
-    "lie_conv_thinned": (lambda: conv(0.5), molecules, "SE(3)"),
+    "lie_conv_thinned": (lambda: conv(ConvolutionOptions(downsampling=0.5)), molecules, "SE(3)"),
     "finite_se2": (
         lambda: FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="pairwise_distances"),
         lambda: molecules(2),
@@ -452,10 +453,58 @@ NETWORKS = {
         lambda: molecules(2),
         "C3",
     ),
+    "lie_vector": (
+        lambda: lie(
+            Euclidean(SE(3)),
+            PrincipalFrames(),
+            neighborhood=Radius(2.5),
+            vector_inputs=("vel",),
+            lifting=Lifting(radial=3, local=5),
+            readout=Readout(kind="vector"),
+        ),
+        molecules,
+        "SE(3)",
+    ),
+    "lie_vector_finite": (
+        lambda: lie(
+            None,
+            cyclic(3),
+            neighborhood=Radius(2.5),
+            vector_inputs=("vel",),
+            lifting=Lifting(radial=3, local=5),
+            readout=Readout(kind="vector", pool="none", order="point_first"),
+        ),
+        lambda: molecules(2),
+        "C3",
+    ),
+    "lie_conv_vector": (
+        lambda: conv(frames=octahedral(), vector_inputs=("vel",), readout=Readout(kind="vector", pool="none")),
+        molecules,
+        "O",
+    ),
+    "field_lie": (
+        lambda: FieldModel(lie(Euclidean(E(3)), PrincipalFrames(), vector_inputs=("vel",)), PolarizabilityHead(8)),
+        molecules,
+        "E(3)",
+    ),
+    "rescaled": (
+        lambda: Rescaled(framewise(tetrahedral(), 1, pool="sum"), {"energy": 2.0}, {"energy": 3.0}, ["energy"]),
+        molecules,
+        "T",
+    ),
+    "ensemble": (
+        lambda: Ensemble([EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum")) for _ in range(2)]),
+        molecules,
+        "E(3)",
+    ),
     "lie_dilations": (lambda: lie(Orbits(Dilations(2))), lambda: molecules(2), "R+(2)"),
     "lie_turns": (lambda: lie(Orbits(SO(2))), lambda: molecules(2), "SO(2)"),
     "lie_similar3": (lambda: lie(Euclidean(Sim(3)), PrincipalFrames()), molecules, "Sim(3)"),
-    "lie_conv_attentive": (lambda: conv(0.5, attention=AttentionOptions(), heads=2), molecules, "SE(3)"),
+    "lie_conv_attentive": (
+        lambda: conv(ConvolutionOptions(downsampling=0.5, attention=AttentionOptions(), heads=2)),
+        molecules,
+        "SE(3)",
+    ),
     **{
         f"attentive_{kind}": (
             partial(AttentiveResNet, dihedral(4), 1, 2, blocks=1, channels=(3, 4, 4), attention=kind),
@@ -502,7 +551,9 @@ EXCEPT = {
     "hamiltonian continuity": "integrates at each of hundreds of evaluations",
 }
 UNCOMPILED = {
-    **dict.fromkeys("stresses forces forces_principal forces_several hamiltonian".split(), "outputs are derivatives"),
+    **dict.fromkeys(
+        "stresses forces forces_principal forces_several hamiltonian ensemble".split(), "outputs are derivatives"
+    ),
     "attentive_all_cnn": "pixels are sorted as in an image, which depends on values",
 }
 EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}

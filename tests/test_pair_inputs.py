@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-import lieattn
-from lieattn.certify import certify
 from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius, lift
-from lieattn.groups import SO, cyclic, icosahedral, octahedral, tetrahedral
+from lieattn.groups import SO, icosahedral, octahedral, tetrahedral
 from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
 from lieattn.models._base.pair_inputs import with_pair_features
 from lieattn.models.frames import DirectionOptions, FramewiseOptions
@@ -95,23 +93,6 @@ def test_features_of_pairs_are_seen_and_keep_the_symmetry(name):
     torch.testing.assert_close(network(relabeled(data, order)), found, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["framewise T", "directions T"])
-def test_vectors_rotate(name):
-    network, data = NETWORKS[name](kind="vector"), molecule(6)
-    moved = data.clone()
-    for element in T.elements:
-        moved.pos = data.pos @ element.T
-        torch.testing.assert_close(network(moved), network(data) @ element.T, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize("name", NETWORKS)
-def test_clouds_of_a_batch_do_not_see_each_other(name):
-    network, clouds = NETWORKS[name](), [molecule(6), molecule(1), molecule(4, 3), molecule(2, 4)]
-    each = torch.cat([network(cloud) for cloud in clouds])
-    torch.testing.assert_close(network(Batch.from_data_list(clouds)), each, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_zeros_are_the_same_as_no_pairs(name):
     network, data, none = NETWORKS[name](), molecule(6), molecule(6)
@@ -145,15 +126,6 @@ def test_gradients(make):
     again = copy.copy(data)
     again.pos = data.pos + 3.0
     torch.testing.assert_close(forces(again).force, forces(data).force)
-
-
-def test_certificates_and_files(tmp_path):
-    network, data = randomize(directions(), spread=0.2), molecule(6)
-    assert certify(network, [data, molecule(4, 2)], T).passed
-    lieattn.save(network, tmp_path / "network")
-    again = lieattn.load(tmp_path / "network")
-    assert torch.equal(again(data), network(data))
-    assert again.edges.in_edges == network.edges.in_edges
 
 
 @pytest.mark.parametrize("sizes", [(9, 4), (2, 1)])
@@ -234,12 +206,3 @@ def test_what_does_not_fit_is_refused():
     lattice.cell, lattice.pbc = 2 * torch.eye(3).double()[None], torch.ones(1, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"data\.edge_attr: expected clouds that are not periodic"):
         framewise(attention="neighborhood")(lattice)
-
-
-def test_in_the_plane():
-    data, group = molecule(6), cyclic(4)
-    network, flat = framewise(group), data.clone()
-    flat.pos = data.pos[:, :2]
-    moved = flat.clone()
-    moved.pos = flat.pos @ group.elements[1].T
-    torch.testing.assert_close(network(moved), network(flat))

@@ -59,7 +59,6 @@ KEPT = {
 }
 
 
-@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_what_leaves_the_outputs_alone(positions, dtype):

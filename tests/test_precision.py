@@ -57,12 +57,12 @@ IMAGES = {
     "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), channels=2, attention="pose", spatial_size=3),
     "AffineSelfConvNet": lambda: AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, heads=2),
 }
-SEVERAL = [name for name in MODELS if name in ("GSANet T", "framewise principal vectors", "LieConv", "SE3Transformer")]
+SEVERAL = ["gsa_points", "framewise_principal_vector", "lie_conv", "se3_transformer"]
 
 
 def network(name):
     torch.manual_seed(0)
-    return randomize(IMAGES[name]() if name in IMAGES else MODELS[name][1](), spread=0.4)
+    return randomize(IMAGES[name]() if name in IMAGES else MODELS[name][2](), spread=0.4)
 
 
 def inputs(name, positions=F32, features=F32):
@@ -75,7 +75,7 @@ def inputs(name, positions=F32, features=F32):
     if name in IMAGES:
         return drawn(features, 2, 1, *([28, 28] if name == "AttentiveCNN" else [8, 8]))
     dim, batch = MODELS[name][0], torch.tensor([0, 0, 0, 0, 1, 1, 1])
-    given = {"x": drawn(features, 7, 1), "vel": drawn(features, 7, dim)}
+    given = {"x": drawn(features, 7, MODELS[name][1]), "vel": drawn(features, 7, dim)}
     return Data(pos=drawn(positions, 7, dim), batch=batch, z=torch.tensor([1, 6, 7, 8, 1, 1, 1]), **given)
 
 
@@ -120,18 +120,18 @@ def test_clouds_far_from_the_origin_keep_their_digits(name):
 
 def test_clouds_as_inputs_keep_their_digits_far_from_the_origin():
     model = FramewiseTransformer(PrincipalFrames(), 1, 2, channels=4, layers=1)
-    near, far = (point_clouds(placed("GSANet T", shifts)) for shifts in ([0.0, 0.0], [1e5 / 3, -1e5]))
+    near, far = (point_clouds(placed("gsa_principal", shifts)) for shifts in ([0.0, 0.0], [1e5 / 3, -1e5]))
     assert relative_error(model(far), model(near), floor=0.0) < 1e-6
     assert relative_error(model(far.astype(F32)), model(near), floor=0.0) > 5e-6
 
 
 def absolute(table=None):
     options = GSAOptions(positions="absolute", values=False, frame_table=table)
-    return GSANet(cyclic(4), 1, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), heads=2, options=options)
+    return GSANet(cyclic(4), 2, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), heads=2, options=options)
 
 
 def moving():
-    inner = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1)
+    inner = FramewiseTransformer(cyclic(4), 2, 1, channels=4, layers=1)
     return FieldModel(inner, VectorHead(4, 2), start={"pos": 1.0})
 
 
@@ -152,7 +152,7 @@ def test_networks_that_see_places_keep_them(case):
     made = SEEING_PLACES[case]()
     model = randomize(made) if isinstance(made, torch.nn.Module) else made
     assert case in ("positions as outputs", "padded points") or not made.symmetry.all_translations
-    near, away = (placed("GSANet D3", [shift, shift]) for shift in (0.0, 3.0))
+    near, away = (placed("lie_plane", [shift, shift]) for shift in (0.0, 3.0))
     single = away.clone().update({"pos": away.pos.float(), "x": away.x.float()})
     torch.testing.assert_close(model(away), model(single), rtol=0, atol=0)
     assert relative_error(model(near), model(away)) > 1e-3
@@ -164,16 +164,6 @@ def test_images_are_read_in_the_dtype_of_the_weights_unless_they_are_too_large(n
     assert model.images(images).dtype == F32
     with pytest.raises(ValueError, match=r"data: expected at most 1e\+15 in size"):
         model(1e20 * images)
-
-
-@pytest.mark.parametrize("name", [*MODELS, *IMAGES])
-@pytest.mark.parametrize("features", [F32, BF16])
-def test_networks_under_autocast(name, features):
-    model = network(name)
-    expected = outputs(model, inputs(name)).detach()
-    with torch.autocast("cpu", BF16):
-        found = outputs(model, inputs(name, F32, features))
-    assert relative_error(found.double(), expected.double(), floor=0.0) < TOLERANCE[BF16]
 
 
 def lie(readout):
@@ -243,17 +233,17 @@ def test_weights_in_bfloat16_have_gradients(name):
 
 
 def test_weights_in_bfloat16_keep_their_statistics():
-    wide, narrow = network("LieConv").train(), network("LieConv").train().bfloat16()
+    wide, narrow = network("lie_conv").train(), network("lie_conv").train().bfloat16()
     before = {name: value.clone() for name, value in narrow.named_buffers() if value.is_floating_point()}
     for model in (wide, narrow):
-        model(inputs("LieConv"))
+        model(inputs("lie_conv"))
     expected = dict(wide.named_buffers())
     assert any(not torch.equal(value, before[name]) for name, value in narrow.named_buffers() if name in before)
     for name, value in narrow.named_buffers():
         assert relative_error(value.double(), expected[name].double()) < TOLERANCE[BF16], name
 
 
-@pytest.mark.parametrize("name", ["GSANet T", "framewise T", "LieTransformer T", "LieConv", "FiniteSE2"])
+@pytest.mark.parametrize("name", ["gsa_points", "framewise", "lie_finite", "lie_conv", "finite_se2"])
 @pytest.mark.parametrize("weights", [F64, BF16])
 def test_geometry_and_field_in_bfloat16(name, weights):
     model, data = network(name).to(weights), inputs(name)

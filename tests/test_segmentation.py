@@ -12,7 +12,6 @@ import yaml
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
 
-from lieattn.certify import certify
 from lieattn.cli import main
 from lieattn.cli._tables import prediction_tables, write_tables
 from lieattn.geometry import PrincipalFrames
@@ -230,12 +229,3 @@ def test_tables_of_points_of_empty_clouds_have_no_rows(tmp_path):
     assert [rows for _, rows in write_tables(tmp_path, tables)] == [2, 0]
     header = "cloud,point,force_0,force_1,force_2,force_std_0,force_std_1,force_std_2\n"
     assert (tmp_path / "predictions_force.csv").read_text() == header
-
-
-def test_trained_network_is_invariant(trained):
-    task = load_task(trained / "checkpoints" / "best.ckpt")
-    scene = ProceduralScenes(size=1, points=48)[0]
-    scene.x = torch.ones(48, 1)
-    found = certify(task.network, [scene])
-    assert found.passed, str(found)
-    assert found.group == "SE(3)"

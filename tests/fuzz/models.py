@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,102 +11,40 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius
-from lieattn.groups import SE, E, FiniteGroup, Sim, Translations, cyclic, dihedral, tetrahedral
-from lieattn.models import (
-    AttentionOptions,
-    ConvolutionOptions,
-    DirectionConvNet,
-    EnergyForces,
-    FieldModel,
-    FiniteSE2Transformer,
-    FramewiseTransformer,
-    GSANet,
-    LieConvNet,
-    LieTransformer,
-    Lifting,
-)
-from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
-from lieattn.models.published import PublishedCoordinates
-from lieattn.nn import DipoleHead, VectorHead
-from lieattn.spaces import Euclidean
+from lieattn.groups import FiniteGroup
 from lieattn.testing import randomize
 from tests.fuzz._strategies import points
 from tests.fuzz._target import Finding, Target, Verdict, named
+from tests.test_networks import NETWORKS
 
-_RADIUS = 1.3712  # no distance in a grid is equal to it
 # Clouds whose coordinates are of the order of the radius, so that errors are only rounding errors.
 _ORDINARY = ("normal", "coincident", "zero padded", "on a line", "in a plane", "grid")
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
-def _lie(group: Any, frames: Any = None, **options: Any) -> nn.Module:
-    small = {"neighborhood": Radius(_RADIUS), "channels": 8, "layers": 1, "heads": 2, **options}
-    return LieTransformer(1, 2, space=Euclidean(group), frames=frames, attention=AttentionOptions(hidden=4), **small)
+NAMES = (
+    "gsa_points gsa_principal framewise framewise_point framewise_principal_vector framewise_posed_O directions "
+    "framewise_separable directions_principal_vector lie_translations lie_principal lie_vectors lie_plane lie_finite "
+    "lie_similar_vectors lie_logs lie_published_logs lie_vector lie_conv finite_se2 tfn_vector se3_transformer "
+    "distances field_vector field_dipole forces"
+).split()
 
 
-def _gsa(frames: Any, **options: Any) -> nn.Module:
-    return GSANet(frames, 1, 2, neighborhood=Radius(_RADIUS), channels=8, blocks=(1,), heads=2, **options)
+def _width(name: str) -> tuple[int, int]:
+    """Return the dimension of the points and the number of features of a network of the table."""
+    cloud = NETWORKS[name][1]()[0]
+    return cloud.pos.shape[1], cloud.x.shape[1]
 
 
-def _framewise(frames: Any, outputs: int = 2, **options: Any) -> nn.Module:
-    return FramewiseTransformer(frames, 1, outputs, channels=4, layers=1, **options)
-
-
-def _steerable(model: Any, **options: Any) -> nn.Module:
-    return model(1, 1, neighborhood=Radius(_RADIUS), channels=4, layers=1, vector_inputs=("vel",), **options)
-
-
-_VEL: dict[str, Any] = {"vector_inputs": ("vel",)}
-_LOGS = {"lifting": Lifting("log")}
-# Dimension of the points, and the model.
-MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
-    "GSANet T": (3, lambda: _gsa(tetrahedral(), **_VEL)),
-    "GSANet D3": (2, lambda: _gsa(dihedral(3))),
-    "GSANet principal": (3, lambda: _gsa(PrincipalFrames(), **_VEL)),
-    "framewise T": (3, lambda: _framewise(tetrahedral(), neighborhood=Radius(_RADIUS), **_VEL)),
-    "framewise C4 vectors": (2, lambda: _framewise(cyclic(4), 1, kind="vector", pool="none", **_VEL)),
-    "framewise principal vectors": (3, lambda: _framewise(PrincipalFrames(), 1, kind="vector", **_VEL)),
-    "framewise posed": (3, lambda: _framewise(FiniteFrames(tetrahedral(), PrincipalFrames()), **_VEL)),
-    "directions T": (3, lambda: _steerable(partial(DirectionConvNet, tetrahedral()))),
-    "directions principal vectors": (
-        3,
-        lambda: _steerable(partial(DirectionConvNet, PrincipalFrames()), kind="vector"),
-    ),
-    "LieTransformer R3": (3, lambda: _lie(Translations(3))),
-    "LieTransformer SE3": (3, lambda: _lie(SE(3), PrincipalFrames(), **_VEL)),
-    "LieTransformer SE3, neighborhoods": (3, lambda: _lie(SE(3), PrincipalFrames("neighborhood"), **_VEL)),
-    "LieTransformer E2": (2, lambda: _lie(E(2), PrincipalFrames(), **_VEL)),
-    "LieTransformer Sim2": (2, lambda: _lie(Sim(2), PrincipalFrames(), neighborhood=AllPairs(), **_VEL)),
-    "LieTransformer T": (3, lambda: _lie(SE(3), tetrahedral())),
-    "LieTransformer C6 logarithms": (2, lambda: _lie(SE(2), cyclic(6), **_LOGS)),
-    "LieTransformer C10 published": (2, lambda: _lie(SE(2), cyclic(10), lifting=Lifting(PublishedCoordinates("log")))),
-    "LieTransformer vectors": (3, lambda: FieldModel(_lie(SE(3), PrincipalFrames(), **_VEL), VectorHead(8))),
-    "LieConv": (
-        3,
-        lambda: LieConvNet(
-            1,
-            2,
-            space=Euclidean(SE(3)),
-            frames=PrincipalFrames(),
-            neighborhood=Radius(_RADIUS),
-            channels=8,
-            layers=1,
-            convolution=ConvolutionOptions(rank=2, hidden=4),
-        ),
-    ),
-    "FiniteSE2": (2, lambda: FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="pairwise_distances")),
-    "TensorFieldNetwork": (3, lambda: _steerable(TensorFieldNetwork, degree=1, kind="vector", pool="none")),
-    "SE3Transformer": (3, lambda: _steerable(SE3Transformer, degree=1, heads=2)),
-    "DistanceTransformer": (3, lambda: _steerable(DistanceTransformer, heads=2)),
-    "dipoles": (3, lambda: FieldModel(_framewise(tetrahedral(), **_VEL), DipoleHead(4))),
-    "forces": (3, lambda: EnergyForces(_steerable(TensorFieldNetwork, degree=1))),
+# Dimension of the points, number of features, and the network.
+MODELS: dict[str, tuple[int, int, Callable[[], nn.Module]]] = {
+    name: (*_width(name), NETWORKS[name][0]) for name in NAMES
 }
 
 
 @functools.cache
 def _model(name: str, dtype: torch.dtype) -> nn.Module:
-    return randomize(MODELS[name][1](), spread=0.4).to(dtype)
+    return randomize(MODELS[name][2](), spread=0.4).to(dtype)
 
 
 @st.composite
@@ -122,9 +59,9 @@ def _check(case: Any) -> Finding | Verdict:
     name, ordinary, pos, batch, seed, factor = case
     model, generator = _model(name, pos.dtype), torch.Generator().manual_seed(seed)
     batch = batch.unique(return_inverse=True)[1]  # outputs of clouds without points depend on the read-out
-    inputs = {"x": torch.randn(len(pos), 1, generator=generator, dtype=torch.float64).to(pos) * factor}
+    inputs = {"x": torch.randn(len(pos), MODELS[name][1], generator=generator, dtype=torch.float64).to(pos) * factor}
     inputs["vel"] = torch.randn(pos.shape, generator=generator, dtype=torch.float64).to(pos)
-    inputs["z"] = torch.randint(1, 9, (len(pos),), generator=generator)
+    inputs["z"] = torch.randint(6, 9, (len(pos),), generator=generator)
     try:
         expected = _outputs(model, pos, batch, inputs)
     except ValueError as error:

@@ -11,8 +11,6 @@ from torch_geometric.transforms import Constant
 from lieattn.geometry import (
     AllPairs,
     GivenFrames,
-    Nearest,
-    PrincipalFrames,
     Radius,
     SampledFrames,
     lift,
@@ -366,20 +364,6 @@ def test_forces_turn_with_the_points_and_sum_to_zero(group):
         torch.testing.assert_close(turned.force, group.act(g, force), atol=1e-11, rtol=0)
 
 
-def test_vectors_in_and_out_with_frames_made_of_the_data():
-    velocities, pos = draw(9, 3), draw(9, 3, seed=1)
-    head = randomize(VectorHead(3).double())
-    frames = PrincipalFrames("neighborhood")
-
-    def call(velocities, pos):
-        graph = lift(pos, frames, Nearest(6))
-        return head(torch.tanh(lift_field(velocities, graph, Vector(3))), graph)
-
-    out = call(velocities, pos)
-    for R in rotations(3):
-        torch.testing.assert_close(call(velocities @ R.T, pos @ R.T + 1.0), out @ R.T, atol=1e-10, rtol=0)
-
-
 def test_forces_whatever_the_callers_gradient_mode():
     group = cyclic(4)
     forces, data = model(group), molecule(group)
@@ -396,29 +380,6 @@ def test_forces_whatever_the_callers_gradient_mode():
     assert not found.force.requires_grad
     assert not data.pos.requires_grad
     assert set(data.keys()) == {"pos", "z"}
-
-
-def test_training_on_forces():
-    """The gradient of a loss on forces with respect to the weights equals finite differences."""
-    group = tetrahedral()
-    forces, data = model(group).train(), molecule(group)
-    weight = forces.model.attention.encoding.position.weight
-
-    def loss():
-        energy, force = forces(data)
-        return energy.square().sum() + force.square().sum()
-
-    loss().backward()
-    found = float(weight.grad[1, 2])
-    with torch.no_grad():
-        ends = []
-        for value in (1e-6, -2e-6):
-            weight[1, 2] += value
-            ends.append(float(loss()))
-    assert found == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in forces.parameters())
-    assert not forces.eval()(data).energy.requires_grad
-    assert forces(data, create_graph=True).force.requires_grad
 
 
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])

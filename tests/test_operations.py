@@ -9,7 +9,7 @@ from torch import nn
 
 from lieattn.geometry import Radius, find_neighbors, lift, point_clouds
 from lieattn.groups import cyclic
-from lieattn.nn import AffineSelfConvolution, GridAttentiveConvolution, GroupAttention, LieSelfAttention
+from lieattn.nn import AffineSelfConvolution, GridAttentiveConvolution, LieSelfAttention
 from lieattn.nn.relative import FourierFeatures
 from lieattn.ops import RelativeTerms, backend, count_operations, explain, group_attention
 
@@ -139,12 +139,3 @@ def test_layers_count_as_plain_maths(name):
         assert 0.5 * counts["plain"] < counts["numba"] < 2 * counts["plain"]
     else:
         assert counts["numba"] == counts["plain"] > 0
-
-
-def test_whole_network_is_counted_alike():
-    graph = lift(torch.randn(60, 2), cyclic(4), Radius(1.0))
-    layer = GroupAttention(16, 16, heads=2, group=cyclic(4), encoding=[])
-    x = torch.randn(60, 4, 16)
-    projections = 4 * 60 * 4 * 16 * 16
-    with backend("numba"):
-        assert count_operations(lambda: layer(x, graph)) > projections

@@ -459,6 +459,29 @@ def _check_gated(case: Sized) -> Finding | Verdict:
         return _compare(drawn, wanted, _KERNELS, lambda _: drawn.outcome(attend, case.dtype, twice))
 
 
+def _check_operands(
+    case: Sized,
+    drawn: Numbers,
+    operands: Sequence[Tensor],
+    defined: Callable[..., Tensor],
+    made: Callable[..., Tensor],
+    evaluators: list[str],
+    words: str,
+) -> Finding | Verdict:
+    """Compare a function of these operands with its definition."""
+    twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
+
+    def outcome(evaluate: Callable[..., Tensor], dtype: torch.dtype) -> Outcome:
+        leaves = [operand.to(dtype).detach().requires_grad_(case.gradients) for operand in operands]
+        return _outcome(drawn, evaluate(*leaves), leaves, twice)
+
+    wanted = outcome(defined, torch.float64)
+    found = _compare(drawn, wanted, evaluators, lambda _: outcome(made, case.dtype))
+    if isinstance(found, Finding):
+        return Finding(found.verdict, f"{found.detail} {case} {words} {[tuple(t.shape) for t in operands]}")
+    return found
+
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda u: u * torch.sigmoid(u),
     "relu": lambda u: u * (u > 0),
@@ -480,11 +503,6 @@ def _check_networks(case: Sized) -> Finding | Verdict:
     sizes = ((inputs, hidden), (hidden, hidden), (hidden, outputs))
     parameters = [drawn.draw(heads, *size) for size in sizes] + [drawn.draw(heads, size[1]) for size in sizes]
     operands = [drawn.draw(number, inputs, times=choice((1.0, 1.0, 1e-3, 30.0, 1e3))), *parameters]
-    twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
-
-    def outcome(evaluate: Callable[..., Tensor], dtype: torch.dtype) -> Outcome:
-        leaves = [operand.to(dtype).detach().requires_grad_(case.gradients) for operand in operands]
-        return _outcome(drawn, evaluate(*leaves), leaves, twice)
 
     def defined(x: Tensor, *given: Tensor) -> Tensor:
         for weight, bias in zip(given[:3], given[3:], strict=True):
@@ -492,16 +510,10 @@ def _check_networks(case: Sized) -> Finding | Verdict:
             x = _ACTIVATIONS[name](torch.einsum(rule, x, weight) + bias)
         return x.flatten(1)
 
-    wanted = outcome(defined, torch.float64)
-    found = _compare(
-        drawn,
-        wanted,
-        _KERNELS,
-        lambda _: outcome(lambda x, *given: head_networks(x, given[:3], given[3:], name), case.dtype),
-    )
-    if isinstance(found, Finding):
-        return Finding(found.verdict, f"{found.detail} {case} {name} {[tuple(t.shape) for t in operands]}")
-    return found
+    def made(x: Tensor, *given: Tensor) -> Tensor:
+        return head_networks(x, given[:3], given[3:], name)
+
+    return _check_operands(case, drawn, operands, defined, made, _KERNELS, name)
 
 
 def _check_edges(case: Sized) -> Finding | Verdict:
@@ -516,11 +528,6 @@ def _check_edges(case: Sized) -> Finding | Verdict:
     shapes = (number, fiber, inputs), (number, hidden), (number,), (hidden, inputs), (hidden, hidden), (hidden,)
     operands = [drawn.draw(*shape) for shape in (*shapes, *[(channels, hidden)] * max(1, maps))]
     operands += [drawn.draw(points, fiber, channels)]
-    twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
-
-    def outcome(evaluate: Callable[..., Tensor], dtype: torch.dtype) -> Outcome:
-        leaves = [operand.to(dtype).detach().requires_grad_(case.gradients) for operand in operands]
-        return _outcome(drawn, evaluate(*leaves), leaves, twice)
 
     def summed(kernels: Sequence[Tensor], x: Tensor) -> Tensor:
         products = [kernel * x[source] for kernel in kernels]
@@ -539,11 +546,7 @@ def _check_edges(case: Sized) -> Finding | Verdict:
         units = edge_units(seen, shared, weight, first, (second, bias))
         return torch.stack([edge_messages(units, one, x, neighbors) for one in last])
 
-    wanted = outcome(defined, torch.float64)
-    found = _compare(drawn, wanted, ["plain", "numba"], lambda _: outcome(made, case.dtype))
-    if isinstance(found, Finding):
-        return Finding(found.verdict, f"{found.detail} {case} {maps} {points} {[tuple(t.shape) for t in operands]}")
-    return found
+    return _check_operands(case, drawn, operands, defined, made, ["plain", "numba"], f"{maps} {points}")
 
 
 _SIGNALS = ("query", "key", "value")

@@ -13,14 +13,16 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from types import FunctionType
 from typing import Self
 
+import numpy as np
 import torch
 from beartype import BeartypeConf, FrozenDict, beartype
 from jaxtyping import jaxtyped
 
 PACKAGES = {"lieattn", "lieattn_datasets"}
 COMPILED = ("lieattn.ops.kernels",)
-# An int is a float, and ``Self`` can only be compared in classes.
-LIKE = BeartypeConf(is_pep484_tower=True, hint_overrides=FrozenDict({Self: object}))
+# Numbers of NumPy are numbers, and ``Self`` can only be compared in classes.
+NUMBERS = {int: int | np.integer, float: float | int | np.floating | np.integer}
+LIKE = BeartypeConf(hint_overrides=FrozenDict({Self: object, **NUMBERS}))
 
 
 def has_shapes(function):

@@ -10,10 +10,11 @@ from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
-from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import torch
+from jaxtyping import AbstractArray
 from torch import Tensor, nn
 
 from lieattn._core.autocast import in_autocast
@@ -25,6 +26,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 LARGEST = 1e15  # squares are finite in float32, with a margin for sums and weights
 _TINY = 1e-9  # entries of orthogonal matrices up to this size count as 0
 _SHORT = 60  # largest number of characters of a value in a message
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
 
@@ -308,15 +310,16 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
     Call it first in the function, ``check_arguments(function, locals())``, but not in code that torch compiles or
     traces. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. Conditions that are
-    not part of annotations, such as bounds, must be checked separately.
+    not part of annotations, such as shapes and bounds, must be checked separately.
     """
-    for argument, kinds in _annotated(of):
+    for argument, hint in _hints(of).items():
         if argument not in given:
             continue
         value = given[argument]
-        if not _fits(value, kinds):
-            error = ValueError if all(found.by_value for found in kinds if found.words != "None") else TypeError
-            raise error(f"{argument}: expected {_words(kinds)}, got {shown(value)}")
+        if not _fits(value, hint):
+            parts = [part for part in _parts(hint) if part is not NoneType]
+            error = ValueError if all(part is int or get_origin(part) is Literal for part in parts) else TypeError
+            raise error(f"{argument}: expected {_words(hint)}, got {shown(value)}")
         if isinstance(value, float) and value != value:
             raise ValueError(f"{argument}: expected a finite number, got {value}")
 
@@ -330,46 +333,32 @@ def shown(value: object) -> str:
     return f"{kind(value)} of {', '.join(entries)}" if entries else kind(value)
 
 
-class _Kind(NamedTuple):
-    """Values that an annotation allows, in ``words``. Others raise ValueError if ``by_value``, otherwise TypeError."""
-
-    fits: Callable[[Any], bool]
-    words: str
-    by_value: bool = False
-
-
-_SIMPLE: dict[Any, _Kind] = {
-    Any: _Kind(lambda value: True, "anything"),
-    object: _Kind(lambda value: True, "anything"),
-    type(None): _Kind(lambda value: value is None, "None"),
-    bool: _Kind(lambda value: isinstance(value, bool), "True or False"),
-    int: _Kind(lambda value: isinstance(value, Integral) and not isinstance(value, bool), "an integer", by_value=True),
-    float: _Kind(lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
-    str: _Kind(lambda value: isinstance(value, str), "a string"),
-    Tensor: _Kind(lambda value: isinstance(value, Tensor), "a tensor"),
-}
-
-_WORDS = {  # replacements of class names in messages: plainer words, or an example
+_WORDS = {  # for the names of classes
     "Callable": "a function",
     "FiniteGroup": "a FiniteGroup such as lieattn.groups.cyclic(4)",
-    "Group": "a group such as lieattn.groups.SE(3)",
     "Frames": "frames such as PrincipalFrames()",
+    "Group": "a group such as lieattn.groups.SE(3)",
     "HomogeneousSpace": "a HomogeneousSpace such as Euclidean(SE(3))",
     "Module": "a network (torch.nn.Module)",
     "Neighborhood": "a neighborhood such as Radius(1.5)",
+    "NoneType": "None",
+    "Tensor": "a tensor",
+    "bool": "True or False",
+    "float": "a number",
+    "int": "an integer",
+    "str": "a string",
 }
 
 
 @cache
-def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], ...]:
-    """Return the allowed kinds of each argument."""
+def _hints(of: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotation of each argument that has a name."""
     module = sys.modules.get(of.__module__)
     # Names that a module imports only for type checkers are Any.
     unknown = {name: Any for name in _names(of) if not hasattr(builtins, name)}
     hints = get_type_hints(of, localns=unknown if module is None else unknown | vars(module))
     parameters = inspect.signature(of).parameters.values()
-    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name in hints]
-    return tuple((name, tuple(_kinds(hints[name]))) for name in named)
+    return {p.name: hints[p.name] for p in parameters if p.kind not in _VARIADIC and p.name in hints}
 
 
 def _names(of: Callable[..., Any]) -> Iterator[str]:
@@ -380,51 +369,50 @@ def _names(of: Callable[..., Any]) -> Iterator[str]:
                 yield from compile(text, "<annotation>", "eval").co_names
 
 
-def _kinds(hint: Any) -> Iterator[_Kind]:
-    """Yield the kinds that an annotation allows. Forms that the library does not use allow anything."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        for part in arguments:
-            yield from _kinds(part)
-    elif origin is Literal:
-        yield _Kind(lambda value: isinstance(value, str | int) and value in arguments, f"one of {arguments}", True)
-    elif isinstance(origin, type) and issubclass(origin, abc.Sequence):
-        yield _sequence(origin, arguments)
-    else:
-        yield _SIMPLE[hint] if hint in _SIMPLE else _object(origin or hint)
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _object(cls: Any) -> _Kind:
-    """Return the kind of instances of a class; for protocols and ``Callable``, callable objects except classes."""
-    if is_typeddict(cls):
-        cls = dict
-    if not isinstance(cls, type):
-        return _SIMPLE[Any]
-    words = _WORDS.get(cls.__name__, f"a {cls.__name__}")
-    if cls is abc.Callable or getattr(cls, "_is_protocol", False):
-        return _Kind(lambda value: callable(value) and not isinstance(value, type), words)
-    return _Kind(lambda value: isinstance(value, cls), words)
+def _class(hint: Any) -> Any:
+    """Return the class whose instances an annotation allows; that of tensors for a shape."""
+    found = dict if is_typeddict(hint) else get_origin(hint) or hint
+    return found.array_type if isinstance(found, type) and issubclass(found, AbstractArray) else found
 
 
-def _sequence(cls: type, entries: tuple[Any, ...]) -> _Kind:
-    """Return the kind of sequences with one kind of entries, or of tuples with a kind for each entry."""
-    parts = [tuple(_kinds(entry)) for entry in entries if entry is not Ellipsis] or [(_SIMPLE[Any],)]
-    if cls is tuple and Ellipsis not in entries:
-        words = f"({', '.join(_words(part) for part in parts)})"
-        return _Kind(lambda value: _is_sequence(value, len(parts)) and all(map(_fits, value, parts)), words)
-    words = f"a sequence in which each entry is {_words(parts[0])}"
-    return _Kind(lambda value: _is_sequence(value) and all(_fits(entry, parts[0]) for entry in value), words)
+def _fits(value: object, hint: Any) -> bool:
+    """Return whether an annotation allows a value. Forms that the library does not use allow anything."""
+    if len(parts := _parts(hint)) > 1:
+        return any(_fits(value, part) for part in parts)
+    allowed, entries = _class(hint), get_args(hint)
+    if allowed is Literal:
+        return isinstance(value, str | int) and value in entries
+    if allowed is int or allowed is float:
+        return isinstance(value, Integral if allowed is int else Real) and not isinstance(value, bool)
+    if allowed is abc.Callable or getattr(allowed, "_is_protocol", False):
+        return callable(value) and not isinstance(value, type)
+    if not _is_sequence(hint):
+        return allowed is Any or not isinstance(allowed, type) or isinstance(value, allowed)
+    if not isinstance(value, abc.Sequence) or isinstance(value, str | bytes):
+        return False
+    if allowed is tuple and Ellipsis not in entries:
+        return len(value) == len(entries) and all(map(_fits, value, entries))
+    return all(_fits(entry, entries[0]) for entry in value)
 
 
-def _words(kinds: tuple[_Kind, ...]) -> str:
-    return " or ".join(dict.fromkeys(found.words for found in kinds))
+def _words(hint: Any) -> str:
+    """Return the values that an annotation allows, in words."""
+    if len(parts := _parts(hint)) > 1:
+        return " or ".join(dict.fromkeys(map(_words, parts)))
+    allowed, entries = _class(hint), get_args(hint)
+    if allowed is Literal:
+        return f"one of {entries}"
+    if allowed is tuple and Ellipsis not in entries:
+        return f"({', '.join(map(_words, entries))})"
+    if _is_sequence(hint):
+        return f"a sequence in which each entry is {_words(entries[0])}"
+    return _WORDS.get(allowed.__name__, f"a {allowed.__name__}")
 
 
-def _fits(value: object, kinds: tuple[_Kind, ...]) -> bool:
-    return any(found.fits(value) for found in kinds)
-
-
-def _is_sequence(value: object, length: int | None = None) -> bool:
-    """Return whether a value is a sequence other than a string, and has this length if it is given."""
-    found = isinstance(value, abc.Sequence) and not isinstance(value, str | bytes)
-    return found and (length is None or len(value) == length)  # type: ignore[arg-type]
+def _is_sequence(hint: Any) -> bool:
+    """Return whether an annotation states the entries of a sequence; named tuples are classes like others."""
+    return isinstance(origin := get_origin(hint), type) and issubclass(origin, abc.Sequence)

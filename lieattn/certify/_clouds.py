@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -119,12 +120,12 @@ def clouds_of_images(images: Tensor) -> list[Data]:
     return [Data(x=x, pos=pos, grid=grid) for x in images.detach().cpu().flatten(2).mT]
 
 
-def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
+def images_of_clouds(clouds: Sequence[Data]) -> Float[Tensor, "images channels *sides"]:
     """Return the images ``[images, channels, *sides]`` of points in raster order."""
     return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
 
 
-def sizes_of(clouds: Sequence[Data]) -> Tensor:
+def sizes_of(clouds: Sequence[Data]) -> Int[Tensor, " clouds"]:
     """Return the number of points of each cloud, int64 ``[clouds]``."""
     return torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
 

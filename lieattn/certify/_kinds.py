@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn.reps import Pseudovector, Representation
@@ -33,7 +34,13 @@ def check_kind(argument: str, kind: object) -> None:
         raise TypeError(f"{argument}: {expected}, got {kind!r}")
 
 
-def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: Tensor) -> Tensor:
+def transform(
+    argument: str,
+    kind: Kind,
+    values: Float[Tensor, "*rest components"],
+    linear: Float[Tensor, "d d"],
+    shift: Float[Tensor, "rows d"],
+) -> Float[Tensor, "*rest components"]:
     """Transform values ``[rows, *, components]`` float64 by the motion x ↦ A x + t, with one t ``[d]`` for each row."""
     if kind == "invariant":
         return values

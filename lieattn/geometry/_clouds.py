@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Self
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.checks import check_has_numbers, check_is, check_tensor
@@ -25,7 +26,7 @@ COORDINATE_LIMIT = 1e100
 _FLAT = 1e-8  # smallest volume of a cell, relative to the product of its edge lengths
 
 
-def as_coordinates(pos: Tensor) -> Tensor:
+def as_coordinates(pos: Float[Tensor, "points dim"]) -> Float[Tensor, "points dim"]:
     """Convert coordinates ``[points, dim]`` of any floating dtype to float64, without gradient, on the same device.
 
     TypeError or ValueError is raised if ``pos`` has another dtype or shape, or a coordinate is NaN, infinite or beyond
@@ -133,7 +134,7 @@ class PointClouds(Movable):
         return self.pos.device
 
     @OnFirstUse
-    def counts(self) -> Tensor:
+    def counts(self) -> Int[Tensor, " clouds"]:
         """Number of points of each cloud, ``[clouds]`` int64; computed on first use."""
         return counts(self.batch, self.num_clouds)
 
@@ -152,7 +153,7 @@ class PointClouds(Movable):
         known = not torch.compiler.is_compiling() and self.each is not None
         return x.unflatten(0, (self.num_clouds, self.each)) if known else None
 
-    def sum(self, x: Tensor) -> Tensor:
+    def sum(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, clouds * rest]:
         """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero.
 
         Sums of integers and masks are int64, as in torch. The error is at most some rounding steps of the largest
@@ -163,21 +164,23 @@ class PointClouds(Movable):
             return clouds.sum(dim=1)
         return sums(x, self.batch, self.num_clouds, torch.float64)
 
-    def mean(self, x: Tensor) -> Tensor:
+    def mean(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, clouds * rest]:
         """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
         clouds = self.by_cloud(x)
         if clouds is not None and (x.is_floating_point() or x.is_complex()):
             return clouds.mean(dim=1)
         return means(x, self.batch, self.counts, torch.float64)
 
-    def max(self, x: Tensor) -> Tensor:
+    def max(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, clouds * rest]:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""
         self._check_rows(x)
         if x.is_complex():
             raise ValueError(f"x: expected real numbers, which have a maximum, got {x.dtype}")
         return maxima(x, self.batch, self.num_clouds)
 
-    def around_origin(self, dtype: torch.dtype, dim: int | None = None, *, keep_images: bool = False) -> Tensor:
+    def around_origin(
+        self, dtype: torch.dtype, dim: int | None = None, *, keep_images: bool = False
+    ) -> Float[Tensor, "points dim"]:
         """Return the positions in a dtype, without the means of the clouds, which are subtracted in float64.
 
         Coordinates far from the origin would lose the digits that displacements need. Points of periodic clouds are

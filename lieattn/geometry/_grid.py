@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_counts, check_floating
@@ -25,7 +26,7 @@ from lieattn.geometry._neighbors import OFF_LATTICE, PixelSquare
 from lieattn.groups import FiniteGroup
 
 
-def pixel_positions(*sides: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def pixel_positions(*sides: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "pixels dim"]:
     """Return pixel centers ``[height * width, 2]`` with unit spacing and the image center at the origin.
 
     ``sides`` are height and width, or depth, height and width of voxels, which give ``[depth * height * width, 3]``.
@@ -123,7 +124,7 @@ def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.
     return LiftedGraph.over(clouds, space=one.space, neighbors=lists, length=one.length, group=one.group)
 
 
-def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
+def crop(grid: Int[Tensor, "clouds dim"], margin: int) -> tuple[Int[Tensor, " kept"], Int[Tensor, "clouds dim"]]:
     """Return the points that remain when ``margin`` pixels are cut off at each side, and the new sizes.
 
     ``grid`` ``[clouds, 2]`` int64 contains the height and width of each image. The result is the indices ``[remaining
@@ -141,7 +142,9 @@ def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
     return inside.nonzero()[:, 0], left
 
 
-def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
+def pooling_cells(
+    grid: Int[Tensor, "clouds dim"], size: int
+) -> tuple[Int[Tensor, " points"], Int[Tensor, "clouds dim"], bool]:
     """Return the cell of size x size pixels of each point, for pooling with a stride equal to the window.
 
     The result has three parts: the index of each point's cell among the cells of all clouds, ``[points]`` int64, with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from lieattn._core.checks import check_none, check_tensor
@@ -67,13 +68,15 @@ def first_true(mask: Tensor) -> int:
     return int(mask.nonzero()[0])
 
 
-def members(batch: Tensor, num_clouds: int) -> tuple[Tensor, Tensor, Tensor]:
+def members(
+    batch: Int[Tensor, " points"], num_clouds: int
+) -> tuple[Int[Tensor, " points"], Int[Tensor, " clouds"], Int[Tensor, " clouds"]]:
     """Return the indices of the points sorted by cloud ``[points]``, and the start and size of each cloud in them."""
     size = torch.bincount(batch, minlength=num_clouds)
     return batch.argsort(stable=True), size.cumsum(0) - size, size
 
 
-def ranks(batch: Tensor, num_clouds: int) -> Tensor:
+def ranks(batch: Int[Tensor, " points"], num_clouds: int) -> Int[Tensor, " points"]:
     """Return the rank of each point within its cloud, ``[points]`` int64."""
     order, first, _ = members(batch, num_clouds)
     place = torch.empty_like(batch)
@@ -81,7 +84,9 @@ def ranks(batch: Tensor, num_clouds: int) -> Tensor:
     return place - first[batch]
 
 
-def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def ranges(
+    first: Int[Tensor, " rows"], count: Int[Tensor, " rows"]
+) -> tuple[Int[Tensor, " numbers"], Int[Tensor, " numbers"]]:
     """Concatenate the ranges ``first[s] ... first[s] + count[s] - 1``. Return the s of each number, and the numbers."""
     segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
     position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -106,7 +107,7 @@ class LiftedGraph(PointClouds):
         return self.relative.fiber
 
     @property
-    def degree(self) -> Tensor:
+    def degree(self) -> Float[Tensor, " points"]:
         """Number of neighbors of each point, ``[points]`` floating. Smooth neighbors count with their weights."""
         window, neighbors = self.relative.log_window, self.neighbors
         if window is None:
@@ -120,7 +121,7 @@ class LiftedGraph(PointClouds):
         return self.relative.length
 
     @property
-    def frames(self) -> Tensor:
+    def frames(self) -> Float[Tensor, "*points fiber k k"]:
         """Linear parts of the elements, which map components in a frame to vectors of the space.
 
         They are ``[fiber, dim, dim]`` if all points have the same frames, otherwise ``[points, fiber, dim, dim]``.
@@ -133,7 +134,7 @@ class LiftedGraph(PointClouds):
             return matrices if relative.pose is None else relative.pose[:, None] @ matrices
 
     @property
-    def elements(self) -> Tensor:
+    def elements(self) -> Float[Tensor, "points fiber n n"]:
         """The elements g_ia ``[points, fiber, m, m]``."""
         if self.relative.elements is not None:
             return self.relative.elements
@@ -142,7 +143,7 @@ class LiftedGraph(PointClouds):
             return section
         return self.space.group.product(section, self.space.embed(self.frames))
 
-    def frame_positions(self, *, centered: bool = True) -> Tensor:
+    def frame_positions(self, *, centered: bool = True) -> Float[Tensor, "points fiber dim"]:
         """Return coordinates in each frame, divided by the length, ``[points, fiber, dim]``.
 
         They are relative to the origin or, if ``centered``, to the mean of the cloud. If all points have the same
@@ -158,7 +159,9 @@ class LiftedGraph(PointClouds):
         inverse = torch.linalg.inv(self.frames.double())[slice(None) if points is None else points]
         return (inverse @ (seen / self.length).double()[:, None, :, None])[..., 0].to(places.dtype)
 
-    def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
+    def seen_in_frames(
+        self, vectors: Float[Tensor, "n count dim"], points: Int[Tensor, " n"] | None = None
+    ) -> Float[Tensor, "n fiber count dim"]:
         """Return the components A_iaᵀ v ``[n, fiber, count, dim]`` of vectors ``[n, count, dim]`` in orthogonal frames.
 
         The frames of row i are those of the point ``points[i]``, or of point i by default.
@@ -179,11 +182,11 @@ class LiftedGraph(PointClouds):
                 vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
             return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def spread(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, nodes * rest]:
         """Repeat features of points on all scales, ``[points, *]`` to ``[nodes, *]``."""
         return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
 
-    def by_level(self, x: Tensor) -> Tensor:
+    def by_level(self, x: Shaped[Tensor, nodes * rest]) -> Shaped[Tensor, "points levels *rest"]:
         """Separate the scales of a field, ``[nodes, *]`` to ``[points, levels, *]``."""
         check_is("x", x, Tensor)
         return x.unflatten(0, (-1, self.levels))
@@ -196,7 +199,9 @@ class LiftedGraph(PointClouds):
         batch = self.batch * self.levels + torch.arange(self.num_points, device=self.device) % self.levels
         return PointClouds(pos=self.pos, batch=batch, num_clouds=self.num_clouds * self.levels)
 
-    def at(self, pos: Tensor, deformation: Tensor | None = None) -> LiftedGraph:
+    def at(
+        self, pos: Float[Tensor, "points dim"], deformation: Float[Tensor, "clouds dim dim"] | None = None
+    ) -> LiftedGraph:
         """Return the graph with the same lists and frames for new positions, see :meth:`RelativeElements.at`."""
         moved, cell = replace(self, pos=pos, relative=self.relative.at(pos, deformation)), self.cell
         return moved if cell is None or deformation is None else replace(moved, cell=cell @ deformation.to(cell))
@@ -210,12 +215,12 @@ class LiftedGraph(PointClouds):
         check_indices("points", points, dim=1, device=self.device)
         return replace(self, kept=Kept(points, clouds))
 
-    def select_edges(self, kept: Tensor) -> LiftedGraph:
+    def select_edges(self, kept: Int[Tensor, " edges"]) -> LiftedGraph:
         """Return the graph with some of the edges, given by their indices ``[kept]`` in ascending order."""
         check_indices("kept", kept, dim=1, device=self.device, below=self.neighbors.num_edges)
         return self.restricted(self.neighbors.select(kept), edges=kept)
 
-    def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
+    def subset(self, kept: Int[Tensor, " kept"], neighborhood: Neighborhood) -> LiftedGraph:
         """Return the graph of the points ``kept`` with their elements, for example those of :func:`farthest_points`.
 
         ``kept`` are int64 indices. Neighbors are found again, and the length is unchanged. ValueError is raised for

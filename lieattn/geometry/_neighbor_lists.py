@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Self, cast
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.checks import check_tensor, counted, kind, may_look
@@ -109,23 +110,23 @@ class Neighbors(Movable):
         return self.row_ptr.device
 
     @property
-    def degree(self) -> Tensor:
+    def degree(self) -> Int[Tensor, " {self.num_points}"]:
         """Number of keys of each target, int64 ``[points]``."""
         return self.row_ptr.diff()
 
     @property
-    def edge_index(self) -> Tensor:
+    def edge_index(self) -> Int[Tensor, "2 edges"]:
         """Edges in the format of PyTorch Geometric, int64 ``[2, edges]``: sources, then targets."""
         return torch.stack([self.source, self.target])
 
     @property
-    def is_loop(self) -> Tensor:
+    def is_loop(self) -> Bool[Tensor, " edges"]:
         """Whether an edge connects a point with itself, and not with its periodic image: bool ``[edges]``."""
         same = self.source == self.target
         return same if self.shift is None else same & (self.shift == 0).all(dim=1)
 
     @OnFirstUse
-    def col_edge(self) -> Tensor:
+    def col_edge(self) -> Int[Tensor, " edges"]:
         """Edges sorted by source, int64 ``[edges]``; computed on first use.
 
         ``col_edge[col_ptr[j]:col_ptr[j + 1]]`` are the edges with source j, ascending.
@@ -133,7 +134,7 @@ class Neighbors(Movable):
         return self.source.argsort(stable=True)
 
     @OnFirstUse
-    def col_ptr(self) -> Tensor:
+    def col_ptr(self) -> Int[Tensor, " starts"]:
         """First edge of each source in :attr:`col_edge`, int64 ``[points + 1]``; computed on first use."""
         return _pointers(self.source[self.col_edge], self.num_points)
 
@@ -155,7 +156,7 @@ class Neighbors(Movable):
         points = torch.arange(self.num_points, device=self.device)
         return Images(torch.cat([points, self.source[edge]]), edge, Neighbors(row_ptr, source, self.target))
 
-    def at_images(self, pos: Tensor) -> Tensor:
+    def at_images(self, pos: Float[Tensor, "points dim"]) -> Float[Tensor, "images dim"]:
         """Return the positions ``[images, dim]`` of all :attr:`images` of points at ``pos`` ``[points, dim]``."""
         check_tensor("pos", pos, "a floating tensor [points, dim]")
         if self.images is None or self.shift is None:
@@ -165,7 +166,7 @@ class Neighbors(Movable):
         moved = pos.index_select(0, self.images.point[len(pos) :]) + self.shift[self.images.edge]
         return torch.cat([pos, moved.to(pos.dtype)])
 
-    def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
+    def deformed(self, deformation: Float[Tensor, "clouds dim dim"], batch: Int[Tensor, " points"]) -> "Neighbors":
         """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point."""
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
         check_indices("batch", batch, dim=1, device=self.device)
@@ -187,7 +188,7 @@ class Neighbors(Movable):
             vars(changed)["images"] = self.images
         return changed
 
-    def displacements(self, pos: Tensor) -> Tensor:
+    def displacements(self, pos: Float[Tensor, "points dim"]) -> Float[Tensor, "{self.num_edges} dim"]:
         """Return ``pos[source] + shift - pos[target]`` ``[edges, dim]`` for positions ``[points, dim]``.
 
         In periodic clouds, positions and shifts are long, so only the sum is rounded to the dtype of the positions.
@@ -197,7 +198,9 @@ class Neighbors(Movable):
         difference = wide.index_select(0, self.source) - wide.index_select(0, self.target)
         return difference if self.shift is None else (difference + self.shift).to(pos.dtype)
 
-    def sum_to_targets(self, messages: Tensor) -> Tensor:
+    def sum_to_targets(
+        self, messages: Shaped[Tensor, "{self.num_edges} *rest"]
+    ) -> Shaped[Tensor, "{self.num_points} *rest"]:
         """Sum messages ``[edges, *]`` at their targets, to ``[points, *]``. Sums of integers and masks are int64."""
         return sums(messages, self.target, self.num_points)
 
@@ -207,14 +210,14 @@ class Neighbors(Movable):
         source, target = self.source[self.col_edge], self.target[self.col_edge]
         return torch.equal(source, self.target) and torch.equal(target, self.source)
 
-    def select(self, edges: Tensor) -> "Neighbors":
+    def select(self, edges: Int[Tensor, " edges"]) -> "Neighbors":
         """Return the lists with some of the edges, given by their indices in ascending order."""
         target = self.target[edges]
         shift = None if self.shift is None else self.shift[edges]
         return Neighbors(_pointers(target, self.num_points), self.source[edges], target, shift=shift)
 
     @classmethod
-    def from_edge_index(cls, edge_index: Tensor, num_points: int) -> Self:
+    def from_edge_index(cls, edge_index: Int[Tensor, "2 edges"], num_points: int) -> Self:
         """Build neighbor lists from edges in any order, int64 ``[2, edges]``: sources, then targets.
 
         TypeError or ValueError is raised for other shapes and dtypes, for a point that does not exist, and for an edge

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -151,7 +152,7 @@ class PrincipalFrames:
             missing = f"{group.name} does not contain all {'proper ' if proper else ''}diagonal matrices of signs"
             raise ValueError(f"pose: principal axes are determined up to signs, but {missing}")
 
-    def degenerate(self, sites: Sites) -> Tensor:
+    def degenerate(self, sites: Sites) -> Bool[Tensor, " points"]:
         """Return the mask ``[points]`` bool of points whose axes second moments do not determine, without a warning."""
         check_is("sites", sites, Sites)
         data = self._data(sites)

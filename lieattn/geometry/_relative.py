@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal, cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -120,7 +121,7 @@ class RelativeElements(Movable):
         return num_coordinates(self.space, self.chart) + (self.levels_up is not None)
 
     @property
-    def row(self) -> Tensor | None:
+    def row(self) -> Int[Tensor, " edges"] | None:
         """``[edges]`` int64, the row of each edge, or None if every edge has its own row."""
         # The number of distinct displacements depends on the data, which are unknown in a trace.
         traced = torch.compiler.is_compiling() or transformed()
@@ -135,7 +136,7 @@ class RelativeElements(Movable):
     # --- positions and pairs of frames ----------------------------------------------------------------------------
 
     @property
-    def positions(self) -> Tensor:
+    def positions(self) -> Float[Tensor, "rows fiber dim"]:
         r"""``[rows, fiber, dim]``, the position of the source as seen from each frame of the target.
 
         It is :math:`g_{ia}^{-1} x_j`. For affine groups, this is :math:`A_{ia}^{-1} (x_j - x_i)` divided by the length,
@@ -144,7 +145,7 @@ class RelativeElements(Movable):
         return self._kept("_positions", self._seen)
 
     @property
-    def pair_index(self) -> Tensor:
+    def pair_index(self) -> Int[Tensor, "fiber fiber"]:
         """``[fiber, fiber]`` int64, the index of h_a⁻¹ h_b in ``group``, which is the same for all edges.
 
         ValueError is raised unless the frames of all points of a cloud are the elements of one finite group.
@@ -155,7 +156,7 @@ class RelativeElements(Movable):
         return self.group.relative_index.to(self.pos.device)
 
     @property
-    def coordinates(self) -> Tensor:
+    def coordinates(self) -> Float[Tensor, "rows fiber fiber k"]:
         """``[rows, fiber, fiber, k]``, the coordinates of the relative elements.
 
         Smooth coordinates are the position, the coordinates of the linear part (the entries of its matrix; none for
@@ -167,13 +168,15 @@ class RelativeElements(Movable):
         return self._kept("_coordinates", self._all_coordinates)
 
     @property
-    def log_window(self) -> Tensor | None:
+    def log_window(self) -> Float[Tensor, " rows"] | None:
         """``[rows]``, the logarithm of each neighbor's weight, which vanishes at the cutoff; None without a cutoff."""
         return None if self.cutoff is None else self._kept("_log_window", self._faded)
 
     # --- transforms -----------------------------------------------------------------------------------------------
 
-    def at(self, pos: Tensor, deformation: Tensor | None = None) -> RelativeElements:
+    def at(
+        self, pos: Float[Tensor, "points dim"], deformation: Float[Tensor, "clouds dim dim"] | None = None
+    ) -> RelativeElements:
         """Return the same neighbor lists and frames for new positions ``[points, dim]``, which can have gradients.
 
         A ``deformation`` D ``[clouds, dim, dim]`` replaces lattice vectors v of periodic clouds by v D; its gradients
@@ -204,7 +207,7 @@ class RelativeElements(Movable):
             levels_up, given = rows_of(self.levels_up, edges), rows_of(self.given, row)
         return replace(self, neighbors=neighbors, levels_up=levels_up, given=given, **own)
 
-    def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
+    def with_coordinates(self, coordinates: Float[Tensor, "rows fiber fiber k"]) -> RelativeElements:
         """Return the same relative elements with other coordinates ``[rows, fiber, fiber, k]``."""
         rows, fiber = self.num_rows, self.fiber
         if coordinates.ndim != 4 or coordinates.shape[:3] != (rows, fiber, fiber):
@@ -224,13 +227,13 @@ class RelativeElements(Movable):
         length = lengths(pairs, keepdim=True) + 1e-6
         return self.with_coordinates(pairs * (torch.tanh(length / radius) / length))
 
-    def joined(self, features: Tensor) -> RelativeElements:
+    def joined(self, features: Float[Tensor, "rows q"]) -> RelativeElements:
         """Append further coordinates ``[rows, q]`` of each row, such as functions of the distance."""
         pairs = self.coordinates
         more = features.to(pairs.dtype)[:, None, None].expand(*pairs.shape[:3], -1)
         return self.with_coordinates(join_coordinates([pairs, more]))
 
-    def displacements(self) -> Tensor:
+    def displacements(self) -> Float[Tensor, "rows dim"]:
         """Return x_j - x_i ``[rows, dim]`` of each row, in the unit of the points."""
         places = self.pos[:, : self.space.group.dim]
         displacements = self.neighbors.displacements(places)
@@ -468,7 +471,7 @@ def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 
 
-def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
+def in_frames(group: FiniteGroup, vectors: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows fiber dim"]:
     """Return h_a⁻¹ v ``[vectors, fiber, dim]`` for vectors ``[vectors, dim]``, in their dtype, also under autocast."""
     inverse = group.elements[group.inverse_index].to(vectors.device)
     # The product is computed in float64, so that coordinates that should vanish are as small as possible.

@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_is, check_tensor
@@ -28,7 +29,7 @@ def farthest_points(
     ptr: Tensor | None = None,
     start: Literal["outermost", "first"] | Tensor = "outermost",
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> Int[Tensor, " kept"]:
     """Subsample each cloud by repeatedly choosing the point that is farthest from all points chosen before.
 
     The result is indices ``[points kept]`` int64, cloud by cloud, in the order in which points were chosen. Of several
@@ -75,7 +76,9 @@ def farthest_points(
     return chosen[place < wanted[:, None]]
 
 
-def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tensor | None = None) -> Tensor:
+def farthest_by_distance(
+    distance: Float[Tensor, "clouds n n"], count: int, start: Tensor, mask: Tensor | None = None
+) -> Int[Tensor, "clouds {count}"]:
     """Subsample padded clouds by given distances, for example distances of group elements.
 
     ``distance`` is ``[clouds, N, N]``, ``start`` ``[clouds]`` int64 is the first point of each cloud, and ``mask``

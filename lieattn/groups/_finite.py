@@ -303,12 +303,12 @@ class FiniteGroup(Group):
 
     # --- signals and other groups ---------------------------------------------------------------------------------
 
-    def permutation(self, g: int) -> Int[Tensor, " {self.order}"]:
+    def permutation(self, g: int | Tensor) -> Int[Tensor, " {self.order}"]:
         """Return the permutation of the fiber by g: ``[order]`` int64 p with (g · f)(h) = f(g⁻¹ h) = f[p[h]]."""
         return rows("g", g, self.relative_index, self.name)
 
     def translate(
-        self, g: int, f: Shaped[Tensor, "*batch {self.order} channels"]
+        self, g: int | Tensor, f: Shaped[Tensor, "*batch {self.order} channels"]
     ) -> Shaped[Tensor, "*batch {self.order} channels"]:
         """Apply the left regular representation, (g · f)(h) = f(g⁻¹ h), to signals f ``[*, order, channels]``."""
         check_is("f", f, Tensor)

@@ -7,6 +7,7 @@ from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
@@ -259,7 +260,7 @@ class FiberAffine(KeptTables):
         relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"]) -> Float[Tensor, "points fiber outputs"]:
         return fiber_affine(x, self.psi, self.beta, self.relative)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
@@ -141,7 +142,9 @@ class GroupAttention(TiedWeights):
             return nn.Linear(in_channels, out_channels)
         return GroupLinear(self.group, in_channels, out_channels)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points ... channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "nodes fiber outputs"]:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``.
 
         For lifting, the input is ``[points, in_channels]``.
@@ -234,7 +237,9 @@ class GroupAttention(TiedWeights):
             raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, but {group.name} acts on {group.dim}")
 
 
-def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
+def spread_features(
+    x: Float[Tensor, "points {channels}"], graph: LiftedGraph, channels: int
+) -> Float[Tensor, "nodes 1 {channels}"]:
     """Spread features of points ``[points, channels]`` over all scales of a graph, and add a fiber of 1."""
     points = graph.num_points // graph.levels
     if x.shape != (points, channels):

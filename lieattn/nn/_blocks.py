@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -122,18 +123,22 @@ class LieBlock(nn.Module):
         self.linear1, self.linear2 = nn.Linear(channels, channels), nn.Linear(channels, channels)
         self.activation: Activation = activation
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
         """Map a field ``[points, fiber, channels]`` to a field of the same shape."""
         return self.feed_forward(self.attend(x, graph))
 
-    def attend(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def attend(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
         """Apply the first half of the block: the attention and its residual."""
         check_features(x, self.linear1.weight, self.linear1.in_features)
         if self.post:
             return cast(Tensor, x + self.norm_attention(self.attention(x, graph)))
         return cast(Tensor, x + self.attention(self.norm_attention(x), graph))
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Float[Tensor, "points fiber channels"]) -> Float[Tensor, "points fiber channels"]:
         """Apply the second half of the block: the MLP and its residual."""
         check_features(x, self.linear1.weight, self.linear1.in_features)
         act = activation_named("activation", self.activation)

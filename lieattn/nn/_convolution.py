@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -82,7 +83,9 @@ class GroupConvolution(TiedWeights):
         self.measure = checked_measure(measure, kernel.group, lifting=kernel.lifting)
         self.reduction: Literal["sum", "mean"] = reduction
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points ... channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "nodes fiber outputs"]:
         """Map features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``.
 
         ValueError is raised if the shape is wrong, or the graph is not lifted to the group of the kernel.
@@ -198,7 +201,9 @@ class LieConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, rank).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound))
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber outputs"]:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         check_features(x, self.weight)
         check_graph(graph, LiftedGraph, x)
@@ -254,7 +259,9 @@ class AttentiveConvolution(nn.Module):
         bound = 1 / math.sqrt(width * rank)
         self.weight = nn.Parameter(torch.empty(heads, rank, width, width).uniform_(-bound, bound))
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber outputs"]:
         """Map a field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         attention = self.attention
         x = attention.checked(x, graph)

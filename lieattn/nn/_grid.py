@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -187,7 +188,9 @@ class _PermutedCopies(torch.autograd.Function):
         return copied.view(*copied.shape[:-1], *orders.shape).sum(dim=-2), None
 
 
-def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
+def permuted_copies(
+    weight: Float[Tensor, "*batch entries"], orders: Int[Tensor, "copies entries"]
+) -> Float[Tensor, "*batch copies entries"]:
     """Return ``weight[..., orders]`` ``[*, copies, entries]``; each row of ``orders`` is a permutation."""
     if transformed():
         return weight.index_select(-1, orders.flatten()).unflatten(-1, orders.shape)
@@ -271,7 +274,7 @@ class GridConvolution(TiedWeights):
         """Return the kernel of every output frame, ``[out, order, in, fiber, *sides]``."""
         return moved_kernels(self.weight, self.taps)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch outputs order ..."]:
         """Map ``[batch, in_channels, (order,) *sides]`` to ``[batch, out_channels, order, *sides']``.
 
         ValueError is raised if the shape is wrong, the kernel does not fit, or the stride breaks the symmetry and

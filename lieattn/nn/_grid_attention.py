@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -274,7 +275,9 @@ class ChannelGate(KeptTables):
         self.first, self.second = _uniform(hidden, channels, *fiber), _uniform(channels, hidden, *fiber)
         self.register_buffer("relative", relative, persistent=False)
 
-    def forward(self, mean: Tensor, top: Tensor) -> Tensor:
+    def forward(
+        self, mean: Float[Tensor, "batch channels fiber"], top: Float[Tensor, "batch channels fiber"]
+    ) -> Float[Tensor, "batch channels fiber"]:
         """Map statistics ``[batch, channels, fiber]`` to levels of the same shape; the fiber is 1 for planes."""
         hidden = torch.relu(self._mix(self.first, mean)) + torch.relu(self._mix(self.first, top))
         return self._mix(self.second, hidden)
@@ -338,7 +341,7 @@ class GridInputAttention(TiedWeights):
                 group, 2, 1, spatial_size, pad=pad, dilation=spatial_dilation, measure=measure, init_scale=init_scale
             )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "batch channels *rest"]) -> Float[Tensor, "batch channels *rest"]:
         """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
         return self.attend(x)[0]
 
@@ -402,7 +405,7 @@ class GridPoseAttention(TiedWeights):
         self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))).uniform_(-bound, bound))
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "batch channels *rest"]) -> Float[Tensor, "batch channels *rest"]:
         """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
         return self.attend(x)[0]
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, Literal, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.autocast import as_without_autocast, without_autocast
@@ -76,7 +77,7 @@ class InvariantHead(Recorded, nn.Module):
         self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.norms = nn.ModuleList(LayerNorm(channels) if norm else nn.Identity() for _ in self.linears)
 
-    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"], graph: PointClouds) -> Float[Tensor, "rows outputs"]:
         """Map a field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
         first = cast(nn.Linear, self.linears[0])
         check_features(x, first.weight, first.in_features)
@@ -140,7 +141,9 @@ class FieldHead(Recorded, nn.Module):
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
 
-    def forward(self, x: Tensor, graph: FrameMatrices) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: FrameMatrices
+    ) -> Float[Tensor, "rows {self.rep.dim}"]:
         """Map a field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``.
 
         TypeError is raised if the head pools and ``graph`` is not a lifted graph.
@@ -154,7 +157,7 @@ class FieldHead(Recorded, nn.Module):
             )
         return self.cloud_pool(values, graph)
 
-    def components(self, x: Tensor) -> Tensor:
+    def components(self, x: Float[Tensor, "points fiber channels"]) -> Float[Tensor, "points fiber {self.rep.dim}"]:
         """Return the components of the outputs in every frame, ``[points, fiber, rep.dim]``."""
         check_features(x, self.linear1.weight, self.linear1.in_features)
         if x.ndim != 3:
@@ -182,7 +185,7 @@ class VectorHead(FieldHead):
         super().__init__(in_channels, outputs * Vector(dim), **options)
         self.outputs, self.dim, self.kind = outputs, dim, "vector"
 
-    def forward(self, x: Tensor, graph: FrameMatrices) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"], graph: FrameMatrices) -> Float[Tensor, "rows ..."]:
         """Map a field ``[points, fiber, in_channels]`` to vectors."""
         vectors = super().forward(x, graph)
         return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))
@@ -221,7 +224,7 @@ class DipoleHead(Recorded, nn.Module):
         self.charge = nn.Sequential(nn.Linear(in_channels, hidden), nn.SiLU(), nn.Linear(hidden, 1))
         self.neutral = neutral
 
-    def charges(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def charges(self, x: Float[Tensor, "points fiber channels"], graph: PointClouds) -> Float[Tensor, " points"]:
         """Return partial charges ``[points]``, in the unit of the dipole over the unit of the positions.
 
         ValueError is raised if ``graph.charge`` is not ``[clouds]``, or is given with ``neutral=False``.
@@ -246,7 +249,7 @@ class DipoleHead(Recorded, nn.Module):
             excess = excess - total.to(charge)
         return charge - (excess / graph.counts.clamp(min=1).to(charge))[graph.batch]
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph) -> Float[Tensor, "clouds dim"]:
         """Return dipole moments ``[clouds, dim]`` of a field ``[points, fiber, in_channels]``.
 
         With positions in Å and total charges ``graph.charge`` ``[clouds]`` in e, they are in e Å.
@@ -280,7 +283,7 @@ class PolarizabilityHead(Recorded, nn.Module):
         self.rep = SymmetricTensor(dim)
         self.field = FieldHead(in_channels, self.rep, hidden=hidden)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph) -> Float[Tensor, "clouds dim dim"]:
         """Map a field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``."""
         check_is("graph", graph, LiftedGraph)
         return self.rep.to_tensor(graph.sum(self.field(x, graph)))
@@ -320,7 +323,7 @@ class RotationHead(Recorded, nn.Module):
         super().__init__()
         self.field = FieldHead(in_channels, 2 * Pseudovector(), hidden=hidden)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph) -> Float[Tensor, "clouds 3 3"]:
         """Map a field ``[points, fiber, in_channels]`` to rotations ``[clouds, 3, 3]``."""
         check_is("graph", graph, LiftedGraph)
         components = self.field.components(x)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_tensor
@@ -69,7 +70,7 @@ class GroupLinear(ExactConstants, TiedWeights):
             self.register_constant("transform", transform)
             self.register_constant("matrices", matrices)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch fiber channels"]) -> Float[Tensor, "*batch fiber outputs"]:
         """Map ``[*, fiber, in_channels]`` to ``[*, fiber, out_channels]``."""
         check_features(x, self.weight)
         order, _, in_channels = self.weight.shape
@@ -183,7 +184,7 @@ class ZonalLinear(ExactConstants, TiedWeights):
         """Return the dimensions of the eigenspaces, which weights must share with the module."""
         return {"directions": "+".join(map(str, self.sizes))}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch directions channels"]) -> Float[Tensor, "*batch directions outputs"]:
         """Map ``[*, directions, in_channels]`` to ``[*, directions, out_channels]``."""
         check_features(x, self.weight)
         basis, in_channels = self.basis.to(self.weight.dtype), self.weight.shape[1]
@@ -307,7 +308,7 @@ class FiberToIrreps(_FiberFourier):
         for which the transform is invertible. ValueError is raised for repeated irreps.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch fiber channels"]) -> Float[Tensor, "*batch {self.irreps.dim}"]:
         """Map a field ``[*, fiber, channels]`` to features ``[*, irreps.dim]``."""
         _check_trailing(x, (self.group.order, self.channels))
         blocks = self._blocks(x, 0)
@@ -330,7 +331,7 @@ class IrrepsToFiber(_FiberFourier):
     def _keep(self, table: Tensor) -> None:
         super()._keep(torch.linalg.pinv(table, rtol=_RANK))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch {self.irreps.dim}"]) -> Float[Tensor, "*batch fiber channels"]:
         """Map features ``[*, irreps.dim]`` to a field ``[*, fiber, channels]``."""
         _check_trailing(x, (self.irreps.dim,))
         pieces = x.split([self.channels * size**2 for size in _sizes(self.band)], dim=-1)

@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -49,7 +50,9 @@ class FiberPool(nn.Module):
         super().__init__()
         self.reduction: Reduction = reduction
 
-    def forward(self, x: Tensor, graph: PointClouds | None = None) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "*batch fiber channels"], graph: PointClouds | None = None
+    ) -> Float[Tensor, "*batch channels"]:
         """Reduce ``[*, fiber, channels]`` to ``[*, channels]``; ``graph`` is not used."""
         check_is("x", x, Tensor)
         if x.ndim < 2:
@@ -70,7 +73,7 @@ class CloudPool(nn.Module):
         super().__init__()
         self.reduction: Reduction = reduction
 
-    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, clouds * rest]:
         """Reduce ``[points, *]`` to ``[clouds, *]``."""
         check_graph(graph, PointClouds, x)
         reduce: Callable[[Tensor], Tensor] = getattr(graph, self.reduction)
@@ -94,7 +97,9 @@ class GridPool(nn.Module):
         check_count("size", size)
         self.size, self.inexact, self.reduction = size, inexact, reduction
 
-    def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
+    def cells(
+        self, grid: Int[Tensor, "clouds dim"], advice: Callable[[], str] | None = None
+    ) -> tuple[Int[Tensor, " points"], Int[Tensor, "clouds dim"]]:
         """Return the cell of each point, -1 for dropped points, and the pooled grid ``[clouds, 2]``.
 
         ``advice`` returns a text that is appended to messages about dropped rows or columns.
@@ -105,7 +110,7 @@ class GridPool(nn.Module):
             complain(self.inexact, message if advice is None else f"{message}; {advice()}")
         return cell, pooled
 
-    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, cells * rest]:
         """Pool ``[points, *]`` on the rasters of a graph to ``[cells, *]``; ValueError if the graph has no ``grid``."""
         check_graph(graph, PointClouds, x)
         if graph.grid is None:
@@ -113,7 +118,9 @@ class GridPool(nn.Module):
         cell, grid = self.cells(graph.grid)
         return self.reduce(x, cell, int(grid.prod(dim=1).sum()))
 
-    def reduce(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+    def reduce(
+        self, x: Float[Tensor, points * rest], cell: Int[Tensor, " points"], num_cells: int
+    ) -> Float[Tensor, {num_cells} * rest]:
         """Pool ``[points, *]`` to ``[cells, *]``, with the cells of :meth:`cells`."""
         return _reduce(x, cell, num_cells, self.reduction)
 
@@ -234,7 +241,7 @@ class CloudNorm(_Affine):
         check_arguments(CloudNorm.__init__, locals())
         super().__init__(channels, eps)
 
-    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, points * rest]:
         """Normalize ``[points, *, channels]`` over the clouds of a graph."""
         check_graph(graph, PointClouds, x)
         check_features(x, self.weight)
@@ -271,7 +278,7 @@ class FiberNorm(_Affine):
         check_arguments(FiberNorm.__init__, locals())
         super().__init__(channels, eps)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "points fiber channels"]) -> Float[Tensor, "points fiber channels"]:
         """Normalize ``[points, fiber, channels]``."""
         check_features(x, self.weight, len(self.weight))
         weight, bias = self.weight.expand(x.shape[-2:]), self.bias.expand(x.shape[-2:])
@@ -304,7 +311,7 @@ class PointBatchNorm(_Affine):
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, points * rest]) -> Float[Tensor, points * rest]:
         """Normalize ``[points, *, channels]``."""
         check_features(x, self.weight, len(self.weight))
         mean, variance = self.running_mean, self.running_var
@@ -371,7 +378,7 @@ class FieldBatchNorm(_NormBase):
         super().__init__(channels, eps=eps, momentum=momentum)
         self.axis = axis
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Normalize a field ``[points, *, channels]``, or ``[images, channels, *]`` with ``axis=1``."""
         check_features(input, self.weight, argument="x")
         if input.ndim < 2:
@@ -431,7 +438,7 @@ class GroupSqueezeExcite(nn.Module):
         self.squeeze = nn.Linear(channels, max(1, channels // reduction))
         self.excite = nn.Linear(self.squeeze.out_features, channels)
 
-    def scale(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def scale(self, x: Float[Tensor, "points *rest channels"], graph: PointClouds) -> Float[Tensor, "clouds channels"]:
         """Return the factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
         check_graph(graph, PointClouds, x)
         check_features(x, self.squeeze.weight)
@@ -441,7 +448,7 @@ class GroupSqueezeExcite(nn.Module):
         mean = graph.mean(x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x)
         return self.excite(F.relu(self.squeeze(mean))).sigmoid()
 
-    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, points * rest]:
         """Scale a field ``[points, *, channels]``."""
         factors = self.scale(x, graph).index_select(0, graph.batch)
         return x * factors.view(len(x), *[1] * (x.ndim - 2), factors.shape[1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_is, check_tensor, kind
@@ -64,7 +65,12 @@ def edge_kernels(
     return _network(operands, maps)
 
 
-def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+def edge_messages(
+    units: Float[Tensor, "edges fiber hidden"],
+    weight: Float[Tensor, "channels hidden"],
+    x: Float[Tensor, "points fiber channels"],
+    neighbors: Neighbors,
+) -> Float[Tensor, "points fiber channels"]:
     r"""Compute :math:`\sum_j (C z_{ija}) \odot f(x_j, a)` over the edges from j to i.
 
     A fused kernel does not store the products C z. The function can be differentiated any number of times.

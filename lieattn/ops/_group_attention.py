@@ -18,6 +18,7 @@ from numbers import Real
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -35,9 +36,9 @@ from lieattn.ops.kernels.attention import _operator as kernel
 
 
 def group_attention(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "points fiber heads width"] | None,
+    key: Float[Tensor, "points fiber heads width"] | None,
+    value: Float[Tensor, "points fiber heads channels"],
     neighbors: Neighbors,
     *,
     pattern: Pattern = "joint",
@@ -46,7 +47,7 @@ def group_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Float[Tensor, "points frames heads channels"], Float[Tensor, " ..."] | None]:
     r"""Attend from every element over a point to the elements over its neighbors.
 
     If s is the ``scale``, i a query point and j one of its neighbors, the score is

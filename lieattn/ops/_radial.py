@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_tensor
 from lieattn._core.lengths import lengths
 
 
-def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
+def bessel_functions(
+    x: Float[Tensor, "*batch"], count: int, *, squared: bool = False
+) -> Float[Tensor, "*batch {count}"]:
     """Return spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
 
     ``x`` ``[*]`` are distances as fractions of the cutoff or, if ``squared``, their squares. The result is
@@ -34,7 +37,7 @@ def bessel_functions(x: Tensor, count: int, *, squared: bool = False) -> Tensor:
     return torch.where(near, series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
 
 
-def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor:
+def smooth_window(x: Float[Tensor, "*batch"], power: int = 4, *, squared: bool = False) -> Float[Tensor, "*batch"]:
     """Return a window ``[*]`` of ``x`` ``[*]``: 1 at 0 and 0 for x >= 1, with ``power`` - 1 continuous derivatives.
 
     It is (1 - x²)^power and serves as the window of DimeNet, Eq. 8. If ``squared``, the argument is x², of which it is
@@ -46,7 +49,7 @@ def smooth_window(x: Tensor, power: int = 4, *, squared: bool = False) -> Tensor
     return inside**power
 
 
-def smooth_lengths(vectors: Tensor) -> Tensor:
+def smooth_lengths(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
     """Return the lengths ``[*]`` of vectors ``[*, dim]``, whose derivatives are 0 for vectors that are 0."""
     check_tensor("vectors", vectors, "a floating tensor [*, dim]")
     return lengths(vectors)

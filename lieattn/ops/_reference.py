@@ -7,6 +7,7 @@ from itertools import product
 from math import sqrt
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments
@@ -23,16 +24,16 @@ _NORMALIZE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def reference_attention(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "points fiber heads width"] | None,
+    key: Float[Tensor, "points fiber heads width"] | None,
+    value: Float[Tensor, "points fiber heads channels"],
     neighbors: Neighbors,
     *,
     pattern: Pattern = "joint",
     normalize: Normalization = "softmax",
     terms: RelativeTerms | None = None,
     scale: float | None = None,
-) -> Tensor:
+) -> Float[Tensor, "points frames heads channels"]:
     """Evaluate :func:`group_attention` literally, for reading and for tests.
 
     The evaluation is slow, and stores a score and a value for every edge and every output, query and key frame. The

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
@@ -34,7 +35,9 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
     return kernel[relative].transpose(1, 2)
 
 
-def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
+def tied_linear(
+    x: Float[Tensor, "*batch order inputs"], kernel: Tensor, relative: Tensor
+) -> Float[Tensor, "*batch order outputs"]:
     """Compute f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
 
     **Equivariance.** The map commutes with the left regular representation.
@@ -51,8 +54,12 @@ def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
 
 
 def fourier_linear(
-    x: Tensor, kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copies: Sequence[int]
-) -> Tensor:
+    x: Float[Tensor, "*batch order inputs"],
+    kernel: Tensor,
+    fourier: Tensor,
+    irreps: Sequence[Tensor],
+    copies: Sequence[int],
+) -> Float[Tensor, "*batch order outputs"]:
     r"""Evaluate :func:`tied_linear` in the Fourier basis of H, in which it is block diagonal.
 
     On the copies of an irreducible representation ρ in the regular one, the map acts by

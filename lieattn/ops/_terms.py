@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_dropout, check_is, check_tensor, kind
@@ -330,7 +331,7 @@ def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:
         raise ValueError(f"{next(iter(several))}: expected the same number of output frames everywhere, but {found}")
 
 
-def turn_pairs(signal: Tensor, phases: Tensor) -> Tensor:
+def turn_pairs(signal: Float[Tensor, "*batch channels"], phases: Tensor) -> Float[Tensor, "*batch channels"]:
     """Rotate the channel pairs (2c, 2c + 1) of a signal ``[*, channels]`` by phases ``[*, channels / 2, 2]``."""
     pairs, phases = signal.unflatten(-1, (-1, 2)), phases.to(signal.dtype)
     if signal.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_number, check_positive
@@ -161,7 +162,7 @@ class Muon(torch.optim.Optimizer):
         weight.addcdiv_(mean, root, value=-group["lr"] / (1 - beta1**step))
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
+def orthogonalized(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:
     """Return matrices ``[n, r, c]`` with the same singular vectors, and with singular values of about 0.7 to 1.2."""
     wide = torch.float32 if matrices.dtype == torch.float16 else matrices.dtype  # norms exceed the range of float16
     x = matrices.to(wide)

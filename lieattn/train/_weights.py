@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torchmetrics import Metric
@@ -124,7 +125,7 @@ def squared_sine(difference: Tensor) -> Tensor:
     return difference.square().sum((-2, -1)) / 8
 
 
-def degrees(difference: Tensor) -> Tensor:
+def degrees(difference: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch"]:
     """Angle between two rotations in degrees, 0 .. 180, from the difference ``[*, 3, 3]`` of their matrices."""
     return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
@@ -213,7 +214,7 @@ class Losses(nn.Module):
         return (means_of(*sums) * sums.new_tensor(self.factors)).sum()
 
 
-def weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
+def weighted_sums(values: Float[Tensor, " n"], weights: Float[Tensor, " n"]) -> Float[Tensor, " 2"]:
     """Return the weighted sum of values ``[n]`` and the sum of the weights ``[n]``, as one tensor ``[2]``.
 
     The sums are at least in float32, because half precision counts to 256 or 2048 only, and float16 to 65504.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -91,7 +92,7 @@ class Microscope:
 
     def attention(
         self, point: int | None = None, *, frame: int | None = None, head: int | None = None, layer: int = -1
-    ) -> Tensor:
+    ) -> Float[Tensor, "points keys"]:
         """Return the weights ``[points, keys]`` float64 with which a query attends to the frames of each point.
 
         Parameters
@@ -114,7 +115,9 @@ class Microscope:
         check_arguments(Microscope.attention, locals())
         return self._seen.attention(point, frame, head, layer)
 
-    def rollout(self, point: int | None = None, *, frame: int | None = None, layer: int = -1) -> Tensor:
+    def rollout(
+        self, point: int | None = None, *, frame: int | None = None, layer: int = -1
+    ) -> Float[Tensor, "points keys"]:
         """Return the attention of a query that is rolled out from a layer to the input, ``[points, keys]`` float64.
 
         Points and keys are those of the first layer of attention. The matrices of all layers up to this one are
@@ -125,7 +128,7 @@ class Microscope:
         check_arguments(Microscope.rollout, locals())
         return self._seen.rollout(point, frame, layer)
 
-    def fields(self, layer: int = -1) -> Tensor:
+    def fields(self, layer: int = -1) -> Float[Tensor, "turns points fiber channels"]:
         """Return the fields of the transformed clouds, ``[turns, points, fiber, channels]`` float64.
 
         The points are in the same order for all clouds.
@@ -133,7 +136,7 @@ class Microscope:
         check_arguments(Microscope.fields, locals())
         return self._seen.fields(layer)[0]
 
-    def stabilized(self, layer: int = -1) -> Tensor:
+    def stabilized(self, layer: int = -1) -> Float[Tensor, "turns points fiber channels"]:
         """Return the fields of the transformed clouds, pulled back by the map u: (u⁻¹ f_u)(g) = f_u(u g).
 
         The shape is ``[turns, points, fiber, channels]``. If the network is equivariant, the values are the same for

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_is, check_size, kind, may_look
@@ -142,7 +143,7 @@ class Species:
         """Number of features."""
         return 3 * len(self.species)
 
-    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+    def __call__(self, data: Any, clouds: PointClouds) -> Float[Tensor, "points {self.channels}"]:
         """Return features ``[points, channels]`` in torch's default dtype.
 
         TypeError is raised if ``data.z`` is not an int64 tensor ``[points]``, ValueError if a species is unknown.
@@ -174,7 +175,7 @@ class SortedDistances:
         check_arguments(SortedDistances, vars(self))
         check_counts(channels=self.channels)
 
-    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+    def __call__(self, data: Any, clouds: PointClouds) -> Float[Tensor, "points {self.channels}"]:
         """Return features ``[points, channels]``.
 
         ValueError is raised if a cloud has more than ``channels + 1`` points, or is periodic.
@@ -236,7 +237,7 @@ class CloudInputs:
         batch = clouds.batch[:: clouds.levels] if isinstance(clouds, LiftedGraph) else clouds.batch
         return torch.cat([own, self.of_clouds(data, clouds.num_clouds).to(own)[batch]], dim=1)
 
-    def of_clouds(self, data: Any, clouds: int) -> Tensor:
+    def of_clouds(self, data: Any, clouds: int) -> Float[Tensor, "{clouds} names"]:
         """Return the numbers of the clouds, ``[clouds, names]``, in a floating dtype."""
         check_counts(0, clouds=clouds)
         found = []
@@ -285,7 +286,7 @@ def copied(data: Any) -> Any:
     return found
 
 
-def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
+def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Float[Tensor, "points channels"]:
     """Return invariant features ``[points, channels]``.
 
     If ``inputs`` is a number, the features are ``data.x``, or the constant 1 if the data have none.
@@ -319,7 +320,7 @@ def _say_constant() -> None:
     _log.warning("data.x: the data have no features; every point gets the feature 1 (in_channels=1)")
 
 
-def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
+def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Float[Tensor, "points names dim"]:
     """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape."""
     dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
     found, expected = [], (_num_points(clouds), dim)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout
@@ -107,7 +108,7 @@ class AttentiveNetwork(ImageNetwork):
         return fields
 
     @abc.abstractmethod
-    def logits(self, field: Tensor) -> Tensor:
+    def logits(self, field: Float[Tensor, "images channels order *sides"]) -> Float[Tensor, "images outputs"]:
         """Return logits ``[images, out_channels]`` of the last field."""
 
     def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:

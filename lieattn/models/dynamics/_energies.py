@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import kind
@@ -46,7 +47,7 @@ def check_energies(argument: str, model: Any) -> None:
         raise ValueError(f"{argument}: expected {_ONE}, got a network with outputs at the points, pool='none'")
 
 
-def per_cloud(values: Any, clouds: int | None = None, argument: str = "model") -> Tensor:
+def per_cloud(values: Any, clouds: int | None = None, argument: str = "model") -> Float[Tensor, " clouds"]:
     """Return one energy for each cloud, ``[clouds]``; TypeError or ValueError is raised for other values."""
     if not isinstance(values, Tensor):
         raise TypeError(f"{argument}: expected {_ONE}, got {kind(values)}")

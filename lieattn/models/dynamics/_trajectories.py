@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import LARGEST, check_arguments, check_choice, check_has_numbers
@@ -146,16 +147,26 @@ class HamiltonianDynamics(Wrapper):
         return "position", "vector"
 
     def hamiltonian(
-        self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
-    ) -> Tensor:
+        self,
+        position: Float[Tensor, "points dim"],
+        momentum: Float[Tensor, "points dim"],
+        mass: Tensor,
+        features: Tensor | None = None,
+        **given: Unpack[Given],
+    ) -> Float[Tensor, " clouds"]:
         """Return the energies H ``[clouds]``; arguments as in :meth:`field`."""
         system = System(position, momentum, mass, features, **given)
         kinetic = system.clouds.sum(system.momentum.square().sum(dim=1) / (2 * system.mass))
         return kinetic + self._potential(system.position, system)
 
     def field(
-        self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        position: Float[Tensor, "points dim"],
+        momentum: Float[Tensor, "points dim"],
+        mass: Tensor,
+        features: Tensor | None = None,
+        **given: Unpack[Given],
+    ) -> tuple[Float[Tensor, "points dim"], Float[Tensor, "points dim"]]:
         """Return J ∇H = (∂H/∂p, -∂H/∂q): velocities and forces, in the shape of the positions.
 
         The result is differentiable if gradients are enabled or within transforms of ``torch.func``, else detached.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.autocast import as_without_autocast, without_autocast
@@ -190,7 +191,7 @@ class DirectionConvNet(FrameNetwork):
         return (*jumps_of_neighbors(self.neighborhood, self.edges.cutoff), *jumps_of_frames(self.frames))
 
     @property
-    def directions(self) -> Tensor:
+    def directions(self) -> Float[Tensor, "directions 3"]:
         """Directions ``[directions, 3]`` float64 in the frame of a cloud."""
         return self.edges.directions
 
@@ -245,7 +246,7 @@ class DirectionConvNet(FrameNetwork):
             x = self._through(block, x, seen)
         return GroupField(self.on_frames(x), graph)
 
-    def on_frames(self, x: Tensor) -> Tensor:
+    def on_frames(self, x: Float[Tensor, "points directions channels"]) -> Float[Tensor, "points fiber channels"]:
         """Convert a field over directions, ``[points, directions, channels]``, to one over H.
 
         The result is ``[points, fiber, channels]``.

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any, ClassVar, cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_graph, check_is
@@ -149,7 +150,7 @@ def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "
         raise ValueError(f"graph: is lifted to {found}, but this {what} is for {group.name}")
 
 
-def distinct_vectors(vectors: Tensor, tolerance: float) -> Tensor:
+def distinct_vectors(vectors: Float[Tensor, "n dim"], tolerance: float) -> Float[Tensor, "distinct dim"]:
     """Remove repeated vectors from ``[n, dim]``, in the given order."""
     near = torch.cdist(vectors, vectors) < tolerance
     first = near.to(torch.int8).argmax(dim=1)
@@ -165,7 +166,7 @@ def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
     return offsets.to(torch.float64)
 
 
-def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tensor:
+def seen_offsets(offsets: Float[Tensor, "n dim"], group: FiniteGroup, tolerance: float) -> Float[Tensor, "rows dim"]:
     """Return distinct h⁻¹ o ``[rows, dim]`` for displacements o and h in H; the displacements themselves are first."""
     offsets = checked_offsets(offsets, group)
     # The identity need not be the first element.
@@ -173,7 +174,9 @@ def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tenso
     return distinct_vectors(torch.cat([offsets, turned.flatten(0, 1)]), tolerance)
 
 
-def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
+def rows_of_table(
+    graph: LiftedGraph, table: Float[Tensor, "displacements dim"], tolerance: float
+) -> Int[Tensor, "rows fiber"]:
     """Return the row of a table ``[displacements, dim]`` for each frame of each row, ``[rows, fiber]`` int64.
 
     ValueError is raised if a displacement differs from all rows of the table by more than ``tolerance``.

@@ -7,6 +7,7 @@ import math
 from typing import Any, Literal, Self, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
@@ -67,7 +68,7 @@ class ConvolutionKernel(RelativeFunction):
         self.register_buffer("relative", relative, persistent=False)
 
     @abc.abstractmethod
-    def values(self, graph: LiftedGraph) -> Tensor:
+    def values(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames outputs inputs"]:
         """Return values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
@@ -83,7 +84,9 @@ class ConvolutionKernel(RelativeFunction):
             values = values.gather(2, index.expand(len(values), -1, -1, *values.shape[3:]))
         return RelativeTerms(psi=values, row=graph.relative.row)
 
-    def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def convolve(
+        self, x: Float[Tensor, "points frames inputs"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber outputs"]:
         """Compute Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b), from ``[points, frames, in]`` to ``[points, fiber, out]``."""
         check_features(x, next(self.parameters()))
         check_graph(graph, LiftedGraph, x)
@@ -221,7 +224,7 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
             self.mix = nn.Parameter(bound * (2 * torch.rand(self.poses, out_channels, in_channels) - 1))
         self.register_constant("matrices", group.elements.flatten(-2))
 
-    def features(self, graph: LiftedGraph) -> Tensor:
+    def features(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames hidden"]:
         """Return the hidden units ``[rows, fiber, frames, hidden]``; without frames as input, ``frames`` is 1."""
         check_graph(graph, LiftedGraph, self.matrices, "the weights")
         v = graph.relative.positions.to(self.position.weight.dtype)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -62,7 +63,7 @@ class PerHeadMLP(RelativeFunction):
         check_graph(graph, LiftedGraph, self.weights[0], "the weights")
         return RelativeTerms(displacement_bias=self.numbers(graph.relative.coordinates), row=graph.relative.row)
 
-    def numbers(self, x: Tensor) -> Tensor:
+    def numbers(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch heads"]:
         """Return the outputs ``[*, heads]`` for inputs ``[*, in_channels]``, in the dtype of the weights."""
         check_tensor("x", x, "floating coordinates [*, in_channels]")
         weight = self.weights[0]
@@ -72,7 +73,7 @@ class PerHeadMLP(RelativeFunction):
             out = head_networks(rows, list(self.weights), list(self.biases), self.activation)
         return out.unflatten(0, x.shape[:-1]) if x.ndim != 2 else out
 
-    def finish(self, first: Tensor) -> Tensor:
+    def finish(self, first: Float[Tensor, "*batch heads hidden"]) -> Float[Tensor, "*batch heads"]:
         """Apply the network after its first linear map, from ``[*, heads, hidden]`` to ``[*, heads]``."""
         check_features(first, self.weights[0], self.weights[0].shape[2], "first")
         act = activation_named("activation", self.activation)

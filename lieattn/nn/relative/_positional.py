@@ -6,6 +6,7 @@ import abc
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -82,7 +83,7 @@ class CoordinateNetwork(nn.Module):
         self.norm = LayerNorm(hidden, eps=1e-12)
         self.linear2 = nn.Linear(hidden, channels)
 
-    def forward(self, coordinate: Tensor) -> Tensor:
+    def forward(self, coordinate: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch channels"]:
         """Return codes ``[*, channels]`` of coordinates ``[*]``."""
         check_features(coordinate, self.linear1.weight, argument="coordinate")
         return self.linear2(F.silu(self.norm(self.linear1(coordinate[..., None]))))
@@ -114,10 +115,10 @@ class KeyEncoding(RelativeFunction):
         self.fiber = None if group is None else FiberEncoding(group, self.group_channels, table)
 
     @abc.abstractmethod
-    def encode_position(self, graph: LiftedGraph) -> Tensor:
+    def encode_position(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber channels"]:
         """Return codes ``[rows, fiber, position_channels]`` of the displacements in each frame."""
 
-    def row(self, graph: LiftedGraph) -> Tensor | None:
+    def row(self, graph: LiftedGraph) -> Int[Tensor, " edges"] | None:
         """Return the row of the codes for each edge, ``[edges]`` int64; None if each edge has its own row."""
         check_is("graph", graph, LiftedGraph)
         return graph.relative.row
@@ -309,7 +310,7 @@ class RotaryPhases(nn.Module):
             raise ValueError(f"channels: expected an even number per head for rotary pairs, got {channels}")
         self.frequencies = nn.Parameter(init_scale * torch.randn(heads, channels // 2, dim))
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Float[Tensor, "points fiber dim"]) -> Float[Tensor, "points fiber heads pairs 2"]:
         """Return cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``.
 
         They are computed in float32 at least.

@@ -107,27 +107,6 @@ def test_squeeze_excite_keeps_clouds_apart():
 # --- on grids -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("every_backend")
-@dtypes
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group", ["C4", "C8", "D1", "D3"])
-def test_tables_on_turned_grids(group, kind, dtype):
-    """With balls on a grid, layers are exact for every group, although h⁻¹ of an offset may lie off the grid."""
-    group, pos = SMALL_GROUPS[group], pixel_positions(5, 6, dtype=dtype)
-    offsets = pixel_positions(5, 5, dtype=torch.float64)
-    layer = layer_of(kind, group, RelativePositionTable.of(offsets[offsets.norm(dim=1) < 2.1]), dtype)
-    x = field(kind, group, len(pos), dtype)
-    with torch.no_grad():
-        assert_equivariant(
-            lambda x, pos: layer(x, lift(pos, group, Radius(2.1))),
-            group,
-            x,
-            pos,
-            input_field=kind != "lifting",
-            elements=turns(group),
-        )
-
-
 def turned(group, h, x, rows, columns):
     """Return the field whose pixel array is transformed by h, as in rotating an image."""
     return from_grid(act_on_grid(group, h, to_grid(x, torch.tensor([[rows, columns]]))))

@@ -35,7 +35,15 @@ from lieattn.nn import (
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
 )
-from lieattn.nn.relative import FourierFeatures, MLPEncoding, NetworkKernel, PerHeadMLP, RotaryEncoding, TableEncoding
+from lieattn.nn.relative import (
+    FourierFeatures,
+    MLPEncoding,
+    NetworkKernel,
+    PerHeadMLP,
+    RelativePositionTable,
+    RotaryEncoding,
+    TableEncoding,
+)
 from lieattn.ops import backend
 from lieattn.testing import assert_equivariant, equivariance_error, random_cloud, randomize, relative_error
 from tests.cases import SMALL_GROUPS, turns
@@ -375,36 +383,47 @@ def test_a_table_of_offsets_refuses_clouds_where_nothing_repeats():
 # --- on images: a table over displacements, and pixel squares --------------------------------------------------------
 
 
-def image_case(group, dtype=torch.float64):
+def encoded(group, name, **options):
+    """Return a layer whose encoding is a table over the displacements of a square of 5 x 5 pixels."""
+    kind, lifts = (LiftingSelfAttention, {"lifting": True}) if name == "lifting" else (GroupSelfAttention, {})
+    encoding = TableEncoding(group, pixel_positions(5, 5, dtype=torch.float64), 6, **lifts)
+    return kind(group, CHANNELS, 5, encoding=encoding, heads=HEADS, head_channels=6, **options)
+
+
+def of_ball(kind):
+    """Return the constructor of an affine layer with tables over the displacements of a ball."""
     offsets = pixel_positions(5, 5, dtype=torch.float64)
-    sizes = {"heads": HEADS, "head_channels": 6}
-    layers = {
-        "lifting": LiftingSelfAttention(
-            group, CHANNELS, 5, encoding=TableEncoding(group, offsets, 6, lifting=True), **sizes
-        ),
-        "query sum": GroupSelfAttention(group, CHANNELS, 5, encoding=TableEncoding(group, offsets, 6), **sizes),
-        "joint": GroupSelfAttention(
-            group, CHANNELS, 5, encoding=TableEncoding(group, offsets, 6), pattern="joint", **sizes
-        ),
-    }
-    return {name: randomize(layer.to(dtype)) for name, layer in layers.items()}, pixel_positions(6, 6, dtype=dtype)
+    table = RelativePositionTable.of(offsets[offsets.norm(dim=1) < 2.1])
+    return lambda group: kind(group, CHANNELS, 4, table, channels=6, heads=HEADS)
+
+
+IMAGE_LAYERS = {
+    "lifting": lambda group: encoded(group, "lifting"),
+    "query sum": lambda group: encoded(group, "query sum"),
+    "joint": lambda group: encoded(group, "joint", pattern="joint"),
+    "affine": of_ball(AffineSelfConvolution),
+    "affine, simple": of_ball(SimpleAffineSelfConvolution),
+    "affine, stand-alone": of_ball(StandAloneSelfAttention),
+    "lifting, affine": of_ball(LiftingAffineSelfConvolution),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("name", ["lifting", "query sum", "joint"])
+@pytest.mark.parametrize("name", IMAGE_LAYERS)
 @pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
 def test_tables_on_images(group, name, dtype):
     """With balls on a grid, layers are exact for every group, although h⁻¹ of a displacement may lie off the grid."""
     group = SMALL_GROUPS[group]
-    layers, pos = image_case(group, dtype)
-    x = torch.randn(len(pos), *(() if name == "lifting" else (group.order,)), CHANNELS, dtype=dtype)
+    layer, pos = randomize(IMAGE_LAYERS[name](group).to(dtype)), pixel_positions(6, 6, dtype=dtype)
+    lifts = name.startswith("lifting")
+    x = torch.randn(len(pos), *(() if lifts else (group.order,)), CHANNELS, dtype=dtype)
     with torch.no_grad():
         assert_equivariant(
-            lambda x, pos: layers[name](x, lift(pos, group, Radius(2.1))),
+            lambda x, pos: layer(x, lift(pos, group, Radius(2.1))),
             group,
             x,
             pos,
-            input_field=name != "lifting",
+            input_field=not lifts,
             elements=turns(group),
         )
 
@@ -414,8 +433,7 @@ def test_tables_on_images(group, name, dtype):
 def test_pixel_squares_are_exact_for_quarter_turns(name, group):
     """Rotate the array of pixels instead of the coordinates, as users of images do."""
     group = SMALL_GROUPS[group]
-    layers, pos = image_case(group)
-    layer = layers[name]
+    layer, pos = randomize(IMAGE_LAYERS[name](group).double()), pixel_positions(6, 6, dtype=torch.float64)
     fiber = () if name == "lifting" else (group.order,)
     x = torch.randn(len(pos), *fiber, CHANNELS, dtype=pos.dtype)
     graph = lift(pos, group, PixelSquare(3))
@@ -430,7 +448,7 @@ def test_pixel_squares_are_exact_for_quarter_turns(name, group):
 
 def test_pixel_squares_do_not_turn_by_45_degrees():
     group = SMALL_GROUPS["C8"]
-    pos = image_case(group)[1]
+    pos = pixel_positions(6, 6, dtype=torch.float64)
     layer = randomize(LiftingSelfAttention(group, CHANNELS, 5, heads=HEADS, head_channels=6).double())
     x = torch.randn(len(pos), CHANNELS, dtype=pos.dtype)
     error = equivariance_error(

@@ -27,11 +27,6 @@ def own_random_numbers(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "RANDOM", np.random.default_rng(3))
 
 
-@pytest.mark.parametrize("time", ["first", "second"])
-def test_numbers_do_not_depend_on_the_tests_before(time):
-    assert RANDOM.normal() == np.random.default_rng(3).normal()
-
-
 class Hostile:
     """Creates the file MARK when it is unpickled."""
 
@@ -158,10 +153,7 @@ class TestMolecules:
             ({"y": [[np.nan]]}, "y: expected finite .* belong to of_molecule, with masks"),
             ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\]: expected 2 rows"),
             ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, r"of_molecule\['dipole'\]: expected finite"),
-            (
-                {"of_molecule": {"dipole": [np.nan], "dipole_mask": [True]}},
-                r"known rows of of_molecule\['dipole'\]: expected finite",
-            ),
+            ({"of_molecule": {"dipole": [np.nan], "dipole_mask": [True]}}, "known rows of of_molecule.* finite"),
             (
                 {"of_molecule": {"dipole": [np.nan], "dipole_mask": [0]}},  # masks are boolean
                 r"^of_molecule\['dipole'\]: expected finite",
@@ -175,7 +167,7 @@ class TestMolecules:
             ({"of_atom": {"y": [1.0, 2.0]}}, r"of_atom: expected other names than z, pos, y, got 'y'"),
             (
                 {"of_molecule": {"charge": [0.0]}, "of_atom": {"charge": [0.0, 0.0]}},
-                "of_atom: expected other names than those of of_molecule, got 'charge'",
+                "of_atom: expected other .*'charge'",
             ),
         ],
     )
@@ -211,41 +203,44 @@ class TestFeatures:
         other = ld.MoleculeFeatures((16, 1), powers=2)(batch).x  # the largest charge need not be the last
         torch.testing.assert_close(other, x[:, [2, 3, 0, 1]])
 
-    def test_unknown_charge(self):
-        with pytest.raises(ValueError, match=r"data\.z: expected only the species \(1, 6, 7, 8, 9\), got 16"):
-            ld.MoleculeFeatures()(Data(z=torch.tensor([6, 16])))
-
-    @pytest.mark.parametrize("species", [(), (1, 1), (0, 6), (1, 119)])
-    def test_bad_species(self, species):
-        with pytest.raises(ValueError, match="species: expected different nuclear charges"):
-            ld.MoleculeFeatures(species)
-
-    def test_bad_calls(self):
-        with pytest.raises(ValueError, match="powers: expected an integer of at least 1"):
-            ld.MoleculeFeatures(powers=0)
-        with pytest.raises(ValueError, match=r"data\.z: expected"):
-            ld.MoleculeFeatures()(Data(pos=torch.zeros(1, 3)))
-        with pytest.raises(ValueError, match=r"data\.z: expected nuclear charges \[atoms\], got \[2, 1\]"):
-            ld.MoleculeFeatures()(Data(z=torch.tensor([[6], [1]])))
-        with pytest.raises(ValueError, match="mean, std: expected finite"):
-            ld.StandardizeTargets(0.0, 0.0)
-        with pytest.raises(ValueError, match=r"data.y: expected 2 targets, got \[1, 3\]"):
-            ld.StandardizeTargets([0.0, 0.0], [1.0, 1.0])(Data(y=torch.zeros(1, 3)))
-        with pytest.raises(ValueError, match=r"data.y: expected a floating tensor, got torch.int64; .* y.float\(\)"):
-            ld.StandardizeTargets(0.5, 2.0)(Data(y=torch.ones(1, 3).long()))
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            *((lambda s=s: ld.MoleculeFeatures(s), "species: expected diff") for s in ((), (1, 1), (0, 6), (1, 119))),
+            (lambda: ld.MoleculeFeatures(powers=0), "powers: expected an integer of at least 1"),
+            (lambda: ld.MoleculeFeatures()(Data(z=torch.tensor([6, 16]))), r"data\.z: expected only the species .* 16"),
+            (lambda: ld.MoleculeFeatures()(Data(pos=torch.zeros(1, 3))), r"data\.z: expected"),
+            (lambda: ld.MoleculeFeatures()(Data(z=torch.ones(2, 1).long())), r"data\.z: expected .*, got \[2, 1\]"),
+            (lambda: ld.StandardizeTargets(0.0, 0.0), "std: expected positive finite"),
+            (
+                lambda: ld.StandardizeTargets([0, 0], [1, 1])(Data(y=torch.zeros(1, 3))),
+                r"data.y: expected 2 .* \[1, 3\]",
+            ),
+            (lambda: ld.StandardizeTargets(0.5, 2.0)(Data(y=torch.ones(1, 3).long())), r"data.y: .* y.float\(\)"),
+        ],
+    )
+    def test_bad_calls(self, call, message):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 class TestUnits:
-    def test_known_values(self):
-        assert Units("eV").convert("Ha")[0] == pytest.approx(27.211386, abs=1e-6)
-        assert Units("meV").convert("kcal/mol")[0] == pytest.approx(43.36410, abs=1e-5)
-        assert Units("Ha").convert("kcal/mol")[0] == pytest.approx(1 / 627.5095, rel=1e-6)
-        assert Units(dipole="e bohr").convert("D")[0] == pytest.approx(1 / 2.541746, rel=1e-6)
-        assert Units(dipole="e angstrom").convert("D")[0] == pytest.approx(0.2081943, rel=1e-6)
-        assert Units(length="angstrom").convert("bohr", 3) == (pytest.approx(0.14818471, rel=1e-6), "angstrom^3")
-        assert Units().convert("GHz") == (1.0, "GHz")
+    @pytest.mark.parametrize(
+        ("units", "unit", "factor"),
+        [
+            (Units("eV"), "Ha", 27.211386),
+            (Units("meV"), "kcal/mol", 43.36410),
+            (Units("Ha"), "kcal/mol", 1 / 627.5095),
+            (Units(dipole="e bohr"), "D", 1 / 2.541746),
+            (Units(dipole="e angstrom"), "D", 0.2081943),
+            (Units(), "GHz", 1.0),
+        ],
+    )
+    def test_known_values(self, units, unit, factor):
+        assert units.convert(unit)[0] == pytest.approx(factor, rel=1e-6)
 
-    def test_unknown_unit(self):
+    def test_powers_and_unknown_units(self):
+        assert Units(length="angstrom").convert("bohr", 3) == (pytest.approx(0.14818471, rel=1e-6), "angstrom^3")
         with pytest.raises(ValueError, match="energy_unit: expected one of 'eV', 'meV', 'Ha', 'kcal/mol', got 'J'"):
             Units("J")
 
@@ -298,16 +293,18 @@ class TestQM9Subset:
         assert batch.y.shape == (8, 19)
         assert batch.z.shape == (SIZES.sum(),)
 
-    def test_bad_arguments(self, tmp_path):
-        write_subset(tmp_path)
-        with pytest.raises(ValueError, match=r"targets: expected 'all' or different ones of 'mu', .*, got 'energy'"):
-            ld.QM9Subset(tmp_path, targets="energy", verify=False)
-        with pytest.raises(ValueError, match="targets: expected"):
-            ld.QM9Subset(tmp_path, targets=("mu", "mu"), verify=False)
-        with pytest.raises(ValueError, match="split: expected one of"):
-            ld.QM9Subset(tmp_path, "dev", verify=False)
-        with pytest.raises(ValueError, match="length_unit: expected one of 'bohr', 'angstrom'"):
-            ld.QM9Subset(tmp_path, length_unit="nm", verify=False)
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"targets": "energy"}, "targets: expected 'all' or different ones of 'mu', .*, got 'energy'"),
+            ({"targets": ("mu", "mu")}, "targets: expected"),
+            ({"split": "dev"}, "split: expected one of"),
+            ({"length_unit": "nm"}, "length_unit: expected one of 'bohr', 'angstrom'"),
+        ],
+    )
+    def test_bad_arguments(self, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            ld.QM9Subset(tmp_path, verify=False, **options)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -570,20 +567,12 @@ class TestQM9:
             ),
             ("gdb9.sdf.csv", lambda text: text[:-9], "is truncated: its last line has no line break"),
             ("gdb9.sdf.csv", lambda text: text[: text.index("gdb_4")], "has more molecules than the 3"),
-            (
-                "gdb9.sdf.csv",
-                lambda text: text.replace("gdb_2", "gdb_9"),
-                "it is named 'gdb_2', but the table has 'gdb_9'",
-            ),
+            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2", "gdb_9"), "named 'gdb_2', but the table has 'gdb_9'"),
             ("gdb9.sdf.csv", lambda text: text.replace("mu,alpha", "alpha,mu"), "does not begin with the line mol_id"),
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,1,"), "has 20 targets in line 3"),
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,x"), "is not a table of numbers in line 3"),
             ("gdb9.sdf.csv", lambda text: "", "does not begin with the line"),
-            (
-                "uncharacterized.txt",
-                lambda text: text.replace("3 left", "three"),
-                "does not have a number in each line",
-            ),
+            ("uncharacterized.txt", lambda text: text.replace("3 left", "three"), "not have a number in each line"),
         ],
     )
     def test_damaged_raw_files_are_named(self, tmp_path, name, damage, message):
@@ -670,16 +659,15 @@ class TestRMD17:
     def test_bad_arguments_and_files(self, tmp_path):
         frames = trajectory()
         write_rmd17(tmp_path, frames, [0, 1], [2, 3])
-        with pytest.raises(ValueError, match="molecule: expected one of 'aspirin'"):
-            ld.RMD17(tmp_path, "methane")
-        with pytest.raises(ValueError, match="number: expected 1, 2, 3, 4 or 5, got 6"):
-            ld.RMD17(tmp_path, number=6)
-        with pytest.raises(ValueError, match="validation: expected an integer of at least 0 and less than the 2"):
-            ld.RMD17(tmp_path, number=2, verify=False)
-        with pytest.raises(FileNotFoundError, match=r"needs the file index_train_01.csv"):
-            ld.RMD17(tmp_path, validation=0)
-        with pytest.raises(FileNotFoundError, match=r"needs the file rmd17_aspirin.npz"):
-            ld.RMD17(tmp_path, "aspirin")
+        for error, options, message in (
+            (ValueError, {"molecule": "methane"}, "molecule: expected one of 'aspirin'"),
+            (ValueError, {"number": 6}, "number: expected 1, 2, 3, 4 or 5, got 6"),
+            (ValueError, {"number": 2, "verify": False}, "validation: expected an integer .* less than the 2"),
+            (FileNotFoundError, {"validation": 0}, "needs the file index_train_01.csv"),
+            (FileNotFoundError, {"molecule": "aspirin"}, "needs the file rmd17_aspirin.npz"),
+        ):
+            with pytest.raises(error, match=message):
+                ld.RMD17(tmp_path, **options)
         for train, test, message in (
             ([0, 1], [1, 3], "index_test_02.csv in .* have frames in common"),
             ([0, 40], [2], "different frame numbers in 0 .. 39"),
@@ -788,32 +776,13 @@ class TestGFN2Molecules:
 
     @pytest.mark.parametrize(
         ("smiles", "name"),
-        [
-            ("[H][H]", "H2"),
-            ("O", "H2O"),
-            ("F", "HF"),
-            ("Cl", "HCl"),
-            ("FF", "F2"),
-            ("N#N", "N2"),
-            ("[C-]#[O+]", "CO"),
-            ("O=C=O", "CO2"),
-            ("S=C=S", "CS2"),
-            ("O=C=S", "OCS"),
-            ("O=S=O", "SO2"),
-            ("C#N", "HCN"),
-            ("N#CC#N", "NCCN"),
-            ("N#[N+][O-]", "N2O"),
-            ("FB(F)F", "BF3"),
-            ("F[Si](F)(F)F", "SiF4"),
-            ("C[N+](=O)[O-]", "CH3NO2"),
-            ("CS(C)=O", "C2H6SO"),
-            ("C1CS1", "CH2SCH2"),
-            ("C1=CC1", "C3H4_C2v"),
-            ("C1[C@H]2C[C@@H]12", "bicyclobutane"),
-            ("c1ccncc1", "C5H5N"),
-            ("c1ccsc1", "C4H4S"),
-            ("[Na+].[Cl-]", "NaCl"),
-        ],
+        zip(
+            "[H][H] O F Cl FF N#N [C-]#[O+] O=C=O S=C=S O=C=S O=S=O C#N N#CC#N N#[N+][O-] FB(F)F F[Si](F)(F)F "
+            "C[N+](=O)[O-] CS(C)=O C1CS1 C1=CC1 C1[C@H]2C[C@@H]12 c1ccncc1 c1ccsc1 [Na+].[Cl-]".split(),
+            "H2 H2O HF HCl F2 N2 CO CO2 CS2 OCS SO2 HCN NCCN N2O BF3 SiF4 "
+            "CH3NO2 C2H6SO CH2SCH2 C3H4_C2v bicyclobutane C5H5N C4H4S NaCl".split(),
+            strict=True,
+        ),
     )
     def test_bonds_are_those_of_the_g2_database(self, smiles, name):
         build, data = pytest.importorskip("ase.build"), pytest.importorskip("ase.data")
@@ -866,14 +835,14 @@ class TestGFN2Molecules:
             ld.GFN2Molecules(smiles=("CCCC",), conformers=1, noise=0.0)
 
     def test_bad_arguments(self):
-        with pytest.raises(TypeError, match="smiles: expected a sequence"):
-            ld.GFN2Molecules(smiles="CC")
-        with pytest.raises(ValueError, match="conformers, noise: expected an integer of at least 1"):
-            ld.GFN2Molecules(conformers=0)
-        with pytest.raises(ValueError, match="split: expected one of"):
-            ld.GFN2Molecules("dev")
-        with pytest.raises(ValueError, match="smiles: expected at least one molecule for split='valid', got 2"):
-            ld.GFN2Molecules("valid", smiles=["C", "CC"])
+        for error, options, message in (
+            (TypeError, {"smiles": "CC"}, "smiles: expected a sequence"),
+            (ValueError, {"conformers": 0}, "conformers, noise: expected an integer of at least 1"),
+            (ValueError, {"split": "dev"}, "split: expected one of"),
+            (ValueError, {"split": "valid", "smiles": ["C", "CC"]}, "smiles: expected at least one .*'valid', got 2"),
+        ):
+            with pytest.raises(error, match=message):
+                ld.GFN2Molecules(**options)
 
     def test_list_of_molecules(self):
         from rdkit import Chem
@@ -1074,21 +1043,13 @@ class TestFrames:
         [
             (lambda frames: frames.clear(), ValueError, "frames: expected at least one"),
             (lambda frames: frames.append(3), TypeError, "frames: expected ase.Atoms, got int for frame 2"),
-            (
-                lambda frames: setattr(frames[1], "calc", None),
-                ValueError,
-                "energy in all frames .*, got 1 without it, .* frame 1",
-            ),
-            (
-                lambda frames: frames[0].calc.results.update(energy=np.nan),
-                ValueError,
-                "energy of frames: expected finite",
-            ),
+            (lambda frames: setattr(frames[1], "calc", None), ValueError, "energy in all .* frame 1"),
+            (lambda frames: frames[0].calc.results.update(energy=np.nan), ValueError, "energy .* finite"),
             (lambda frames: frames[0].calc.results.update(forces=np.ones((2, 2))), ValueError, r"forces .* \[2, 3\]"),
             (
                 lambda frames: frames[0].calc.results["forces"].__setitem__((0, 1), np.nan),
                 ValueError,
-                "forces of frames: expected finite",
+                "forces .* finite",
             ),
             (lambda frames: frames[0].calc.results.update(dipole=1.8), ValueError, r"dipole .* \[3\], got \[\]"),
             (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames: expected at most 1e"),
@@ -1202,16 +1163,10 @@ class TestFrames:
         [
             ({"stress": 20 * np.eye(3), "virial": np.full((3, 3), np.nan)}, r"the stress is above 10 .* is frame 1"),
             ({"stress": np.full((3, 3), np.nan), "virial": -800 * np.eye(3)}, r"the stress is above 10 .* is frame 1"),
-            (
-                {"stress": np.eye(3), "virial": 64 * np.eye(3)},
-                "the virial is not minus the stress times the volume in 1",
-            ),
+            ({"stress": np.eye(3), "virial": 64 * np.eye(3)}, "the virial is not minus the stress .* in 1"),
             ({"stress": 0.1 * np.eye(3), "virial": -4 * np.eye(3)}, "the virial is not minus the stress .* is frame 1"),
             ({"energy": -20.4}, "differ by another amount than by their forces in 3 of 3 frames, the first is frame 0"),
-            (
-                {"forces": np.array([[0, 0, -4.0], [0, 0, 4.0]])},
-                "differ by another amount than by their forces in 3 of 3",
-            ),
+            ({"forces": np.array([[0, 0, -4.0], [0, 0, 4.0]])}, "another amount than by their forces in 3"),
             ({"positions": np.array([[0, 0, 0], [0, 0, 0.11]])}, "atoms are closer than 0.3 .* in 1 of 3 .* frame 1"),
             ({"stress-unit": "kbar"}, "stress-unit=kbar is stated, but numbers are read as they are, .* frame 1"),
             ({"energy_units": "Ha"}, "energy_units=Ha is stated, but numbers are read as they are, .* frame 1"),
@@ -1294,14 +1249,8 @@ class TestFrames:
         [
             ("", "line 1: expected the number"),
             ("many\n\nH 0 0 0\n", "line 1: expected the number of atoms of a frame, got 'many'"),
-            (
-                "99999999\n\nH 0 0 0\n",
-                "lines are missing: line 1 promises 99999999 atoms, but the file has lines for 1",
-            ),
-            (
-                "1\n\nH 0 0 0\n3\n\nH 0 0 0\n",
-                "lines are missing: line 4 promises 3 atoms, but the file has lines for 1",
-            ),
+            ("99999999\n\nH 0 0 0\n", "line 1 promises 99999999 atoms, but the file has lines for 1"),
+            ("1\n\nH 0 0 0\n3\n\nH 0 0 0\n", "line 4 promises 3 atoms, but the file has lines for 1"),
             ("3\n", "lines are missing: line 1 promises 3 atoms, but the file has lines for 0"),
             ("2\n\nH 0 0 0\n", "lines are missing: line 1 promises 2 atoms, but the file has lines for 1"),
             ("0\n\n1\n\nH 0 0 0\n", "line 1: expected the number of atoms of a frame, got '0'"),
@@ -1309,15 +1258,9 @@ class TestFrames:
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz .* 'Xx' is no symbol of an element"),
             ("1\n\n8 0 0 0\n", "frames.xyz .* '8' is no symbol of an element; name nuclear charges Z:I:1"),
-            (
-                "1\nProperties=species:I:1:pos:R:3\n8 0 0 0\n",
-                "expected species:S:1 for symbols or Z:I:1 for nuclear ch",
-            ),
+            ("1\nProperties=species:I:1:pos:R:3\n8 0 0 0\n", "expected species:S:1 for symbols or Z:I:1"),
             ("1\nProperties=Species:S:1:pos:R:3\nH 0 0 0\n", "expected species:S:1 for symbols or Z:I:1"),
-            (
-                "1\nproperties=species:S:1:pos:R:3:forces:R:3\nH 0 0 0 1 1 1\n",
-                "expected Properties=..., got it in lower",
-            ),
+            ("1\nproperties=species:S:1:pos:R:3:forces:R:3\nH 0 0 0 1 1 1\n", "expected Properties=..., got it"),
             ('1\nlattice="4 0 0 0 4 0 0 0 4"\nH 0 0 0\n', "expected Lattice=..., got it in lower case"),
             ('1\nIt\'s Lattice="4 0 0 0 4 0 0 0 4"\nH 0 0 0\n', "expected Lattice=..., .* after an open quote"),
             ("1\nProperties=species:S:1:pos:R\nH 0 0 0\n", "Properties: expected the column pos:R:3"),

@@ -288,13 +288,9 @@ class TestReading:
         assert ((pos * normal).sum(axis=1) > 0.4).all()  # outwards, whatever the format
 
     @pytest.mark.parametrize("header", ["OFF\n", "OFF", "OFF ", "# a comment\nOFF\n", "OFF\n# a comment\n", "OFF\r\n"])
-    def test_headers_of_off_files(self, tmp_path, header):
-        path = tmp_path / "cube.off"
-        path.write_bytes(off(header))
-        vertices, faces = ld.read_mesh(path)
-        assert len(vertices) == 8
-        assert len(faces) == 12  # squares become triangles
-        assert ld.read_mesh("elsewhere/cube.off", off(header))[1].shape == (12, 3)
+    def test_headers_of_off_files(self, header):
+        vertices, faces = ld.read_mesh("elsewhere/cube.off", off(header))
+        assert (len(vertices), len(faces)) == (8, 12)  # squares become triangles
 
     def test_polygons_beside_other_faces(self):
         content = b"OFF\n5 2 0\n0 0 0\n2 0 0\n2 1 0\n1 2 0\n0 1 0\n5 0 1 2 3 4\n3 0 1 2\n"
@@ -315,13 +311,9 @@ class TestReading:
             (off(squares=[]), r"chair_0001\.off has no faces"),
         ],
     )
-    def test_broken_files_are_named(self, tmp_path, content, message):
-        path = tmp_path / "chair_0001.off"
-        path.write_bytes(content)
-        with pytest.raises(
-            ld.MeshError, match=rf"chair_0001\.off cannot be read as a mesh: .*{message}|{message}"
-        ) as caught:
-            ld.read_mesh(path)
+    def test_broken_files_are_named(self, content, message):
+        with pytest.raises(ld.MeshError, match=message) as caught:
+            ld.read_mesh("chair_0001.off", content)
         assert "chair_0001.off" in str(caught.value)
 
     def test_faces_of_obj_files(self):
@@ -349,27 +341,18 @@ class TestReading:
                 np.testing.assert_array_equal(found, wanted)
 
     @pytest.mark.parametrize("suffix", ["ply", "stl", "glb", "obj"])
-    def test_other_broken_formats(self, tmp_path, suffix):
-        path = tmp_path / f"lamp.{suffix}"
-        path.write_bytes(b"nothing of the kind")
+    def test_other_broken_formats(self, suffix):
         with pytest.raises(ld.MeshError, match=rf"lamp\.{suffix} (cannot be read as a mesh|has no faces)"):
-            ld.read_mesh(path)
+            ld.read_mesh(f"lamp.{suffix}", b"nothing of the kind")
 
     @pytest.mark.parametrize("suffix", ["ply", "glb", "obj", "off"])
     def test_points_without_faces(self, tmp_path, suffix):
         """A scan of a surface is often stored as points alone; readers of meshes find nothing in it."""
-        if suffix == "off":
-            content = b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n"
-        elif suffix == "obj":
-            content = b"v 0 0 0\nv 1 0 0\nv 0 1 0\n"
-        else:
-            content = trimesh.Scene(trimesh.PointCloud(np.eye(3))).export(file_type="glb")
-            if suffix == "ply":
-                content = trimesh.PointCloud(np.eye(3)).export(file_type="ply")
-        (tmp_path / f"scan.{suffix}").write_bytes(content)
-        with pytest.raises(
-            ValueError, match=rf"scan\.{suffix} has no faces, so it has no surface; a cloud of points is"
-        ):
+        scan = trimesh.PointCloud(np.eye(3))
+        contents = {"off": b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "obj": b"v 0 0 0\nv 1 0 0\nv 0 1 0\n"}
+        contents |= {"ply": scan.export(file_type="ply"), "glb": trimesh.Scene(scan).export(file_type="glb")}
+        (tmp_path / f"scan.{suffix}").write_bytes(contents[suffix])
+        with pytest.raises(ValueError, match=rf"scan\.{suffix} has no faces, so it has no surface; a cloud of points"):
             ld.MeshFolder(tmp_path, points=3)
 
     def test_unknown_suffix(self):
@@ -410,6 +393,7 @@ class TestSampling:
         ("vertices", "faces", "points", "message"),
         [
             (np.zeros((3, 2)), [[0, 1, 2]], 1, r"vertices: expected \[vertices, 3\], got \[3, 2\]"),
+            ([[0, 0, np.nan], *np.eye(3)[:2]], [[0, 1, 2]], 1, "vertices: expected finite numbers, got NaN"),
             (np.eye(3), [[0, 1]], 1, r"faces: expected \[faces, 3\]"),
             (np.eye(3), np.zeros((0, 3), int), 1, "at least one face"),
             (np.eye(3), [[0, 1, 3]], 1, "indices of vertices in 0 .. 2, got 0 .. 3"),
@@ -590,15 +574,19 @@ class TestModelNet:
             ld.ModelNet(tmp_path, version=40, verify=False)
 
     def test_what_is_missing(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"ModelNet40 needs the file ModelNet40\.zip"):
-            ld.ModelNet(tmp_path, version=40)
-        with pytest.raises(ValueError, match="version: expected 10 or 40, got 20"):
-            ld.ModelNet(tmp_path, version=20)
-        with pytest.raises(FileNotFoundError, match="neither a folder nor a zip archive"):
-            ld.MeshFolder(tmp_path / "none")
         (tmp_path / "ModelNet10").mkdir()
-        with pytest.raises(FileNotFoundError, match=r"no meshes CLASS/train/\*"):
-            ld.ModelNet(tmp_path)
+        for error, call, message in (
+            (
+                FileNotFoundError,
+                lambda: ld.ModelNet(tmp_path, version=40),
+                r"needs the file ModelNet40\.zip",
+            ),
+            (ValueError, lambda: ld.ModelNet(tmp_path, version=20), "version: expected 10 or 40, got 20"),
+            (FileNotFoundError, lambda: ld.MeshFolder(tmp_path / "none"), "neither a folder nor a zip archive"),
+            (FileNotFoundError, lambda: ld.ModelNet(tmp_path), r"no meshes CLASS/train/\*"),
+        ):
+            with pytest.raises(error, match=message):
+                call()
         write_modelnet(tmp_path)
         with pytest.raises(ValueError, match="holds 3 shapes for train, but the official set has 3991"):
             ld.ModelNet(tmp_path, points=4)
@@ -744,12 +732,6 @@ class TestProcedural:
         across = noisy[2].pos - clean[2].pos - step[:, None] * clean[2].normal
         assert across.abs().max() < 1e-6
 
-    def test_seeds_and_splits(self):
-        few, more = ld.ProceduralShapes(size=3, points=16), ld.ProceduralShapes(size=5, points=16)
-        assert all(torch.equal(one.pos, two.pos) for one, two in zip(few, more.subset(range(3)), strict=True))
-        others = [ld.ProceduralShapes("test", 1, points=16), ld.ProceduralShapes(size=1, points=16, seed=1)]
-        assert all(not torch.equal(other[0].pos, few[0].pos) for other in others)
-
     def test_some_kinds(self):
         shapes = ld.ProceduralShapes(size=3, points=16, kinds=["bracket", "star"])
         assert [ld.SHAPE_CLASSES[label] for label in shapes.labels] == ["bracket", "star", "bracket"]
@@ -799,14 +781,13 @@ class TestScenes:
                 inner = data.normal[data.solid == number, 2].abs()
                 assert inner.max() > 0.9
 
-    def test_seeds_and_splits(self):
-        few, more = ld.ProceduralScenes(size=2, points=16), ld.ProceduralScenes(size=3, points=16)
-        assert all(torch.equal(one.pos, two.pos) for one, two in zip(few, more.subset([0, 1]), strict=True))
-        others = [ld.ProceduralScenes("test", 1, points=16), ld.ProceduralScenes(size=1, points=16, seed=1)]
-        assert all(not torch.equal(other[0].pos, few[0].pos) for other in others)
-        turned = ld.ProceduralScenes(size=2, points=16, rotate="SO3")[1]
-        torch.testing.assert_close(turned.pos, few[1].pos @ turned.rotation[0].T, rtol=1e-5, atol=1e-6)
-        assert torch.equal(turned.y, few[1].y)
+    def test_rotated_scenes(self):
+        plain, turned = (
+            ld.ProceduralScenes(size=2, points=16)[1],
+            ld.ProceduralScenes(size=2, points=16, rotate="SO3")[1],
+        )
+        torch.testing.assert_close(turned.pos, plain.pos @ turned.rotation[0].T, rtol=1e-5, atol=1e-6)
+        assert torch.equal(turned.y, plain.y)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -831,8 +812,3 @@ def test_labels_of_points():
     assert shapes[0].y.tolist() == labels[0].tolist()
     with pytest.raises(ValueError, match=r"\[shapes\] or \[shapes, points\], got \[2, 5, 3\] and \[2, 4\]"):
         ld.ShapePoints(pos, None, labels[:, :4], ["seat", "back", "leg"])
-
-
-def test_meshes_with_nan_are_named_as_such():
-    with pytest.raises(ValueError, match="vertices: expected finite numbers, got NaN"):
-        ld.sample_surface([[0, 0, np.nan], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]], 4, np.random.RandomState(0))

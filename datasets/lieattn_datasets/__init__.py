@@ -16,7 +16,7 @@ from lieattn_datasets._images import ImagePoints
 from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
 from lieattn_datasets._meshes import MeshError, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._modelnet import MeshFolder, ModelNet
-from lieattn_datasets._molecules import MoleculeFeatures, Molecules, StandardizeTargets
+from lieattn_datasets._molecules import MoleculeFeatures, Molecules
 from lieattn_datasets._nbody import (
     ChargedParticles,
     NBody,
@@ -43,6 +43,7 @@ from lieattn_datasets._transforms import (
     RotateImage,
     RotatePoints,
     Standardize,
+    StandardizeTargets,
     TransformPoints,
 )
 from lieattn_datasets._wind import WindOnSphere, wind_vectors

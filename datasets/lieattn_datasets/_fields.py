@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn_datasets._arrays import real_array, square_matrix
 from lieattn_datasets._checks import check_arguments, check_attribute
-from lieattn_datasets._streams import RandomTransform
+from lieattn_datasets._streams import Configured, RandomTransform
 
 VECTORS = (
     *("vel", "momentum", "force", "dipole", "normal", "cell"),
@@ -22,7 +22,7 @@ VECTORS = (
 TENSORS = ("polarizability", "quadrupole", "stress", "virial")
 
 
-class TransformFields:
+class TransformFields(Configured):
     """Multiply positions, vectors and tensors of a cloud by an orthogonal matrix R, and shift the positions.
 
     ``pos`` becomes ``R pos + shift``, vectors become ``R v``, tensors of rank two ``R T R^T``, and ``rotation``, the
@@ -101,9 +101,6 @@ class TransformFields:
             turned = turned + shift
         return turned.flatten(-2).to(values.dtype)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.matrix.tolist()}, shift={self.shift.tolist()})"
-
 
 class RandomRotateFields(RandomTransform):
     """Rotate each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
@@ -165,10 +162,6 @@ class RandomRotateFields(RandomTransform):
         matrix = rotation_matrix(quaternion)[: self.dim, : self.dim]
         shift = stream.uniform(-self.max_shift, self.max_shift, self.dim)
         return TransformFields(matrix, shift, vectors=self.vectors, tensors=self.tensors)(data)
-
-    def __repr__(self) -> str:
-        about = "" if self.axis is None else f", axis={self.axis!r}"
-        return f"RandomRotateFields(seed={self.seed}, dim={self.dim}{about}, max_shift={self.max_shift})"
 
 
 def rotation_matrix(quaternion: ArrayLike) -> np.ndarray:

@@ -74,13 +74,17 @@ class _Trajectory(Molecules):
     def __init__(
         self,
         frames: _Frames,
-        chosen: NDArray[np.int64],
-        train: NDArray[np.int64],
+        halves: dict[str, NDArray[np.int64]],
+        split: str,
+        validation: int,
         energy_unit: str,
         center: bool,
         transform: Transform | None,
     ) -> None:
         z, pos, energy, force = frames
+        half = halves["train"]
+        train = half[hold_out(len(half), validation, "train")]
+        chosen = halves["test"] if split == "test" else half[hold_out(len(half), validation, split)]
         units = Units(energy=energy_unit)
         factor, _ = units.convert(_STORED)
         self.energy_shift = float(energy[train].mean(dtype=np.float64) * factor)
@@ -169,12 +173,7 @@ class RMD17(_Trajectory):
         if number not in range(1, 6):
             raise ValueError(f"number: expected 1, 2, 3, 4 or 5, got {number}")
         frames, halves = read_official(root, molecule, number, download, verify)
-        train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
-        if split == "test":
-            chosen = halves["test"]
-        else:
-            chosen = halves["train"][hold_out(len(halves["train"]), validation, split)]
-        super().__init__(frames, chosen, train, energy_unit, center, transform)
+        super().__init__(frames, halves, split, validation, energy_unit, center, transform)
 
 
 class RMD17Subset(_Trajectory):
@@ -220,9 +219,8 @@ class RMD17Subset(_Trajectory):
         if half < 1:
             found = "1 frame" if size else "no frame"
             raise _SUBSET.damaged(path, f"holds {found} of {molecule}, expected frames for training and for testing")
-        train = hold_out(half, validation, "train")
-        chosen = np.arange(half, size) if split == "test" else hold_out(half, validation, split)
-        super().__init__(frames, chosen, train, energy_unit, center, transform)
+        halves = dict(zip(_HALVES, np.split(np.arange(size), [half]), strict=True))
+        super().__init__(frames, halves, split, validation, energy_unit, center, transform)
 
 
 def read_official(

@@ -13,6 +13,7 @@ from lieattn_datasets._arrays import dtype_of_places, plain_array, real_array
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._frames import describe_frames
+from lieattn_datasets._streams import Configured
 
 HEAVIEST = 118  # nuclear charge of the heaviest element
 _LISTED = 4
@@ -208,7 +209,7 @@ class Molecules(Clouds):
         return tuple(values.mean(axis=0).tolist()), tuple(values.std(axis=0).tolist())
 
 
-class MoleculeFeatures:
+class MoleculeFeatures(Configured):
     r"""Add the features :math:`x_{3a + q} = [\,z = z_a\,]\,(z / z_\mathrm{max})^q` of the nuclear charge of each atom.
 
     They are a one-hot vector of the species times the powers 0, 1, 2 of the scaled charge, as in the input of Cormorant
@@ -261,59 +262,6 @@ class MoleculeFeatures:
         described = data.__copy__()
         described.x = (one_hot[:, :, None] * powers[:, None, :]).flatten(1)
         return described
-
-    def __repr__(self) -> str:
-        return f"MoleculeFeatures({self.species}, powers={self.powers})"
-
-
-class StandardizeTargets:
-    """Subtract a mean from each target in ``y`` and divide it by a standard deviation.
-
-    The method :meth:`restore` reverts this for predictions.
-
-    Parameters
-    ----------
-    mean, std
-        One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, std is not positive, the lengths differ, or (when called) targets are integers.
-    """
-
-    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        check_arguments(StandardizeTargets.__init__, locals())
-        self.mean = torch.atleast_1d(torch.from_numpy(real_array("mean", mean)).clone())
-        self.std = torch.atleast_1d(torch.from_numpy(real_array("std", std)).clone())
-        if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
-            raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
-        if not bool(self.mean.isfinite().all()) or not bool((self.std.isfinite() & (self.std > 0)).all()):
-            raise ValueError(
-                f"mean, std: expected finite numbers and positive finite numbers, got mean={mean} and std={std}"
-            )
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(StandardizeTargets.__call__, locals())
-        self._check("data.y", data.get("y"))
-        check_attribute(data, "y", floating=True)
-        scaled = data.__copy__()
-        scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
-        return scaled
-
-    def restore(self, y: Tensor) -> Tensor:
-        """Return predictions ``[..., targets]`` in the units of the data set."""
-        self._check("y", y)
-        return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
-
-    def _check(self, argument: str, y: Tensor) -> None:
-        if not isinstance(y, Tensor) or y.dim() == 0:
-            raise TypeError(f"{argument}: expected a tensor [..., targets], got {type(y).__name__}")
-        if len(self.mean) not in (1, y.shape[-1]):
-            raise ValueError(f"{argument}: expected {len(self.mean)} targets, got {list(y.shape)}")
-
-    def __repr__(self) -> str:
-        return f"StandardizeTargets(mean={self.mean.tolist()}, std={self.std.tolist()})"
 
 
 def check_atoms(

@@ -1,11 +1,13 @@
 """Random numbers that depend only on a seed, and are the same with every version of NumPy and on every machine."""
 
+import inspect
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from lieattn_datasets._checks import check_arguments
@@ -44,7 +46,16 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
     yield from tqdm(items, description, total, delay=2.0, leave=False, disable=None)
 
 
-class RandomTransform:
+class Configured:
+    """A transform that shows its arguments, which are attributes of the same names."""
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name, ...) for name in inspect.signature(type(self)).parameters}
+        shown = (f"{name}={value.tolist() if isinstance(value, Tensor) else value!r}" for name, value in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class RandomTransform(Configured):
     """A random transform, whose numbers are a stream that the seed and the class determine.
 
     If the seed of torch has changed since the transform was constructed, and :meth:`set_epoch` was not called, the

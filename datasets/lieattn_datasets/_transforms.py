@@ -18,12 +18,12 @@ from torch_geometric.data import Batch, Data
 from lieattn_datasets._arrays import real_array, square_matrix
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._grid import data_to_image
-from lieattn_datasets._streams import RandomTransform
+from lieattn_datasets._streams import Configured, RandomTransform
 
 _QUARTER_TURN_TOLERANCE = 1e-12
 
 
-class TransformPoints:
+class TransformPoints(Configured):
     """Multiply the coordinates of every point by a matrix. All other attributes stay the same.
 
     Nothing is resampled: the points keep their features. The transform accepts a ``Data`` or a ``Batch``.
@@ -53,9 +53,6 @@ class TransformPoints:
         turned = copy.copy(data)
         turned.pos = (pos.double() @ self.matrix.to(pos.device).T).to(pos.dtype)
         return turned
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.matrix.tolist()})"
 
 
 class RotatePoints(TransformPoints):
@@ -87,9 +84,6 @@ class RotatePoints(TransformPoints):
         cosine, sine = _cosine_sine(angle)
         super().__init__([[cosine, -sine], [sine, cosine]])
         self.angle = float(angle)
-
-    def __repr__(self) -> str:
-        return f"RotatePoints({self.angle})"
 
 
 class RandomRotatePoints(RandomTransform):
@@ -126,9 +120,6 @@ class RandomRotatePoints(RandomTransform):
             raise ValueError("data: expected one cloud, got a Batch, whose clouds would share one angle")
         angle = self._stream().uniform(-self.max_angle, self.max_angle)
         return RotatePoints(angle)(data)
-
-    def __repr__(self) -> str:
-        return f"RandomRotatePoints(seed={self.seed}, max_angle={self.max_angle})"
 
 
 class RandomScalePoints(RandomTransform):
@@ -173,11 +164,8 @@ class RandomScalePoints(RandomTransform):
         dilated.pos = factor * check_attribute(data, "pos")
         return dilated
 
-    def __repr__(self) -> str:
-        return f"RandomScalePoints(seed={self.seed}, least={self.least}, most={self.most})"
 
-
-class RotateImage:
+class RotateImage(Configured):
     """Rotate an image by resampling it on its own grid, for comparison with :class:`RotatePoints`.
 
     The image is rotated about its center by spline interpolation. Pixels from outside the image are black, and parts
@@ -230,11 +218,8 @@ class RotateImage:
         turned.x = values.reshape(data.x.shape)
         return turned
 
-    def __repr__(self) -> str:
-        return f"RotateImage({self.angle}, order={self.order})"
 
-
-class RandomCrop:
+class RandomCrop(Configured):
     """Pad an image, crop it to its size at a random place, and mirror it left to right with probability 1/2.
 
     Pixels move by whole steps, so nothing is resampled. The crops of a rotated image are the rotated crops; mirrored
@@ -273,11 +258,8 @@ class RandomCrop:
         cropped.x = cut.reshape(data.x.shape)
         return cropped
 
-    def __repr__(self) -> str:
-        return f"RandomCrop({self.padding}, flip={self.flip})"
 
-
-class AveragePixels:
+class AveragePixels(Configured):
     """Average the intensities and positions of images over squares of pixels, and rescale the spacing to 1.
 
     Points must be in raster order, as in images, but may be rotated; then the averaged image is rotated in the same
@@ -327,11 +309,27 @@ class AveragePixels:
         averaged.grid = grid // size
         return averaged
 
-    def __repr__(self) -> str:
-        return f"AveragePixels({self.size})"
+
+class _Scaling(Configured):
+    """Subtract a mean and divide by a standard deviation: one number of each, or one for each column."""
+
+    _dtype = torch.float64
+
+    def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
+        check_arguments(_Scaling.__init__, locals())
+        self.mean, self.std = (
+            torch.atleast_1d(torch.from_numpy(real_array(name, values)).to(self._dtype, copy=True))
+            for name, values in (("mean", mean), ("std", std))
+        )
+        if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
+            raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
+        if not bool((self.mean.isfinite() & self.std.isfinite() & (self.std > 0)).all()):
+            raise ValueError(
+                f"mean: expected finite numbers, std: expected positive finite numbers, got {mean} and {std}"
+            )
 
 
-class Standardize:
+class Standardize(_Scaling):
     """Subtract a mean from each channel of ``x`` and divide it by a standard deviation.
 
     Parameters
@@ -346,16 +344,7 @@ class Standardize:
         channels of ``data.x``.
     """
 
-    def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
-        check_arguments(Standardize.__init__, locals())
-        self.mean = torch.atleast_1d(torch.from_numpy(real_array("mean", mean)).float())
-        self.std = torch.atleast_1d(torch.from_numpy(real_array("std", std)).float())
-        if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
-            raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
-        if not bool(self.mean.isfinite().all()):
-            raise ValueError(f"mean: expected finite numbers, got {mean}")
-        if not bool((self.std.isfinite() & (self.std > 0)).all()):
-            raise ValueError(f"std: expected positive finite numbers, got {std}")
+    _dtype = torch.float32
 
     def __call__(self, data: Data) -> Data:
         check_arguments(Standardize.__call__, locals())
@@ -366,11 +355,44 @@ class Standardize:
         scaled.x = (x - self.mean.to(x)) / self.std.to(x)
         return scaled
 
-    def __repr__(self) -> str:
-        return f"Standardize(mean={self.mean.tolist()}, std={self.std.tolist()})"
+
+class StandardizeTargets(_Scaling):
+    """Subtract a mean from each target in ``y`` and divide it by a standard deviation.
+
+    The method :meth:`restore` reverts this for predictions.
+
+    Parameters
+    ----------
+    mean, std
+        One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite, std is not positive, the lengths differ, or (when called) targets are integers.
+    """
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(StandardizeTargets.__call__, locals())
+        self._check("data.y", data.get("y"))
+        check_attribute(data, "y", floating=True)
+        scaled = copy.copy(data)
+        scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
+        return scaled
+
+    def restore(self, y: Tensor) -> Tensor:
+        """Return predictions ``[..., targets]`` in the units of the data set."""
+        self._check("y", y)
+        return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
+
+    def _check(self, argument: str, y: Tensor) -> None:
+        if not isinstance(y, Tensor) or y.dim() == 0:
+            raise TypeError(f"{argument}: expected a tensor [..., targets], got {type(y).__name__}")
+        if len(self.mean) not in (1, y.shape[-1]):
+            raise ValueError(f"{argument}: expected {len(self.mean)} targets, got {list(y.shape)}")
 
 
-class DropBackground:
+class DropBackground(Configured):
     """Keep only the points whose signal is not zero, for example the ink of an image of handwriting.
 
     The choice of points does not depend on their positions, so networks stay equivariant. A cloud whose signal is zero
@@ -405,11 +427,8 @@ class DropBackground:
         kept.pop("grid", None)  # the remaining points are not a raster
         return kept
 
-    def __repr__(self) -> str:
-        return f"DropBackground({self.threshold:g})"
 
-
-class PermutePoints:
+class PermutePoints(Configured):
     """Permute the points of a cloud at random. The seed and the number of points determine the permutation.
 
     The cloud is the same set of points with the same attributes, so the output of a network must not change.
@@ -450,9 +469,6 @@ class PermutePoints:
             else:
                 permuted[name] = [value[number] for number in order.tolist()]
         return permuted
-
-    def __repr__(self) -> str:
-        return f"PermutePoints({self.seed})"
 
 
 def _check_only_pixels(data: Data) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lieattn_datasets as ld
-from lieattn_datasets import _amat, _archives, _cifar, _download, _idx, _md17, _modelnet, _pcam, _qm9_files
+from lieattn_datasets import _amat, _cifar, _download, _idx, _md17, _modelnet, _pcam, _qm9_files
 from lieattn_datasets._download import fetch
 from lieattn_datasets._files import Release, Source
 from tests.fuzz._data_sets import CASES
@@ -103,11 +103,11 @@ def nobody():
         return f"http://127.0.0.1:{free.getsockname()[1]}/data"
 
 
-DIGEST, SIZE = md5(CONTENT), len(CONTENT)
+DIGEST = md5(CONTENT)
 
 
-def release(*addresses, digest=DIGEST, most=SIZE):
-    return Release("A set", "Where it is from.", sources=(Source("data", addresses, digest, most),))
+def release(*addresses, digest=DIGEST):
+    return Release("A set", "Where it is from.", sources=(Source("data", addresses, digest),))
 
 
 def files(root):
@@ -140,28 +140,24 @@ class TestFetch:
             assert part in str(caught.value)
         assert files(tmp_path) == []
 
-    def test_cut_connections(self, server, tmp_path):
-        fetch(release(server.address("data", "cut")), tmp_path, "data")
-        assert (tmp_path / "data").read_bytes() == CONTENT
-        assert len(server.asked) == 2
-        with pytest.raises(
-            OSError, match=r"always/data: the connection was interrupted; .*the connection was interrupted\)"
-        ):
-            fetch(release(server.address("data", "always")), tmp_path / "new" / "raw", "data")
-        assert os.listdir(tmp_path) == ["data"]
-
-    def test_stuck_connections(self, server, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("folder", ["cut", "stuck", "chunked"])
+    def test_interrupted_connections(self, server, tmp_path, monkeypatch, folder):
         monkeypatch.setattr("lieattn_datasets._download._SECONDS", 0.5)
         try:
-            fetch(release(server.address("data", "stuck")), tmp_path, "data")
+            fetch(release(server.address("data", folder)), tmp_path, "data")
         finally:
             server.go.set()
         assert (tmp_path / "data").read_bytes() == CONTENT
-        assert len(server.asked) == 2
+        assert len(server.asked) == (1 if folder == "chunked" else 2)
+
+    def test_connections_that_are_always_interrupted(self, server, tmp_path):
+        with pytest.raises(OSError, match=r"always/data: .*IncompleteRead.*\. Try again later"):
+            fetch(release(server.address("data", "always")), tmp_path / "new" / "raw", "data")
+        assert files(tmp_path) == []
 
     def test_no_server(self, nobody, tmp_path, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "*")
-        with pytest.raises(OSError, match=r"data: no connection \(ConnectionError\)\). Try again later, or put the"):
+        with pytest.raises(OSError, match=r"/data: .*refused.*\. Try again later, or put the"):
             fetch(release(nobody), tmp_path, "data")
 
     def test_the_next_address(self, server, nobody, tmp_path):
@@ -169,14 +165,6 @@ class TestFetch:
         fetch(known, tmp_path, "data")
         assert (tmp_path / "data").read_bytes() == CONTENT
         assert [path.split("/")[1] for path in server.asked] == ["whole", "whole"]
-
-    @pytest.mark.parametrize("folder", ["whole", "chunked"])
-    def test_more_bytes_than_published(self, server, tmp_path, folder):
-        with pytest.raises(OSError, match=f"the file has more than {SIZE - 1} bytes"):
-            fetch(release(server.address("data", folder), most=SIZE - 1), tmp_path, "data")
-        assert files(tmp_path) == []
-        fetch(release(server.address("data", folder)), tmp_path, "data")
-        assert files(tmp_path) == ["data"]
 
     def test_leftovers_of_killed_downloads_go(self, server, tmp_path):
         for name, age in (("old", 7200), ("new", 0)):
@@ -194,7 +182,7 @@ class TestFetch:
         known = release(server.address("data", "both"))
         if packed:
             content = server.files["two.tar.gz"] = tar({"x/data": CONTENT}, "gz")
-            source = Source("two.tar.gz", (server.address("two.tar.gz", "both"),), md5(content), SIZE, ("data",))
+            source = Source("two.tar.gz", (server.address("two.tar.gz", "both"),), md5(content), ("data",))
             known = replace(known, sources=(source,))
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(fetch, known, tmp_path, "data") for _ in range(2)]:
@@ -203,24 +191,16 @@ class TestFetch:
         assert [path.name for path in tmp_path.iterdir()] == ["data"]
         assert len(server.asked) == 2
 
-    @pytest.mark.parametrize(
-        ("number", "advice"),
-        [
-            (errno.EACCES, ": make it writable, or"),
-            (errno.EROFS, ": make it writable, or"),
-            (errno.ENOSPC, ": free some space there, or"),
-            (errno.EDQUOT, ": free some space there, or"),
-            (errno.EFBIG, r"\(File too large\):"),
-        ],
-    )
-    def test_what_cannot_be_written(self, server, tmp_path, monkeypatch, number, advice):
+    def test_what_cannot_be_written(self, server, tmp_path, monkeypatch):
         def refuse(*arguments, **options):
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr("pooch.utils.tempfile.NamedTemporaryFile", refuse)
-        with pytest.raises(OSError, match=rf"A set: data cannot be written into .*{advice} use another root") as caught:
+        with pytest.raises(
+            OSError, match=r"A set: data cannot be written into .*No space left.*another root"
+        ) as caught:
             fetch(release(server.address("data")), tmp_path, "data")
-        assert caught.value.errno == number
+        assert caught.value.errno == errno.ENOSPC
 
     def test_without_pooch(self, tmp_path, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "pooch", None)
@@ -240,29 +220,15 @@ def tar(members, mode):
     return buffer.getvalue()
 
 
-class TestUnpack:
-    def unpacked(self, tmp_path, content, names=("a", "b"), most=30_000, suffix=".tar.gz"):
-        path = tmp_path / f"data{suffix}"
-        path.write_bytes(content)
-        found = _archives.unpack(path, names, most, lambda problem: ValueError(f"data {problem}"))
-        return {name: stream.read() for name, stream in found}
-
-    @pytest.mark.parametrize("mode", ["gz", "bz2"])
-    def test_only_what_was_asked_for(self, tmp_path, mode):
-        content = tar({"x/a": b"1", "../../b": b"2", "c": b"3"}, mode)
-        assert self.unpacked(tmp_path, content, suffix=f".tar.{mode}") == {"a": b"1", "b": b"2"}
-        assert self.unpacked(tmp_path, tar({"a": None, "x/b": b"2"}, mode), suffix=f".tar.{mode}") == {"b": b"2"}
-
-    def test_damage_and_bombs(self, tmp_path):
-        content = tar({"a": b"1" * 100, "b": os.urandom(2000)}, "gz")
-        with pytest.raises(ValueError, match="data cannot be unpacked"):
-            self.unpacked(tmp_path, content[:-500])
-        with pytest.raises(ValueError, match="data is not a complete tar archive"):
-            self.unpacked(tmp_path, gzip.compress(b"no archive" * 100))
-        with pytest.raises(ValueError, match="data unpacks to more than 30000 bytes"):
-            self.unpacked(tmp_path, tar({"a": bytes(1_000_000)}, "gz"))
-        with pytest.raises(ValueError, match="data unpacks to more than 30000 bytes"):
-            self.unpacked(tmp_path, gzip.compress(bytes(1_000_000)), ("a",), suffix=".gz")
+@pytest.mark.parametrize("mode", ["gz", "bz2"])
+def test_only_what_was_asked_for_is_unpacked(tmp_path, mode):
+    path = tmp_path / f"data.tar.{mode}"
+    for members, expected in (
+        ({"x/a": b"1", "../../b": b"2", "c": b"3"}, {"a": b"1", "b": b"2"}),
+        ({"a": None, "x/b": b"2"}, {"b": b"2"}),
+    ):
+        path.write_bytes(tar(members, mode))
+        assert {name: stream.read() for name, stream in _download.unpack(path, ("a", "b"))} == expected
 
 
 def serve(server, monkeypatch, holder, key, contents):
@@ -350,7 +316,6 @@ class TestDataSets:
         for name, sources in _download.SOURCES.items():
             for source in sources:
                 assert source.addresses, name
-                assert source.most > 0
                 assert all(address.startswith("http") for address in source.addresses)
                 if source.digest is None:  # then only the connection identifies the source of the file
                     assert all(address.startswith("https://") for address in source.addresses)

@@ -1,8 +1,6 @@
 """Folders of the user's images and meshes, and places given in degrees."""
 
-import io
 import struct
-import tarfile
 import unicodedata
 import warnings
 import zipfile
@@ -16,7 +14,6 @@ import torch
 from torch_geometric.data import Batch, Data
 
 import lieattn_datasets as ld
-from lieattn_datasets._archives import unpack
 from tests.test_data_shapes import off
 
 Image = pytest.importorskip("PIL.Image", reason="ImageFolder needs Pillow")
@@ -415,17 +412,6 @@ class TestNamesOfFiles:
             ValueError, match=r"0\.off ' and '.*0\.off' have the same name on other systems: rename one"
         ):
             ld.MeshFolder(tmp_path / "set", points=4)
-
-    @pytest.mark.parametrize("how", ["backslashes", "dots", "blanks"])
-    def test_other_archives(self, tmp_path, how):
-        content = np.arange(6.0)
-        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-            for name in ("data/READ.me", "data/VALUES.xyz"):
-                member = tarfile.TarInfo(WRITTEN[how](name))
-                member.size = content.nbytes
-                archive.addfile(member, io.BytesIO(content.tobytes()))
-        found = {name: file.read() for name, file in unpack(tmp_path / "a.tar.gz", ["values.xyz"], 1 << 20, ValueError)}
-        assert found == {"values.xyz": content.tobytes()}
 
 
 class TestMeshFormats:

@@ -1,18 +1,15 @@
 """Reading of archives within limits of size. Every error names the archive."""
 
-import bz2
 import contextlib
-import gzip
 import hashlib
 import posixpath
 import re
-import tarfile
 import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import IO
 
 MOST_BYTES = 1 << 30  # limit for the unpacked size of a file: no file that the loaders read is as large
 
@@ -20,7 +17,6 @@ _ENCRYPTED = 0x1
 _END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; its count if there are more members
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # other methods allocate any size that a header requests
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
-_OPEN: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 def portable_name(name: str) -> str:
@@ -130,61 +126,3 @@ def _members_promised(path: Path) -> int:
         end = file.read()
     at = end.rfind(_END)
     return int.from_bytes(end[at + 10 : at + 12], "little")
-
-
-def unpack(
-    path: Path, names: Collection[str], most: int, refuse: Callable[[str], ValueError]
-) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the files with these names of a ``.tar.gz`` or ``.tar.bz2``, or the single file of a ``.gz``, for reading.
-
-    Read each file before you request the next. Folders, links and other files of an archive are skipped.
-
-    Parameters
-    ----------
-    path
-        The archive.
-    names
-        Names of the files, without their folders in the archive. Capitals in the archive do not matter.
-    most
-        Largest total size of the unpacked archive in bytes.
-    refuse
-        Function from a description of the problem to the error that names the archive.
-
-    Raises
-    ------
-    ValueError
-        During reading, if the archive is damaged or unpacks to more bytes.
-    """
-    with _OPEN[path.suffix](path) as packed:
-        stream = cast(IO[bytes], _Bounded(packed, most, refuse))
-        if not path.stem.endswith(".tar"):
-            yield from ((name, stream) for name in names)
-            return
-        wanted = {name.lower(): name for name in names}
-        try:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                for member in archive:
-                    content = archive.extractfile(member) if member.isfile() else None
-                    name = wanted.get(PurePosixPath(portable_name(member.name)).name.lower())
-                    if content is not None and name is not None:
-                        yield name, content
-        except tarfile.TarError as error:
-            raise refuse(f"is not a complete tar archive ({error})") from error
-
-
-class _Bounded:
-    """A stream that is unpacked during reading, up to a limit of bytes."""
-
-    def __init__(self, stream: IO[bytes], most: int, refuse: Callable[[str], ValueError]) -> None:
-        self._stream, self._most, self._left, self._refuse = stream, most, most, refuse
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes."""
-        try:
-            content = self._stream.read(size)
-        except _FAULTS as error:
-            raise self._refuse(f"cannot be unpacked ({error})") from error
-        self._left -= len(content)
-        if self._left < 0:
-            raise self._refuse(f"unpacks to more than {self._most} bytes")
-        return content

@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import MOST_BYTES, Archive, portable_name
+from lieattn_datasets._archives import Archive, portable_name
 
 LARGEST = 1e15  # largest number in a file: typical data are of the order of 1, and squares of 1e19 overflow in float32
 
@@ -41,20 +41,14 @@ class Source:
         URLs, which are tried in this order.
     digest
         ``"md5:..."`` or ``"sha256:..."`` of the file, or None if no digest is published.
-    most
-        Largest size of the file in bytes. Larger files are refused.
     members
         Names of the files that are unpacked from it. If there are none, the file is stored as it is.
-    unpacked
-        Largest size of the unpacked file in bytes.
     """
 
     name: str
     addresses: tuple[str, ...]
     digest: str | None
-    most: int
     members: tuple[str, ...] = ()
-    unpacked: int = MOST_BYTES
 
 
 @dataclass(frozen=True)

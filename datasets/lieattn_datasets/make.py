@@ -21,9 +21,9 @@ from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
 from lieattn_datasets import _md17, _nbody, _npz, _qm9, _shapes, _spherical_mnist, _wind
-from lieattn_datasets._archives import Archive, unpack
+from lieattn_datasets._archives import Archive
 from lieattn_datasets._cifar import CIFAR10
-from lieattn_datasets._download import SOURCES, fetch
+from lieattn_datasets._download import SOURCES, fetch, unpack
 from lieattn_datasets._files import Release, Source, parse_npy, write_atomically
 from lieattn_datasets._idx import MNIST
 from lieattn_datasets._images import ImagePoints
@@ -52,7 +52,6 @@ _FILES = Release(
             "fashion-mnist-sprite.png",
             (f"{_GITHUB}/zalandoresearch/fashion-mnist/master/doc/img/fashion-mnist-sprite.png",),
             None,
-            1 << 22,
         ),
         Source(
             _SAMPLE,
@@ -61,15 +60,13 @@ _FILES = Release(
                 for commit in ("9d6974618a184f52faeffcc49d950b6bec7c813d", "7e92e9988f631b1618e90759f9e1fd4a6e5dc97e")
             ),
             None,
-            1 << 23,
         ),
-        Source(_GEOMETRIES, _FIGSHARE, "md5:ad1ebd51ee7f5b3a6e32e974e5d54012", 86_144_227),
+        Source(_GEOMETRIES, _FIGSHARE, "md5:ad1ebd51ee7f5b3a6e32e974e5d54012"),
         SOURCES["QM9"][1],
         Source(
             _VOXELS,
             (f"{_GITHUB}/amitregmi/VoxNet-Google-Colab/6a9b448775931baa5f3f3be4aa0e27b0485f0384/data/{_VOXELS}",),
             None,
-            1 << 28,
         ),
         Source(
             "adrenalmnist3d.npz",
@@ -78,7 +75,6 @@ _FILES = Release(
                 "https://zenodo.org/records/6496656/files/adrenalmnist3d.npz",
             ),
             "md5:bbd3c5a5576322bc4cdfea780653b1ce",
-            1 << 26,
         ),
         *(
             Source(
@@ -88,7 +84,6 @@ _FILES = Release(
                     for place in (commit, "main")
                 ),
                 None,
-                1 << 22,
             )
             for part, commit in (
                 ("u", "25b12beecb7c8a0088803899b5072af187d4f50e"),
@@ -223,7 +218,7 @@ def qm9_subset(sources: Path) -> _Content:
         }
     names = {f"dsgdb9nsd_{number:06d}.xyz": number for number, _ in rows if number not in left_out}
     path = _source(sources, _GEOMETRIES)
-    files = unpack(path, names, 1 << 30, functools.partial(_FILES.damaged, path))
+    files = unpack(path, names)
     lines = {names[name]: stream.read().decode("ascii").splitlines() for name, stream in progress(files, "reading QM9")}
     atoms = {number: [line.split() for line in text[2 : 2 + int(text[0])]] for number, text in lines.items()}
     known = {number for number, rows_of in atoms.items() if all(row[0] in _SYMBOLS for row in rows_of)}

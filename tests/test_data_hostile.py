@@ -156,7 +156,7 @@ def test_a_file_with_the_right_digest_that_lacks_a_computed_array(tmp_path):
     with pytest.raises(ValueError, match="has no array 'energy', only charge") as error:
         release.read_npz(path, {"charge": "number [n]", "energy": "number [n]"})
     assert "Replace" not in str(error.value)
-    assert f"run 'python -m lieattn_datasets.make made {tmp_path}'" in str(error.value)
+    assert f"run 'python datasets/scripts/make.py made {tmp_path}'" in str(error.value)
     downloaded = replace(release, sources=(None,))
     with pytest.raises(ValueError, match=r"Use a file that contains it\. From nowhere"):
         downloaded.read_npz(path, {"energy": "number [n]"})

@@ -2,20 +2,25 @@
 
 import csv
 import functools
+import importlib.util
 import io
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.io import netcdf_file
 
 import lieattn_datasets as ld
-from lieattn_datasets import _md17, make
+from lieattn_datasets import _md17
 from lieattn_datasets._files import Release
 from lieattn_datasets._targets import TARGETS
 from tests.test_datasets import write_idx
 
 RANDOM = np.random.default_rng(0)
+SCRIPT = importlib.util.spec_from_file_location("make", Path(__file__).parent.parent / "datasets/scripts/make.py")
+make = importlib.util.module_from_spec(SCRIPT)
+SCRIPT.loader.exec_module(make)
 
 
 @pytest.fixture
@@ -168,7 +173,9 @@ def test_the_command_compares_content_however_it_is_packed(tmp_path, monkeypatch
     with make.Archive(tmp_path / "known.npz", ValueError) as archive:
         digests = {"small.npz": f"content:{archive.fingerprint(['b.npy'])}"}
     release = Release("Small", "Made here.", digests, computed=("b",))
-    with pytest.raises(FileNotFoundError, match=r"yourself, or run 'python -m lieattn_datasets\.make small .*'\. Made"):
+    with pytest.raises(
+        FileNotFoundError, match=r"yourself, or run 'python datasets/scripts/make\.py small .*' in .*\. Made"
+    ):
         release.locate(tmp_path, "small.npz")
     monkeypatch.setitem(make.MAKERS, "small", (lambda sources: content, release))
     assert make.main(["small", str(tmp_path)]) == 0

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from tqdm import tqdm
 
@@ -102,7 +102,8 @@ def unpack(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]
     """
     if not path.with_suffix("").suffix == ".tar":
         with gzip.open(path) as stream:
-            yield from ((name, stream) for name in names)
+            for name in names:
+                yield name, cast(IO[bytes], stream)
         return
     with tarfile.open(path) as archive:
         for member in archive:

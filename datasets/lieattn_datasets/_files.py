@@ -125,7 +125,7 @@ class Release:
         """Return the command that makes a file, as the end of an advice; nothing for files that are downloaded."""
         if self.sources or not self.digests.get(path.name, "").startswith("content:"):
             return ""
-        return f", or run 'python -m lieattn_datasets.make {path.stem} {path.parent}'"
+        return f", or run 'python datasets/scripts/make.py {path.stem} {path.parent}' in the source of lieattn"
 
     @contextlib.contextmanager
     def open(self, path: Path) -> Iterator[BinaryIO]:

@@ -1,4 +1,4 @@
-"""Make the small data sets of the examples from published files: ``python -m lieattn_datasets.make NAME FOLDER``.
+"""Make the small data sets of the examples from published files: ``python datasets/scripts/make.py NAME FOLDER``.
 
 The published files are downloaded into ``FOLDER/sources``, and the data set is written to ``FOLDER/NAME.npz``. Its
 content is compared with the data set that was used for the published results. If it differs, the last line of the
@@ -410,7 +410,7 @@ MAKERS: dict[str, tuple[Callable[[Path], _Content], Release]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make one data set. The exit status is 1 if its content differs from the expected content."""
-    parser = argparse.ArgumentParser(prog="python -m lieattn_datasets.make", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=MAKERS)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args(arguments)

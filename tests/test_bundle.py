@@ -131,16 +131,6 @@ def test_lists_that_differ_are_not_bundled():
     assert_same(*(results([s[:9] for s in signals], mixed, RelativeTerms(), None, name) for name in ("numba", "plain")))
 
 
-@pytest.mark.parametrize("points", [0, 1, 4])
-def test_clouds_without_edges(points):
-    signals = [torch.randn(points, FIBER, 3, dim) for dim in (DIM, DIM, VALUE)]
-    neighbors = Neighbors.from_edge_index(torch.empty(2, 0, dtype=torch.int64), points)
-    with backend("numba"):
-        out, _ = group_attention(*signals, neighbors)
-    assert out.shape == (points, FIBER, 3, VALUE)
-    assert not out.any()
-
-
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
 def test_dropout_is_the_same_in_second_derivatives(pattern):
     signals, neighbors, terms, _index = copies(4, 3)

@@ -154,16 +154,6 @@ def traced(name):
     return net, (data, geometry), OfFeatures(), tuple(data[key] for key in keys)
 
 
-def test_fields_of_images_compile():
-    """Networks on images have no geometry, and neither have modules around them."""
-    torch._dynamo.reset()
-    network = AffineSelfConvNet(cyclic(4), 1, blocks=1, channels=2)
-    net, images = randomize(FieldModel(network, VectorHead(32, 2))).eval(), torch.randn(2, 1, 8, 8)
-    with torch.no_grad():
-        wanted = net(images)
-        assert_same([torch.compile(net, fullgraph=True, backend="eager")(images)], [wanted])
-
-
 def of_sizes(clouds, sizes):
     """Return batches of so many clouds. Positions differ, so that displacements do not repeat."""
     for size in sizes:

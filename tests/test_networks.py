@@ -378,6 +378,11 @@ NETWORKS = {
         lambda: images(8),
         "trivial2",
     ),
+    "affine_field": (
+        lambda: FieldModel(AffineSelfConvNet(cyclic(4), 1, blocks=1, channels=2, heads=2), InvariantHead(32, 2)),
+        lambda: images(8),
+        "C4",
+    ),
     "affine_vectors": (
         lambda: FieldModel(
             AffineSelfConvNet(cyclic(4), 1, blocks=1, channels=2, heads=2, vector_inputs=("vel",)), VectorHead(32, 2)
@@ -406,8 +411,26 @@ NETWORKS = {
     "gsa_dilated": (lambda: gsa(dihedral(4), PixelSquare(3, dilation=2), blocks=(1, 0)), lambda: pixels(8), "D4"),
     "gsa_global": (lambda: gsa(cyclic(4), AllPairs(), options=GSAOptions(length=5.0)), lambda: pixels(4), "C4"),
     "gsa_nearest": (lambda: gsa(dihedral(3), Nearest(4)), lambda: firsts(molecules(2)), "D3"),
-    "gsa_principal": (lambda: gsa(PrincipalFrames(), Radius(2.0137)), lambda: firsts(molecules()), "SE(3)"),
-    "gsa_scales": (lambda: gsa(ScaleFrames(cyclic(4)), Radius(1.5)), lambda: firsts(molecules(2)), "C4"),
+    "gsa_principal": (
+        lambda: gsa(PrincipalFrames(), Radius(2.0137), vector_inputs=("vel",)),
+        lambda: firsts(molecules()),
+        "SE(3)",
+    ),
+    "gsa_principal_vector": (
+        lambda: FieldModel(
+            gsa(FiniteFrames(tetrahedral(), PrincipalFrames()), Radius(2.0137), vector_inputs=("vel",), channels=8),
+            VectorHead(8, pool="none"),
+        ),
+        lambda: firsts(molecules()),
+        "SE(3)",
+    ),
+    "gsa_scales": (
+        lambda: FieldModel(
+            gsa(ScaleFrames(cyclic(4)), Radius(1.5), vector_inputs=("vel",)), VectorHead(6, 2, pool="mean")
+        ),
+        lambda: firsts(molecules(2)),
+        "C4",
+    ),
     "gsa_absolute": (
         lambda: gsa(cyclic(4), AllPairs(), options=GSAOptions(positions="absolute", values=False)),
         lambda: firsts(molecules(2)),
@@ -559,7 +582,7 @@ UNCOMPILED = {
 EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}
 # Those of slow properties that run without being asked for.
 QUICK = {
-    "compile": {"framewise", "distances", "directions", "attentive_cnn"},
+    "compile": {"framewise", "distances", "directions", "affine_field"},
     "export": {"distances", "gsa_images"},
     "continuity": {"framewise", "lie_finite", "finite_se2", "distances_vector"},
 }

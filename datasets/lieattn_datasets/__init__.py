@@ -7,7 +7,6 @@ from lieattn_datasets._amat import RotatedMNIST
 from lieattn_datasets._cards import CARDS, Card
 from lieattn_datasets._cifar import CIFAR10, CIFAR100
 from lieattn_datasets._clouds import Clouds
-from lieattn_datasets._digits import Digits
 from lieattn_datasets._fields import RandomRotateFields, TransformFields
 from lieattn_datasets._grid import data_to_image, grid_positions, image_to_data
 from lieattn_datasets._idx import MNIST, FashionMNIST
@@ -25,7 +24,7 @@ from lieattn_datasets._nbody import (
     charge_energy,
     simulate_charges,
 )
-from lieattn_datasets._npz import CIFAR10Subset, FashionMNIST900, RotatedMNISTRecipe
+from lieattn_datasets._npz import CIFAR10Subset, Digits, FashionMNIST900, RotatedMNISTRecipe
 from lieattn_datasets._pcam import PatchCamelyon
 from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset

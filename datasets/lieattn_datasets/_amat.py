@@ -3,11 +3,11 @@
 Neither torchvision nor torch_geometric reads this format.
 """
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,45 +104,29 @@ class RotatedMNIST(ImagePoints):
 
 def _read(path: Path, member: str) -> NDArray[np.float32]:
     """Read a table from a file, or from the member of an archive, and check its values."""
-    try:
-        if path.suffix != ".zip":
-            with _RELEASE.open(path) as stream:
-                return _parse(stream)
-        with Archive(path, functools.partial(_RELEASE.damaged, path)) as archive:
+    refuse = functools.partial(_RELEASE.damaged, path)
+    with contextlib.ExitStack() as stack:
+        if path.suffix == ".zip":
+            archive = stack.enter_context(Archive(path, refuse))
             name = next((name for name in archive.names if Path(name).name.lower() == member.lower()), None)
             if name is None:
-                raise _RELEASE.damaged(path, f"has no member {member}")
-            with archive.open(name) as stream:
-                return _parse(stream)
-    except _TableError as error:
-        raise _RELEASE.damaged(path, str(error)) from error
-
-
-class _TableError(Exception):
-    """An error in a table. The message continues a sentence that begins with the name of the file."""
-
-
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Yield lines of bounded length, so that a file without line breaks is not read into one string."""
-    while line := stream.readline(_LONGEST):
-        if len(line) == _LONGEST:
-            raise _TableError(f"has a line of more than {_LONGEST} characters")
-        yield line.decode("ascii")
-
-
-def _parse(stream: IO[bytes]) -> NDArray[np.float32]:
-    lines = _lines(stream)
-    try:
-        first = next(lines, "")
-        if not first.strip():
-            raise _TableError("is empty")
-        table = np.loadtxt(itertools.chain([first], lines), dtype=np.float32, ndmin=2)
-    except ValueError as error:
-        raise _TableError(f"is not a table of numbers ({error})") from error
+                raise refuse(f"has no member {member}")
+            stream = stack.enter_context(archive.open(name))
+        else:
+            stream = stack.enter_context(_RELEASE.open(path))
+        # The length of lines is limited, so that a file without line breaks is not read into one string.
+        lines = (line.decode("ascii") for line in iter(lambda: stream.readline(_LONGEST), b""))
+        try:
+            first = next(lines, "")
+            table = np.loadtxt(itertools.chain([first], lines), dtype=np.float32, ndmin=2) if first.strip() else None
+        except ValueError as error:
+            raise refuse(f"is not a table of numbers ({error})") from error
+    if table is None:
+        raise refuse("is empty")
     if table.shape[1] != 785:
-        raise _TableError(f"has {table.shape[1]} numbers per row, expected 784 intensities and a label")
+        raise refuse(f"has {table.shape[1]} numbers per row, expected 784 intensities and a label")
     if not (table[:, :-1].min() >= 0 and table[:, :-1].max() <= 1):
-        raise _TableError("has intensities outside [0, 1]")
+        raise refuse("has intensities outside [0, 1]")
     if not np.isin(table[:, -1], np.arange(10)).all():
-        raise _TableError("has labels that are not in 0 .. 9")
+        raise refuse("has labels that are not in 0 .. 9")
     return table

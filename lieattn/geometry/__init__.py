@@ -3,6 +3,7 @@
 from lieattn.geometry._clouds import PointClouds, point_clouds
 from lieattn.geometry._frames import FiniteFrames, GivenFrames, SampledFrames
 from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
+from lieattn.geometry._indices import Padding, flatten, padding, unflatten
 from lieattn.geometry._lift import lift, natural_space
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -17,7 +18,6 @@ from lieattn.geometry._neighbors import (
     scaled,
     smooth_cutoff,
 )
-from lieattn.geometry._padding import Padding, flatten, padding, unflatten
 from lieattn.geometry._pieces import Piece, pieces
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates

@@ -2,11 +2,18 @@
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
-from lieattn.ops._edges import edge_kernels, edge_messages, edge_moments, edge_units
+from lieattn.ops._edges import (
+    bessel_functions,
+    edge_kernels,
+    edge_messages,
+    edge_moments,
+    edge_units,
+    smooth_lengths,
+    smooth_window,
+)
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks, kinked
 from lieattn.ops._operations import count_operations
-from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops._reference import reference_attention
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms

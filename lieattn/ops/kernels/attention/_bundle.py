@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn.ops._terms import ROW_TABLES, Problem
-from lieattn.ops.kernels.vectors._host import widest_lanes
+from lieattn.ops.kernels._calls import widest_lanes
 
 _MOST_HEADS = 256  # largest number of heads of a bundle; more would need more memory without filling vectors better
 _OVERHEAD = 4  # time of a vector in addition to its lanes: a vector of 8 takes 0.6 of the time of one of 16

@@ -13,10 +13,17 @@ from torch import Tensor
 
 from lieattn.ops._gated_sums import Operands, Window, residual_sums
 from lieattn.ops._gradients import need_plain_maths, plain_gradients
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, cut_for_threads, record, scratch_addresses
+from lieattn.ops.kernels._calls import (
+    NUMPY_TYPES,
+    Ranges,
+    compile_together,
+    cut_for_threads,
+    record,
+    scratch_addresses,
+    widest_lanes,
+)
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
-from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _Tensors = dict[str, Tensor | None]
 

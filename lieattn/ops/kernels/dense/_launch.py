@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import Workspace, compile_together, cut_for_threads, new_empty, vector
+from lieattn.ops.kernels._calls import Workspace, compile_together, cut_for_threads, new_empty, vector, widest_lanes
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.dense._kernels import backward, forward
-from lieattn.ops.kernels.vectors._host import widest_lanes
 
 
 def run_forward(query: Tensor, key: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

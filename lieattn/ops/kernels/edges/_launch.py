@@ -19,6 +19,7 @@ from lieattn.ops.kernels._calls import (
     cut_targets,
     new_empty,
     vector,
+    widest_lanes,
 )
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.edges._kernels import (
@@ -29,7 +30,6 @@ from lieattn.ops.kernels.edges._kernels import (
     units_backward,
     units_forward,
 )
-from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _FEWEST = 4  # lanes of the shortest vector of float32
 # Rows of a part, which has its own sums and scratch memory. Results therefore do not depend on the number of threads,

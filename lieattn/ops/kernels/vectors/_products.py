@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""Products of small tables of vectors, with one product per lane, which the kernels use.
+"""Arithmetic of small tables of vectors, with one table per lane, which the kernels use.
 
 A table is a pointer and strides in elements, and the vectors of a row are contiguous. Tiles of 2 x 4 results fit into
 registers, so that an operand is loaded once for several products. Larger tiles are faster alone, but slower in the
@@ -7,7 +7,7 @@ kernels.
 """
 
 from lieattn.ops.kernels._compiled import part
-from lieattn.ops.kernels.vectors._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
+from lieattn.ops.kernels.vectors._vectors import exp, fill, load, multiply_add, offset, prefetch, stay_apart, store
 
 
 @part
@@ -188,3 +188,36 @@ def scale_row(out, x, factor, vectors, lanes):
 def row(table, number, length):
     """Return a pointer to a row of a table."""
     return offset(table, number * length)
+
+
+@part
+def activate(u, vectors, lanes):
+    """Replace u by its swish u σ(u)."""
+    stay_apart()
+    wide = len(lanes)
+    one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)
+    for at in range(0, vectors * wide, wide):
+        value = load(u, at, lanes)
+        store(u, at, value / (one + exp(zero - value)))
+
+
+@part
+def activate_with_slope(u, slope, vectors, lanes):
+    """Replace u by its swish, and write the derivative to ``slope``."""
+    stay_apart()
+    wide = len(lanes)
+    one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)
+    for at in range(0, vectors * wide, wide):
+        value = load(u, at, lanes)
+        share = one / (one + exp(zero - value))
+        value = value * share
+        store(u, at, value)
+        store(slope, at, multiply_add(value, one - share, share))
+
+
+@part
+def multiply(out, x, vectors, lanes):
+    """Multiply a table of vectors by another, entry by entry."""
+    wide = len(lanes)
+    for at in range(0, vectors * wide, wide):
+        store(out, at, load(out, at, lanes) * load(x, at, lanes))

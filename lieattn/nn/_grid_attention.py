@@ -38,7 +38,7 @@ from lieattn.nn._grid import (
     moved_kernels,
     permuted_copies,
 )
-from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel, residual_branch
+from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, residual_branch, tied_linear
 
 Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]
@@ -284,7 +284,7 @@ class ChannelGate(KeptTables):
 
     def _mix(self, matrix: Tensor, statistics: Tensor) -> Tensor:
         kernel = matrix.flatten(2).permute(2, 0, 1) if matrix.ndim == 3 else matrix[None]
-        return torch.einsum("hogc,bcg->boh", expand_kernel(kernel, self.relative), statistics)
+        return tied_linear(statistics.mT, kernel, self.relative).mT
 
 
 class GridInputAttention(TiedWeights):

@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_graph, check_is
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
 from lieattn.io import TiedWeights
-from lieattn.ops import Normalization, RelativeTerms, group_attention
+from lieattn.ops import Activation, Normalization, RelativeTerms, group_attention, head_networks
 
 EXPONENTIAL = ("softmax", "exp-mean")  # normalizations whose weights are exponentials of scores
 
@@ -191,6 +192,19 @@ def rows_of_table(
             "an encoding by coordinates for other points"
         )
     return row.reshape(seen.shape[:2])
+
+
+def networks_of_coordinates(
+    coordinates: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation
+) -> Tensor:
+    """Return the outputs ``[*, heads]`` of :func:`lieattn.ops.head_networks`, evaluated without autocast.
+
+    The coordinates ``[*, k]`` are converted to the dtype of the weights.
+    """
+    check_coordinates(coordinates, weights[0].shape[1])
+    with without_autocast(weights[0].device):  # it would round coordinates
+        rows = coordinates.to(weights[0].dtype).reshape(-1, coordinates.shape[-1])
+        return head_networks(rows, weights, biases, activation).unflatten(0, coordinates.shape[:-1])
 
 
 def check_coordinates(coordinates: Tensor, expected: int) -> None:

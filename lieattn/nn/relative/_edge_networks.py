@@ -23,6 +23,7 @@ from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
 from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_moments, edge_units, smooth_window
+from lieattn.reps import TracelessSymmetric
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 
@@ -238,16 +239,10 @@ class AngleFeatures(ExactConstants):
 
 def _traceless(dim: int) -> Tensor:
     """Return orthonormal symmetric traceless matrices times sqrt(d / (d - 1)), as columns ``[dim², ...]`` float64."""
-    found = []
-    for i in range(dim):
-        for j in range(i):
-            found.append(torch.zeros(dim, dim, dtype=torch.float64))
-            found[-1][i, j] = found[-1][j, i] = math.sqrt(1 / 2)
-        if i:
-            numbers = [1.0] * i + [-float(i)] + [0.0] * (dim - i - 1)
-            found.append(torch.diag(torch.tensor(numbers, dtype=torch.float64)) / math.sqrt(i * (i + 1)))
-    matrices = torch.stack(found) if found else torch.zeros(0, dim, dim, dtype=torch.float64)
-    return matrices.flatten(1).T * math.sqrt(dim / max(1, dim - 1))
+    if dim == 1:
+        return torch.zeros(1, 0, dtype=torch.float64)
+    rep = TracelessSymmetric(dim)
+    return rep.to_tensor(torch.eye(rep.dim, dtype=torch.float64)).flatten(1).T * math.sqrt(dim / (dim - 1))
 
 
 def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,14 +28,14 @@ from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
     RelativeFunction,
-    check_coordinates,
     check_lifted_to,
     graph_attention,
     measured,
+    networks_of_coordinates,
     rows_of_table,
     seen_offsets,
 )
-from lieattn.ops import Activation, RelativeTerms, head_networks
+from lieattn.ops import Activation, RelativeTerms
 
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge
 Form = Literal["full", "separable"]
@@ -297,11 +297,8 @@ class RankKernel(RelativeFunction):
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``, with one head for each number."""
         check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
-        numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
-        check_coordinates(numbers, self.linear1.in_features)
         layers = {"linear1": self.linear1, "linear2": self.linear2, "linear3": self.linear3}
         weights = [weight_of(name, layer).T[None] for name, layer in layers.items()]
         biases = [layer.bias[None] for layer in layers.values()]
-        with without_autocast(numbers.device):
-            made = head_networks(numbers.flatten(0, -2), weights, biases, self.activation)
-        return RelativeTerms(displacement_bias=made.unflatten(0, numbers.shape[:-1]), row=graph.relative.row)
+        bias = networks_of_coordinates(graph.relative.coordinates, weights, biases, self.activation)
+        return RelativeTerms(displacement_bias=bias, row=graph.relative.row)

@@ -25,8 +25,8 @@ from lieattn._core.checks import (
 )
 from lieattn._core.recompute import may_recompute
 from lieattn.geometry import LiftedGraph, Neighbors
-from lieattn.nn.relative._base import RelativeFunction, check_coordinates
-from lieattn.ops import Activation, RelativeTerms, head_networks
+from lieattn.nn.relative._base import RelativeFunction, check_coordinates, networks_of_coordinates
+from lieattn.ops import Activation, RelativeTerms
 from lieattn.ops import activation as activation_named
 
 
@@ -66,12 +66,7 @@ class PerHeadMLP(RelativeFunction):
     def numbers(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch heads"]:
         """Return the outputs ``[*, heads]`` for inputs ``[*, in_channels]``, in the dtype of the weights."""
         check_tensor("x", x, "floating coordinates [*, in_channels]")
-        weight = self.weights[0]
-        check_coordinates(x, weight.shape[1])
-        with without_autocast(weight.device):
-            rows = x.reshape(-1, x.shape[-1]).to(weight.dtype)
-            out = head_networks(rows, list(self.weights), list(self.biases), self.activation)
-        return out.unflatten(0, x.shape[:-1]) if x.ndim != 2 else out
+        return networks_of_coordinates(x, list(self.weights), list(self.biases), self.activation)
 
     def finish(self, first: Float[Tensor, "*batch heads hidden"]) -> Float[Tensor, "*batch heads"]:
         """Apply the network after its first linear map, from ``[*, heads, hidden]`` to ``[*, heads]``."""

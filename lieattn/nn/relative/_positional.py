@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -253,11 +254,8 @@ class MLPEncoding(ExactConstants, RelativeFunction):
         if self.frame is not None:
             hidden = hidden + self.frame(self.matrices.to(hidden.dtype))
         bias = self.score(F.silu(hidden))
-        if self.value is None or self.value_channels is None:
-            return RelativeTerms(displacement_bias=bias, row=row)
-        affine = self.value(F.silu(position))[:, :, None]
-        psi, beta = affine.unflatten(-1, (2, self.heads, self.value_channels)).unbind(3)
-        return RelativeTerms(displacement_bias=bias, psi=1 + psi, beta=beta, row=row)
+        values: dict[str, Any] = {} if self.value is None else _values(position, self.value, self.heads)
+        return RelativeTerms(displacement_bias=bias, row=row, **values)
 
 
 class PositionalValues(RelativeFunction):
@@ -285,9 +283,14 @@ class PositionalValues(RelativeFunction):
         """Return terms with ``psi`` and ``beta``."""
         check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         positions = graph.relative.positions.to(self.linear1.weight.dtype)
-        psi, beta = self.linear2(F.silu(self.linear1(positions)))[:, :, None].chunk(2, dim=-1)
-        psi, beta = (part.unflatten(-1, (self.heads, -1)) for part in (1 + psi, beta))
-        return RelativeTerms(psi=psi, beta=beta, row=graph.relative.row)
+        values = _values(self.linear1(positions), self.linear2, self.heads)
+        return RelativeTerms(row=graph.relative.row, **values)
+
+
+def _values(hidden: Tensor, output: nn.Module, heads: int) -> dict[str, Any]:
+    """Return psi and beta ``[rows, fiber, 1, heads, channels]`` from hidden units before their activation."""
+    psi, beta = output(F.silu(hidden))[:, :, None].unflatten(-1, (2, heads, -1)).unbind(3)
+    return {"psi": 1 + psi, "beta": beta}
 
 
 class RotaryPhases(nn.Module):

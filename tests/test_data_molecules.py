@@ -974,14 +974,6 @@ class TestFrames:
             torch.testing.assert_close(turned[name].double(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(turned.dipole.double(), data.dipole.double() @ matrix.T, rtol=1e-4, atol=1e-5)
 
-    def test_dipoles_of_generated_molecules_in_the_unit_of_frames(self):
-        """A debye is 0.2081943 e angstrom, as in ase."""
-        pytest.importorskip("tblite")
-        debye = pytest.importorskip("ase.units").Debye
-        options = {"split": "all", "smiles": ["O"], "conformers": 1}
-        found = ld.GFN2Molecules(dipole_unit="e angstrom", **options)[0].dipole
-        torch.testing.assert_close(found, debye * ld.GFN2Molecules(**options)[0].dipole, rtol=1e-6, atol=0)
-
     def test_energies_less_those_of_the_atoms(self):
         frames = crystals(12)
         molecules = ld.Molecules.from_ase(frames)

@@ -42,12 +42,6 @@ class TransformFields(Configured):
         it must be named: ``vectors=dataset.vectors``.
     tensors
         Names of the tensor attributes ``[..., dim, dim]``, which are also rotated if present.
-
-    Raises
-    ------
-    ValueError
-        If the matrix is not orthogonal, or (when called) the shape of an attribute does not match it, or
-        its numbers are integers.
     """
 
     def __init__(
@@ -106,7 +100,7 @@ class RandomRotateFields(RandomTransform):
     """Rotate each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
 
     The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for workers and
-    epochs.
+    epochs. Batches are refused, since their clouds would share one rotation.
 
     Parameters
     ----------
@@ -121,12 +115,6 @@ class RandomRotateFields(RandomTransform):
         Largest shift of each coordinate. Shifts are uniformly distributed.
     vectors, tensors
         As for :class:`TransformFields`.
-
-    Raises
-    ------
-    ValueError
-        If the seed is negative, the dimension or the axis is unknown, the shift is negative or not finite, or (when
-        called) the data is a batch, whose clouds would share one rotation.
     """
 
     def __init__(

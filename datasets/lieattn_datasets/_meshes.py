@@ -89,14 +89,7 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
 
 
 def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
-    """Return the area of each triangle, and check that there is a surface.
-
-    Raises
-    ------
-    ValueError
-        If shapes are wrong, a number is not finite, a face has a vertex that does not exist, or the total area is zero
-        or not finite.
-    """
+    """Return the area of each triangle, and check that there is a surface."""
     points, corners = real_array("vertices", vertices), class_array("faces", faces)
     if points.ndim != 2 or points.shape[1] != 3:
         raise ValueError(f"vertices: expected [vertices, 3], got {list(points.shape)}")

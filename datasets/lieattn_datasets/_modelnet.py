@@ -154,11 +154,6 @@ class ModelNet(MeshFolder):
         downloaded otherwise.
     verify
         Whether to compare the number of shapes with the official one. If False, any files in the same layout are read.
-
-    Raises
-    ------
-    ValueError
-        If meshes are broken (the message names them).
     """
 
     _needs_split = True

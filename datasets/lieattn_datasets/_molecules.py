@@ -46,12 +46,6 @@ class Molecules(Clouds):
     transform
         Function that is applied to each new ``Data``.
 
-    Raises
-    ------
-    ValueError
-        If shapes do not match, a number is not finite, a charge is not an atomic number, or an attribute has the name
-        of another one.
-
     Examples
     --------
     >>> pos = [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]]
@@ -150,12 +144,6 @@ class Molecules(Clouds):
             eV/angstrom^3, a virial is not minus stress times volume, an energy differs from that of a frame less than
             0.3 angstrom away by another amount than by the forces, or atoms are closer than 0.3 angstrom.
 
-        Raises
-        ------
-        ValueError
-            If there are no frames, only some frames have an energy, a charge or a spin, numbers are not finite, or no
-            frame has one of the ``keys``.
-
         Examples
         --------
         >>> from ase import Atoms
@@ -222,12 +210,6 @@ class MoleculeFeatures(Configured):
         Nuclear charges that occur, without repetition.
     powers
         Number of powers, starting with 0.
-
-    Raises
-    ------
-    ValueError
-        If the species are empty, repeated or not elements; or, when called, if ``data.z`` is not ``[atoms]`` or an atom
-        has another species.
 
     Examples
     --------

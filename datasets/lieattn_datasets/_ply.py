@@ -19,13 +19,7 @@ _Property = tuple[str, str, str]
 
 
 def read_ply(content: bytes) -> tuple[NDArray[np.float64], Sequence[Sequence[int]]]:
-    """Return the vertices ``[vertices, 3]`` and the corners of each face, of a file of text or numbers.
-
-    Raises
-    ------
-    Exception
-        Of any class, if the file is damaged.
-    """
+    """Return the vertices ``[vertices, 3]`` and the corners of each face, of a file of text or numbers."""
     header = _HEADER.match(content)
     lines = [line.split() for line in header[1].splitlines()] if header else []
     order = next((_ORDERS.get(line[1]) for line in lines if line[:1] == [b"format"]), None)

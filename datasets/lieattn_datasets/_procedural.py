@@ -170,8 +170,8 @@ class ProceduralShapes(ShapePoints):
             pos.append(moved.astype(np.float32))
             normal.append(normals.astype(np.float32))
         labels = np.array([SHAPE_CLASSES.index(kinds[number % len(kinds)]) for number in range(size)])
-        options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
-        super().__init__(np.stack(pos), np.stack(normal), labels, SHAPE_CLASSES, **options)
+        shapes = np.stack(pos), np.stack(normal), labels
+        super().__init__(*shapes, SHAPE_CLASSES, task=task, rotate=rotate, seed=seed, transform=transform)
 
 
 class ProceduralScenes(ShapePoints):
@@ -224,8 +224,7 @@ class ProceduralScenes(ShapePoints):
         streams = (frozen_stream(seed, SPLITS.index(split), number) for number in progress(range(size), "scenes", size))
         scenes = [_make_scene(kinds, solids, points, stream) for stream in streams]
         pos, normal, labels, numbers = (np.stack(part) for part in zip(*scenes, strict=True))
-        options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
-        super().__init__(pos, normal, labels, kinds, **options)
+        super().__init__(pos, normal, labels, kinds, task=task, rotate=rotate, seed=seed, transform=transform)
         self._numbers = numbers
 
     def _make(self, index: int) -> Data:

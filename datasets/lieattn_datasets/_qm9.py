@@ -188,11 +188,6 @@ class QM9GFN2(Molecules):
         on the machine that computed them. If False, any files in the same format are read.
     transform
         As for :class:`QM9Subset`.
-
-    Raises
-    ------
-    ValueError
-        If a file is damaged, the two files do not match, or an argument is out of range.
     """
 
     vectors: tuple[str, ...] = ("pos", "dipole", "force")

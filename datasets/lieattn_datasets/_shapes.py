@@ -68,12 +68,6 @@ class ShapePoints(Clouds):
         Seed of the rotations.
     transform
         Function that is applied to each new ``Data``.
-
-    Raises
-    ------
-    ValueError
-        If the shapes of arrays do not match, a label has no class, the task needs unknown normals, or it does not use
-        given targets.
     """
 
     vectors: tuple[str, ...] = ("pos", "normal")
@@ -210,8 +204,7 @@ class ModelNet10Tiny(ShapePoints):
         if points is not None and not 1 <= points <= voxels.shape[1]:
             raise ValueError(f"points: expected None or an integer in 1 .. {voxels.shape[1]}, got {points}")
         pos = np.stack([normalize_cloud(cloud[:points]) for cloud in voxels[chosen]])
-        options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
-        super().__init__(pos, None, labels[chosen], read_text(names), **options)
+        super().__init__(pos, None, labels[chosen], read_text(names), rotate=rotate, seed=seed, transform=transform)
         if half == "train":
             self._indices = hold_out(len(chosen), validation, split)
 

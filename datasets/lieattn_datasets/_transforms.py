@@ -32,12 +32,6 @@ class TransformPoints(Configured):
     ----------
     matrix
         Finite matrix ``[dim, dim]``. The new position is ``matrix @ pos``, computed in float64.
-
-    Raises
-    ------
-    ValueError
-        If the matrix is not square or not finite, or (when called) does not match the shape of ``data.pos``, or
-        positions are integers.
     """
 
     def __init__(self, matrix: ArrayLike | Tensor) -> None:
@@ -66,11 +60,6 @@ class RotatePoints(TransformPoints):
     angle
         Angle in radians, counter-clockwise as displayed.
 
-    Raises
-    ------
-    ValueError
-        If the angle is not finite, or (when called) points are not two-dimensional or positions are integers.
-
     Examples
     --------
     >>> import math
@@ -91,7 +80,7 @@ class RandomRotatePoints(RandomTransform):
 
     The angles are a random stream that the seed determines. In worker processes of a loader, and if torch is seeded
     later, they also depend on torch's generator (so that epochs differ, and ``torch.manual_seed`` has an effect),
-    unless ``set_epoch`` was called.
+    unless ``set_epoch`` was called. Batches are refused, since their clouds would share one angle.
 
     Parameters
     ----------
@@ -99,12 +88,6 @@ class RandomRotatePoints(RandomTransform):
         Non-negative integer.
     max_angle
         The angle is uniform in ``[-max_angle, max_angle)``, in radians. Default: pi, all rotations.
-
-    Raises
-    ------
-    ValueError
-        If the seed is negative, the angle is negative or not finite, or (when called) the data is a batch, whose clouds
-        would share one angle.
     """
 
     def __init__(self, seed: int = 0, max_angle: float = math.pi) -> None:
@@ -126,7 +109,7 @@ class RandomScalePoints(RandomTransform):
     """Scale the points of each cloud about the origin, the center of an image, by a random factor.
 
     Like rotations (:class:`RotatePoints`), dilations of a point set are exact: no pixel is resampled. For one fixed
-    factor s use ``TransformPoints([[s, 0], [0, s]])``.
+    factor s use ``TransformPoints([[s, 0], [0, s]])``. Batches are refused, since their clouds would share one factor.
 
     Parameters
     ----------
@@ -134,12 +117,6 @@ class RandomScalePoints(RandomTransform):
         As for :class:`RandomRotatePoints`.
     least, most
         Bounds of the factor, whose logarithm is uniformly distributed.
-
-    Raises
-    ------
-    ValueError
-        If the seed is negative, the factors are not 0 < least <= most, or (when called) the data is a batch, whose
-        clouds would share one factor.
 
     Examples
     --------
@@ -170,6 +147,7 @@ class RotateImage(Configured):
 
     The image is rotated about its center by spline interpolation. Pixels from outside the image are black, and parts
     that leave the frame are lost. Intensities are clipped to [0, 1], so use this transform before :class:`Standardize`.
+    Pixels with labels or other values besides ``x`` and ``pos`` are refused, since these would not turn with the image.
 
     Parameters
     ----------
@@ -177,12 +155,6 @@ class RotateImage(Configured):
         Angle in radians, counter-clockwise as displayed. A quarter turn of a square image permutes pixels.
     order
         Order of the spline, 0 (nearest) to 5; 1 is bilinear, 3 is cubic.
-
-    Raises
-    ------
-    ValueError
-        If the angle is not finite, the order is not in 0 .. 5, or (when called) the data is not one upright image with
-        intensities in [0, 1], or pixels have labels or other values that would not turn with it.
     """
 
     def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
@@ -224,6 +196,7 @@ class RandomCrop(Configured):
 
     Pixels move by whole steps, so nothing is resampled. The crops of a rotated image are the rotated crops; mirrored
     ones are equal up to half a turn. Positions and raster stay the same. Random numbers come from torch's generator.
+    Pixels with labels or other values besides ``x`` and ``pos`` are refused, since these would not move with the image.
 
     Parameters
     ----------
@@ -231,12 +204,6 @@ class RandomCrop(Configured):
         Number of rows and columns of zeros on every side, at least 0. Zeros are black before :class:`Standardize`.
     flip
         Whether images are mirrored with probability 1/2.
-
-    Raises
-    ------
-    ValueError
-        If the padding is negative, or (when called) the data is not one upright image, or pixels have labels or other
-        values that would not move with it.
     """
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
@@ -263,18 +230,12 @@ class AveragePixels(Configured):
     """Average the intensities and positions of images over squares of pixels, and rescale the spacing to 1.
 
     Points must be in raster order, as in images, but may be rotated; then the averaged image is rotated in the same
-    way. The transform accepts a ``Data`` or a ``Batch`` of images.
+    way. Labels of pixels have no average and are refused. The transform accepts a ``Data`` or a ``Batch`` of images.
 
     Parameters
     ----------
     size
         Number of rows and columns of a square.
-
-    Raises
-    ------
-    ValueError
-        If the size is not positive, or (when called) the data are not images whose sides are multiples of it, or pixels
-        have labels or other values that have no average.
 
     Examples
     --------
@@ -336,12 +297,6 @@ class Standardize(_Scaling):
     ----------
     mean, std
         One number, or one per channel; std must be positive. See ``Standardize(*dataset.statistics())``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, std is not positive, the lengths differ, or (when called) they do not match the
-        channels of ``data.x``.
     """
 
     _dtype = torch.float32
@@ -365,11 +320,6 @@ class StandardizeTargets(_Scaling):
     ----------
     mean, std
         One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, std is not positive, the lengths differ, or (when called) targets are integers.
     """
 
     def __call__(self, data: Data) -> Data:
@@ -397,16 +347,12 @@ class DropBackground(Configured):
 
     The choice of points does not depend on their positions, so networks stay equivariant. A cloud whose signal is zero
     everywhere keeps its first point. The attributes of the remaining points and edges are kept; ``grid`` is removed.
+    Batches are refused.
 
     Parameters
     ----------
     threshold
         Non-negative number. A point is kept if the absolute value of a channel of ``data.x`` exceeds it.
-
-    Raises
-    ------
-    ValueError
-        If the threshold is not finite or negative, or (when called) the data is a batch or has no features.
     """
 
     def __init__(self, threshold: float = 0.0) -> None:
@@ -432,16 +378,12 @@ class PermutePoints(Configured):
     """Permute the points of a cloud at random. The seed and the number of points determine the permutation.
 
     The cloud is the same set of points with the same attributes, so the output of a network must not change.
+    Batches, edges, faces and other indices of points are refused.
 
     Parameters
     ----------
     seed
         Non-negative integer. With the same seed, clouds of the same size are permuted in the same way.
-
-    Raises
-    ------
-    ValueError
-        If the seed is negative, or (when called) the data is a batch or has edges, faces or other indices of points.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
@@ -139,12 +138,12 @@ class Radius(_Neighborhood):
 
     def __call__(
         self,
-        pos: Float[Tensor, "points dim"],
-        batch: Int[Tensor, " points"] | None = None,
-        ptr: Int[Tensor, " ends"] | None = None,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        ptr: Tensor | None = None,
         *,
-        cell: Float[Tensor, " ..."] | None = None,
-        pbc: Bool[Tensor, " ..."] | None = None,
+        cell: Tensor | None = None,
+        pbc: Tensor | None = None,
     ) -> Neighbors:
         """Return neighbor lists on the device of ``pos``, with shifts in float64 if clouds are periodic.
 

@@ -897,7 +897,7 @@ class Stopping(EarlyStopping):
         pytest.param({"check_on_train_epoch_end": False}, "validation", {}, marks=pytest.mark.slow),
         ({"check_on_train_epoch_end": False}, "validation", {"val_check_interval": 2}),
         ({"check_on_train_epoch_end": False}, "validation", {"val_check_interval": 1, "accumulate_grad_batches": 2}),
-        pytest.param({"stop": 8}, "batch", {}, marks=pytest.mark.slow),
+        ({"stop": 8}, "batch", {}),
         ({"stop": 8}, "validation", {}),
         ({"stop": 10}, "batch", {}),
     ],

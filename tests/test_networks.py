@@ -565,6 +565,12 @@ def firsts(clouds: list[Data]) -> list[Data]:
     return clouds
 
 
+# Rows that differ from others in their symmetry alone.
+OTHER_SYMMETRIES = set(
+    "gsa_squares gsa_published gsa_dilated gsa_global finite_se2_squares lie_squares framewise_squares tfn_cubes "
+    "framewise_square_messages framewise_square_cutoff direction_cubes direction_cubes_principal lie_plane lie_turns "
+    "lie_similar_vectors lie_similar3 lie_dilations affine_strided directions_improper framewise_posed_Oh".split()
+)
 # Properties that a network does not promise, and why.
 EXCEPT = {
     **{f"{name} equivariance": "needs kinds, tested below" for name in ("lie_directions", "lie_directions_vectors")},
@@ -599,6 +605,7 @@ def made(name):
 def cases():
     for name, wanted in product(NETWORKS, PROPERTIES):
         quick = name in QUICK.get(wanted, NETWORKS.keys() - VARIANTS)
+        quick = quick and (name not in OTHER_SYMMETRIES or wanted == "equivariance")
         if f"{name} {wanted}" not in EXCEPT:
             yield pytest.param(name, wanted, marks=() if quick else pytest.mark.slow)
 

@@ -49,7 +49,7 @@ from lieattn.models import (
     Wrapper,
     published_table,
 )
-from lieattn.models._base.squares import of_squares
+from lieattn.models._base.symmetry import of_squares
 from lieattn.models.gsa._geometry import exact_inputs
 from lieattn.nn import (
     GridGroupConvolution,

@@ -11,8 +11,8 @@ from torch_geometric.data import Batch, Data
 from lieattn.geometry import FiniteFrames, Given, PrincipalFrames, Radius, lift
 from lieattn.groups import SO, icosahedral, octahedral, tetrahedral
 from lieattn.models import DirectionConvNet, EnergyForces, FramewiseTransformer
-from lieattn.models._base.pair_inputs import with_pair_features
 from lieattn.models.frames import DirectionOptions, FramewiseOptions
+from lieattn.models.frames._network import with_pair_features
 from lieattn.testing import randomize
 from lieattn.train import random_clouds
 from lieattn.train._checkpoint import describe_input

@@ -19,8 +19,7 @@ from lieattn._core.checks import check_arguments
 from lieattn._core.processes import processes
 from lieattn._core.warnings import warn
 from lieattn.models._base.inputs import has_geometry
-from lieattn.models._base.network import ImageNetwork
-from lieattn.models._base.wrapper import Wrapper
+from lieattn.models._base.network import ImageNetwork, Wrapper
 
 _MOST_GRAPHS = 4  # shapes of batches for which graphs are kept
 _GEOMETRY = "geometry "  # before the numbers of its tensors

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, kind
 from lieattn.models._base.jumps import jumps_of, kinks_of
-from lieattn.models._base.network import Symmetry
-from lieattn.models._base.wrapper import Wrapper, guarantee_of
+from lieattn.models._base.network import Wrapper, guarantee_of
+from lieattn.models._base.symmetry import Symmetry
 
 
 class Spread(NamedTuple):

@@ -10,7 +10,8 @@ from torch import nn
 
 from lieattn._core.checks import check_arguments
 from lieattn.models._base.inputs import attribute, copied, in_precision_of_weights
-from lieattn.models._base.network import GroupField, Network, Symmetry
+from lieattn.models._base.network import GroupField, Network
+from lieattn.models._base.symmetry import Symmetry
 
 
 class FieldModel(Network):

@@ -29,29 +29,12 @@ def check_geometry(space: HomogeneousSpace, frames: object, neighborhood: Neighb
         lift(torch.empty(0, len(space.origin), device="cpu"), frames, neighborhood, space)
 
 
-def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFrames, torch.Generator | None]:
-    """Return the frames of one forward pass, and their generator.
-
-    If ``random``, the frames are in a random pose in training. The generator is None if nothing is drawn.
-    """
-    if random and training:
-        frames = FiniteFrames(frames.group, SampledFrames(1, per="cloud"))
-    return frames, new_generator() if training and isinstance(frames.pose, SampledFrames) else None
-
-
 def without_lattice(data: Any, name: str) -> PointClouds:
     """Return the clouds of data; raise ValueError if they are periodic, for a model that does not support it."""
     clouds = point_clouds(data)
     if clouds.cell is not None:
         raise ValueError(f"data.cell: {name} does not see periodic images; remove the cell")
     return clouds
-
-
-def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
-    """Raise ValueError for periodic clouds with principal axes."""
-    if clouds.cell is not None and isinstance(frames.pose, PrincipalFrames):
-        advice = "use the frames of a finite group alone, such as octahedral()"
-        raise ValueError(f"data.cell: periodic clouds have no center, and so no principal axes; {advice}")
 
 
 @outside_of_transforms

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, kind
 from lieattn.models._base.inputs import check_data
-from lieattn.models._base.wrapper import Wrapper
+from lieattn.models._base.network import Wrapper
 
 
 class Preprocessed(Wrapper):

@@ -12,7 +12,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_number, ki
 from lieattn._core.kept_tables import WideStatistics
 from lieattn._core.segments import counts
 from lieattn.geometry import point_clouds
-from lieattn.models._base.wrapper import Wrapper
+from lieattn.models._base.network import Wrapper
 from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Scalar
 
 _TURNING = ("vector", "position", "pseudovector", "pseudoscalar", "tensor", "rotation")

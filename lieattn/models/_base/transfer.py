@@ -12,9 +12,8 @@ from lieattn._core.checks import check_arguments
 from lieattn.io import first_fault, uncompiled
 from lieattn.models._base.ensemble import Ensemble
 from lieattn.models._base.field_model import FieldModel
-from lieattn.models._base.network import Network
-from lieattn.models._base.tied_options import OF_OUTPUTS
-from lieattn.models._base.wrapper import Wrapper
+from lieattn.models._base.network import Network, Wrapper
+from lieattn.models._base.tied import OF_OUTPUTS
 from lieattn.nn import Heads
 
 

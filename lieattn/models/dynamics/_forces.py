@@ -13,17 +13,18 @@ from lieattn._core.checks import check_arguments, kind
 from lieattn._core.functional import transformed
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._base.jumps import Jumps, make_continuous
-from lieattn.models._base.network import Symmetry
-from lieattn.models._base.wrapper import Wrapper
-from lieattn.models.dynamics._energies import check_energies, per_cloud
-from lieattn.models.dynamics._energies import energy_among as energy_among  # lieattn.ase imports it from here
-from lieattn.models.dynamics._gradients import (
+from lieattn.models._base.network import Wrapper
+from lieattn.models._base.symmetry import Symmetry
+from lieattn.models.dynamics._energies import (
     Outputs,
     check_derivatives,
+    check_energies,
     energy_and_gradients,
+    per_cloud,
     symmetry_of_gradients,
     usable,
 )
+from lieattn.models.dynamics._energies import energy_among as energy_among  # lieattn.ase imports it from here
 
 
 class EnergyAndForce(NamedTuple):

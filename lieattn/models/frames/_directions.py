@@ -29,9 +29,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup, pyritohedral, tetrahedral
 from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
-from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._base.network import GroupField, OutputKind, PointOutputs, Symmetry
-from lieattn.models._base.squares import of_squares
+from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
 from lieattn.nn.relative import EdgeNetwork, keep_variance
@@ -179,16 +177,6 @@ class DirectionConvNet(FrameNetwork):
         self.blocks = nn.ModuleList(_Block(directions, channels, self.edges.units, options) for _ in range(layers))
         self.head = _Head(channels, out_channels, axis, orbit, PointOutputs(kind, pool))
         self.has_kinks = pool == "max"
-
-    @property
-    def symmetry(self) -> Symmetry:
-        """R^3 ⋊ H, or SE(3) or E(3) with principal axes as pose; the part of it that cubes of voxels preserve."""
-        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, self.edges.cutoff)
-
-    @property
-    def jumps(self) -> tuple[str, ...]:
-        """Discontinuities of the pose, and of neighborhoods that end before the window vanishes."""
-        return (*jumps_of_neighbors(self.neighborhood, self.edges.cutoff), *jumps_of_frames(self.frames))
 
     @property
     def directions(self) -> Float[Tensor, "directions 3"]:

@@ -24,9 +24,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
-from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._base.network import GroupField, OutputKind, PointOutputs, Symmetry
-from lieattn.models._base.squares import of_squares
+from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, Pooling, project_field
 from lieattn.nn.relative import EdgeNetwork, RotaryPhases
@@ -197,21 +195,6 @@ class FramewiseTransformer(FrameNetwork):
         outputs = PointOutputs(kind, pool)
         self.head = _Head(channels, out_channels, group.dim, outputs, group if options.head == "frames" else None)
         self.has_kinks = pool == "max"
-
-    @property
-    def symmetry(self) -> Symmetry:
-        """R^d ⋊ H, or the symmetry that follows from the pose; less if neighborhoods are squares of pixels."""
-        window = None if self.edges is None or self.attention == "neighborhood" else self.edges.cutoff
-        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, window)
-
-    @property
-    def jumps(self) -> tuple[str, ...]:
-        """Discontinuities of the pose, and of neighborhoods whose edge the window does not hide."""
-        window = None if self.edges is None else self.edges.cutoff
-        found = [*jumps_of_neighbors(self.neighborhood, window), *jumps_of_frames(self.frames)]
-        if self.attention == "neighborhood":
-            found += jumps_of_neighbors(self.neighborhood)
-        return tuple(dict.fromkeys(found))
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the attention, cutoff and window."""

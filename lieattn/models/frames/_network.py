@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
-from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.checks import check_arguments, check_counts, check_size, may_look
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -17,14 +18,16 @@ from lieattn.geometry import (
     Neighborhood,
     PointClouds,
     PrincipalFrames,
+    SampledFrames,
     lift,
     natural_space,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, attribute, read_inputs, vectors
+from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._base.network import Network, cutoff_of
-from lieattn.models._base.pair_inputs import with_pair_features
-from lieattn.models._base.poses import check_geometry, posed, refuse_lattices
+from lieattn.models._base.poses import check_geometry, new_generator
+from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.nn import LiftingConvolution
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork
 
@@ -78,6 +81,7 @@ class FrameNetwork(Network):
     once for all blocks, and ``lifting`` sums them over the neighbors.
     """
 
+    attention: str = "none"
     angles: AngleFeatures | None
     embed_angles: nn.Linear | None
     edges: EdgeNetwork | None
@@ -116,6 +120,23 @@ class FrameNetwork(Network):
             self.edges = edge_network(self.in_channels, **sizes)
             self.lifting = LiftingConvolution(self.edges.units, channels)
 
+    @property
+    def symmetry(self) -> Symmetry:
+        """R^d ⋊ H, or the symmetry that follows from the pose; less if neighborhoods are squares of pixels."""
+        window = self._window if self.attention != "neighborhood" else None
+        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, window)
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        """Discontinuities of the pose, and of neighborhoods that end before the window vanishes."""
+        own = jumps_of_neighbors(self.neighborhood) if self.attention == "neighborhood" else ()
+        found = (*jumps_of_neighbors(self.neighborhood, self._window), *jumps_of_frames(self.frames), *own)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def _window(self) -> float | None:
+        return None if self.edges is None else self.edges.cutoff
+
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the cutoff and window of the edges."""
         edges = {} if self.edges is None else {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
@@ -126,8 +147,13 @@ class FrameNetwork(Network):
 
         ValueError is raised for periodic clouds if the pose is given by principal axes.
         """
-        refuse_lattices(clouds, self.frames)
-        frames, generator = posed(self.frames, self.random_poses, self.training)
+        frames = self.frames
+        if clouds.cell is not None and isinstance(frames.pose, PrincipalFrames):
+            advice = "use the frames of a finite group alone, such as octahedral()"
+            raise ValueError(f"data.cell: periodic clouds have no center, and so no principal axes; {advice}")
+        if self.random_poses and self.training:
+            frames = FiniteFrames(self.group, SampledFrames(1, per="cloud"))
+        generator = new_generator() if self.training and isinstance(frames.pose, SampledFrames) else None
         if self.vector_inputs:
             given["vectors"] = vectors(data, self.vector_inputs, clouds)
         with without_autocast(clouds.device):
@@ -141,6 +167,49 @@ class FrameNetwork(Network):
                 of_points, pairs = self.angles(invariants, graph)
             around = self.embed_angles(of_points)[:, None]
         return around, with_pair_features(pairs, data, self.edge_channels, graph)
+
+
+def with_pair_features(edges: Tensor | None, data: Any, channels: int, graph: LiftedGraph) -> Tensor | None:
+    """Append the features of pairs to features ``[edges, *]`` of the edges of a graph; None if there are neither.
+
+    They are those of ``data.edge_attr`` ``[pairs, channels]`` for the same source and target in ``data.edge_index``
+    ``[2, pairs]``, and 0 for all other edges. ValueError is raised for other shapes, for points that do not exist, if a
+    pair occurs twice, and for periodic clouds, where a pair has several images.
+    """
+    if not channels:
+        return edges
+    own = _features_of_edges(data, channels, graph)
+    return own if edges is None else torch.cat([edges, own.to(edges)], dim=1)
+
+
+def _features_of_edges(data: Any, channels: int, graph: LiftedGraph) -> Tensor:
+    index, value = attribute(data, "edge_index"), attribute(data, "edge_attr")
+    neighbors, points = graph.neighbors, graph.num_points
+    if index.ndim != 2 or len(index) != 2 or index.dtype != torch.int64:
+        raise ValueError(f"data.edge_index: expected int64 [2, pairs], got {index.dtype} {tuple(index.shape)}")
+    shapes = [(index.shape[1], channels), *([(index.shape[1],)] if channels == 1 else [])]
+    if value.shape not in shapes or value.is_complex():
+        got = f"{value.dtype} {tuple(value.shape)}"
+        raise ValueError(f"data.edge_attr: expected features [pairs={index.shape[1]}, {channels}], got {got}")
+    if neighbors.shift is not None:
+        raise ValueError("data.edge_attr: expected clouds that are not periodic, where each pair has several images")
+    value = value.to(graph.pos).reshape(-1, channels)
+    given, order = (index[1] * points + index[0]).sort()
+    if may_look(value):
+        check_size("data.edge_attr", value)
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < points:
+            found = f"{int(index.min())} .. {int(index.max())}"
+            raise ValueError(f"data.edge_index: expected points from 0 to {points - 1}, got {found}")
+        if (twice := (given[1:] == given[:-1]).nonzero()).numel():
+            source, target = index[:, order[int(twice[0])]].tolist()
+            raise ValueError(f"data.edge_index: expected different pairs, got ({source}, {target}) twice")
+    if len(value) == 0:
+        return value.new_zeros(neighbors.num_edges, channels)
+    wanted = neighbors.target * points + neighbors.source
+    if torch.compiler.is_exporting():  # ONNX has no binary search
+        return (wanted[:, None] == given).to(value) @ value[order]
+    place = torch.searchsorted(given, wanted).clamp(max=len(given) - 1)
+    return torch.where((given[place] == wanted)[:, None], value[order[place]], 0)
 
 
 def in_frames(frames: FiniteGroup | FiniteFrames | PrincipalFrames, of_axes: FiniteGroup) -> FiniteFrames:

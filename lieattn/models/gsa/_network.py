@@ -37,9 +37,9 @@ from lieattn.models._base.inputs import (
     read_inputs,
     vectors,
 )
-from lieattn.models._base.network import GroupField, Network, Symmetry
+from lieattn.models._base.network import GroupField, Network
 from lieattn.models._base.poses import check_geometry, without_lattice
-from lieattn.models._base.squares import of_squares
+from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock

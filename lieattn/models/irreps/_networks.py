@@ -26,8 +26,8 @@ from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbor
 from lieattn.groups import E
 from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
 from lieattn.models._base.jumps import jumps_of_neighbors
-from lieattn.models._base.network import EquivariantModule, OutputKind, PointOutputs, Symmetry, cutoff_of
-from lieattn.models._base.squares import of_squares
+from lieattn.models._base.network import EquivariantModule, OutputKind, PointOutputs, cutoff_of
+from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.nn import Pooling
 from lieattn.nn.relative import keep_variance
 from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth_window

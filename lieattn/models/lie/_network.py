@@ -43,9 +43,9 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, Translations
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._base.jumps import jumps_of_neighbors
-from lieattn.models._base.network import Network, OutputKind, Symmetry, cutoff_of
+from lieattn.models._base.network import Network, OutputKind, cutoff_of
 from lieattn.models._base.poses import check_geometry, new_generator
-from lieattn.models._base.squares import of_squares
+from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.nn import (
     BlockNorm,
     InvariantHead,

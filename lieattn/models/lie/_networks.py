@@ -25,7 +25,8 @@ from lieattn.geometry import (
 )
 from lieattn.groups import SE, Translations
 from lieattn.models._base.inputs import PointInputs, SortedDistances, Species, in_precision_of_weights
-from lieattn.models._base.network import GroupField, Symmetry
+from lieattn.models._base.network import GroupField
+from lieattn.models._base.symmetry import Symmetry
 from lieattn.models.lie._network import AnyFrames, AttentionOptions, ConvolutionOptions, LieNetwork, Lifting, Readout
 from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
 from lieattn.ops import kinked

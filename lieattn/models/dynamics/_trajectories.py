@@ -208,8 +208,8 @@ class HamiltonianDynamics(Wrapper):
 
     def hamiltonian(
         self,
-        position: Float[Tensor, "points dim"],
-        momentum: Float[Tensor, "points dim"],
+        position: Float[Tensor, "*points dim"],
+        momentum: Float[Tensor, "*points dim"],
         mass: Tensor,
         features: Tensor | None = None,
         **given: Unpack[Given],
@@ -221,12 +221,12 @@ class HamiltonianDynamics(Wrapper):
 
     def field(
         self,
-        position: Float[Tensor, "points dim"],
-        momentum: Float[Tensor, "points dim"],
+        position: Float[Tensor, "*points dim"],
+        momentum: Float[Tensor, "*points dim"],
         mass: Tensor,
         features: Tensor | None = None,
         **given: Unpack[Given],
-    ) -> tuple[Float[Tensor, "points dim"], Float[Tensor, "points dim"]]:
+    ) -> tuple[Float[Tensor, "*points dim"], Float[Tensor, "*points dim"]]:
         """Return J ∇H = (∂H/∂p, -∂H/∂q): velocities and forces, in the shape of the positions.
 
         The result is differentiable if gradients are enabled or within transforms of ``torch.func``, else detached.

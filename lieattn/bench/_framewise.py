@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -32,7 +31,7 @@ def framewise(group: FiniteGroup, device: str = "cpu") -> Problem:
 
     def output() -> Tensor:
         blocks.zero_grad()
-        y, rotary = x, replace(graph, terms=phases.terms(graph, values=True))
+        y, rotary = x, graph.carrying(terms=phases.terms(graph, values=True))
         for block in blocks:
             y = block(y, rotary)
         return y

@@ -55,7 +55,7 @@ class LiftedGraph(PointClouds):
         Number of scales over each point. The graph has a node for each point i and scale k, with index i · levels + k.
     vectors, edge_features, charge
         Further inputs of layers: vectors ``[points, count, dim]``, invariant features ``[edges, channels]``, and total
-        charges ``[clouds]``. These and the next attributes are None unless they are set by ``dataclasses.replace``.
+        charges ``[clouds]``. These and the next attributes are None unless they are set by :meth:`carrying`.
     terms, local
         Terms that a network has evaluated for several layers, in place of those of their encodings; and a graph of the
         same points with other neighbors, for messages. Graphs of other points or edges have neither, nor ``kept``.
@@ -250,6 +250,12 @@ class LiftedGraph(PointClouds):
         if points is None:
             return changed
         return replace(changed, vectors=rows_of(self.vectors, points), grid=None, edge_index=None, each=None)
+
+    def carrying(self, **attributes: Any) -> LiftedGraph:
+        """Return the same graph with other attributes of those that layers read, such as ``terms`` and ``vectors``."""
+        # What torch compiles does not read the sizes of clouds, and must not be compiled again for others.
+        unread: dict[str, Any] = {"each": None} if torch.compiler.is_compiling() else {}
+        return replace(self, **unread, **attributes)
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:

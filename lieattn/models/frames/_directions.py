@@ -226,10 +226,10 @@ class DirectionConvNet(FrameNetwork):
                 along = self.edges.along(graph, directed)
             x = x + self.embed_vectors(along)
         # One edge network for all blocks; each block has its own linear map from the units to its kernels.
-        seen = replace(graph, vectors=directed, edge_features=pairs)
+        seen = graph.carrying(vectors=directed, edge_features=pairs)
         terms = self.edges(seen, invariants)
         x = x + self.lifting(terms.psi, graph)
-        seen = replace(seen, terms=terms)
+        seen = seen.carrying(terms=terms)
         for block in self.blocks:
             x = self._through(block, x, seen)
         return GroupField(self.on_frames(x), graph)

@@ -241,16 +241,16 @@ class FramewiseTransformer(FrameNetwork):
                 seen = graph.seen_in_frames(directed).flatten(-2)
             x = x + self.embed_vectors(torch.cat([positions, seen], dim=-1) if self.positions else seen)
         terms = None if self.phases is None else RelativeTerms(rotary=self.phases(positions), rotary_values=True)
-        graphs = [replace(graph, terms=terms)] * len(self.blocks)
+        graphs = [graph.carrying(terms=terms)] * len(self.blocks)
         if local is not None and self.edges is not None and self.lifting is not None:
             # One edge network for all frames, and one matrix product for the kernels of all blocks.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
             around, pairs = self._pair_features(data, local, invariants)
             x = x if around is None else x + around
-            local = replace(local, vectors=directed, edge_features=pairs)
+            local = local.carrying(vectors=directed, edge_features=pairs)
             lifted, *kernels = self.edges.kernels(maps, local, invariants)
-            graphs = [replace(graphs[0], local=replace(local, terms=kernel)) for kernel in kernels]
+            graphs = [graphs[0].carrying(local=local.carrying(terms=kernel)) for kernel in kernels]
             x = x + local.neighbors.sum_to_targets(lifted)
         for block, own in zip(self.blocks, graphs, strict=True):
             x = self._through(block, x, own)

@@ -408,7 +408,7 @@ class SeenByFrames(nn.Module):
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
         """Map features ``[points, in_channels]`` and vectors to a field ``[points, fiber, channels]``."""
-        terms = self.edges(replace(graph, vectors=vectors), x)
+        terms = self.edges(graph.carrying(vectors=vectors), x)
         return cast(Tensor, self.convolution(terms.psi, graph))
 
 

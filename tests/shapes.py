@@ -49,7 +49,7 @@ def compared(function, cls=None):
     key, results = promise.__qualname__, RESULTS
 
     def echo(*args, **options):
-        return getattr(results, key)
+        return results.__dict__[key]  # classes made of named tuples have no builtins among their globals
 
     # Names in annotations are looked up among the globals of the function.
     echo = FunctionType(echo.__code__, promise.__globals__, echo.__name__, None, echo.__closure__)

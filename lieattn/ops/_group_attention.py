@@ -36,7 +36,7 @@ from lieattn.ops.kernels.attention import _operator as kernel
 
 
 def group_attention(
-    query: Float[Tensor, "points fiber heads width"] | None,
+    query: Float[Tensor, "points _ heads width"] | None,
     key: Float[Tensor, "points fiber heads width"] | None,
     value: Float[Tensor, "points fiber heads channels"],
     neighbors: Neighbors,

@@ -24,7 +24,7 @@ _NORMALIZE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def reference_attention(
-    query: Float[Tensor, "points fiber heads width"] | None,
+    query: Float[Tensor, "points _ heads width"] | None,
     key: Float[Tensor, "points fiber heads width"] | None,
     value: Float[Tensor, "points fiber heads channels"],
     neighbors: Neighbors,

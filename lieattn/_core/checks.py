@@ -168,7 +168,7 @@ def check_length(argument: str, length: float) -> None:
 _LOOKED_AT = ("cpu",)  # types of devices whose tensors checks may read during a step
 
 
-def may_look(numbers: Tensor) -> bool:
+def may_read_values(numbers: Tensor) -> bool:
     """Return whether a check may read the values of a tensor during a step.
 
     It may not on a GPU, where reading waits for all queued work, and not while torch compiles or maps over the tensor.
@@ -181,7 +181,7 @@ def may_look(numbers: Tensor) -> bool:
 def any_negative(numbers: int | Tensor) -> bool:
     """Return whether a number is negative, where a check may look at it."""
     if isinstance(numbers, Tensor):
-        return may_look(numbers) and bool((numbers < 0).any())
+        return may_read_values(numbers) and bool((numbers < 0).any())
     return numbers < 0
 
 
@@ -198,7 +198,7 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0, *, always: boo
     The limit is the same for all dtypes, because kernels compute scores in float32. Numbers are read where a check may
     look at them, or ``always`` on all devices, for geometry, which reads them anyway.
     """
-    unread = torch.compiler.is_compiling() or is_mapped(numbers) if always else not may_look(numbers)
+    unread = torch.compiler.is_compiling() or is_mapped(numbers) if always else not may_read_values(numbers)
     if unread or numbers.numel() == 0:
         return
     check_has_numbers(argument, numbers)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from lieattn._core.checks import check_tensor, counted, kind, may_look
+from lieattn._core.checks import check_tensor, counted, kind, may_read_values
 from lieattn._core.segments import counts, sums
 from lieattn.geometry._indices import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
@@ -169,7 +169,7 @@ class Neighbors(Movable):
         """Return the same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud ``batch`` of each point."""
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
         check_indices("batch", batch, dim=1, device=self.device)
-        if may_look(batch):
+        if may_read_values(batch):
             check_indices("batch", batch, dim=1, below=len(deformation))
         if len(batch) != self.num_points:
             raise ValueError(f"batch: expected one entry for each of {self.num_points} points, got {len(batch)}")

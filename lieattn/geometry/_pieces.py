@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._core.checks import check_arguments, check_count, check_tensor, may_look
+from lieattn._core.checks import check_arguments, check_count, check_tensor, may_read_values
 from lieattn._core.recompute import may_recompute
 from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import check_indices, ranges
@@ -46,7 +46,7 @@ class Piece(Movable):
         """
         check_arguments(Piece.rows, locals())
         check_tensor("x", x, "a tensor [points, *]")
-        seen = (piece.points for piece in found if len(piece.points) and may_look(piece.points))
+        seen = (piece.points for piece in found if len(piece.points) and may_read_values(piece.points))
         least = max((int(points[-1]) + 1 for points in seen), default=0)
         if x.ndim == 0 or len(x) < least:
             raise ValueError(f"x: expected [points, *] with at least {least} points, got {tuple(x.shape)}")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._core.checks import check_arguments, check_choice, check_count, check_has_numbers, may_look
+from lieattn._core.checks import check_arguments, check_choice, check_count, check_has_numbers, may_read_values
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
 from lieattn.models.attentive._networks import AttentionKind, AttentiveCNN, AttentiveNetwork
@@ -129,7 +129,7 @@ def published_inputs(images: Values) -> Tensor:
     if images.dtype is torch.bool:
         raise ValueError("images: expected uint8 or floating values, got bool")
     scaled = images.to(torch.float32) / (1 if images.is_floating_point() else 255)
-    if images.numel() > 0 and may_look(images):
+    if images.numel() > 0 and may_read_values(images):
         least, most = float(images.min()), float(images.max())
         if scaled.min() < -_OVERSHOOT or scaled.max() > 1 + _OVERSHOOT:
             expected = "floating values in [0, 1]" if images.is_floating_point() else "whole numbers up to 255"

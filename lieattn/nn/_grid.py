@@ -31,7 +31,7 @@ from lieattn._core.functional import transformed
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.io import TiedWeights
-from lieattn.nn._statistics import Inexact, complain
+from lieattn.nn._statistics import Inexact, warn_or_raise
 
 CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 
@@ -301,7 +301,7 @@ class GridConvolution(TiedWeights):
             rest = reach % self.stride
             if rest and turns:
                 exact = " or ".join(str(s) for s in (side - rest, side + self.stride - rest) if s > 0)
-                complain(
+                warn_or_raise(
                     self.inexact,
                     f"stride {self.stride} samples {side} pixels off center, which breaks equivariance to "
                     f"{self.group.name}; use {exact} pixels, or stride 1 and pooling by {self.stride}",

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.autocast import as_without_autocast, without_autocast
-from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_is, may_look
+from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_is, may_read_values
 from lieattn._core.layer_norm import LayerNorm
 from lieattn._core.warnings import warn
 from lieattn.geometry import LiftedGraph, PointClouds
@@ -337,7 +337,7 @@ class RotationHead(Recorded, nn.Module):
             e2, vague2 = _direction(across, torch.linalg.cross(e1, axes[e1.abs().argmin(dim=1)]), limit)
             matrices = torch.stack([e1, e2, torch.linalg.cross(e1, e2)], dim=-1)
         vague = vague | vague2
-        if may_look(vague) and vague.any():
+        if may_read_values(vague) and vague.any():
             found = f"{int(vague.sum())} of {len(vague)} clouds (the first has index {int(vague.int().argmax())})"
             what = "a rotation maps them to themselves, or they are empty"
             warn(f"RotationHead: the pose is undetermined for {found}: {what}")

@@ -22,7 +22,7 @@ from lieattn._core.checks import (
     check_is,
     check_positive,
     check_tensor,
-    may_look,
+    may_read_values,
 )
 from lieattn._core.functional import is_batched, is_mapped, transformed
 from lieattn._core.layer_norm import LayerNorm, layer_norm
@@ -107,7 +107,7 @@ class GridPool(nn.Module):
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
             message = _drops_pixels(grid[(grid % self.size != 0).any(dim=1)][0].tolist(), self.size)
-            complain(self.inexact, message if advice is None else f"{message}; {advice()}")
+            warn_or_raise(self.inexact, message if advice is None else f"{message}; {advice()}")
         return cell, pooled
 
     def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, cells * rest]:
@@ -159,7 +159,7 @@ class GridSpatialPool(nn.Module):
             cell, found = (" x ".join(map(str, shape)) for shape in ([self.size] * self.dim, sides))
             raise ValueError(f"x: expected at least {cell} pixels, the size of a cell, got {found}")
         if any(side % self.size for side in sides):
-            complain(self.inexact, _drops_pixels(sides, self.size))
+            warn_or_raise(self.inexact, _drops_pixels(sides, self.size))
         if self.reduction == "max":
             return _maxima_of_cells(x, self.size, self.dim)
         return _MEANS[self.dim - 2](x.flatten(0, -self.dim - 1)[:, None], self.size)[:, 0].unflatten(0, leading)
@@ -175,7 +175,7 @@ def _maxima_of_cells(x: Tensor, size: int, dim: int) -> Tensor:
     return x.movedim(inside, list(range(dim))).flatten(0, dim - 1).amax(dim=0)
 
 
-def complain(inexact: Inexact, message: str) -> None:
+def warn_or_raise(inexact: Inexact, message: str) -> None:
     """Raise ValueError or issue a warning, depending on ``inexact``, for an image that breaks the symmetry."""
     if inexact == "refuse":
         raise ValueError(message)
@@ -198,7 +198,7 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
         raise ValueError(
             f"cell: expected an entry for each of {len(x) if x.ndim else 0} points as in x, got {tuple(cell.shape)}"
         )
-    if cell.device != x.device or (may_look(cell) and cell.numel() and int(cell.max()) >= num_cells):
+    if cell.device != x.device or (may_read_values(cell) and cell.numel() and int(cell.max()) >= num_cells):
         raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} like x")
     # Points of no cell go into one more cell. Removing them would make shapes depend on the data.
     cell = torch.where(cell >= 0, cell, num_cells)

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
-from lieattn._core.checks import check_flag, kind, may_look
+from lieattn._core.checks import check_flag, kind, may_read_values
 from lieattn._core.watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
@@ -142,7 +142,7 @@ def group_attention(
     if name == "dense":
         out = dense.attend(problem)
     elif name == "plain":
-        if may_look(value):
+        if may_read_values(value):
             check_all_lists(problem)
         evaluate = pooled.attend if pattern == "pooled" else plain.attend
         drop = partial(F.dropout, p=dropout) if dropout > 0 else None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._core.checks import may_look
+from lieattn._core.checks import may_read_values
 from lieattn._core.recompute import may_recompute
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Problem
@@ -155,7 +155,7 @@ def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeat
 
 def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
     """Return the points that are sources, and the place of each source among them; all points in traces."""
-    if not may_look(source):
+    if not may_read_values(source):
         return torch.arange(num_points, device=source.device), source
     here = torch.zeros(num_points, dtype=torch.bool, device=source.device)
     here[source] = True

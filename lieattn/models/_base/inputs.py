@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_counts, check_is, check_size, kind, may_look
+from lieattn._core.checks import check_arguments, check_counts, check_is, check_size, kind, may_read_values
 from lieattn.geometry import LiftedGraph, PointClouds, padding
 from lieattn.nn import lift_field
 from lieattn.ops import smooth_lengths
@@ -153,7 +153,7 @@ class Species:
             raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
         one_hot = torch.stack([z == species for species in self.species], dim=1)
         unknown = ~one_hot.any(dim=1)
-        if may_look(z) and unknown.any():
+        if may_read_values(z) and unknown.any():
             atom = int(unknown.nonzero()[0])
             raise ValueError(f"data.z: expected charges among {list(self.species)}, got {int(z[atom])} for atom {atom}")
         charge = z.to(torch.get_default_dtype()) / max(self.species)

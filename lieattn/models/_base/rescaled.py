@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_choice, check_number, kind, may_look
+from lieattn._core.checks import check_arguments, check_choice, check_number, kind, may_read_values
 from lieattn._core.kept_tables import WideStatistics
 from lieattn._core.segments import counts
 from lieattn.geometry import point_clouds
@@ -186,7 +186,7 @@ def _points_of_clouds(data: Any, clouds: int) -> Tensor:
     an argument.
     """
     pos, batch, ptr = (getattr(data, name, None) for name in ("pos", "batch", "ptr"))
-    if not isinstance(pos, Tensor) or may_look(pos):
+    if not isinstance(pos, Tensor) or may_read_values(pos):
         return point_clouds(data).counts
     if ptr is not None:
         return torch.diff(ptr)

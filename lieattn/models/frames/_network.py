@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._core.autocast import without_autocast
-from lieattn._core.checks import check_arguments, check_counts, check_size, may_look
+from lieattn._core.checks import check_arguments, check_counts, check_size, may_read_values
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -195,7 +195,7 @@ def _features_of_edges(data: Any, channels: int, graph: LiftedGraph) -> Tensor:
         raise ValueError("data.edge_attr: expected clouds that are not periodic, where each pair has several images")
     value = value.to(graph.pos).reshape(-1, channels)
     given, order = (index[1] * points + index[0]).sort()
-    if may_look(value):
+    if may_read_values(value):
         check_size("data.edge_attr", value)
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < points:
             found = f"{int(index.min())} .. {int(index.max())}"

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import PrincipalFrames, Radius, pixel_positions
+from lieattn.geometry import PrincipalFrames, Radius, pixel_positions, point_clouds
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
@@ -158,8 +158,8 @@ def test_no_step_waits_for_a_gpu(name):
 def test_unknown_species_are_seen_where_they_are_not_looked_at(monkeypatch):
     data = Data(z=torch.tensor([6, 35]), pos=torch.zeros(2, 3))
     with pytest.raises(ValueError, match="expected charges among"):
-        Species()(data, None)
+        Species()(data, point_clouds(data))
     monkeypatch.setattr("lieattn._core.checks._LOOKED_AT", ())
-    features = Species()(data, None)
+    features = Species()(data, point_clouds(data))
     assert features[0].isfinite().all()
     assert features[1].isnan().all()

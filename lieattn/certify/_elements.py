@@ -13,6 +13,8 @@ from lieattn.groups import (
     SO,
     FiniteGroup,
     Group,
+    SemidirectProduct,
+    Translations,
     cyclic,
     cyclic_about,
     dihedral,
@@ -50,7 +52,8 @@ def elements_of(
     those of the following that the group contains: one near the identity, a half turn, a reflection, the inversion.
     """
     group = linear if isinstance(linear := linear_part(group), FiniteGroup) else group
-    free = translations if isinstance(group, FiniteGroup) else group.is_affine
+    # An affine group of a user may contain only some of the translations.
+    free = translations if isinstance(group, FiniteGroup) else isinstance(group, SemidirectProduct | Translations)
     fixed = None if free else torch.zeros(group.dim, dtype=torch.float64)
     if isinstance(group, FiniteGroup):
         yield from (Element(str(index), matrix, fixed) for index, matrix in enumerate(group.elements))

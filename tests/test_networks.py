@@ -575,7 +575,10 @@ OTHER_SYMMETRIES = set(
 EXCEPT = {
     **{f"{name} equivariance": "needs kinds, tested below" for name in ("lie_directions", "lie_directions_vectors")},
     **{f"lie_{name} half": "rounding leaves the space" for name in ("directions", "directions_vectors", "sphere")},
-    "finite_se2_squares compile": "the search for neighbors is not part of its geometry",
+    **{
+        f"finite_se2_squares {way}": "the search for neighbors is not part of its geometry"
+        for way in ("compile", "export")
+    },
     "hamiltonian training": "a constant added to the potential has no effect",
     "hamiltonian continuity": "integrates at each of hundreds of evaluations",
 }
@@ -583,7 +586,16 @@ UNCOMPILED = {
     **dict.fromkeys(
         "stresses forces forces_principal forces_several hamiltonian ensemble".split(), "outputs are derivatives"
     ),
-    "attentive_all_cnn": "pixels are sorted as in an image, which depends on values",
+    **dict.fromkeys(
+        "attentive_all_cnn attentive_vectors affine_vectors".split(),
+        "pixels are sorted as in an image, which depends on values",
+    ),
+}
+# Heads of vectors and scales switch autocast off around a product with the frames.
+EXCEPT |= {
+    f"{name} export": "torch saves but does not load programs with a region without autocast"
+    for name in "framewise_vector framewise_point framewise_separable field_vector field_position field_dipole "
+    "field_several field_tensor field_rotation gsa_vectors gsa_scales lie_vector_finite lie_conv_vector".split()
 }
 EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}
 # Those of slow properties that run without being asked for.

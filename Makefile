@@ -36,12 +36,12 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed $(VENV)/.scatter
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# What a visitor wants to see first: the groups, the operator beside its definition, the goldens of the papers, and most
-# of the table of networks and properties.
+# What a visitor wants to see first: the groups, the operator beside its definition, the goldens of the papers, and the
+# equivariance, batches and orders of all networks.
 QUICK = tests/test_groups.py tests/test_ops.py tests/test_heads.py tests/parity/test_parity.py tests/test_networks.py
 quick: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) \
-	  -k "not trained and not compile and not export and not continuity and not gradients"
+	  -k "not trained and not (every_property and not (equivariance or batches or order))"
 
 # The documentation, with strict links, in build/site.
 docs: $(VENV)/.installed

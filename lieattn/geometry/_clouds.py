@@ -152,7 +152,7 @@ class PointClouds(Movable):
         known = not torch.compiler.is_compiling() and self.each is not None
         return x.unflatten(0, (self.num_clouds, self.each)) if known else None
 
-    def sum(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, clouds * rest]:
+    def sum(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, " clouds *rest"]:
         """Sum ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero.
 
         Sums of integers and masks are int64, as in torch. The error is at most some rounding steps of the largest
@@ -163,14 +163,14 @@ class PointClouds(Movable):
             return clouds.sum(dim=1)
         return sums(x, self.batch, self.num_clouds, torch.float64)
 
-    def mean(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, clouds * rest]:
+    def mean(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, " clouds *rest"]:
         """Average ``[points, *]`` over the points of each cloud, to ``[clouds, *]``. Empty clouds give zero."""
         clouds = self.by_cloud(x)
         if clouds is not None and (x.is_floating_point() or x.is_complex()):
             return clouds.mean(dim=1)
         return means(x, self.batch, self.counts, torch.float64)
 
-    def max(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, clouds * rest]:
+    def max(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, " clouds *rest"]:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""
         self._check_rows(x)
         if x.is_complex():

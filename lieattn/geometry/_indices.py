@@ -110,14 +110,14 @@ class Padding(Movable):
     place: Tensor | None = None
     mask: Tensor | None = None
 
-    def pad(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, "clouds places *rest"]:
+    def pad(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, "clouds places *rest"]:
         """Convert ``[points, *]`` to ``[clouds, places, *]``, filled up with zeros."""
         if self.place is None:
             return x.unflatten(0, self.shape)
         flat = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
         return flat.index_copy(0, self.place, x).unflatten(0, self.shape)
 
-    def unpad(self, x: Shaped[Tensor, "clouds places *rest"]) -> Shaped[Tensor, points * rest]:
+    def unpad(self, x: Shaped[Tensor, "clouds places *rest"]) -> Shaped[Tensor, " points *rest"]:
         """Convert ``[clouds, places, *]`` to ``[points, *]``."""
         flat = x.flatten(0, 1)
         return flat if self.place is None else flat.index_select(0, self.place)
@@ -139,7 +139,7 @@ def padding(batch: Tensor, num_clouds: int) -> Padding:
 
 def flatten(
     padded: Shaped[Tensor, "clouds places *rest"], mask: Bool[Tensor, "clouds places"]
-) -> Shaped[Tensor, points * rest]:
+) -> Shaped[Tensor, " points *rest"]:
     """Select the points of a padded layout: ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``."""
     check_is("padded", padded, Tensor)
     check_mask(mask, padded.device, padded.shape[:2])
@@ -147,7 +147,7 @@ def flatten(
 
 
 def unflatten(
-    flat: Shaped[Tensor, points * rest], mask: Bool[Tensor, "clouds places"]
+    flat: Shaped[Tensor, " points *rest"], mask: Bool[Tensor, "clouds places"]
 ) -> Shaped[Tensor, "clouds places *rest"]:
     """Restore the padded layout, filled with zeros: ``[points, *]`` with mask ``[clouds, N]`` to ``[clouds, N, *]``."""
     check_is("flat", flat, Tensor)

@@ -182,11 +182,11 @@ class LiftedGraph(PointClouds):
                 vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
             return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
 
-    def spread(self, x: Shaped[Tensor, points * rest]) -> Shaped[Tensor, nodes * rest]:
+    def spread(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, " nodes *rest"]:
         """Repeat features of points on all scales, ``[points, *]`` to ``[nodes, *]``."""
         return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
 
-    def by_level(self, x: Shaped[Tensor, nodes * rest]) -> Shaped[Tensor, "points levels *rest"]:
+    def by_level(self, x: Shaped[Tensor, " nodes *rest"]) -> Shaped[Tensor, "points levels *rest"]:
         """Separate the scales of a field, ``[nodes, *]`` to ``[points, levels, *]``."""
         check_is("x", x, Tensor)
         return x.unflatten(0, (-1, self.levels))

@@ -73,7 +73,7 @@ class CloudPool(nn.Module):
         super().__init__()
         self.reduction: Reduction = reduction
 
-    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, clouds * rest]:
+    def forward(self, x: Float[Tensor, " points *rest"], graph: PointClouds) -> Float[Tensor, " clouds *rest"]:
         """Reduce ``[points, *]`` to ``[clouds, *]``."""
         check_graph(graph, PointClouds, x)
         reduce: Callable[[Tensor], Tensor] = getattr(graph, self.reduction)
@@ -110,7 +110,7 @@ class GridPool(nn.Module):
             warn_or_raise(self.inexact, message if advice is None else f"{message}; {advice()}")
         return cell, pooled
 
-    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, cells * rest]:
+    def forward(self, x: Float[Tensor, " points *rest"], graph: PointClouds) -> Float[Tensor, " cells *rest"]:
         """Pool ``[points, *]`` on the rasters of a graph to ``[cells, *]``; ValueError if the graph has no ``grid``."""
         check_graph(graph, PointClouds, x)
         if graph.grid is None:
@@ -119,8 +119,8 @@ class GridPool(nn.Module):
         return self.reduce(x, cell, int(grid.prod(dim=1).sum()))
 
     def reduce(
-        self, x: Float[Tensor, points * rest], cell: Int[Tensor, " points"], num_cells: int
-    ) -> Float[Tensor, {num_cells} * rest]:
+        self, x: Float[Tensor, " points *rest"], cell: Int[Tensor, " points"], num_cells: int
+    ) -> Float[Tensor, " {num_cells} *rest"]:
         """Pool ``[points, *]`` to ``[cells, *]``, with the cells of :meth:`cells`."""
         return _reduce(x, cell, num_cells, self.reduction)
 
@@ -241,7 +241,7 @@ class CloudNorm(_Affine):
         check_arguments(CloudNorm.__init__, locals())
         super().__init__(channels, eps)
 
-    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, points * rest]:
+    def forward(self, x: Float[Tensor, " points *rest"], graph: PointClouds) -> Float[Tensor, " points *rest"]:
         """Normalize ``[points, *, channels]`` over the clouds of a graph."""
         check_graph(graph, PointClouds, x)
         check_features(x, self.weight)
@@ -311,7 +311,7 @@ class PointBatchNorm(_Affine):
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
-    def forward(self, x: Float[Tensor, points * rest]) -> Float[Tensor, points * rest]:
+    def forward(self, x: Float[Tensor, " points *rest"]) -> Float[Tensor, " points *rest"]:
         """Normalize ``[points, *, channels]``."""
         check_features(x, self.weight, len(self.weight))
         mean, variance = self.running_mean, self.running_var
@@ -448,7 +448,7 @@ class GroupSqueezeExcite(nn.Module):
         mean = graph.mean(x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x)
         return self.excite(F.relu(self.squeeze(mean))).sigmoid()
 
-    def forward(self, x: Float[Tensor, points * rest], graph: PointClouds) -> Float[Tensor, points * rest]:
+    def forward(self, x: Float[Tensor, " points *rest"], graph: PointClouds) -> Float[Tensor, " points *rest"]:
         """Scale a field ``[points, *, channels]``."""
         factors = self.scale(x, graph).index_select(0, graph.batch)
         return x * factors.view(len(x), *[1] * (x.ndim - 2), factors.shape[1])

@@ -19,12 +19,12 @@ from lieattn.models.dynamics._energies import (
     Outputs,
     check_derivatives,
     check_energies,
+    energy_among,
     energy_and_gradients,
     per_cloud,
     symmetry_of_gradients,
     usable,
 )
-from lieattn.models.dynamics._energies import energy_among as energy_among  # lieattn.ase imports it from here
 
 
 class EnergyAndForce(NamedTuple):

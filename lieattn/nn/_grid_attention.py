@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import math
 from collections.abc import Callable
@@ -287,7 +288,26 @@ class ChannelGate(KeptTables):
         return tied_linear(statistics.mT, kernel, self.relative).mT
 
 
-class GridInputAttention(TiedWeights):
+class _Gate(TiedWeights):
+    """Base class of attention to a field on a grid, or to planes if ``lifting``."""
+
+    def __init__(self, group: FiniteGroup, channels: int, lifting: bool, init_scale: float) -> None:
+        super().__init__()
+        check_positive(init_scale=init_scale)
+        check_lattice_group(group)
+        check_count("channels", channels)
+        self.group, self.channels, self.lifting = group, channels, lifting
+
+    def forward(self, x: Float[Tensor, "batch channels *rest"]) -> Float[Tensor, "batch channels *rest"]:
+        """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
+        return self.attend(x)[0]
+
+    @abc.abstractmethod
+    def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
+        """Return the gated input and, with ``return_maps``, its attention maps."""
+
+
+class GridInputAttention(_Gate):
     r"""Input attention α_F: attention maps that all output channels of the following convolution share.
 
     .. math::  f' = (1 - \alpha_X \alpha_C) f
@@ -324,12 +344,9 @@ class GridInputAttention(TiedWeights):
         init_scale: float = 1.0,
     ) -> None:
         check_arguments(GridInputAttention.__init__, locals())
-        check_positive(init_scale=init_scale)
-        super().__init__()
-        check_lattice_group(group)
+        super().__init__(group, channels, lifting, init_scale)
         _check_odd(spatial_size)
-        check_counts(channels=channels, spatial_dilation=spatial_dilation)
-        self.group, self.channels, self.lifting = group, channels, lifting
+        check_count("spatial_dilation", spatial_dilation)
         if hidden is None:
             hidden = channels if lifting else max(1, channels // 2)
         self.channel = None if attention == "spatial" else ChannelGate(None if lifting else group, channels, hidden)
@@ -340,10 +357,6 @@ class GridInputAttention(TiedWeights):
             self.spatial = layer(
                 group, 2, 1, spatial_size, pad=pad, dilation=spatial_dilation, measure=measure, init_scale=init_scale
             )
-
-    def forward(self, x: Float[Tensor, "batch channels *rest"]) -> Float[Tensor, "batch channels *rest"]:
-        """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
-        return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
         """Return the gated input and, with ``return_maps``, the attention maps.
@@ -370,7 +383,7 @@ class GridInputAttention(TiedWeights):
         return passed.view_as(x), AttentionMaps(scores, seen) if return_maps else None
 
 
-class GridPoseAttention(TiedWeights):
+class GridPoseAttention(_Gate):
     r"""Co-attention over the frames, α_RH: a group convolution of side 1 with one output channel.
 
     .. math::
@@ -395,19 +408,11 @@ class GridPoseAttention(TiedWeights):
         init_scale: float = 1.0,
     ) -> None:
         check_arguments(GridPoseAttention.__init__, locals())
-        check_positive(init_scale=init_scale)
-        super().__init__()
-        check_lattice_group(group)
-        check_count("channels", channels)
-        self.group, self.channels, self.lifting = group, channels, lifting
+        super().__init__(group, channels, lifting, init_scale)
         self.measure = checked_measure(measure, group, lifting=lifting)
         bound = init_scale / math.sqrt(channels)
         self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))).uniform_(-bound, bound))
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)
-
-    def forward(self, x: Float[Tensor, "batch channels *rest"]) -> Float[Tensor, "batch channels *rest"]:
-        """Map ``[batch, channels, (order,) *sides]`` to the same shape."""
-        return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
         """Return the gated input and, with ``return_maps``, the map ``[batch, 1, (order,) *sides]`` as ``spatial``."""
@@ -417,8 +422,7 @@ class GridPoseAttention(TiedWeights):
             level = torch.einsum("c,bc...->b...", self.weight, x)[:, None]
         else:
             level = torch.einsum("chg,bcg...->bh...", self.weight[:, self.relative], x)[:, None]
-        level = self.measure * level
-        seen, rest = attention_of(level)
+        seen, rest = attention_of(self.measure * level)
         return rest * x, AttentionMaps(None, seen) if return_maps else None
 
 

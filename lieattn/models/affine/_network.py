@@ -25,7 +25,6 @@ from lieattn.nn import (
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
     from_grid,
-    to_grid,
 )
 from lieattn.nn.relative import RelativePositionTable
 
@@ -40,22 +39,16 @@ _MOST_GRAPHS = 4  # number of graphs that a block caches
 
 
 class PixelConvolution(nn.Module):
-    """Group convolution with 3 x 3 kernels and zero border, of a field on the pixels of a raster or graph."""
+    """Group convolution with 3 x 3 kernels and zero border, of a field on the pixels of a raster."""
 
     def __init__(self, group: FiniteGroup, channels: int, *, stride: int = 1) -> None:
-        check_arguments(PixelConvolution.__init__, locals())
         super().__init__()
-        self.convolution = GridGroupConvolution(
-            group, channels, channels, 3, stride=stride, pad=1, measure=1.0, inexact="allow"
-        )
+        options: dict[str, Any] = {"stride": stride, "pad": 1, "measure": 1.0, "inexact": "allow"}
+        self.convolution = GridGroupConvolution(group, channels, channels, 3, **options)
 
-    def forward(self, x: Tensor, graph: LiftedGraph | Raster) -> Tensor:
-        """Map a field ``[points, fiber, channels]`` to another one; ValueError if a graph has no ``grid``."""
-        if isinstance(graph, Raster):  # its sides are known without reading tensors, even if there is no image
-            return from_grid(self.convolution(graph.unflatten(x).movedim((-1, -2), (1, 2))))
-        if graph.grid is None:
-            raise ValueError("graph: a convolution of pixels needs the size of each image, grid [clouds, 2], got None")
-        return from_grid(self.convolution(to_grid(x, graph.grid)))
+    def forward(self, x: Tensor, raster: Raster) -> Tensor:
+        """Map a field ``[points, fiber, channels]`` to another one."""
+        return from_grid(self.convolution(raster.unflatten(x).movedim((-1, -2), (1, 2))))
 
 
 class _RasterGraphs:

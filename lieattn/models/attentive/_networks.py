@@ -41,7 +41,6 @@ _LAST_SIDE = 4  # side of the last kernel of the p4-CNN
 _ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # widths of the paper; that of p4m is smaller than planar / sqrt(|H|)
 _ALL_CNN_SCALE = 0.035
 DEEP: Any = {"init_scale": math.sqrt(2)}
-# Side and dilation of the spatial kernels of each dense layer, and dilation in the transition after it.
 batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 

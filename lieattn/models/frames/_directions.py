@@ -30,7 +30,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, pyritohedral, tetrahedral
 from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
-from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
+from lieattn.models.frames._network import FrameHead, FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
 from lieattn.nn.relative import EdgeNetwork, keep_variance
 from lieattn.reps import Pseudovector
@@ -103,9 +103,8 @@ class DirectionConvNet(FrameNetwork):
         H, a finite group in three dimensions; or ``FiniteFrames(H, pose)``. ``PrincipalFrames()`` is short for
         ``FiniteFrames(T, PrincipalFrames())``, with four directions. ``PrincipalFrames(improper=True)`` is short for
         Th in place of T, with six directions; the network is then exactly equivariant to reflections too.
-    in_channels, out_channels
-        Number of invariant features ``data.x``, or an object that computes features, see
-        :class:`lieattn.models.CloudInputs`; number of outputs, numbers or vectors, for each cloud or point.
+    in_channels, out_channels, pool
+        See :class:`FramewiseTransformer`.
     channels, layers
         Channels per direction; number of blocks.
     neighborhood
@@ -116,8 +115,6 @@ class DirectionConvNet(FrameNetwork):
     kind
         ``"invariant"`` for numbers; ``"vector"`` for vectors, means over the directions of n_a w(x, a) with numbers w.
         They are in the span of the directions: along the axis if H is C_n about this axis.
-    pool
-        ``"mean"``, ``"sum"`` or ``"max"`` over the points of each cloud, or ``"none"`` for outputs at the points.
     options
         Further options.
 
@@ -162,8 +159,7 @@ class DirectionConvNet(FrameNetwork):
         check_arguments(DirectionConvNet.__init__, locals())
         options = options or DirectionOptions()
         check_counts(out_channels=out_channels, channels=channels, layers=layers)
-        improper = isinstance(frames, PrincipalFrames) and bool(frames.improper)
-        chosen = in_frames(frames, pyritohedral() if improper else tetrahedral())
+        chosen = in_frames(frames, lambda improper: pyritohedral() if improper else tetrahedral())
         if chosen.group.dim != 3:
             raise ValueError(f"frames: expected those of a group that acts on 3 coordinates, got {chosen.group!r}")
         axis = _axis(chosen.group, options.axis)
@@ -295,33 +291,21 @@ class _Block(nn.Module):
         return x + self.dropout(self.linear2(F.gelu(self.linear1(x))))
 
 
-class _Head(ExactConstants, nn.Sequential):
+class _Head(ExactConstants, FrameHead):
     """A network with one hidden layer, and the mean over the directions of its output, or of its output times n_a."""
 
     axis: Tensor
     first: Tensor
 
     def __init__(
-        self,
-        channels: int,
-        out_channels: int,
-        axis: Tensor,
-        orbit: tuple[Tensor, Tensor],
-        outputs: PointOutputs,
+        self, channels: int, out_channels: int, axis: Tensor, orbit: tuple[Tensor, Tensor], outputs: PointOutputs
     ) -> None:
         places, directions = orbit
-        super().__init__(
-            ZonalLinear(directions, channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, out_channels)
-        )
-        self.out_channels, self.outputs = out_channels, outputs
+        hidden = ZonalLinear(directions, channels, 2 * channels)
+        super().__init__(hidden, nn.Linear(2 * channels, out_channels), out_channels, outputs)
         self.register_constant("axis", axis)
         first = [places.tolist().index(number) for number in range(len(directions))]
         self.register_buffer("first", torch.tensor(first), persistent=False)  # one element per direction
-
-    @property
-    def kind(self) -> str:
-        """How the outputs transform."""
-        return self.outputs.kind
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Map a field ``[points, fiber, channels]`` to ``[clouds | points, out_channels]``, or ``[..., 3]`` vectors."""

@@ -25,7 +25,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
-from lieattn.models.frames._network import FrameNetwork, FrameOptions, in_frames
+from lieattn.models.frames._network import FrameHead, FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, Pooling, project_field
 from lieattn.nn.relative import EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
@@ -166,8 +166,7 @@ class FramewiseTransformer(FrameNetwork):
         options = options or FramewiseOptions()
         check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads)
         check_length("length", length)
-        improper = isinstance(frames, PrincipalFrames) and bool(frames.improper)
-        chosen = in_frames(frames, sign_group(3, improper=improper))
+        chosen = in_frames(frames, lambda improper: sign_group(3, improper=improper))
         if options.random_poses and not isinstance(chosen.pose, PrincipalFrames):
             raise ValueError(
                 f"random_poses: needs principal axes, which random poses replace in training, got {chosen}; use "
@@ -257,7 +256,7 @@ class FramewiseTransformer(FrameNetwork):
         return GroupField(self.norm(x), graph)
 
 
-class _Head(nn.Sequential):
+class _Head(FrameHead):
     """A network with one hidden layer, on the mean over the frames for invariants, and in each frame for vectors.
 
     If a ``group`` is given, the hidden layer is tied over its elements, and the mean for invariants is taken after it.
@@ -268,13 +267,8 @@ class _Head(nn.Sequential):
     ) -> None:
         width = out_channels if outputs.kind == "invariant" else out_channels * dim
         first = nn.Linear(channels, 2 * channels) if group is None else GroupLinear(group, channels, 2 * channels)
-        super().__init__(first, nn.GELU(), nn.Linear(2 * channels, width))
-        self.out_channels, self.dim, self.outputs, self.sees_frames = out_channels, dim, outputs, group is not None
-
-    @property
-    def kind(self) -> str:
-        """Transformation of the outputs."""
-        return self.outputs.kind
+        super().__init__(first, nn.Linear(2 * channels, width), out_channels, outputs)
+        self.dim, self.sees_frames = dim, group is not None
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Map a field ``[points, fiber, channels]`` to ``[clouds | points, out_channels]``, vectors with ``dim``."""

@@ -25,7 +25,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, attribute, read_inputs, vectors
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._base.network import Network, cutoff_of
+from lieattn.models._base.network import Network, PointOutputs, cutoff_of
 from lieattn.models._base.poses import check_geometry, new_generator
 from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.nn import LiftingConvolution
@@ -169,6 +169,19 @@ class FrameNetwork(Network):
         return around, with_pair_features(pairs, data, self.edge_channels, graph)
 
 
+class FrameHead(nn.Sequential):
+    """Base class of the heads: two layers with an activation between, and the pooling of their outputs."""
+
+    def __init__(self, hidden: nn.Module, last: nn.Linear, out_channels: int, outputs: PointOutputs) -> None:
+        super().__init__(hidden, nn.GELU(), last)
+        self.out_channels, self.outputs = out_channels, outputs
+
+    @property
+    def kind(self) -> str:
+        """Transformation of the outputs."""
+        return self.outputs.kind
+
+
 def with_pair_features(edges: Tensor | None, data: Any, channels: int, graph: LiftedGraph) -> Tensor | None:
     """Append the features of pairs to features ``[edges, *]`` of the edges of a graph; None if there are neither.
 
@@ -212,8 +225,10 @@ def _features_of_edges(data: Any, channels: int, graph: LiftedGraph) -> Tensor:
     return torch.where((given[place] == wanted)[:, None], value[order[place]], 0)
 
 
-def in_frames(frames: FiniteGroup | FiniteFrames | PrincipalFrames, of_axes: FiniteGroup) -> FiniteFrames:
-    """Return the frames of a group, or those of the group ``of_axes`` in the pose of principal axes."""
+def in_frames(
+    frames: FiniteGroup | FiniteFrames | PrincipalFrames, of_axes: Callable[[bool], FiniteGroup]
+) -> FiniteFrames:
+    """Return the frames of a group, or those of ``of_axes(improper)`` in the pose of principal axes."""
     if isinstance(frames, PrincipalFrames):
-        return FiniteFrames(of_axes, frames)
+        return FiniteFrames(of_axes(bool(frames.improper)), frames)
     return FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames

@@ -1,4 +1,4 @@
-"""Residual networks of attentive group convolutions (Romero, Bekkers, Tomczak, Hoogendoorn, ICML 2020)."""
+"""Deep networks of attentive group convolutions (Romero, Bekkers, Tomczak, Hoogendoorn, ICML 2020)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.checks import check_arguments, check_counts, check_tensor
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import CloudInputs
 from lieattn.models._base.network import Downsampling
 from lieattn.models.attentive._networks import DEEP, AttentionKind, AttentiveNetwork, batch_norm, convolution, width_for
-from lieattn.nn import (
-    GridSpatialPool,
-)
+from lieattn.nn import GridSpatialPool
+
+# Of each dense layer: side and dilation of the spatial kernels, and dilation in the transition after it.
+_DENSE_LAYERS = ((7, 4, 4), (7, 4, 4), (7, 3, 3), (7, 2, 1), (5, 1, None))
 
 
 class AttentiveResidualBlock(nn.Module):
@@ -117,3 +118,92 @@ class AttentiveResNet(AttentiveNetwork):
         positions = tuple(range(3, field.ndim))
         means = torch.relu(self.norm(field)).mean(dim=positions, keepdim=True)
         return cast(Tensor, self.head(means)).flatten(2).mean(dim=2)
+
+
+class AttentiveDenseBlock(nn.Module):
+    """One dense layer: conv(relu bn x), concatenated with x without its outermost pixels.
+
+    The convolution ``layer(x) -> x`` of ``in_channels`` removes one pixel at each side.
+
+    **Equivariance.** That of its convolution.
+    """
+
+    def __init__(self, layer: nn.Module, in_channels: int) -> None:
+        check_arguments(AttentiveDenseBlock.__init__, locals())
+        super().__init__()
+        check_counts(in_channels=in_channels)
+        self.norm, self.layer = batch_norm(in_channels), layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, in_channels, order, *sides]`` to more channels and sides that are two pixels shorter."""
+        check_tensor("x", x, "a tensor [batch, in_channels, order, *sides]")
+        return torch.cat([self.layer(torch.relu(self.norm(x))), nn.functional.pad(x, [-1, -1] * (x.ndim - 3))], dim=1)
+
+
+class AttentiveTransition(nn.Module):
+    """Layer between dense blocks: 2 x 2 mean of conv(relu bn x), equivariant like conv; sides must be even."""
+
+    def __init__(self, layer: nn.Module, in_channels: int, dim: int = 2) -> None:
+        check_arguments(AttentiveTransition.__init__, locals())
+        super().__init__()
+        check_counts(in_channels=in_channels)
+        self.norm, self.layer = batch_norm(in_channels), layer
+        self.pool = GridSpatialPool(2, "mean", dim=dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, in_channels, order, *sides]`` to half the sides."""
+        return self.pool(self.layer(torch.relu(self.norm(x))))
+
+
+class AttentiveDenseNet(AttentiveNetwork):
+    """Densely connected network with attention, for images, without borders; its sizes stay even on 96 x 96 pixels.
+
+    The network has a lifting layer to g channels; five :class:`AttentiveDenseBlock` with convolutions of side 3 to g
+    channels, the first four followed by :class:`AttentiveTransition`; normalization, relu, a convolution of side 1 to
+    the classes, and means over positions and frames. The sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Kernels of
+    spatial attention are dilated on large images.
+
+    **Equivariance.** As for :class:`AttentiveCNN`.
+
+    Parameters
+    ----------
+    group, in_channels, out_channels, attention, hidden, vector_inputs
+        See :class:`AttentiveResNet`.
+    growth
+        Number of channels g; if absent 26 / sqrt(|H|), that is 26 (planar), 13 (p4) or 9 (p4m) as in the paper.
+    """
+
+    own_readout = ("norm",)
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int | CloudInputs = 3,
+        out_channels: int = 2,
+        *,
+        growth: int | None = None,
+        attention: AttentionKind = "none",
+        hidden: int = 2,
+        vector_inputs: Sequence[str] = (),
+    ) -> None:
+        check_arguments(AttentiveDenseNet.__init__, locals())
+        growth = width_for(group, 26) if growth is None else growth
+        check_counts(growth=growth)
+        super().__init__(group, in_channels, out_channels, attention, growth, vector_inputs)
+        make = partial(convolution, group, attention=attention, hidden=hidden, **DEEP)
+        self.lifting = make(self.in_channels, growth, 3, lifting=True, spatial_dilation=4)
+        self.blocks = nn.ModuleList()
+        width = growth
+        for size, dilation, transition in _DENSE_LAYERS:
+            layer = make(width, growth, 3, spatial_size=size, spatial_dilation=dilation)
+            self.blocks.append(AttentiveDenseBlock(layer, width))
+            width += growth
+            if transition:
+                layer = make(width, width, 1, spatial_dilation=transition)
+                self.blocks.append(AttentiveTransition(layer, width, group.dim))
+        self.norm = batch_norm(width)
+        self.head = make(width, out_channels, 1, spatial_size=3)
+
+    def logits(self, field: Tensor) -> Tensor:
+        """Return means over positions and frames of the last convolution."""
+        return cast(Tensor, self.head(torch.relu(self.norm(field)))).flatten(2).mean(dim=2)

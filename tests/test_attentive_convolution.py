@@ -228,7 +228,7 @@ def test_parts_and_threads_change_nothing(monkeypatch):
 @pytest.mark.parametrize("widest", some([4, 8, 16], [8]))
 def test_vectors_of_any_length_give_the_same(widest, monkeypatch):
     """Vector lanes are outputs: all or half of the lanes, several blocks, and a last block that is not full."""
-    monkeypatch.setattr("lieattn.ops.kernels.attentive._launch.widest_lanes", lambda: widest)
+    monkeypatch.setattr("lieattn.ops.kernels._attentive.widest_lanes", lambda: widest)
     tensors = operands(cyclic(4), outputs=5, dtype=torch.float32)
     found = {}
     for way in ("plain", "auto"):

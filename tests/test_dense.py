@@ -10,7 +10,7 @@ import torch
 from lieattn.geometry import AllPairs, Given, LiftedGraph, Neighbors, Radius, lift
 from lieattn.groups import cyclic
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
-from lieattn.ops.kernels.dense import _launch as few_channels
+from lieattn.ops.kernels import _dense as few_channels
 
 PATTERNS = ("joint", "framewise")
 CLOUDS = {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lieattn.geometry import Neighbors
 from lieattn.ops import backend, edge_kernels, edge_messages, edge_moments, edge_units
-from lieattn.ops.kernels.edges import _launch
+from lieattn.ops.kernels import _edges as _launch
 from lieattn.testing import relative_error
 
 DOUBLE = torch.float64

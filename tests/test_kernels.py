@@ -39,12 +39,12 @@ from tests.cases import some
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
+from lieattn.ops.kernels import _attentive as attentive_launch
 from lieattn.ops.kernels import _calls, _compiled, _threads
+from lieattn.ops.kernels import _dense as few_channels_launch
+from lieattn.ops.kernels import _edges as edges_launch
+from lieattn.ops.kernels import _head_networks as head_networks_launch
 from lieattn.ops.kernels.attention import _launch, _operator
-from lieattn.ops.kernels.attentive import _launch as attentive_launch
-from lieattn.ops.kernels.dense import _launch as few_channels_launch
-from lieattn.ops.kernels.edges import _launch as edges_launch
-from lieattn.ops.kernels.head_networks import _launch as head_networks_launch
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
 OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")

@@ -161,7 +161,7 @@ def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, me
 def test_networks_of_heads_in_shorter_vectors(monkeypatch):
     """Vectors are as short as on a machine with AVX2."""
     net, x = randomize(PerHeadMLP(3, 4, 4, "silu")), torch.randn(97, 4, requires_grad=True)
-    monkeypatch.setattr("lieattn.ops.kernels.head_networks._launch.widest_lanes", lambda: 8)
+    monkeypatch.setattr("lieattn.ops.kernels._head_networks.widest_lanes", lambda: 8)
     with backend("numba"):
         found = net.numbers(x)
     wanted = literal(net, x)

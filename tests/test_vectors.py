@@ -8,16 +8,16 @@ import pytest
 numba = pytest.importorskip("numba")
 from lieattn.ops.kernels._calls import lanes_on  # noqa: E402
 from lieattn.ops.kernels._compiled import compiled  # noqa: E402
-from lieattn.ops.kernels.attention import _bundle  # noqa: E402
-from lieattn.ops.kernels.attention._bundle import HeadRange, head_ranges, lanes_of  # noqa: E402
-from lieattn.ops.kernels.vectors._products import combine, copy_row, dot_products  # noqa: E402
-from lieattn.ops.kernels.vectors._vectors import (  # noqa: E402
+from lieattn.ops.kernels._products import combine, copy_row, dot_products  # noqa: E402
+from lieattn.ops.kernels._vectors import (  # noqa: E402
     at_address,
     exp,
     gather,
     load,
     store,
 )
+from lieattn.ops.kernels.attention import _bundle  # noqa: E402
+from lieattn.ops.kernels.attention._bundle import HeadRange, head_ranges, lanes_of  # noqa: E402
 from tests.cases import some  # noqa: E402
 
 LANES = some([(np.float32, 16), (np.float32, 4), (np.float64, 4)], [(np.float32, 16), (np.float64, 4)])

@@ -166,12 +166,12 @@ def attentive_convolution(
 def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
     """Compute :func:`residual_sums` by a fused kernel, imported here because the other one may not be installed."""
     if name == "triton":
-        from lieattn.ops.kernels.triton import _attentive as triton_kernels
+        from lieattn.ops.kernels.triton._attentive import Fused as FusedOnGPU
 
-        return cast(Tensor, triton_kernels.Fused.apply(window, *operands))
-    from lieattn.ops.kernels.attentive import _launch
+        return cast(Tensor, FusedOnGPU.apply(window, *operands))
+    from lieattn.ops.kernels._attentive import Fused
 
-    return cast(Tensor, _launch.Fused.apply(window, *operands))
+    return cast(Tensor, Fused.apply(window, *operands))
 
 
 def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:

@@ -115,9 +115,9 @@ class _FewChannels(torch.autograd.Function):
 
 
 def _launcher() -> ModuleType:
-    from lieattn.ops.kernels.dense import _launch
+    from lieattn.ops.kernels import _dense
 
-    return _launch
+    return _dense
 
 
 class _Attention(torch.autograd.Function):

@@ -150,9 +150,9 @@ def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
 
 
 def _launcher() -> ModuleType:
-    from lieattn.ops.kernels.edges import _launch
+    from lieattn.ops.kernels import _edges
 
-    return _launch
+    return _edges
 
 
 def _checked(

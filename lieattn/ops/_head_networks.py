@@ -206,12 +206,12 @@ def _kernel_takes(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> bool
 def _launcher(device: torch.device) -> ModuleType:
     """Import the kernels for a device. Kernels for other devices may not be installed."""
     if fused_backend(device) == "triton":
-        from lieattn.ops.kernels.triton import _head_networks
+        from lieattn.ops.kernels.triton import _head_networks as _of_triton
 
-        return _head_networks
-    from lieattn.ops.kernels.head_networks import _launch
+        return _of_triton
+    from lieattn.ops.kernels import _head_networks
 
-    return _launch
+    return _head_networks
 
 
 @torch.library.custom_op("lieattn::head_networks", mutates_args=())

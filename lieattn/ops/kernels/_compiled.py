@@ -24,7 +24,6 @@ from numba.core.registry import CPUDispatcher
 from lieattn._core.warnings import warn
 from lieattn.ops.kernels import _ahead
 
-_NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")
 _INSTRUCTIONS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE2", "sve": "SVE", "neon": "NEON"}
 _OPTIONS = {"nopython": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _WINDOWS = os.name == "nt"
@@ -213,10 +212,9 @@ def instruction_set() -> str:
 
 @cache
 def _source_stamp() -> tuple[tuple[int, int], ...]:
-    """Return times and sizes of the source files of kernels."""
-    paths = sorted(Path(__file__).parent.glob("*/*.py"))
-    found = (path.stat() for path in paths if path.parent.name != "triton" and path.name not in _NOT_COMPILED)
-    return tuple((file.st_mtime_ns, file.st_size) for file in found)
+    """Return times and sizes of the source files of kernels and of their calls."""
+    paths = sorted(path for path in Path(__file__).parent.rglob("*.py") if path.parent.name != "triton")
+    return tuple((file.st_mtime_ns, file.st_size) for file in map(Path.stat, paths))
 
 
 _told: set[str] = set()

@@ -15,6 +15,21 @@ place, and the order of sums is fixed.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
+from lieattn.ops.kernels._products import add_row, combine, copy_row, prefetch_row, row, scale_row, set_all
+from lieattn.ops.kernels._vectors import (
+    add_to,
+    add_up,
+    at_address,
+    exp,
+    fill,
+    integer_at,
+    load,
+    maximum,
+    multiply_add,
+    offset,
+    stay_apart,
+    store,
+)
 from lieattn.ops.kernels.attention._forward import (
     EXP_MEAN,
     MEAN,
@@ -32,21 +47,6 @@ from lieattn.ops.kernels.attention._forward import (
     prefetch_source,
     row_sums,
     start_level,
-)
-from lieattn.ops.kernels.vectors._products import add_row, combine, copy_row, prefetch_row, row, scale_row, set_all
-from lieattn.ops.kernels.vectors._vectors import (
-    add_to,
-    add_up,
-    at_address,
-    exp,
-    fill,
-    integer_at,
-    load,
-    maximum,
-    multiply_add,
-    offset,
-    stay_apart,
-    store,
 )
 
 

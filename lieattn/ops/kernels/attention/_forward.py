@@ -16,8 +16,8 @@ import numba
 import numpy as np
 
 from lieattn.ops.kernels._compiled import compiled, part
-from lieattn.ops.kernels.vectors._products import combine, dot_products, prefetch_row, row, set_all
-from lieattn.ops.kernels.vectors._vectors import (
+from lieattn.ops.kernels._products import combine, dot_products, prefetch_row, row, set_all
+from lieattn.ops.kernels._vectors import (
     at_address,
     exp,
     fill,

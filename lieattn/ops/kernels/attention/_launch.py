@@ -28,6 +28,7 @@ from lieattn.ops.kernels._calls import (
     scratch_addresses,
     vector,
 )
+from lieattn.ops.kernels._products import pack_heads, unpack_heads
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attention._backward import backward
 from lieattn.ops.kernels.attention._bundle import (
@@ -41,7 +42,6 @@ from lieattn.ops.kernels.attention._bundle import (
     seeded_heads,
 )
 from lieattn.ops.kernels.attention._forward import EXP_MEAN, MEAN, NONE, SOFTMAX, forward
-from lieattn.ops.kernels.attention._packing import pack, unpack
 
 _NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
 _SCRATCH_BYTES = 2**19
@@ -73,9 +73,9 @@ def _forward(layout: _Layout, seed: int, result: Tensor, norm: Tensor) -> None:
 
     parts = cut_targets(row_ptr, torch.get_num_threads())
     layout.run(forward, seed, layout.scratch(backward=False), parts, results)
-    unpack(out, layout.bundle, layout.part, result)
+    _unpack(out, layout.bundle, layout.part, result)
     if norm.numel():
-        unpack(sums, layout.bundle, layout.part, norm[..., None])
+        _unpack(sums, layout.bundle, layout.part, norm[..., None])
 
 
 def run_backward(problem: Problem, seed: Tensor | int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
@@ -123,7 +123,7 @@ class _Layout:
 
     def pack(self, signal: Tensor) -> Tensor:
         """Convert a signal ``[points, fiber, heads, dim]`` to ``[blocks, rows, fiber, dim, lanes]``, bundled."""
-        return pack(signal, self.bundle, self.part, self.memory)
+        return _pack(signal, self.bundle, self.part, self.memory)
 
     def run(
         self,
@@ -183,7 +183,7 @@ class _Layout:
         if name in _SIGNALS:
             if name not in grads:
                 grads[name] = new_empty(given.dtype, *given.shape)
-            unpack(packed, self.bundle, self.part, grads[name])  # every range writes other heads
+            _unpack(packed, self.bundle, self.part, grads[name])  # every range writes other heads
             return
         grad = self._table_gradient(name, packed).sum_to_size(given.shape).contiguous()
         grads[name] = grads[name].add_(grad) if name in grads else grad
@@ -197,7 +197,7 @@ class _Layout:
         shape, whole = (rows, fiber, self._heads, dim), self.part.heads == self._heads
         grad = new_empty(packed.dtype, *shape) if whole else packed.new_zeros(shape)
         own = grad.narrow(2, self.part.first, self.part.heads)
-        unpack(packed, SINGLE, HeadRange(0, self.part.heads, self.lanes), own)
+        _unpack(packed, SINGLE, HeadRange(0, self.part.heads, self.lanes), own)
         if self.bundle.clouds > 1:  # the clouds share the tables
             grad = grad.unflatten(2, (self.bundle.clouds, -1)).sum(2)
         if name == "fiber_bias":
@@ -313,10 +313,50 @@ class _Layout:
         if self.bundle.clouds > 1:
             table = table.repeat(1, 1, self.bundle.clouds, 1)
         table = table.narrow(2, self.part.first, self.part.heads)
-        packed = pack(table, SINGLE, HeadRange(0, self.part.heads, self.lanes), self.memory)
+        packed = _pack(table, SINGLE, HeadRange(0, self.part.heads, self.lanes), self.memory)
         return packed.squeeze(3).unflatten(2, (self._frames(name), -1)) if name == "bias" else packed
 
 
 def _addresses(block: int, tensors: dict[str, Tensor]) -> Any:
     """Return the addresses of one block, or of its gradients. Absent operands are never read."""
     return record({name: tensor[block].data_ptr() for name, tensor in tensors.items()})
+
+
+def _pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> Tensor:
+    """Convert ``[groups clouds points, fiber, heads, dim]`` to ``[blocks, groups points, fiber, dim, lanes]``.
+
+    The heads of all clouds of a bundle are consecutive, and lanes after the last head are zero. The result is in the
+    workspace, or is the signal itself if it already consists of vectors of heads.
+    """
+    rows, fiber, heads, dim = signal.shape
+    if _is_packed(signal, bundle, part):
+        return signal.contiguous().view(1, rows, fiber, dim, heads)
+    points = rows // (bundle.clouds * bundle.groups)
+    packed = memory.empty(signal.dtype, part.blocks, bundle.groups * points, fiber, dim, part.lanes)
+    if packed.numel():
+        given = signal.contiguous()
+        # Clouds of a bundle that have heads in the range.
+        begin, end = part.first // heads, -(-(part.first + part.heads) // heads)
+        # Lanes after the last head remain zero.
+        row = memory.zeros(signal.dtype, (end - begin) * heads + part.lanes, dim)
+        sizes = bundle.groups, bundle.clouds, points, fiber, heads, dim, part.first, part.heads, begin, end
+        lanes = vector(signal.dtype, part.lanes)
+        pack_heads(given.data_ptr(), packed.data_ptr(), row.data_ptr(), *sizes, lanes)
+    return packed
+
+
+def _unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> None:
+    """Write the heads of the range to ``signal``, as the inverse of :func:`_pack`. It may be a slice of heads."""
+    _, rows, fiber, dim, _ = packed.shape
+    if _is_packed(signal, bundle, part):
+        signal.copy_(packed.view(signal.shape))
+    elif packed.numel():
+        point, frame, head, _ = signal.stride()
+        sizes = bundle.groups, bundle.clouds, rows // bundle.groups, fiber, signal.shape[2], dim
+        places = point, frame, head, part.first, part.heads, part.lanes
+        unpack_heads(packed.data_ptr(), signal.data_ptr(), *sizes, *places, vector(packed.dtype, 1))
+
+
+def _is_packed(signal: Tensor, bundle: Bundle, part: HeadRange) -> bool:
+    """Return whether a signal and its packed form have the same order of numbers, and all lanes are used."""
+    return bundle.clouds == 1 and signal.shape[2:] == (part.lanes, 1) and part.heads == part.lanes

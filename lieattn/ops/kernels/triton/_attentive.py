@@ -22,7 +22,7 @@ from lieattn._core.sigmoid import attention_of
 from lieattn.ops import _gated_sums as plain
 from lieattn.ops._gated_sums import Operands, Window
 from lieattn.ops._gradients import gradients_of
-from lieattn.ops.kernels.triton._constants import constants
+from lieattn.ops.kernels.triton import constants
 
 _POSITIONS = 256  # largest number of positions of a plane that a program processes at a time
 _ENTRIES = 2048  # largest number of entries of windows at these positions, if it stores whole windows

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lieattn.ops.kernels.triton._constants import constants
+from lieattn.ops.kernels.triton import constants
 
 _MOST_PARTS = 512  # largest number of programs that sum gradients, over all heads
 

@@ -13,8 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, norm_shape, seeded_heads
-from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward
-from lieattn.ops.kernels.triton._constants import constants
+from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward, constants
 from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides
 
 _EDGES_A_PROGRAM = 64  # number of edges of one type for each program, if a type has many

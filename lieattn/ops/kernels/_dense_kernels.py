@@ -7,8 +7,8 @@ places fill whole vectors. Keys and values are rows.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
-from lieattn.ops.kernels.vectors._products import row, set_all
-from lieattn.ops.kernels.vectors._vectors import (
+from lieattn.ops.kernels._products import row, set_all
+from lieattn.ops.kernels._vectors import (
     add_up,
     at_address,
     exp,

@@ -1,13 +1,24 @@
 # mypy: allow-untyped-defs
-"""Arithmetic of small tables of vectors, with one table per lane, which the kernels use.
+"""Arithmetic of small tables of vectors, with one table per lane, which the kernels use, and their layout in memory.
 
 A table is a pointer and strides in elements, and the vectors of a row are contiguous. Tiles of 2 x 4 results fit into
 registers, so that an operand is loaded once for several products. Larger tiles are faster alone, but slower in the
 kernels.
 """
 
-from lieattn.ops.kernels._compiled import part
-from lieattn.ops.kernels.vectors._vectors import exp, fill, load, multiply_add, offset, prefetch, stay_apart, store
+from lieattn.ops.kernels._compiled import compiled, part
+from lieattn.ops.kernels._vectors import (
+    at_address,
+    exp,
+    fill,
+    gather,
+    load,
+    multiply_add,
+    offset,
+    prefetch,
+    stay_apart,
+    store,
+)
 
 
 @part
@@ -221,3 +232,42 @@ def multiply(out, x, vectors, lanes):
     wide = len(lanes)
     for at in range(0, vectors * wide, wide):
         store(out, at, load(out, at, lanes) * load(x, at, lanes))
+
+
+@compiled
+def pack_heads(signal, packed, bundled, groups, clouds, points, fiber, heads, dim, first, filled, begin, end, lanes):
+    """Pack a signal. ``bundled`` is memory for one frame of a bundle, so that reads and writes are contiguous."""
+    signal_at, packed_at, bundled_at = at_address(signal, lanes), at_address(packed, lanes), at_address(bundled, lanes)
+    wide, length = len(lanes), heads * dim
+    rows, size = groups * points, fiber * dim * wide
+    blocks = (filled + wide - 1) // wide
+    for row in range(rows):
+        point = row // points * clouds * points + row % points
+        for frame in range(fiber):
+            for cloud in range(begin, end):
+                given = ((point + cloud * points) * fiber + frame) * length
+                copy_row(offset(bundled_at, (cloud - begin) * length), offset(signal_at, given), length, lanes)
+            for block in range(blocks):
+                at = offset(packed_at, (block * rows + row) * size + frame * dim * wide)
+                start = (first - begin * heads + block * wide) * dim
+                for d in range(dim):
+                    store(at, d * wide, gather(bundled_at, start + d, dim, lanes))
+
+
+@compiled
+def unpack_heads(
+    packed, signal, groups, clouds, points, fiber, heads, dim, a_point, a_frame, a_head, first, filled, wide, one
+):
+    signal_at, packed_at = at_address(signal, one), at_address(packed, one)
+    rows, size = groups * points, fiber * dim * wide
+    for row in range(rows):
+        point = row // points * clouds * points + row % points
+        for lane in range(filled):
+            head = first + lane
+            given = (point + head // heads * points) * a_point + head % heads * a_head
+            start = (lane // wide * rows + row) * size + lane % wide
+            for frame in range(fiber):
+                source = offset(packed_at, start + frame * dim * wide)
+                at = offset(signal_at, given + frame * a_frame)
+                for d in range(dim):
+                    store(at, d, load(source, d * wide, one))

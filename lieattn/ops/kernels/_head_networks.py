@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lieattn.ops.kernels._calls import Workspace, compile_together, cut_for_threads, new_empty, vector, widest_lanes
+from lieattn.ops.kernels._head_networks_kernels import TILE, backward, forward
 from lieattn.ops.kernels._threads import run
-from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
 
 
 def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:

@@ -6,8 +6,8 @@ again, and adds the gradients of weights in vectors, whose lanes are summed at t
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
-from lieattn.ops.kernels.vectors._products import activate, activate_with_slope, dot_products, multiply, row
-from lieattn.ops.kernels.vectors._vectors import (
+from lieattn.ops.kernels._products import activate, activate_with_slope, dot_products, multiply, row
+from lieattn.ops.kernels._vectors import (
     at_address,
     fill,
     gather,

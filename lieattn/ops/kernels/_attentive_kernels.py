@@ -17,8 +17,8 @@ A plane has ``rows`` of ``stride`` vectors, of which the first ``columns`` are p
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
-from lieattn.ops.kernels.vectors._products import row
-from lieattn.ops.kernels.vectors._vectors import (
+from lieattn.ops.kernels._products import row
+from lieattn.ops.kernels._vectors import (
     add_to,
     add_up,
     at_address,

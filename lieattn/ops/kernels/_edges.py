@@ -21,8 +21,7 @@ from lieattn.ops.kernels._calls import (
     vector,
     widest_lanes,
 )
-from lieattn.ops.kernels._threads import run
-from lieattn.ops.kernels.edges._kernels import (
+from lieattn.ops.kernels._edges_kernels import (
     messages_backward,
     messages_forward,
     moments_along_edges,
@@ -30,6 +29,7 @@ from lieattn.ops.kernels.edges._kernels import (
     units_backward,
     units_forward,
 )
+from lieattn.ops.kernels._threads import run
 
 _FEWEST = 4  # lanes of the shortest vector of float32
 # Rows of a part, which has its own sums and scratch memory. Results therefore do not depend on the number of threads,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lieattn.ops._gated_sums import Operands, Window, residual_sums
 from lieattn.ops._gradients import need_plain_maths, plain_gradients
+from lieattn.ops.kernels._attentive_kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 from lieattn.ops.kernels._calls import (
     NUMPY_TYPES,
     Ranges,
@@ -23,7 +24,6 @@ from lieattn.ops.kernels._calls import (
     widest_lanes,
 )
 from lieattn.ops.kernels._threads import run
-from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 
 _Tensors = dict[str, Tensor | None]
 

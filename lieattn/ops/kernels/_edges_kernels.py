@@ -7,8 +7,8 @@ once for the four. Units and channels fill whole vectors, with zeros after the l
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
-from lieattn.ops.kernels.vectors._products import activate, activate_with_slope, copy_row, multiply, row
-from lieattn.ops.kernels.vectors._vectors import (
+from lieattn.ops.kernels._products import activate, activate_with_slope, copy_row, multiply, row
+from lieattn.ops.kernels._vectors import (
     add_to,
     add_up,
     at_address,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lieattn.ops.kernels._calls import Workspace, compile_together, cut_for_threads, new_empty, vector, widest_lanes
+from lieattn.ops.kernels._dense_kernels import backward, forward
 from lieattn.ops.kernels._threads import run
-from lieattn.ops.kernels.dense._kernels import backward, forward
 
 
 def run_forward(query: Tensor, key: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,0 @@
-"""Attentive group convolution on grids, on CPUs."""

@@ -1,1 +1,0 @@
-"""Attention over whole clouds with few channels, on CPUs."""

@@ -1,1 +1,0 @@
-"""Networks of edges on CPUs."""

@@ -1,1 +1,0 @@
-"""A small network for every head, on CPUs."""

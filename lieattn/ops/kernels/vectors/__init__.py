@@ -1,1 +1,0 @@
-"""Vectors of a few lanes for Numba."""

@@ -19,6 +19,7 @@ def pytest_addoption(parser):
         default=str(Path(__file__).parent / "goldens"),
         help="folder with <system>/*.npz files for the parity tests (default: tests/goldens)",
     )
+    parser.addoption("--write-messages", action="store_true", help="write tests/messages.txt, the wording of errors")
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])

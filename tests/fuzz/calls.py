@@ -22,17 +22,13 @@ from torch_geometric.data import Data
 from lieattn.geometry import AllPairs, LiftedGraph, Neighbors, Radius, lift
 from lieattn.groups import FiniteGroup, LieGroup, cyclic, octahedral
 from lieattn.train import UsageError
-from tests.fuzz._recipes import ALIASES, EXEMPT, PLACES, Entrance, entrance, takes_arguments
+from tests.fuzz._recipes import ALIASES, PLACES, Entrance, entrance, is_exempt
 from tests.fuzz._target import Finding, Target, Verdict
 
 _LIBRARY = ("/lieattn/", "/lieattn_datasets/")
 _EXPECTED = (ValueError, TypeError, KeyError, IndexError, OSError, NotImplementedError, ImportError)
 
-NAMES = sorted(
-    name
-    for name in PLACES
-    if not any(f"{name}.".startswith(f"{prefix}.") for prefix in EXEMPT) and takes_arguments(name)
-)
+NAMES = sorted(name for name in PLACES if not is_exempt(name))
 
 
 def bad_values(valid: Any) -> dict[str, Any]:

@@ -22,8 +22,7 @@ import lieattn
 import lieattn_datasets
 from lieattn import train
 from lieattn._core.machine import usable_accelerator, usable_cores
-from lieattn.cli import COMMANDS, main
-from lieattn.cli._errors import report, short_warnings
+from lieattn.cli import COMMANDS, main, report, short_warnings
 from lieattn.cli._target import built
 from lieattn.groups import Group, cyclic
 from lieattn.models import Lifting
@@ -325,7 +324,7 @@ def test_cores_are_those_of_this_process(monkeypatch):
 def test_a_run_without_a_validation_has_a_last_checkpoint_only(home, capsys):
     assert main(["fit", "--config=run.yaml", "--data.val=null"]) == 0
     assert main(["test", "--config=run.yaml", "--ckpt_path=best"]) == 2
-    assert "best.ckpt: use --ckpt_path last, since no validation chose a best one\n" in capsys.readouterr().err
+    assert "best.ckpt; its folder has last.ckpt\n" in capsys.readouterr().err
 
 
 def test_options_have_their_full_names(home, capsys):

@@ -213,7 +213,6 @@ def test_option_of_fit(tmp_path, monkeypatch, capsys):
         compile_module(module, backend="eager", **options)
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_by_dynamo)
-    monkeypatch.setattr("shutil.which", str)  # this backend needs no compiler
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     content = config(tmp_path)
@@ -235,22 +234,6 @@ def test_option_of_fit(tmp_path, monkeypatch, capsys):
     assert "compile, cuda_graphs: expected one of them, got both" in capsys.readouterr().err
 
 
-def test_fit_says_before_the_training_what_cannot_be_compiled(tmp_path, monkeypatch, capsys):
-    content = {**config(tmp_path), "compile": True}
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
-    expected = "compile: torch.compile needs the C++ compiler no-such-compiler, found none; install it"
-    assert expected in capsys.readouterr().err
-    group = content["model"]["init_args"]["network"]["init_args"]["group"]
-    arguments = {"in_channels": 1, "out_channels": 2, "channels": 4, "layers": 1, "heads": 2, "frames": group}
-    near = {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 2.0}}
-    pieces = {"class_path": "lieattn.models.Lifting", "init_args": {"length": 1.0, "piece": 4}}
-    arguments |= {"neighborhood": near, "lifting": pieces}
-    content["model"]["init_args"]["network"] = {"class_path": "lieattn.models.LieTransformer", "init_args": arguments}
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", content)]) == 2
-    assert "compile: Lifting(piece=4) cannot be compiled; use piece=None" in capsys.readouterr().err
-
-
 class Springs(torch.utils.data.Dataset):
     """Clouds whose points are attracted to the origin, with energies and forces."""
 
@@ -263,7 +246,6 @@ class Springs(torch.utils.data.Dataset):
 
 
 def test_fit_says_that_forces_are_computed_uncompiled(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("shutil.which", str)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
     content = {**config(tmp_path), "compile": True, "last": {}}
     group = content["model"]["init_args"]["network"]["init_args"]["group"]

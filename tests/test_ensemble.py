@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
 from lieattn.cli import main
-from lieattn.cli._ensemble import mean_network
+from lieattn.cli._predictions import mean_network
 from lieattn.geometry import Radius
 from lieattn.groups import octahedral, tetrahedral
 from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FieldModel, FramewiseTransformer, Rescaled

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
 
 from lieattn.cli import main
-from lieattn.cli._tables import prediction_tables, write_tables
+from lieattn.cli._predictions import prediction_tables, write_tables
 from lieattn.geometry import PrincipalFrames
 from lieattn.models import FramewiseTransformer
 from lieattn.testing import randomize

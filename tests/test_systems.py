@@ -18,8 +18,7 @@ import torch
 import yaml
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from lieattn.cli import _warm_up, main
-from lieattn.cli._errors import report
+from lieattn.cli import _warm_up, main, report
 from lieattn.compare._build import make_trainer
 from lieattn.compare._settings import settings_from
 from lieattn.geometry import Radius

@@ -25,19 +25,6 @@ class ArgumentParser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
 
-def values_of(arguments: Sequence[str], name: str) -> list[str]:
-    """Return the values of an option, ``NAME A B`` or ``NAME=A``, before they are parsed."""
-    found, taken = [], False
-    for word in arguments:
-        if word.startswith("-"):
-            option, equals, value = word.partition("=")
-            taken = option == name
-            found += [value] * bool(taken and equals)
-        elif taken:
-            found.append(word)
-    return found
-
-
 def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     return natural(text, least=1)

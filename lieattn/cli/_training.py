@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import shutil
 import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lieattn import train
 from lieattn._core.machine import usable_accelerator
-from lieattn.cli._arguments import output_file, values_of
-from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
-from lieattn.cli._errors import short_warnings
-from lieattn.cli._tables import PointCounts, prediction_tables, write_tables
-from lieattn.cli._target import is_network
+from lieattn.cli import short_warnings
+from lieattn.cli._predictions import check_alike, load_members, mean_network, write_predictions
 from lieattn.io import load
-from lieattn.models import EnergyForces, HamiltonianDynamics, LieTransformer, Network, transfer_weights
+from lieattn.models import EnergyForces, HamiltonianDynamics, Network, transfer_weights
 
 _MOST_DEVICES = 512  # every device is a process, even if the machine does not have it
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
@@ -55,10 +50,9 @@ class _HelpFormatter(DefaultHelpFormatter):
 class _Parser(LightningArgumentParser):
     """A parser that raises errors, accepts full names of options only and says what it drops."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"prog": "lieattn", "allow_abbrev": False, "exit_on_error": False}
-        defaults |= {"logger": _LOGGER, "formatter_class": _HelpFormatter}
-        super().__init__(*arguments, **defaults | options)
+        super().__init__(**defaults | {"logger": _LOGGER, "formatter_class": _HelpFormatter} | options)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -70,9 +64,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
     set_dumper("yaml", _dumped)
     register_type(torch.device)
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("-c", "--config", action="append", default=[])
+    early.add_argument("--ckpt_path", nargs="*", default=[])
+    early.add_argument("--trust", nargs="*", action="extend", default=[])
+    given = early.parse_known_args(arguments)[0]
     parts = [part for word in arguments if (part := word.rpartition("=")[2]).endswith((".yaml", ".yml"))]
-    _check_files([*values_of(arguments, "--config"), *values_of(arguments, "-c"), *parts])
-    settings, task = _described(name, arguments)
+    _check_files([*given.config, *parts])
+    settings, task = (None, None) if given.config else _described(name, arguments, given)
     known = settings is not None or task is not None
     _check_order(name, arguments, known)
     try:
@@ -132,24 +131,14 @@ class TrainingCommand(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and name the arguments of classes that others replace."""
-        _LOGGER.addHandler(dropped := _Dropped())
+        _LOGGER.handlers = [_Dropped()]
         try:
             self.config = parser.parse_args(args)
         except argparse.ArgumentError as error:
             raise train.UsageError(train.short_message(error)) from error
-        finally:
-            _LOGGER.removeHandler(dropped)
-            for message in dropped.messages:
-                _say(f"lieattn {self._name}: warning: {message}")
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would change the configuration according to the checkpoint."""
-
-    def _set_seed(self) -> None:
-        try:
-            super()._set_seed()
-        except ValueError as error:
-            raise train.UsageError(f"seed_everything: {error}") from error
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoints, and keep the resolved configuration."""
@@ -164,7 +153,7 @@ class TrainingCommand(LightningCLI):
         if self._checked:  # a second check, because files named in the configuration have been read by now
             source = f"the command line, or a file that {self._paths[0]} refers to,"
             train.check_trusted(self._resolved, source, [*settings.trust, *_HARMLESS])
-        self._members = load_members(self._paths[1:], settings.trust)
+        self._members = load_members(self._paths[1:], settings.trust) if self._paths[1:] else {}
 
     def instantiate_classes(self) -> None:
         """Build all objects; UsageError is raised if an argument does not fit."""
@@ -199,7 +188,7 @@ class TrainingCommand(LightningCLI):
             if self._name != "predict":
                 self.model.network = mean_network(self.model, list(self._members.values()))
         if self._name == "fit":
-            _change_steps(self.model, settings, self.trainer)
+            _change_steps(self.model, settings)
         if self._name == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: expected a data set to validate on, got none")
         limit = f"limit_{self._name.removesuffix('idate')}_batches"
@@ -211,31 +200,12 @@ class TrainingCommand(LightningCLI):
         """Train, from the checkpoint if there is one."""
         self.trainer.fit(ckpt_path=self._paths[0] if self._paths else None, **kwargs)
 
-    def predict(self, model: Any, **kwargs: Any) -> None:
+    def predict(self, model: Any, **_: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
 
         No file is replaced. A ``fast_dev_run`` writes no files.
         """
-        if self.trainer.world_size > 1:
-            found = self.trainer.world_size
-            raise train.UsageError(f"trainer.devices: expected 1, since one process writes the table, got {found}")
-        root, trial = Path(self.trainer.default_root_dir), self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        try:
-            output_file(str(root / "predictions.csv"))
-        except argparse.ArgumentTypeError as error:
-            raise train.UsageError(f"trainer.default_root_dir: {error}") from error
-        sets = self.datamodule.sets
-        data = sets["test"] if sets["predict"] is None else sets["predict"]
-        if isinstance(data, Sized) and not len(data):  # loggers make folders when predicting begins
-            raise train.UsageError("data.predict: expected at least one item, got an empty data set")
-        self.trainer.callbacks.append(counts := PointCounts())  # type: ignore[attr-defined]
-        model = EnsemblePredictions([model, *self._members.values()]) if self._members else model
-        batches = list[Any](self.trainer.predict(model, **kwargs | {"return_predictions": True}) or [])
-        if not trial:
-            means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
-            tables = prediction_tables(means, deviations, counts.batches, data, getattr(self.model, "per", None))
-            for path, rows in write_tables(root, tables):
-                _say(f"predictions, {rows} rows: {path}")
+        write_predictions(self.trainer, model, list(self._members.values()), self.datamodule)
 
 
 class _Trainer(Trainer):
@@ -273,15 +243,16 @@ class _Trainer(Trainer):
 
 
 class _Dropped(logging.Handler):
-    """Keeps what the parser says about arguments of a class that another class replaces."""
+    """Tells once which arguments of a class are dropped because another class replaces it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.messages: dict[str, None] = {}  # each one once, in order
+        self._told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "discarding" in (message := record.getMessage()):
-            self.messages[message] = None
+        if "discarding" in (message := record.getMessage()) and message not in self._told:
+            self._told.add(message)
+            _say(f"lieattn: warning: {message}")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -323,30 +294,28 @@ def _check_order(name: str, arguments: Sequence[str], known: bool) -> None:
 
 
 def _described(
-    name: str, arguments: Sequence[str]
+    name: str, arguments: Sequence[str], given: argparse.Namespace
 ) -> tuple[dict[str, Any] | None, Callable[[], train.PointSetTask] | None]:
     """The settings in the checkpoint of the arguments, or a function that builds the task that it describes.
 
-    Both are None if the arguments have a configuration or no file of a checkpoint. The settings of the run are among
-    them for ``fit`` only, since other commands may run on another machine. CheckpointError is raised if the checkpoint
-    names classes or functions that are not trusted.
+    Both are None if the arguments name no file of a checkpoint. The settings of the run are among them for ``fit``
+    only, since other commands may run on another machine. CheckpointError is raised if the checkpoint names classes or
+    functions that are not trusted.
     """
-    if any(word.startswith(("-c", "-h", "--config", "--help", "--print_config")) for word in arguments):
-        return None, None
-    path, trust = next(iter(values_of(arguments, "--ckpt_path")), "last"), values_of(arguments, "--trust")
-    if path in ("last", "best"):
+    path = next(iter(given.ckpt_path), "last")
+    if path in ("last", "best") or any(word.startswith(("-h", "--help", "--print_config")) for word in arguments):
         return None, None
     if settings := train.read_checkpoint(path)["lieattn"].get("config"):
         settings = {key: value for key, value in settings.items() if key != "run"} | (
             _run_of(settings.get("run"), path) if name == "fit" else {}
         )
-        train.check_trusted(settings, path, [*trust, *_HARMLESS])
+        train.check_trusted(settings, path, [*given.trust, *_HARMLESS])
         return settings, None
     if any(word.startswith("--model") for word in arguments):
         return None, None
 
     def task() -> train.PointSetTask:
-        return train.load_task(path, trust)
+        return train.load_task(path, given.trust)
 
     task.__qualname__ = f"task_{id(task)}"  # the parser makes one class for each name
     return None, task
@@ -385,8 +354,11 @@ def _callbacks(settings: Any, monitor: tuple[str, str]) -> list[Callback]:
 
 def _checkpoints(command: str, settings: Any) -> list[str]:
     """The files of the checkpoints, which may be named ``last`` and ``best``."""
-    given = settings.ckpt_path or []
-    paths = [_file(settings, name, command) for name in ([given] if isinstance(given, str) else given)]
+    given = [settings.ckpt_path] if isinstance(settings.ckpt_path, str) else settings.ckpt_path or []
+    paths = [str(_folder(settings) / f"{name}.ckpt") if name in ("last", "best") else name for name in given]
+    if absent := [path for path, name in zip(paths, given, strict=True) if path != name and not Path(path).is_file()]:
+        found = ", ".join(sorted(file.name for file in _folder(settings).glob("*.ckpt")))
+        raise train.CheckpointError(f"there is no checkpoint {absent[0]}; its folder has {found or 'none'}")
     if not paths and command != "fit":
         raise train.CheckpointError(f"{command} needs trained weights: use --ckpt_path best, last, or FILE")
     if command == "fit" and len(paths) > 1:
@@ -394,19 +366,6 @@ def _checkpoints(command: str, settings: Any) -> list[str]:
     if len({Path(path).resolve() for path in paths}) < len(paths):
         raise train.UsageError(f"--ckpt_path: expected different files, got {' '.join(paths)}")
     return paths
-
-
-def _file(settings: Any, name: str, command: str) -> str:
-    """The file of a checkpoint, which may be named ``last`` or ``best``."""
-    if name not in ("last", "best"):
-        return name
-    path = _folder(settings) / f"{name}.ckpt"
-    if not path.is_file():
-        hint = "start without --ckpt_path" if command == "fit" else "train first, or name a file"
-        if (path.parent / "last.ckpt").is_file():  # of a run without a validation
-            hint = "use --ckpt_path last, since no validation chose a best one"
-        raise train.CheckpointError(f"there is no checkpoint {path}: {hint}")
-    return str(path)
 
 
 def _start_from(network: torch.nn.Module, source: str | None, trust: Sequence[str], paths: Sequence[str]) -> None:
@@ -418,7 +377,7 @@ def _start_from(network: torch.nn.Module, source: str | None, trust: Sequence[st
         return
     try:
         # Without a suffix it may be a misspelled name, and the error of `load` lists the names.
-        saved = is_network(source) or not Path(source).suffix
+        saved = Path(source).suffix in ("", ".safetensors")
         new = transfer_weights(network, load(source, trust) if saved else train.load_network(source, trust))
     except (OSError, ValueError) as error:
         reason = f"{source}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
@@ -426,39 +385,25 @@ def _start_from(network: torch.nn.Module, source: str | None, trust: Sequence[st
     _say(f"training starts from the weights of {source}; new weights: {', '.join(new) or 'none'}")
 
 
-def _change_steps(task: train.PointSetTask, options: Any, trainer: Trainer) -> None:
+def _change_steps(task: train.PointSetTask, options: Any) -> None:
     """Recompute activations, compile the network or capture its steps, as the options say."""
     network = task.network
     if options.compile and options.cuda_graphs:
         raise train.UsageError("compile, cuda_graphs: expected one of them, got both")
     if options.checkpoint_activations:
-        networks = [module for module in network.modules() if isinstance(module, Network)]
-        if not networks:
+        if not (networks := [module for module in network.modules() if isinstance(module, Network)]):
             name = type(network).__name__
             raise train.UsageError(f"checkpoint_activations: expected a lieattn.models.Network, got {name}")
         for part in networks:
             part.checkpoint_activations()
     if options.compile:
-        _check_compiler(network, trainer.strategy.root_device)
-        for kind in (EnergyForces, HamiltonianDynamics):
-            if any(isinstance(module, kind) for module in network.modules()):
+        for module in network.modules():
+            if isinstance(module, EnergyForces | HamiltonianDynamics):
                 reason = "losses on forces need two derivatives, and torch differentiates compiled functions only once"
-                _say(f"compile: {kind.__name__} runs uncompiled, including its network, because {reason}")
+                _say(f"compile: {type(module).__name__} runs uncompiled, including its network, because {reason}")
         network.compile()
     if options.cuda_graphs:
         task.capture()
-
-
-def _check_compiler(network: torch.nn.Module, device: torch.device) -> None:
-    """Raise UsageError if torch.compile would fail in the first step."""
-    for part in network.modules():
-        if isinstance(part, LieTransformer) and part.lifting.piece:
-            advice = "use piece=None, which accepts the same weights"
-            raise train.UsageError(f"compile: Lifting(piece={part.lifting.piece}) cannot be compiled; {advice}")
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # those of torch
-    if device.type == "cpu" and sys.platform != "win32" and shutil.which(compiler) is None:
-        advice = "install it, name another one in the environment variable CXX, or train without compile"
-        raise train.UsageError(f"compile: torch.compile needs the C++ compiler {compiler}, found none; {advice}")
 
 
 @rank_zero_only

@@ -33,6 +33,7 @@ from lieattn.groups import (
     octahedral,
     tetrahedral,
 )
+from lieattn.io import KEY, describe_group
 from lieattn.models import (
     AffineSelfConvNet,
     EnergyForces,
@@ -47,7 +48,7 @@ from lieattn.nn import DipoleHead, Heads, InvariantHead, RotationHead, VectorHea
 from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
-from lieattn.train._checkpoint import KEY, describe_group, describe_input, random_clouds
+from lieattn.train._checkpoint import describe_input, random_clouds
 from tests.test_networks import AFFINE, crystals, directed, framewise, images, lie, molecules, pixels, steerable
 
 

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 import lieattn
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
-from lieattn.io._digest import digest
+from lieattn.io import digest
 from lieattn.io._record import describe
 from lieattn.models import (
     AffineSelfConvNet,

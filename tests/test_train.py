@@ -35,7 +35,8 @@ from torch_geometric.nn import global_mean_pool
 from lieattn.cli import COMMANDS, main
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
-from lieattn.io import add_digests, digest, load, untrusted_names
+from lieattn.io import FORMAT, add_digests, check_content, describe_group, digest, load
+from lieattn.io._trust import untrusted_names
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
 from lieattn.nn import VectorHead
 from lieattn.train import (
@@ -63,7 +64,7 @@ from lieattn.train import (
     read_checkpoint,
     read_yaml,
 )
-from lieattn.train._checkpoint import FORMAT, check_content, describe_group, describe_input
+from lieattn.train._checkpoint import describe_input
 from lieattn.train._checks import check_loss, check_weights
 from lieattn.train._data import random_state, set_random_state
 from tests.cases import some

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import platform
@@ -17,6 +16,7 @@ from lieattn.compare._build import build_group
 from lieattn.compare._meter import Meter
 from lieattn.compare._records import write_json
 from lieattn.compare._settings import ModelSettings, Settings
+from lieattn.io import digest_of_json
 from lieattn.train import UsageError
 
 Matched = dict[str, tuple[ModelSettings, float]]
@@ -208,7 +208,7 @@ class _Widths:
         used = models, dataclasses.asdict(settings.match), dataclasses.asdict(settings.data), settings.task
         for model in models:
             del model["group"]
-        return hashlib.sha256(json.dumps(used, sort_keys=True, default=str).encode()).hexdigest()
+        return digest_of_json(used)
 
 
 def _lacks_a_package(error: BaseException | None) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import json
 import math
 import platform
@@ -22,7 +21,7 @@ from lieattn._core.reports import aligned, table
 from lieattn._core.reports import page as html_page
 from lieattn._core.values import with_finite
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
-from lieattn.io import replace_text
+from lieattn.io import digest_of_json, replace_text
 
 Record = dict[str, Any]
 """The results of a finished cell, as plain values only."""
@@ -69,7 +68,7 @@ class CellStore:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             record: Record = content["record"]
-            if content["digest"] != _digest(record):
+            if content["digest"] != digest_of_json(record):
                 problem = "is damaged (the record differs from what was written)"
             elif content["key"] != key or Cell(record["model"], record["fraction"], record["seed"]) != cell:
                 problem = "was made with other settings"
@@ -83,7 +82,7 @@ class CellStore:
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and remove its files of progress except the best weights."""
         plain = with_finite(record)
-        content = {"key": key, "record": plain, "digest": _digest(plain)}
+        content = {"key": key, "record": plain, "digest": digest_of_json(plain)}
         write_json(self.folder / f"{cell.name}.json", content)
         for name in ("last.ckpt", "key"):
             (self.folder / cell.name / name).unlink(missing_ok=True)
@@ -98,10 +97,6 @@ class CellStore:
         if not mark.is_file():
             replace_text(mark, key)
         return folder
-
-
-def _digest(record: Record) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lieattn._core.checks import check_arguments, check_counts
-from lieattn.io import loaded
+from lieattn.io import digest_of_json, loaded
 from lieattn.train import UsageError, read_yaml, short_message
 
 T = TypeVar("T")
@@ -251,7 +249,7 @@ class Settings:
             content["match"] = self.match.by
         if (decay := self.decay(model)) is not None:
             content["ema"] = decay
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+        return digest_of_json(content)
 
 
 def read_settings(paths: Sequence[str | Path], root: str | None = None, changes: Sequence[str] = ()) -> Settings:

@@ -1,26 +1,44 @@
 """A network on disk."""
 
-from lieattn.io._digest import DIGESTS, KEY, add_digests, damaged_entries, digest
-from lieattn.io._files import replace_text, replacing
-from lieattn.io._record import Recorded, describe, make, uncompiled, uncompiled_names
+from lieattn.io._checkpoint import (
+    FORMAT,
+    KEY,
+    add_digests,
+    check_content,
+    check_finite,
+    check_group,
+    describe_group,
+    load_weights,
+    read_checkpoint,
+)
+from lieattn.io._files import CheckpointError, UsageError, digest, digest_of_json, replace_text, replacing
+from lieattn.io._record import Record, Recorded, describe, uncompiled
 from lieattn.io._saved import load, save, trained_cards
-from lieattn.io._tied import TiedWeights, first_fault, settle, tied_to_group
-from lieattn.io._trust import untrusted_names
+from lieattn.io._tied import TiedWeights, settle, tied_to_group
+from lieattn.io._trust import check_trusted
 from lieattn.io._yaml import loaded
 
 __all__ = [
-    "DIGESTS",
+    "FORMAT",
     "KEY",
+    "CheckpointError",
+    "Record",
     "Recorded",
     "TiedWeights",
+    "UsageError",
     "add_digests",
-    "damaged_entries",
+    "check_content",
+    "check_finite",
+    "check_group",
+    "check_trusted",
     "describe",
+    "describe_group",
     "digest",
-    "first_fault",
+    "digest_of_json",
     "load",
+    "load_weights",
     "loaded",
-    "make",
+    "read_checkpoint",
     "replace_text",
     "replacing",
     "save",
@@ -28,6 +46,4 @@ __all__ = [
     "tied_to_group",
     "trained_cards",
     "uncompiled",
-    "uncompiled_names",
-    "untrusted_names",
 ]

@@ -1,12 +1,36 @@
-"""Functions that write files either completely or not at all."""
+"""Files that exist completely or not at all."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+class UsageError(ValueError):
+    """Settings that are incomplete or contradict each other; reported in one line, without a traceback."""
+
+
+class CheckpointError(UsageError):
+    """A file of a network or a training that cannot be read, or does not belong to the network."""
+
+
+def check_format(name: str | Path, number: int, newest: int) -> None:
+    """Raise CheckpointError if a file has a newer format than this version of the library knows."""
+    if number > newest:
+        raise CheckpointError(
+            f"{name} has format {number}, but this version reads formats up to {newest}: pip install --upgrade lieattn"
+        )
 
 
 @contextmanager
@@ -42,3 +66,43 @@ def replace_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8 with :func:`replacing`."""
     with replacing(path) as part:
         part.write_bytes(text.encode())
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of nested mappings, sequences, tensors and plain values.
+
+    Of any other object, only the type is included. Of a tensor whose elements share memory, only dtype and shape are
+    included, unless it was created by ``expand``.
+    """
+    found = hashlib.sha256()
+    _feed(value, found.update)
+    return found.hexdigest()
+
+
+def digest_of_json(content: Any) -> str:
+    """Return the SHA-256 of a value as JSON with sorted keys; other objects than plain ones are taken as texts."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _feed(value: Any, add: Callable[[Any], None]) -> None:
+    """Add bytes that differ for different values, because each part begins with its kind and its length."""
+    if type(value) in _PLAIN:
+        text = repr(value)
+        add(f"{type(value).__name__} {len(text)}:{text}".encode())
+    elif type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
+        add(f"{value.dtype} {list(value.shape)}:".encode())
+        for axis, stride in enumerate(value.stride()):  # an expanded axis may have billions of equal entries
+            value = value.narrow(axis, 0, min(1, value.shape[axis])) if stride == 0 else value
+        if value.nbytes <= value.untyped_storage().nbytes():
+            plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            add(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy())
+    elif isinstance(value, Mapping):
+        add(f"mapping {len(value)}:".encode())
+        for pair in value.items():
+            _feed(pair, add)
+    elif isinstance(value, list | tuple):
+        add(f"sequence {len(value)}:".encode())
+        for item in value:
+            _feed(item, add)
+    else:
+        add(f"{type(value).__name__} 0:".encode())

@@ -1,19 +1,28 @@
-"""Objects as data: modules record the arguments of their constructors, so that they can be constructed again."""
+"""Networks as data, which all files of networks keep."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from lieattn._core.kept_tables import first_dtype
+from lieattn.io._files import CheckpointError
+from lieattn.io._tied import first_fault
+from lieattn.io._trust import check_trusted
 
 V = TypeVar("V")
 _NOTED = "_made_with"
@@ -31,6 +40,68 @@ class Recorded:
         made = super().__new__(cls)
         vars(made)[_NOTED] = (_kept(args), _kept(options))
         return made
+
+
+@dataclass(frozen=True)
+class Record:
+    """A network as all files keep it: its weights, what they belong to, and how to construct it.
+
+    Attributes
+    ----------
+    weights
+        Weights by name.
+    modules
+        By name of a module, its version, and the group and geometry of its weights, see :class:`TiedWeights`.
+    described
+        Class and arguments, as :func:`describe` returns them; None if they are not known.
+    """
+
+    weights: Mapping[str, Tensor]
+    modules: Mapping[str, dict[str, Any]]
+    described: Any = None
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], described: Any = None, prefix: str = "") -> Record:
+        """Return the record of those weights of a state dict whose names begin with the prefix, which is removed."""
+        metadata = getattr(state, "_metadata", {})
+        modules = {name[len(prefix) :]: metadata[name] for name in metadata if f"{name}.".startswith(prefix)}
+        weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        return cls(weights, modules, described)
+
+    def uncompiled(self) -> Record:
+        """Return this record with the names that modules and weights have without compilation."""
+        return Record(uncompiled_names(self.weights), uncompiled_names(self.modules), self.described)
+
+    def construct(self, path: str | Path, what: str, trust: Iterable[str] = ()) -> Any:
+        """Construct what is described, without its weights.
+
+        CheckpointError is raised if the file at the path names classes that are not trusted, or if ``what`` it
+        describes cannot be constructed.
+        """
+        check_trusted(self.described, path, trust)
+        try:
+            return make(self.described)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{what} cannot be built: {error}") from error
+
+    def restore(self, module: nn.Module, what: str) -> None:
+        """Load the weights into a module, which gets their dtypes; errors as in :meth:`load_into`."""
+        module.to(first_dtype(module, self.weights))
+        for name, own in itertools.chain(module.named_parameters(), module.named_buffers()):
+            if name in self.weights:
+                own.data = own.data.to(self.weights[name].dtype)
+        self.load_into(module, what)
+
+    def load_into(self, module: nn.Module, what: str) -> None:
+        """Load the weights into a module; CheckpointError says why they do not fit ``what`` it is."""
+        weights, modules = OrderedDict(self.weights), self.modules
+        if not weights.keys() <= module.state_dict().keys():  # perhaps of a network that was compiled in training
+            weights, modules = OrderedDict(uncompiled_names(weights)), uncompiled_names(modules)
+        vars(weights)["_metadata"] = modules  # load_state_dict reads this attribute
+        try:
+            module.load_state_dict(weights)
+        except (AttributeError, TypeError, RuntimeError) as error:  # damaged metadata, or weights that do not fit
+            raise CheckpointError(f"the weights do not fit {what}: {first_fault(error)}") from error
 
 
 def _kept(value: Any) -> Any:
@@ -116,23 +187,29 @@ def _entry(key: Any, value: Any) -> Any:
 def make(described: Any) -> Any:
     """Rebuild a value from the result of :func:`describe`. ValueError is raised if a class is missing.
 
-    Classes are imported and called, so first check whether they can be trusted (:func:`untrusted_names`).
+    Random numbers of the process do not change. Classes are imported and called, so first check whether they can be
+    trusted.
     """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        return _make(described)
+
+
+def _make(described: Any) -> Any:
     if isinstance(described, list):
-        return [make(entry) for entry in described]
+        return [_make(entry) for entry in described]
     if not isinstance(described, dict):
         return described
     if "tuple" in described:
-        return tuple(make(entry) for entry in described["tuple"])
+        return tuple(_make(entry) for entry in described["tuple"])
     if "mapping" in described:
-        return {make(key): make(entry) for key, entry in described["mapping"]}
+        return {_make(key): _make(entry) for key, entry in described["mapping"]}
     if "name" in described:
         return _imported(described["name"])
     cls = _imported(described.get("class_path"))
     if not isinstance(cls, type):
         raise ValueError(f"{described['class_path']} is not a class")
-    made = cls(**{name: make(given) for name, given in described["init_args"].items()})
-    return made.with_head(make(described["head"])) if "head" in described else made
+    made = cls(**{name: _make(given) for name, given in described["init_args"].items()})
+    return made.with_head(_make(described["head"])) if "head" in described else made
 
 
 def _arguments(value: Any) -> dict[str, Any]:

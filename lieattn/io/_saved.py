@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
-import itertools
 import json
 import re
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lieattn._core.checks import check_arguments, kind
-from lieattn._core.kept_tables import first_dtype
 from lieattn._core.values import plain_text
-from lieattn.io._digest import digest
-from lieattn.io._files import replacing
-from lieattn.io._record import describe, make, uncompiled, uncompiled_names
+from lieattn.io._files import CheckpointError, check_format, digest, replacing
+from lieattn.io._record import Record, describe, make, uncompiled, uncompiled_names
 from lieattn.io._tied import TiedWeights
-from lieattn.io._trust import untrusted_names
 
 _KEY, _FORMAT = "lieattn", 1
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
@@ -57,21 +52,20 @@ def save(network: nn.Module, path: str | Path) -> None:
         advice = "remove_parametrizations of torch.nn.utils.parametrize keeps their values"
         raise ValueError(f"network: expected weights without parametrizations, such as a weight norm; {advice}")
     try:
-        described = describe(network)
+        record = Record.of(network.state_dict(), describe(network)).uncompiled()
     except ValueError as error:
         raise ValueError(f"network: cannot be saved. {error}") from error
-    state, metadata = _state(network)
-    _check_finite("network", state)
-    made = _made(described)
-    decided = {name: entry.get("geometry", {}) for name, entry in metadata.items()}
+    _check_finite("network", record.weights)
+    made = make(record.described)
+    decided = {name: entry.get("geometry", {}) for name, entry in record.modules.items()}
     for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
         if isinstance(part, TiedWeights):
             part.decide(decided.get(name, {}))
     if _structure(made) != _structure(network):
         raise ValueError("network: was changed after its construction; construct it with the arguments it needs now")
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in record.weights.items()}
     header: dict[str, Any] = {"format": _FORMAT, "version": importlib.metadata.version("lieattn")}
-    header |= {"network": _apart(described, tensors), "modules": metadata}
+    header |= {"network": _apart(record.described, tensors), "modules": record.modules}
     header["digest"] = digest([header, sorted(tensors.items())])
     with replacing(path) as part:
         part.write_bytes(serialized(tensors, {_KEY: json.dumps(header)}))
@@ -97,32 +91,12 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """
     check_arguments(load, locals())
     path = _located(Path(path))
-    header, tensors = _read(path)
-    described = _together(header["network"], tensors)
-    for name in untrusted_names(described, trust):
-        package = name.partition(".")[0]
-        raise ValueError(
-            f"{path} names {name}, which would be imported and called. If you trust this package, pass "
-            f"trust=[{package!r}]"
-        )
-    weights = OrderedDict((name, value) for name, value in tensors.items() if not name.startswith(_ARGUMENT))
-    setattr(weights, "_metadata", header["modules"])  # noqa: B010 - load_state_dict reads this attribute
-    _check_finite(str(path), weights)
-    try:
-        network = _made(described)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: its network cannot be constructed here. {error}") from error
+    record, what = _read(path), f"the network of {path}"
+    _check_finite(str(path), record.weights)
+    network = record.construct(path, what, trust)
     if not isinstance(network, nn.Module):
-        raise ValueError(f"{path} is damaged: its header does not describe a network")
-    network.to(first_dtype(network, weights))
-    for name, own in itertools.chain(network.named_parameters(), network.named_buffers()):
-        if name in weights:
-            own.data = own.data.to(weights[name].dtype)
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
-        raise ValueError(f"{path}: the weights do not fit the network that is constructed here. {reason}") from error
+        raise CheckpointError(f"{path} is damaged: its header does not describe a network")
+    record.restore(network, what)
     return network.eval()
 
 
@@ -137,35 +111,27 @@ def _located(path: Path) -> Path:
     return trained
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the checked header and tensors of a file."""
+def _read(path: Path) -> Record:
+    """Return the content of a file, which is compared with its digest."""
     from safetensors import SafetensorError, safe_open
 
     path.open("rb").close()  # an error of the system then names the file
     if zipfile.is_zipfile(path):
         opened = "lieattn.train.load_network opens its network, and load_task its task"
-        raise ValueError(f"{path} is not a file of lieattn.save. If it is a checkpoint of a training, {opened}")
+        raise CheckpointError(f"{path} is not a file of lieattn.save. If it is a checkpoint of a training, {opened}")
     try:
         with torch.device("cpu"), safe_open(path, "pt") as file:  # safetensors 0.5 follows torch's default device
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, ValueError, RuntimeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or was not written by lieattn.save: {error}") from error
+        raise CheckpointError(f"{path} is damaged, or was not written by lieattn.save: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("format"), int):
-        raise ValueError(f"{path} was not written by lieattn.save: its header does not describe a network")
-    if header["format"] > _FORMAT:
-        newer = f"has format {header['format']}, but this version reads formats up to {_FORMAT}"
-        raise ValueError(f"{path} {newer}: pip install --upgrade lieattn")
-    known = header.pop("digest", None)
-    if known != digest([header, sorted(tensors.items())]):
-        raise ValueError(f"{path} is damaged: its content differs from what was saved")
-    return header, tensors
-
-
-def _made(described: Any) -> Any:
-    """Construct the network of a description, without an effect on the random numbers of the process."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        return make(described)
+        raise CheckpointError(f"{path} was not written by lieattn.save: its header does not describe a network")
+    check_format(path, header["format"], _FORMAT)
+    if header.pop("digest", None) != digest([header, sorted(tensors.items())]):
+        raise CheckpointError(f"{path} is damaged: its content differs from what was saved")
+    weights = {name: value for name, value in tensors.items() if not name.startswith(_ARGUMENT)}
+    return Record(weights, header["modules"], _together(header["network"], tensors))
 
 
 def _check_finite(what: str, weights: Mapping[str, Any]) -> None:
@@ -191,14 +157,8 @@ def _structure(network: nn.Module) -> tuple[Any, ...]:
         )
         for name, module, cls in classes
     ]
-    state, metadata = _state(network)
-    return modules, {name: value.shape for name, value in state.items()}, metadata
-
-
-def _state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """Return weights, and versions of modules with the geometry of their weights, see :class:`TiedWeights`."""
-    state = network.state_dict()
-    return uncompiled_names(state), uncompiled_names(getattr(state, "_metadata", {}))
+    record = Record.of(network.state_dict()).uncompiled()
+    return modules, {name: value.shape for name, value in record.weights.items()}, record.modules
 
 
 def _apart(described: Any, tensors: dict[str, Tensor]) -> Any:

@@ -7,7 +7,10 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from lieattn.io._files import CheckpointError
 
 _OURS = ("geometry", "groups", "models", "nn", "reps", "spaces", "train")
 _TRUSTED = (
@@ -19,6 +22,16 @@ _TRUSTED = (
     "torch_geometric.transforms",
 )
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def check_trusted(config: Any, path: str | Path, trust: Iterable[str]) -> None:
+    """Raise CheckpointError if the content of a file names classes or functions of packages that are not trusted."""
+    for name in untrusted_names(config, trust):
+        package = name.partition(".")[0]
+        raise CheckpointError(
+            f"{path} names {name}, which would be imported and called. If the code is yours or you trust it: "
+            f"--trust {package}, in Python trust=[{package!r}]"
+        )
 
 
 def untrusted_names(config: Any, packages: Iterable[str] = ()) -> Iterator[str]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from lieattn.io._files import UsageError
+
 
 def loaded(what: str, text: str) -> Any:
-    """Return the content of a YAML text; ValueError, which names ``what`` it is, is raised if it cannot be read."""
+    """Return the content of a YAML text; UsageError, which names ``what`` it is, is raised if it cannot be read."""
     import yaml
 
     try:
         _check_keys(yaml.compose(text, yaml.SafeLoader), set())
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{what} cannot be read: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{what} cannot be read: {' '.join(str(error).split())}") from error
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
+        raise UsageError(f"{what}: {error}") from error
 
 
 def _check_keys(node: Any, seen: set[int]) -> None:

@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING, Any
 from lieattn._core.extras import needs_extra
 
 if TYPE_CHECKING:
+    from lieattn.io import CheckpointError, UsageError, check_trusted, load_weights, read_checkpoint
     from lieattn.train._averaging import AveragedWeights
-    from lieattn.train._checkpoint import (
-        CheckpointError,
-        check_trusted,
-        load_data,
-        load_network,
-        load_weights,
-        random_clouds,
-        read_checkpoint,
-    )
+    from lieattn.train._checkpoint import load_data, load_network, random_clouds
     from lieattn.train._checks import NonFiniteError
     from lieattn.train._classifier import PointSetClassifier
-    from lieattn.train._configuration import UsageError, build, read_yaml, register_types, short_message
+    from lieattn.train._configuration import build, read_yaml, register_types, short_message
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._equivariance import EquivarianceMonitor
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
@@ -63,16 +56,17 @@ __all__ = [
 ]
 
 # The modules that do not import Lightning come first.
-_HOMES = (
+_OWN = (
     *("_configuration", "_checkpoint", "_schedule", "_muon", "_targets", "_last_checkpoint", "_averaging"),
     *("_equivariance", "_data", "_checks", "_classifier", "_tasks", "_regressor"),
 )
+_HOMES = ("lieattn.io", *(f"lieattn.train.{home}" for home in _OWN))
 
 
 def __getattr__(name: str) -> Any:
     for home in _HOMES if name in __all__ else ():
         with needs_extra(f"{__name__}.{name}", "train"):
-            module = importlib.import_module(f"lieattn.train.{home}")
+            module = importlib.import_module(home)
         if hasattr(module, name):
             return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

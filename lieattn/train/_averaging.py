@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from lieattn._core.checks import check_arguments
-from lieattn.train._configuration import UsageError
+from lieattn.io import UsageError
 
 _TRAINED = "current_model_state"  # Lightning's entry for the weights that are not averages
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lieattn.train._configuration import UsageError
+from lieattn.io import UsageError
 
 _ADVICE = {
     "16-true": "trainer.precision 16-true has no loss scaling, and rounds small numbers such as the eps of Adam to 0: "

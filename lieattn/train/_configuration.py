@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lieattn._core.checks import check_arguments
 from lieattn._core.extras import needs_extra
-from lieattn.io import loaded
+from lieattn.io import UsageError, loaded
 
 # How lines of jsonargparse's messages begin that list its attempts at reading a value.
 _ATTEMPTS = (
@@ -22,10 +22,6 @@ _MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 T = TypeVar("T")
 
 
-class UsageError(ValueError):
-    """Settings that are incomplete or contradict each other; reported in one line, without a traceback."""
-
-
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
     """Read a mapping from a YAML file; UsageError names a key that occurs twice, or an alias of itself."""
     check_arguments(read_yaml, locals())
@@ -34,10 +30,7 @@ def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     with needs_extra("lieattn.train.read_yaml", "train"):
-        try:
-            content = loaded(str(path), text)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        content = loaded(str(path), text)
     if not isinstance(content, dict):
         raise UsageError(f"{path}: expected {expected}, got {content!r}")
     return content

@@ -22,7 +22,7 @@ from torch_geometric.loader import DataLoader
 
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments, check_count, check_counts
-from lieattn.train._configuration import UsageError
+from lieattn.io import UsageError
 from lieattn.train._weights import REPEATED
 
 _MOST_WORKERS = 512

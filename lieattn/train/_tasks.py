@@ -22,18 +22,22 @@ from torch.optim import Optimizer
 from torch_geometric.data import Batch
 
 from lieattn._core.checks import check_arguments, shown
-from lieattn.io import KEY, Recorded, add_digests, describe, settle
-from lieattn.models import Captured
-from lieattn.train._averaging import check_averaging
-from lieattn.train._checkpoint import (
+from lieattn.io import (
     FORMAT,
+    KEY,
+    Recorded,
+    UsageError,
+    add_digests,
     check_content,
     check_finite,
     check_group,
+    describe,
     describe_group,
-    describe_input,
-    loaded_from,
+    settle,
 )
+from lieattn.models import Captured
+from lieattn.train._averaging import check_averaging
+from lieattn.train._checkpoint import describe_input, loaded_from
 from lieattn.train._checks import (
     check_callbacks,
     check_loss,
@@ -43,7 +47,6 @@ from lieattn.train._checks import (
     setting_of_no_step,
     warn_of_no_step,
 )
-from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 

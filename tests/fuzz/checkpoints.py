@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lieattn.io._digest import add_digests
+from lieattn.io import add_digests
 from lieattn.train import load_network, load_task, read_checkpoint
 from tests.fuzz._run import checkpoint, folder
 from tests.fuzz._target import Finding, Target, Verdict, named

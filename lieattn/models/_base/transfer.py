@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from typing import Any, cast
 
 from torch import nn
 
 from lieattn._core.checks import check_arguments
-from lieattn.io import first_fault, uncompiled
+from lieattn.io import Record, uncompiled
 from lieattn.models._base.ensemble import Ensemble
 from lieattn.models._base.field_model import FieldModel
 from lieattn.models._base.network import Network, Wrapper
@@ -75,19 +74,19 @@ def transfer_weights(network: nn.Module, source: nn.Module) -> tuple[str, ...]:
         part = {name: name.rpartition(".")[0] for name in readout if name.startswith(start)}
         last = {layer for name, layer in part.items() if name in differ}
         differ |= {name for name, layer in part.items() if not last or layer in last}
-    weights = OrderedDict((name, value) for name, value in given.items() if name not in differ)
-    weights |= {name: before[name] for name in before if name in differ}
+    copied = Record.of(given)
+    weights = {name: value for name, value in copied.weights.items() if name not in differ}
     tied = {
         name: _without_outputs(entry)
-        for name, entry in getattr(given, "_metadata", {}).items()
+        for name, entry in copied.modules.items()
         if not name or not any(weight.startswith(f"{name}.") for weight in differ)
     }
-    vars(weights)["_metadata"] = tied  # load_state_dict reads this attribute
+    record = Record(weights | {name: before[name] for name in before if name in differ}, tied)
     try:
-        copy.deepcopy(ours).load_state_dict(weights)  # weights also decide choices that the network has left open
-    except RuntimeError as error:
-        raise ValueError(f"source: its weights do not fit the network. {first_fault(error)}") from error
-    ours.load_state_dict(weights)
+        record.load_into(copy.deepcopy(ours), "the network")  # weights also decide choices that it has left open
+    except ValueError as error:
+        raise ValueError(f"source: {error}") from error
+    record.load_into(ours, "the network")
     new = tuple(prefix + name for name in before if name in differ)
     if whole is ours:
         return new

@@ -39,9 +39,8 @@ from lieattn.spaces import Sphere
 from lieattn.testing import randomize
 from lieattn.viz import _draw as draw
 from lieattn.viz import _page, _recording
-from lieattn.viz._observation import Observation
+from lieattn.viz._draw import bonds_of, camera_of
 from lieattn.viz._recording import Places, Recorder, _moved_to, _partners, rolled_out
-from lieattn.viz._scene import bonds_of, camera_of
 from lieattn.viz._views import _in_input
 
 
@@ -199,7 +198,7 @@ def test_rollouts_move_with_the_group(name):
     """R(u g, u g') of the transformed cloud equals R(g, g'), element by element."""
     make, data = ROLLED[name]
     network, data = randomize(make(), spread=0.3).double().eval(), data()
-    seen = Observation(network, data, 4, seed=1)
+    seen = viz.Microscope(network, data, turns=4, seed=1)
     before = all_rollouts(seen.recording)
     assert float(before.std()) > 1e-3
     for turn, recording in zip(seen.turns[1:], seen._turned, strict=True):
@@ -421,9 +420,10 @@ def test_titles_state_what_was_measured(flat):
     assert apart == pytest.approx(flat.deviation(1), rel=0.06)
     title = flat.picture().get_suptitle()
     assert title.startswith("GSANet: fields of transformed clouds, pulled back, differ by ")
-    boards = [text.get_text() for text in flat.picture("attention", layer=2, frame=1).texts]
+    board = flat.picture("attention", layer=2, frame=1)
+    boards = [text.get_text() for text in board.texts]
     assert "point 27 of blocks.1; its frame 1 (90°), by frames of the keys; mean over the heads" in boards
-    assert [text for text in boards if text.startswith("frame ")] == [f"frame {h} ({90 * h}°)" for h in range(4)]
+    assert [axes.get_title() for axes in board.axes[2:6]] == [f"frame {h} ({90 * h}°)" for h in range(4)]
 
     rolled = [text.get_text() for text in flat.picture("rollout", layer=2, frame=1).texts]
     assert "point 27 of blocks.1; its frame 1 (90°); mean over the heads" in rolled
@@ -458,7 +458,8 @@ def test_views_of_clouds_in_space(spatial, view):
     figure = spatial.picture(view)
     assert len(figure.axes) > 4
     figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in figure.texts if text.get_text()]
+    texts = [*figure.texts, *(text for axes in figure.axes for text in (axes.title, *axes.texts))]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
@@ -576,7 +577,7 @@ def test_a_page_refuses_what_it_cannot_show(tmp_path):
 def test_pages_of_large_clouds_have_means_and_sums(monkeypatch):
     data = Data(x=torch.rand(5, 1), pos=torch.rand(5, 2))
     microscope = viz.Microscope(randomize(gsa(cyclic(2), blocks=(2,))), data, turns=2)
-    scope, layer = microscope._seen, microscope._seen.recording.attention[1]
+    scope, layer = microscope, microscope.recording.attention[1]
     count, means = layer.weights.numel(), layer.weights.mean(dim=3, keepdim=True)
     assert min(layer.weights.shape[1:]) > 1
     fewer = {1: layer.weights, layer.heads: means, layer.heads * layer.keys: means.sum(dim=2, keepdim=True)}
@@ -594,7 +595,7 @@ def test_pages_of_large_clouds_have_means_and_sums(monkeypatch):
     np.testing.assert_allclose(unpacked(rolled["values"])[2, 0], microscope.rollout(2).sum(dim=1), atol=1e-4)
     framed = viz.Microscope(randomize(models.FramewiseTransformer(cyclic(4), 1, 1, channels=4)), data, turns=2)
     monkeypatch.undo()
-    values = unpacked(_page._rollouts(framed._seen, [])[-1]["values"])
+    values = unpacked(_page._rollouts(framed, [])[-1]["values"])
     np.testing.assert_allclose(values[2].mean(axis=0), framed.rollout(2).sum(dim=1), atol=1e-4)
     monkeypatch.setattr(_page, "_MOST_NUMBERS", 3 * 2 * 5 * layer.places.fiber * len(scope.recording.fields))
     field = _page._field(scope, 0, [])

@@ -16,7 +16,6 @@ from lieattn.models import AffineSelfConvNet
 from lieattn.nn import AffineSelfConvolution, SimpleAffineSelfConvolution, act_on_grid
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.viz import _draw as draw
-from lieattn.viz._scene import Board
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +53,7 @@ def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4
     norm = draw.color_scale_from_zero(torch.stack(tables))
     labels = [*(rf"$\psi$, {draw.element_name(element)}" for element in group.elements), r"$\beta$"]
     columns = [f"{name}\n{label}".strip() for name in maps for label in labels]
-    board = Board([f"channel {channel}" for channel in range(count)], columns)
+    board = draw.Board([f"channel {channel}" for channel in range(count)], columns)
     for channel, panels in enumerate(board.axes):
         for axes, values in zip(panels, torch.cat(tables)[..., channel], strict=True):
             _draw_window(axes, window, values, "RdBu_r", norm)
@@ -112,7 +111,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
     )
     scales = (("magma", norms[0], r"$\alpha$"), ("RdBu_r", norms[1], r"$\alpha\,\psi$"))
     headings = [f"pixel {number + 1}\n{label}" for number in range(len(chosen)) for *_, label in scales]
-    board = Board([draw.element_name(element) for element in group.elements], ["image", *headings])
+    board = draw.Board([draw.element_name(element) for element in group.elements], ["image", *headings])
     for h, (view, panels) in enumerate(zip(views, board.axes, strict=True)):
         _marked(panels[0], view, window)
         drawn = [values[point] for point in view.points for values in (view.attention, view.filters)]
@@ -196,7 +195,7 @@ def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
     rows, columns = view.image.shape
     pixels = point_clouds(pixel_positions(rows, columns), grid=torch.tensor([[rows, columns]]))
     values = view.image.flatten()
-    draw.points(axes, pixels, values, 0.0, "gray", draw.color_scale(values))
+    draw.points(axes, pixels, values, "gray", draw.color_scale(values))
     # After a pooling pixels are larger.
     scale = rows / (float(view.graph.pos[:, 1].max() - view.graph.pos[:, 1].min()) + 1)
     half = scale * (float(window.pos.abs().max()) + 0.5)
@@ -208,7 +207,7 @@ def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
 
 
 def _draw_window(axes: Axes, window: PointClouds, values: Tensor, cmap: str, norm: Normalize) -> None:
-    draw.points(axes, window, values[: window.num_points], 0.0, cmap, norm)
+    draw.points(axes, window, values[: window.num_points], cmap, norm)
     draw.look_at(axes, *_square(window))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,13 @@ from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, MARKERS, blank_figure, r
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
+_ALIKE = 1.15  # ratio up to which numbers of parameters count as equal
+_WIDE = 4  # ratio from which the axis of costs is logarithmic
+_POWERS = 1e5  # number from which ticks are labeled with powers of ten
+
+# --- lines --------------------------------------------------------------------------------------------------------
 
 
 def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
@@ -73,7 +80,7 @@ def error_curves(
             raise ValueError(f"curves[{name!r}]: expected errors of at least 0, got {errors.min():g}")
         if log and not (places > 0).all():
             raise ValueError(f"curves[{name!r}]: expected positive places on a logarithmic axis, got {places.min():g}")
-        lines[name] = (places, np.maximum(errors, 1e-17))
+        lines[name] = (places, np.maximum(errors, _ROUNDING))
     figure, axes = _labeled_lines(xlabel, ylabel, lines, log=("x", "y") if log else ("y",))
     from matplotlib.ticker import MaxNLocator, NullFormatter
 
@@ -84,23 +91,6 @@ def error_curves(
     elif all(tick.is_integer() for tick in ticks):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, min_n_ticks=1, steps=[1, 2, 4, 10]))
     return figure
-
-
-def charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of a size in inches with charts side by side.
-
-    They have faint horizontal lines, and no frame at the top and right.
-    """
-    figure = blank_figure(width, height)
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
-    charts: list[Axes] = list(figure.subplots(1, len(xlabels), squeeze=False)[0])
-    for axes, xlabel in zip(charts, xlabels, strict=True):
-        axes.set_xlabel(xlabel, size=9, color=INK)
-        axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK, which="both")
-        axes.grid(axis="y", color=FAINT, linewidth=0.6, which="both")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, charts
 
 
 def _labeled_lines(
@@ -114,46 +104,47 @@ def _labeled_lines(
 
     ``log`` contains the names of the logarithmic axes.
     """
-    figure, (axes,) = charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
+    figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
     axes.set(**{f"{axis}scale": "log" for axis in log})
     ends = []
     for number, (name, (x, y)) in enumerate(lines.items()):
-        style = style_of(number)
+        style = line_style(number)
         axes.plot(x, y, **style, markersize=3.5, markevery=max(1, len(x) // 25), linewidth=1.4, clip_on=False)
         ends.append((float(y[np.isfinite(y)][-1]), name, style["color"]))
     axes.set_ylim(axes.get_ylim() if ylim is None else ylim)
     ends.sort(key=lambda end: end[0])
     heights = (axes.transData - axes.transAxes).transform([(axes.get_xlim()[0], height) for height, _, _ in ends])
-    places = _apart(heights[:, 1].tolist(), 0.065)
+    # The least squares of shifts for which neighbors are at least a gap apart.
+    gaps = 0.065 * np.arange(len(ends))
+    places = gaps + np.clip(isotonic_regression(heights[:, 1] - gaps).x, 0, max(0.0, 1 - gaps[-1]))
     for place, (_, name, color) in zip(places, ends, strict=True):
         axes.text(1.03, place, name, transform=axes.transAxes, color=color, size=9, va="center", weight="bold")
     return figure, axes
 
 
-def _apart(places: Sequence[float], gap: float) -> Iterable[float]:
-    """Move ascending places in [0, 1] as little as possible (least squares) so that they are at least a gap apart."""
-    shifts = gap * np.arange(len(places))
-    moved: Iterable[float] = shifts + np.clip(isotonic_regression(places - shifts).x, 0, max(0.0, 1 - shifts[-1]))
-    return moved
+def _charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure of a size in inches with charts side by side."""
+    figure = blank_figure(width, height, "constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr,call-arg]
+    charts: list[Axes] = list(figure.subplots(1, len(xlabels), squeeze=False)[0])
+    for axes, xlabel in zip(charts, xlabels, strict=True):
+        plain_chart(axes, xlabel)
+    return figure, charts
 
 
-def style_of(number: int) -> dict[str, Any]:
+def plain_chart(axes: Axes, xlabel: str) -> None:
+    """Give a chart faint horizontal lines, and no frame at the top and right."""
+    axes.set_xlabel(xlabel, size=9, color=INK)
+    axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK, which="both")
+    axes.grid(axis="y", color=FAINT, linewidth=0.6, which="both")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def line_style(number: int) -> dict[str, Any]:
     """Return the color and marker of a line."""
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-
-
-def logarithmic(axes: Axes) -> None:
-    """Use a logarithmic axis for errors over several orders of magnitude, and a linear one if an error is 0."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    low, high = axes.dataLim.y0, axes.dataLim.y1
-    if low > 0 and high / low > 3:
-        axes.set_yscale("log")
-        plain = FuncFormatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_formatter(plain if high / low < 30 else NullFormatter())
-        axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
 def _at_least_one(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -186,3 +177,130 @@ def _numbers(argument: str, values: Sequence[float]) -> np.ndarray[Any, np.dtype
         return np.asarray(values, float)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{argument}: expected a list of numbers, got {shown(values)}") from error
+
+
+# --- comparisons --------------------------------------------------------------------------------------------------
+
+
+def comparison(report: Mapping[str, Any]) -> Figure:
+    """Draw the report of ``lieattn compare``.
+
+    The panels show the error on the validation set during training against the measured seconds, against steps and
+    against multiply-adds, with the error on the test set at the end; the test error against the number of parameters,
+    if these differ; and the test error against the number of training clouds, if models were trained on several shares
+    of the data. Lines and points are means over seeds, bands and bars are standard deviations. For classification the
+    error is the share of wrong labels.
+
+    ``report`` is the content of the JSON file that the command writes. ValueError is raised if it has no finished
+    training.
+    """
+    require_matplotlib()
+    rows = [row for row in report["summary"] if row["test"]["mean"] is not None]
+    if not rows:
+        raise ValueError("report: expected at least one finished training, got none")
+    drawing = _Comparison(rows, report["higher_is_better"])
+    panels: dict[str, Callable[[Axes], None]] = {
+        "seconds of training": lambda axes: drawing.along(axes, lambda row, steps, seconds: seconds),
+        "steps": lambda axes: drawing.along(axes, lambda row, steps, seconds: steps),
+    }
+    if all(row["operations"] for row in drawing.whole):  # earlier versions did not count them
+        panels["multiply-adds"] = lambda axes: drawing.along(
+            axes, lambda row, steps, seconds: steps * row["operations"]
+        )
+    counts = [row["parameters"] for row in drawing.whole]
+    if max(counts) > _ALIKE * min(counts):
+        panels["parameters"] = drawing.by_parameters
+    if len({row["fraction"] for row in rows}) > 1:
+        panels["training clouds"] = drawing.by_clouds
+    figure, axes = _charts(list(panels), 3.4 * len(panels) + 0.5 + 0.075 * max(map(len, drawing.styles)), 3.55)
+    axes[0].set_ylabel("error rate" if drawing.rates else report["metric"], size=9, color=INK)
+    for panel, draw in zip(axes, panels.values(), strict=True):
+        draw(panel)
+        _logarithmic(panel)
+    handles = [axes[0].plot([], [], linestyle="", markersize=5, **style)[0] for style in drawing.styles.values()]
+    figure.legend(handles, list(drawing.styles), loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+class _Comparison:
+    """Drawing of the rows of a summary. Each row is a model that was trained on a share of the data."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], rates: bool) -> None:
+        self.rows, self.rates = rows, rates
+        self.styles = {
+            name: line_style(number) for number, name in enumerate(dict.fromkeys(row["model"] for row in rows))
+        }
+        largest = max(row["fraction"] for row in rows)
+        self.whole = [row for row in rows if row["fraction"] == largest]
+
+    def errors(self, values: Any) -> Any:
+        return 1 - np.asarray(values, float) if self.rates else np.asarray(values, float)
+
+    def end(self, axes: Axes, x: float, row: Mapping[str, Any]) -> None:
+        spread = row["test"]["std"] or 0.0  # a single seed has no standard deviation
+        style = {"markersize": 5, "linewidth": 1.2, "capsize": 2, **self.styles[row["model"]]}
+        axes.errorbar(x, float(self.errors(row["test"]["mean"])), yerr=spread, **style)
+
+    def along(self, axes: Axes, cost: Callable[[Mapping[str, Any], float, float], float]) -> None:
+        """Draw the validation error during training against a cost, and the test error at the end."""
+        axes.set_title("validation during training, test at the end", size=8.5, color=INK)
+        everywhere = []
+        for row in self.whole:
+            style, curve = self.styles[row["model"]], row["curve"]
+            places = [cost(row, point["steps"], point["seconds"]) for point in curve]
+            means = self.errors([point["mean"] for point in curve])
+            spread = np.nan_to_num(np.asarray([point["std"] for point in curve], float))  # NaN for a single seed
+            axes.plot(places, means, **{"markersize": 2.5, "linewidth": 1.1, "alpha": 0.7, **style})
+            low = np.maximum(means - spread, 0.2 * means)  # a logarithmic axis cannot show negative numbers
+            axes.fill_between(places, low, means + spread, color=style["color"], alpha=0.13, linewidth=0)
+            self.end(axes, cost(row, row["steps"]["mean"], row["seconds"]["mean"]), row)
+            everywhere += places
+        if everywhere and max(everywhere) > _WIDE * min(everywhere) > 0:
+            _label_ticks(axes, powers=max(everywhere) >= _POWERS)
+
+    def by_parameters(self, axes: Axes) -> None:
+        axes.set_title("test", size=8.5, color=INK)
+        for row in self.whole:
+            self.end(axes, row["parameters"], row)
+        axes.locator_params(axis="x", nbins=5)
+
+    def by_clouds(self, axes: Axes) -> None:
+        """Draw the test error against the size of the training set."""
+        axes.set(xscale="log")
+        axes.set_title("test, for several sizes of the training set", size=8.5, color=INK)
+        for model, style in self.styles.items():
+            mine = sorted((row for row in self.rows if row["model"] == model), key=lambda row: row["clouds"])
+            means = self.errors([row["test"]["mean"] for row in mine])
+            axes.plot([row["clouds"] for row in mine], means, color=style["color"], linewidth=1.1, alpha=0.7)
+            for row in mine:
+                self.end(axes, row["clouds"], row)
+        sizes = sorted({row["clouds"] for row in self.rows})
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+
+
+def _label_ticks(axes: Axes, powers: bool) -> None:
+    """Use a logarithmic axis of costs, with labels at 1, 2 and 5 times powers of ten, so that they do not overlap."""
+
+    def text(value: float, _: Any) -> str:
+        digit, exponent = f"{value:.0e}".split("e")
+        if digit not in "125":
+            return ""
+        factor = "" if digit == "1" else rf"{digit}\cdot"
+        return f"${factor}10^{{{int(exponent)}}}$" if powers else f"{value:g}"
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(text)
+    axes.xaxis.set_minor_formatter(text)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Use a logarithmic axis for errors over several orders of magnitude, and a linear one if an error is 0."""
+    from matplotlib.ticker import NullFormatter
+
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if low > 0 and high / low > 3:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter((lambda value, _: f"{value:g}") if high / low < 30 else NullFormatter())
+        axes.tick_params(axis="y", which="minor", labelsize=7)

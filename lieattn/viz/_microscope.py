@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from jaxtyping import Float
-from torch import Tensor, nn
-from torch_geometric.data import Data
-
-from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.checks import check_arguments
 from lieattn.viz import _draw as draw
-from lieattn.viz._observation import Choice, Observation, Turn
-from lieattn.viz._views import attention_board, attention_moments, field_board, field_moments, overview
+from lieattn.viz._observation import Observation
+from lieattn.viz._views import Choice, attention_board, attention_moments, field_board, field_moments, overview
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +23,7 @@ _USED: dict[str, tuple[str, ...]] = {
 }
 
 
-class Microscope:
+class Microscope(Observation):
     """Visualize what a network computes for one cloud.
 
     One forward pass of a copy of the network in eval mode is recorded: the weights of each layer of attention, and the
@@ -67,93 +61,6 @@ class Microscope:
     True
     """
 
-    def __init__(self, network: nn.Module, data: Data, *, turns: int | Sequence[float] = 12, seed: int = 0) -> None:
-        check_arguments(Microscope.__init__, locals())
-        if isinstance(turns, int):
-            check_counts(turns=turns)
-        elif not all(math.isfinite(angle) for angle in turns):
-            raise ValueError(f"turns: expected finite angles in radians, got {turns!r}")
-        self._seen = Observation(network, data, turns, seed)
-
-    @property
-    def attention_layers(self) -> tuple[str, ...]:
-        """Names of the layers of attention; empty if there are none."""
-        return tuple(layer.name for layer in self._seen.recording.attention)
-
-    @property
-    def field_layers(self) -> tuple[str, ...]:
-        """Names of the layers that have a field as output."""
-        return tuple(layer.name for layer in self._seen.recording.fields)
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The maps by which the cloud is transformed, starting with the identity."""
-        return self._seen.turns
-
-    def attention(
-        self, point: int | None = None, *, frame: int | None = None, head: int | None = None, layer: int = -1
-    ) -> Float[Tensor, "points keys"]:
-        """Return the weights ``[points, keys]`` float64 with which a query attends to the frames of each point.
-
-        Parameters
-        ----------
-        point
-            Index of the query among the points of the layer. Default: the point nearest to the center of the cloud or,
-            on a sphere, nearest to the viewer.
-        frame, head
-            Indices of the frame of the query and of the attention head. Default: the mean over all of them.
-        layer
-            Number of the layer in :attr:`attention_layers`.
-
-        Returns
-        -------
-        Tensor
-            The weights as the layer computes them. After a softmax they sum to 1, or to less if the query also attends
-            to the zeros outside of an image. The shape is ``[points, 1]`` if all frames of a key point share one
-            weight. GSA-Nets sum over the frames of the query; for them the weights are the mean over these frames.
-        """
-        check_arguments(Microscope.attention, locals())
-        return self._seen.attention(point, frame, head, layer)
-
-    def rollout(
-        self, point: int | None = None, *, frame: int | None = None, layer: int = -1
-    ) -> Float[Tensor, "points keys"]:
-        """Return the attention of a query that is rolled out from a layer to the input, ``[points, keys]`` float64.
-
-        Points and keys are those of the first layer of attention. The matrices of all layers up to this one are
-        multiplied. Each is the mean over the heads of a layer, averaged with the identity, which represents the
-        residual connection: see docs/microscope.md. Arguments and errors are those of :meth:`attention`; ValueError is
-        also raised if weights are negative.
-        """
-        check_arguments(Microscope.rollout, locals())
-        return self._seen.rollout(point, frame, layer)
-
-    def fields(self, layer: int = -1) -> Float[Tensor, "turns points fiber channels"]:
-        """Return the fields of the transformed clouds, ``[turns, points, fiber, channels]`` float64.
-
-        The points are in the same order for all clouds.
-        """
-        check_arguments(Microscope.fields, locals())
-        return self._seen.fields(layer)[0]
-
-    def stabilized(self, layer: int = -1) -> Float[Tensor, "turns points fiber channels"]:
-        """Return the fields of the transformed clouds, pulled back by the map u: (u⁻¹ f_u)(g) = f_u(u g).
-
-        The shape is ``[turns, points, fiber, channels]``. If the network is equivariant, the values are the same for
-        all maps, up to rounding. It is not known how the channels of modules of other libraries transform; their fields
-        are norms over the channels, ``[turns, points, 1, 1]``.
-        """
-        check_arguments(Microscope.stabilized, locals())
-        return self._seen.fields(layer)[1]
-
-    def deviation(self, layer: int = -1) -> float:
-        """Return the equivariance error: the largest difference of a stabilized field to that of the given cloud."""
-        check_arguments(Microscope.deviation, locals())
-        stable = self._seen.fields(layer)[1]
-        return float((stable - stable[0]).abs().max())
-
-    # --- pictures -------------------------------------------------------------------------------------------------
-
     def picture(
         self,
         view: View = "overview",
@@ -185,20 +92,10 @@ class Microscope:
         check_arguments(Microscope.picture, locals())
         choice = _checked(Choice(view, point, frame, head, layer, channel))
         if view == "overview":
-            return overview(self._seen, point)
-        return (field_board if view == "field" else attention_board)(self._seen, choice)
+            return overview(self, point)
+        return (field_board if view == "field" else attention_board)(self, choice)
 
-    def save(
-        self,
-        path: str | Path,
-        view: View | None = None,
-        *,
-        point: int | None = None,
-        frame: int | None = None,
-        head: int | None = None,
-        layer: int | None = None,
-        channel: int | None = None,
-    ) -> Path:
+    def save(self, path: str | Path, view: View | None = None, **indices: int | None) -> Path:
         """Write a view to a file, and return its path. Missing folders are created.
 
         Parameters
@@ -211,29 +108,30 @@ class Microscope:
         view
             Default: the overview in figures. In other files it is the attention, if the network has attention layers,
             or otherwise the field.
-        point, frame, head, layer, channel
-            See :meth:`picture`.
+        indices
+            ``point``, ``frame``, ``head``, ``layer`` and ``channel``, see :meth:`picture`.
         """
         check_arguments(Microscope.save, locals())
         path = Path(path)
         suffix = path.suffix.lower()
         if suffix not in (".gif", ".html"):
-            chosen: dict[str, Any] = {"point": point, "frame": frame, "head": head, "layer": layer, "channel": channel}
-            return draw.save_picture(self.picture(view or "overview", **chosen), path, ("html",))
-        view = view or ("attention" if self._seen.recording.attention else "field")
+            return draw.save_picture(self.picture(view or "overview", **indices), path, ("html",))
+        view = view or ("attention" if self.recording.attention else "field")
         if view == "overview":
             raise ValueError(f"view: a {suffix} file shows 'attention', 'rollout' or 'field', got 'overview'")
         draw.require_matplotlib()
-        choice = Choice(view, point, frame, head, layer, channel)
+        choice = Choice(view, **indices)
         if suffix == ".html":
             from lieattn.viz._page import write_page
 
-            return write_page(self._seen, path, choice)
+            return write_page(self, path, choice)
         _checked(choice)
-        if point is not None:
-            raise ValueError(f"point: expected None for an animation, whose query moves over the points, got {point}")
+        if choice.point is not None:
+            raise ValueError(
+                f"point: expected None for an animation, whose query moves over the points, got {choice.point}"
+            )
         moments = field_moments if view == "field" else attention_moments
-        return draw.save_animation(moments(self._seen, choice), path)
+        return draw.save_animation(moments(self, choice), path)
 
 
 def _checked(choice: Choice) -> Choice:

@@ -10,19 +10,19 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn._core.checks import check_index
+from lieattn._core.checks import check_arguments, check_counts, check_index
 from lieattn.certify import moved
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup, linear_part
 from lieattn.io import uncompiled
 from lieattn.models import LieTransformer, Symmetry
 from lieattn.spaces import Sphere
-from lieattn.viz._draw import in_words
+from lieattn.viz._draw import Scene, camera_of, in_words
 from lieattn.viz._recording import Attention, Field, Recorder, Recording, pulled_back, rolled_out
-from lieattn.viz._scene import Scene, camera_of
 
 _Layer = TypeVar("_Layer", Attention, Field)
 _SAME = 1e-6  # difference of entries up to which a rotation is an element of the group
@@ -36,26 +36,18 @@ class Turn(NamedTuple):
     inside: bool
 
 
-class Choice(NamedTuple):
-    """What is drawn: a view, and indices, each of which may be None for a default."""
-
-    view: str
-    point: int | None
-    frame: int | None
-    head: int | None
-    layer: int | None
-    channel: int | None
-
-    @property
-    def number(self) -> int:
-        """Number of the layer, by default of the last one."""
-        return -1 if self.layer is None else self.layer
-
-
 class Observation:
-    """A recorded forward pass, and those of the transformed clouds, which are computed on first use."""
+    """A recorded forward pass, and those of the transformed clouds, which are computed on first use.
 
-    def __init__(self, network: nn.Module, data: Data, turns: int | Sequence[float], seed: int) -> None:
+    Arguments are those of :class:`Microscope`.
+    """
+
+    def __init__(self, network: nn.Module, data: Data, *, turns: int | Sequence[float] = 12, seed: int = 0) -> None:
+        check_arguments(Observation.__init__, locals())
+        if isinstance(turns, int):
+            check_counts(turns=turns)
+        elif not all(math.isfinite(angle) for angle in turns):
+            raise ValueError(f"turns: expected finite angles in radians, got {turns!r}")
         clouds = point_clouds(data)
         if clouds.num_clouds != 1 or clouds.num_points == 0:
             raise ValueError(f"data: expected one cloud with points, got {clouds}")
@@ -125,22 +117,84 @@ class Observation:
         eye = camera_of(self.data.pos)[2] if self.sphere else pos.mean(dim=0)
         return int((pos - eye).norm(dim=1).argmin())
 
-    def attention(self, point: int | None, frame: int | None, head: int | None, layer: int) -> Tensor:
-        """See :meth:`Microscope.attention`."""
+    @property
+    def attention_layers(self) -> tuple[str, ...]:
+        """Names of the layers of attention; empty if there are none."""
+        return tuple(layer.name for layer in self.recording.attention)
+
+    @property
+    def field_layers(self) -> tuple[str, ...]:
+        """Names of the layers that have a field as output."""
+        return tuple(layer.name for layer in self.recording.fields)
+
+    def attention(
+        self, point: int | None = None, *, frame: int | None = None, head: int | None = None, layer: int = -1
+    ) -> Float[Tensor, "points keys"]:
+        """Return the weights ``[points, keys]`` float64 with which a query attends to the frames of each point.
+
+        Parameters
+        ----------
+        point
+            Index of the query among the points of the layer. Default: the point nearest to the center of the cloud or,
+            on a sphere, nearest to the viewer.
+        frame, head
+            Indices of the frame of the query and of the attention head. Default: the mean over all of them.
+        layer
+            Number of the layer in :attr:`attention_layers`.
+
+        Returns
+        -------
+        Tensor
+            The weights as the layer computes them. After a softmax they sum to 1, or to less if the query also attends
+            to the zeros outside of an image. The shape is ``[points, 1]`` if all frames of a key point share one
+            weight. GSA-Nets sum over the frames of the query; for them the weights are the mean over these frames.
+        """
+        check_arguments(Observation.attention, locals())
         found = self.attention_layer(layer)
         check_index("head", head, found.heads)
         return found.of_query(self.query(found, point, frame), frame, head)
 
-    def rollout(self, point: int | None, frame: int | None, layer: int) -> Tensor:
-        """See :meth:`Microscope.rollout`."""
+    def rollout(
+        self, point: int | None = None, *, frame: int | None = None, layer: int = -1
+    ) -> Float[Tensor, "points keys"]:
+        """Return the attention of a query that is rolled out from a layer to the input, ``[points, keys]`` float64.
+
+        Points and keys are those of the first layer of attention. The matrices of all layers up to this one are
+        multiplied. Each is the mean over the heads of a layer, averaged with the identity, which represents the
+        residual connection: see docs/microscope.md. Arguments and errors are those of :meth:`attention`; ValueError is
+        also raised if weights are negative.
+        """
+        check_arguments(Observation.rollout, locals())
         found, layers = self.attention_layer(layer), self.recording.attention
         point, fiber = self.query(found, point, frame), found.places.fiber
         flow = torch.zeros(1, len(found.places.pos), fiber, dtype=torch.float64)
         flow[0, point, slice(None) if frame is None else frame] = 1 / fiber if frame is None else 1
         return rolled_out(layers[: layer % len(layers) + 1], flow)[0]
 
-    def fields(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return raw and stabilized fields of the transformed clouds, both ``[turns, points, fiber, channels]``."""
+    def fields(self, layer: int = -1) -> Float[Tensor, "turns points fiber channels"]:
+        """Return the fields of the transformed clouds, ``[turns, points, fiber, channels]`` float64.
+
+        The points are in the same order for all clouds.
+        """
+        check_arguments(Observation.fields, locals())
+        return self._raw_and_stable(layer)[0]
+
+    def stabilized(self, layer: int = -1) -> Float[Tensor, "turns points fiber channels"]:
+        """Return the fields of the transformed clouds, pulled back by the map u: (u⁻¹ f_u)(g) = f_u(u g).
+
+        The shape is ``[turns, points, fiber, channels]``. If the network is equivariant, the values are the same for
+        all maps, up to rounding. It is not known how the channels of modules of other libraries transform; their fields
+        are norms over the channels, ``[turns, points, 1, 1]``.
+        """
+        check_arguments(Observation.stabilized, locals())
+        return self._raw_and_stable(layer)[1]
+
+    def deviation(self, layer: int = -1) -> float:
+        """Return the equivariance error: the largest difference of a stabilized field to that of the given cloud."""
+        stable = self.stabilized(layer)
+        return float((stable - stable[0]).abs().max())
+
+    def _raw_and_stable(self, layer: int) -> tuple[Tensor, Tensor]:
         before = self.field_layer(layer)
         number = layer % len(self.recording.fields)
         raw, stable = [before.x], [before.x]

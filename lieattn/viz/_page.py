@@ -16,11 +16,10 @@ from torch import Tensor
 
 from lieattn._core.checks import check_index
 from lieattn.io import replace_text
-from lieattn.viz._draw import spacing, value_range
-from lieattn.viz._observation import Choice, Observation
+from lieattn.viz._draw import bonds_of, camera_of, spacing, symbols_of, value_range
+from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Attention, Places, rolled_out
-from lieattn.viz._scene import bonds_of, camera_of, symbols_of
-from lieattn.viz._views import frame_name
+from lieattn.viz._views import Choice, frame_name
 
 _COLORS, _STEPS = ("magma", "viridis", "RdBu_r", "gray_r"), 48
 _MOST_NUMBERS = 3_000_000  # in one array, which is 8 MB of text
@@ -68,7 +67,7 @@ def _start(scope: Observation, choice: Choice) -> dict[str, Any]:
     """Return the initial choices of the page, after checks."""
     query, channel, number = 0, choice.channel, choice.number
     if choice.view == "field":
-        fields = scope.fields(number)[0]
+        fields = scope.fields(number)
         check_index("frame", choice.frame, fields.shape[2])
         check_index("channel", channel, fields.shape[3])
         known = _known_channels(scope, fields)
@@ -145,7 +144,7 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
 
     They are the norm over all channels, followed by the first channels.
     """
-    raw, stable = scope.fields(number)
+    raw, stable = scope.fields(number), scope.stabilized(number)
     own, shown = scope.recording.fields[number].places, range(_known_channels(scope, raw))
     first, second = (torch.cat([x.norm(dim=-1, keepdim=True), x[..., : len(shown)]], dim=-1) for x in (raw, stable))
     _check_size(scope, first)

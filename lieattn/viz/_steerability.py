@@ -13,11 +13,12 @@ from lieattn.geometry import AllPairs, lift, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.nn.relative import CoordinateEncoding
 from lieattn.viz import _draw as draw
+from lieattn.viz._charts import line_style, plain_chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SIDE, _GAP, _LEFT, _TOP, _CHART = 1.15, 0.06, 1.5, 0.75, 3.0  # inches
+_SIDE, _CHART = 1.2, 3.0  # inches
 _MOST_DRAWN = 9  # angles
 _ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
 
@@ -117,31 +118,26 @@ class _Score:
 def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[float]) -> Figure:
     columns = min(len(degrees), _MOST_DRAWN)
     shown = [round(n * (len(degrees) - 1) / (columns - 1)) for n in range(columns)]
-    width, height = _LEFT + columns * (_SIDE + _GAP) + 0.9 + _CHART + 0.2, _TOP + len(rows) * (_SIDE + _GAP) + 0.5
-    canvas = draw.Canvas(width, height)
+    figure = draw.blank_figure(_SIDE * columns + _CHART + 1.7, len(rows) * _SIDE + 0.9, "constrained")
+    figure.suptitle("Weights rotated by an angle", size=10, color=draw.INK, weight="bold")
+    grid = figure.add_gridspec(len(rows), columns + 1, width_ratios=[*[_SIDE] * columns, _CHART])
+    chart = figure.add_subplot(grid[:, -1])
     norm = draw.color_scale_from_zero(torch.stack([image for images, _ in rows.values() for image in images]))
-
-    canvas.write(0.25, 0.3, "Weights rotated by an angle", size=10, weight="bold")
-    chart = canvas.place(width - _CHART - 0.15, _TOP, _CHART, height - _TOP - 0.55)
     for row, (name, (images, errors)) in enumerate(rows.items()):
-        top = _TOP + row * (_SIDE + _GAP)
-        canvas.write(_LEFT - 0.1, top + _SIDE / 2, name, size=8, ha="right", va="center")
         for column, turn in enumerate(shown):
-            axes = canvas.place(_LEFT + column * (_SIDE + _GAP), top, _SIDE, _SIDE)
-            side = math.isqrt(len(images[turn]))
+            axes, side = figure.add_subplot(grid[row, column]), math.isqrt(len(images[turn]))
             axes.imshow(images[turn].view(side, side).numpy(), cmap="RdBu_r", norm=norm)
-            axes.set_axis_off()
+            axes.set(xticks=[], yticks=[], frame_on=False)
+            if column == 0:
+                axes.set_ylabel(name, size=8, color=draw.INK, rotation=0, ha="right", va="center")
             if row == 0:
                 axes.set_title(f"{degrees[turn]:g}°", size=8, color=draw.INK)
-        style = {"color": draw.COLORS[row], "marker": draw.MARKERS[row], "markersize": 4, "clip_on": False}
+        style = {**line_style(row), "markersize": 4, "clip_on": False}
         chart.semilogy(degrees, [max(error, _ROUNDING) for error in errors], label=name.split(",")[0], **style)
+    plain_chart(chart, "angle (degrees)")
     told = "relative error after rotation by the angle and back\n(an error of 0 is drawn as 1e-17)"
     chart.set_title(told, size=8.5, color=draw.INK)
-    chart.set_xlabel("angle (degrees)", size=8, color=draw.INK)
     chart.set_xticks(degrees if len(degrees) < 8 else range(0, 91, 15))
     chart.set_ylim(_ROUNDING, 10)
-    chart.grid(axis="y", color=draw.FAINT, linewidth=0.6)
-    chart.tick_params(labelsize=7, color=draw.GRAY, labelcolor=draw.INK)
-    chart.spines[["top", "right"]].set_visible(False)
     chart.legend(fontsize=8, frameon=False, loc="center")
-    return canvas.figure
+    return figure

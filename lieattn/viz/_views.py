@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +11,8 @@ from torch import Tensor
 from lieattn._core.checks import check_index
 from lieattn.geometry import PointClouds
 from lieattn.viz import _draw as draw
-from lieattn.viz._observation import Choice, Observation
+from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Places
-from lieattn.viz._scene import Board, Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +22,22 @@ if TYPE_CHECKING:
 _MOST_ROWS, _MOST_FRAMES, _MOST_FIELDS, _MOST_QUERIES = 4, 6, 4, 24
 _SIDE = 2.5  # inches of a panel of an overview
 _WORDS = {"attention": "Attention of a point (ring)", "rollout": "Attention of a point (ring), rolled out to the input"}
+
+
+class Choice(NamedTuple):
+    """What is drawn: a view, and indices, each of which may be None for a default."""
+
+    view: str
+    point: int | None = None
+    frame: int | None = None
+    head: int | None = None
+    layer: int | None = None
+    channel: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Number of the layer, by default of the last one."""
+        return -1 if self.layer is None else self.layer
 
 
 def attention_board(scope: Observation, choice: Choice) -> Figure:
@@ -51,14 +66,13 @@ def _tops(maps: list[dict[int, list[Tensor]]]) -> dict[int, float]:
 
 def field_board(scope: Observation, choice: Choice) -> Figure:
     """Return a figure with a row for each of up to four maps: the cloud, raw fields, stabilized fields."""
-    field = _Fields(scope, choice)
-    rows = _spread(len(scope.turns), _MOST_ROWS)
+    field, rows = _Fields(scope, choice), _spread(len(scope.turns), _MOST_ROWS)
     columns = ["input", *(f"{name},\n{kind}" for kind in ("raw", "stabilized") for name in field.names)]
-    board = Board([_label(scope, row) for row in rows], columns)
+    board = draw.Board([_label(scope, row) for row in rows], columns)
     for place, row in enumerate(rows):
         field.draw(board, place, row, pulled_back=False)
         field.draw(board, place, row, pulled_back=True, first=1 + len(field.frames))
-    board.title(*_field_title(scope, choice))
+    board.title(*field.title())
     return board.figure
 
 
@@ -66,10 +80,10 @@ def field_moments(scope: Observation, choice: Choice) -> Iterator[Figure]:
     """Yield a figure for each map: the transformed cloud and its raw fields above, both pulled back below."""
     field = _Fields(scope, choice)
     for row in range(len(scope.turns)):
-        board = Board([f"raw,\n{_label(scope, row)}", "stabilized"], ["input", *field.names])
+        board = draw.Board([f"raw,\n{_label(scope, row)}", "stabilized"], ["input", *field.names])
         for place, pulled_back in enumerate((False, True)):
             field.draw(board, place, row, pulled_back=pulled_back)
-        board.title(*_field_title(scope, choice))
+        board.title(*field.title())
         yield board.figure
 
 
@@ -77,23 +91,28 @@ class _Fields:
     """The values ``[turns, points, frames]`` of a field that are drawn, raw and stabilized."""
 
     def __init__(self, scope: Observation, choice: Choice) -> None:
-        raw, stable = scope.fields(choice.number)
-        check_index("frame", choice.frame, raw.shape[2])
-        check_index("channel", choice.channel, raw.shape[3])
-        self.scope, self.channel, self.places = scope, choice.channel, scope.field_layer(choice.number).places
-        self.frames = range(min(raw.shape[2], _MOST_FIELDS)) if choice.frame is None else [choice.frame]
+        self.raw, self.stable = scope.fields(choice.number), scope.stabilized(choice.number)
+        check_index("frame", choice.frame, self.raw.shape[2])
+        check_index("channel", choice.channel, self.raw.shape[3])
+        self.scope, layer = scope, scope.field_layer(choice.number)
+        self.name, self.places = layer.name, layer.places
+        self.frames = range(min(self.raw.shape[2], _MOST_FIELDS)) if choice.frame is None else [choice.frame]
         self.names = [frame_name(self.places, h) for h in self.frames]
-        values = (x.norm(dim=-1) if self.channel is None else x[..., self.channel] for x in (raw, stable))
+        both = (self.raw, self.stable)
+        if choice.channel is None:
+            self.channel, values = "norm", [x.norm(dim=-1) for x in both]
+        else:
+            self.channel, values = f"channel {choice.channel}", [x[..., choice.channel] for x in both]
         self.values = [x[..., list(self.frames)] for x in values]
-        self.norm = draw.color_scale(self.values[0], float(raw.abs().max()))
+        self.norm = draw.color_scale(self.values[0], float(self.raw.abs().max()))
 
-    def draw(self, board: Board, place: int, row: int, *, pulled_back: bool, first: int = 1) -> None:
+    def draw(self, board: draw.Board, place: int, row: int, *, pulled_back: bool, first: int = 1) -> None:
         """Draw the input and the frames from the column ``first`` on, in a place of the board."""
         turn = None if pulled_back else self.scope.turns[row].matrix
         if first == 1:
             cloud, features = self.scope.input
             self.scope.scene(cloud).draw(board.axes[place][0], cloud, features, *_gray(features), turn=turn)
-            board.row_scale(place, "viridis", self.norm, "norm" if self.channel is None else f"channel {self.channel}")
+            board.row_scale(place, "viridis", self.norm, self.channel)
         scene, clouds = self.scope.scene(self.places.clouds), self.places.clouds
         for axes, h, values in zip(
             board.axes[place][first:], self.frames, self.values[pulled_back][row].T, strict=False
@@ -101,42 +120,66 @@ class _Fields:
             scene.draw(axes, clouds, values, "viridis", self.norm, turn=turn)
             _arrow(axes, self.places, h)
 
+    def title(self) -> tuple[str, str]:
+        """Return the title of the figure, and what was measured."""
+        what = "norm over the channels" if self.channel == "norm" else self.channel
+        inside = self.stable[torch.tensor([turn.inside for turn in self.scope.turns])]
+        measured = f"stabilized fields of {len(self.stable)} transformed clouds {_spread_of(self.raw, self.stable)}"
+        if len(inside) < len(self.stable):
+            within = float((inside - inside[0]).abs().max())
+            measured += f"; those of maps in the group of the network by {within:.1e}"
+        return f"Field of layer {self.name}, {what}: {self.scope.name}", measured
+
+
+def _spread_of(raw: Tensor, stable: Tensor) -> str:
+    apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
+    return f"differ by {apart:.1e} (largest value {largest:.2g})"
+
 
 def overview(scope: Observation, point: int | None) -> Figure:
     """Return a figure of the features, the last field, also for a transformed cloud, and the attention of layers."""
     layers = [] if not scope.recording.attention else _layers(scope, None)
-    columns = max(3, len(layers))
-    cloud, features = scope.input
-    scene = scope.scene(cloud)
-    figure = draw.blank_figure(_SIDE * columns + 0.6, _SIDE * (1 + bool(layers)) + 0.7)
-    figure.set_layout_engine("constrained")
-    panels = figure.subplots(1 + bool(layers), columns, squeeze=False)
+    rows, columns, title = 1 + bool(layers), max(3, len(layers)), scope.name
+    figure = draw.blank_figure(_SIDE * columns + 0.6, _SIDE * rows + 0.7, "constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
     for axes in panels.flat:
         axes.set_axis_off()
         axes.set_aspect("equal")
-    _titled(panels[0][0], scene, cloud, features, "input, mean over channels", "cividis")
-    title = scope.name
+    _titled(scope, panels[0][0], *scope.input, "input, mean over channels", "cividis")
     if scope.recording.fields:
-        fields, stable = scope.fields(-1)
-        raw = fields[:2].norm(dim=-1).mean(dim=2)
-        places, name = scope.field_layer(-1).places, scope.field_layer(-1).name
-        inner = scope.scene(places.clouds)
+        fields, last = scope.fields(), scope.field_layer(-1)
+        raw, clouds = fields[:2].norm(dim=-1).mean(dim=2), last.places.clouds
         norm = draw.color_scale_from_zero(raw)
-        _titled(panels[0][1], inner, places.clouds, raw[0], f"field of {name}, norm over channels", "viridis", norm)
+        _titled(scope, panels[0][1], clouds, raw[0], f"field of {last.name}, norm over channels", "viridis", norm)
         if len(raw) > 1:
             turn = scope.turns[1]
-            name = turn.label if turn.inside else f"{turn.label}\n(not in the group)"
-            _titled(panels[0][2], inner, places.clouds, raw[1], f"the same, {name}", "viridis", norm, turn=turn.matrix)
-            apart, largest = float((stable - stable[0]).abs().max()), float(fields.abs().max())
-            title += f": fields of transformed clouds, pulled back, differ by {apart:.1e} (largest value {largest:.2g})"
+            told = f"the same, {turn.label}" + ("" if turn.inside else "\n(not in the group)")
+            _titled(scope, panels[0][2], clouds, raw[1], told, "viridis", norm, turn=turn.matrix)
+            title += f": fields of transformed clouds, pulled back, {_spread_of(fields, scope.stabilized())}"
     for axes, number in zip(panels[-1], layers, strict=False):
-        found = scope.attention_layer(number)
-        query = _query_of(scope, number, layers[0], point, None)
-        values = scope.attention(query, None, None, number).sum(dim=1)
-        inner = scope.scene(found.places.clouds)
-        _titled(axes, inner, found.places.clouds, values, f"attention of {found.name}", "magma", query=query)
+        found, query = scope.attention_layer(number), _query_of(scope, number, layers[0], point, None)
+        values = scope.attention(query, layer=number).sum(dim=1)
+        _titled(scope, axes, found.places.clouds, values, f"attention of {found.name}", "magma", query=query)
     figure.suptitle(title, fontsize=9)
     return figure
+
+
+def _titled(
+    scope: Observation,
+    axes: Axes,
+    clouds: PointClouds,
+    values: Tensor,
+    title: str,
+    cmap: str,
+    norm: Any = None,
+    **options: Any,
+) -> None:
+    """Draw a panel with a title and its own color scale, which starts at 0 or is symmetric about 0."""
+    norm = draw.color_scale_from_zero(values) if norm is None else norm
+    cmap = "RdBu_r" if bool((values < 0).any()) else cmap
+    scope.scene(clouds).draw(axes, clouds, values, cmap, norm, **options)
+    axes.set_title(title, fontsize=8, color=draw.INK)
+    draw.color_bar(axes.get_figure(), cmap, norm, ax=axes, shrink=0.6, pad=0.02)  # type: ignore[arg-type]
 
 
 def _attention_figure(
@@ -147,40 +190,34 @@ def _attention_figure(
     tops: Mapping[int, float],
 ) -> Figure:
     """Return a figure of maps ``[points]``. The first column is for all frames together."""
-    width, frame, view = max(map(len, maps.values())), choice.frame, choice.view
-    first = scope.attention_layer(next(iter(maps)))
-    at_input = scope.attention_layer(0)
-    labelled = first if frame is None else at_input if view == "rollout" else first
+    width, frame = max(map(len, maps.values())), choice.frame
+    first, at_input = scope.attention_layer(next(iter(maps))), scope.attention_layer(0)
+    labelled = at_input if frame is not None and choice.view == "rollout" else first
     frames = [frame_name(labelled.places, h) for h in range(width - 1)]
     together = "mean over frames" if frame is None else "sum over frames of keys"
     columns = ["input", together if frames else "attention", *frames]
-    rows = [scope.attention_layer(number).name for number in maps]
-    board = Board(rows, columns)
+    board = draw.Board([scope.attention_layer(number).name for number in maps], columns)
     cloud, features = scope.input
-    scene = scope.scene(cloud)
     ringed = _in_input(cloud.pos, first.places.pos, queries[next(iter(maps))])
-    scene.draw(board.axes[0][0], cloud, features, *_gray(features), query=ringed)
+    scope.scene(cloud).draw(board.axes[0][0], cloud, features, *_gray(features), query=ringed)
     for row, (number, found) in enumerate(maps.items()):
         queried = scope.attention_layer(number)
-        layer = at_input if view == "rollout" else queried
-        scene = scope.scene(layer.places.clouds)
+        keys = (at_input if choice.view == "rollout" else queried).places
         norm = draw.color_scale_from_zero(torch.stack(found), tops[number])
         cmap = "RdBu_r" if bool((torch.stack(found) < 0).any()) else "magma"
-        query = _nearest(layer.places.pos, queried.places.pos[queries[number]])
-        for column, values in enumerate(found):
-            axes = board.axes[row][1 + column]
-            scene.draw(axes, layer.places.clouds, values, cmap, norm, query=query)
+        query = _nearest(keys.pos, queried.places.pos[queries[number]])
+        for column, (axes, values) in enumerate(zip(board.axes[row][1:], found, strict=False)):
+            scope.scene(keys.clouds).draw(axes, keys.clouds, values, cmap, norm, query=query)
             if column and frame is None:
                 _arrow(axes, queried.places, column - 1)
         board.row_scale(row, cmap, norm, "weight")
-    last = next(reversed(queries))
-    heads = "mean over the heads" if choice.head is None else f"head {choice.head}"
-    places = scope.attention_layer(last).places
+    last, point = scope.attention_layer(next(reversed(queries))), next(reversed(queries.values()))
     of = ["the mean over its frames, and each of them" if frame is None else "by frames of the keys"] * (width > 1)
-    if frame is not None and places.fiber > 1:
-        of = [", ".join([f"its {frame_name(places, frame)}", *of])]
-    told = [f"point {queries[last]} of {scope.attention_layer(last).name}", *of, heads]
-    board.title(f"{_WORDS[view]}: {scope.name}", "; ".join(told))
+    if frame is not None and last.places.fiber > 1:
+        of = [", ".join([f"its {frame_name(last.places, frame)}", *of])]
+    heads = "mean over the heads" if choice.head is None else f"head {choice.head}"
+    told = "; ".join([f"point {point} of {last.name}", *of, heads])
+    board.title(f"{_WORDS[choice.view]}: {scope.name}", told)
     return board.figure
 
 
@@ -189,8 +226,8 @@ def _maps(scope: Observation, choice: Choice, layer: int, point: int) -> list[Te
 
     def weights(h: int | None) -> Tensor:
         if choice.view == "rollout":
-            return scope.rollout(point, h, layer)
-        return scope.attention(point, h, choice.head, layer)
+            return scope.rollout(point, frame=h, layer=layer)
+        return scope.attention(point, frame=h, head=choice.head, layer=layer)
 
     found = weights(choice.frame)
     if choice.frame is not None:
@@ -264,28 +301,6 @@ def _arrow(axes: Axes, places: Places, h: int) -> None:
         draw.frame(axes, places.frames[0] / scale, h)
 
 
-def _titled(
-    axes: Axes,
-    scene: Scene,
-    clouds: PointClouds,
-    values: Tensor,
-    title: str,
-    cmap: str,
-    norm: Any = None,
-    **options: Any,
-) -> None:
-    """Draw a panel with a title and its own color scale, which starts at 0 or is symmetric about 0."""
-    from matplotlib.cm import ScalarMappable
-
-    norm = draw.color_scale_from_zero(values) if norm is None else norm
-    cmap = "RdBu_r" if bool((values < 0).any()) else cmap
-    scene.draw(axes, clouds, values, cmap, norm, **options)
-    axes.set_title(title, fontsize=8, color=draw.INK)
-    bar = axes.figure.colorbar(ScalarMappable(norm, cmap), ax=axes, shrink=0.6, pad=0.02)
-    bar.ax.tick_params(labelsize=7, length=2, color=draw.GRAY, labelcolor=draw.INK)
-    bar.ax.set_frame_on(False)
-
-
 def frame_name(places: Places, h: int) -> str:
     """Return the number of a frame and, in the plane, its angle, followed by m if it contains a reflection."""
     frames = places.frames
@@ -298,16 +313,3 @@ def _label(scope: Observation, row: int) -> str:
     turn = scope.turns[row]
     outside = "" if turn.inside else "\n(not in\nthe group)"
     return turn.label.replace(" by ", "\nby ").replace(", ", ",\n") + outside
-
-
-def _field_title(scope: Observation, choice: Choice) -> tuple[str, str]:
-    what = "norm over the channels" if choice.channel is None else f"channel {choice.channel}"
-    raw, stable = scope.fields(choice.number)
-    apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
-    inside = stable[torch.tensor([turn.inside for turn in scope.turns])]
-    within = f"{float((inside - inside[0]).abs().max()):.1e}"
-    outside = "" if len(inside) == len(stable) else f"; those of maps in the group of the network by {within}"
-    measured = (
-        f"stabilized fields of {len(stable)} transformed clouds differ by {apart:.1e} (largest value {largest:.2g})"
-    )
-    return f"Field of layer {scope.field_layer(choice.number).name}, {what}: {scope.name}", measured + outside

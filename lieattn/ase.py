@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._core.checks import check_arguments, kind
-from lieattn._core.extras import needs_extra
+from lieattn._core.messages import needs_extra
 from lieattn.io import settle, uncompiled
 from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
 from lieattn.models.dynamics import differentiated, energy_among

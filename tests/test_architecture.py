@@ -61,17 +61,17 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1344, 20, 0),
+    "_core": (1301, 13, 0),
     "ase": (315, 1, 0),
     "bench": (1411, 13, 4),
     "certify": (3089, 15, 7),
     "cli": (2470, 13, 3),
     "compare": (1671, 8, 16),
-    "geometry": (4388, 18, 40),
+    "geometry": (4387, 18, 40),
     "groups": (2092, 8, 35),
     "io": (974, 8, 27),
-    "models": (7531, 38, 66),
-    "nn": (5655, 19, 75),
+    "models": (7529, 38, 66),
+    "nn": (5654, 19, 75),
     "ops": (9810, 44, 31),
     "reps": (674, 3, 15),
     "spaces": (353, 2, 5),

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from lieattn._core import memory as _memory
+from lieattn._core import machine as _memory
 
 FAULTS = """
 import ctypes, resource, sys
-from lieattn._core.memory import keep_freed_memory
+from lieattn._core.machine import keep_freed_memory
 
 kept = sys.argv[1] == "keep" and keep_freed_memory()
 library = ctypes.CDLL(None)

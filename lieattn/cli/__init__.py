@@ -138,7 +138,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if asks_for_help and COMMANDS[name].module == "lieattn.cli._training":  # without an import of torch
         print(_TRAINING.format(name=name, what=COMMANDS[name].help.capitalize()))
         return 0
-    from lieattn._core.memory import keep_freed_memory
+    from lieattn._core.machine import keep_freed_memory
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # files and pipes may lack mathematical symbols
         sys.stdout.reconfigure(errors="backslashreplace")

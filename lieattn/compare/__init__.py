@@ -1,6 +1,6 @@
 """Comparisons of networks under one budget."""
 
-from lieattn._core.extras import needs_extra
+from lieattn._core.messages import needs_extra
 
 with needs_extra("lieattn.compare", "train"):
     from lieattn.compare._build import Sets, build_task

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.checks import check_tensor, counted, kind, may_read_values
-from lieattn._core.segments import counts, sums
+from lieattn._core.numerics import counts, sums
 from lieattn.geometry._indices import Padding, check_indices, first_true, padding
 from lieattn.geometry._movable import Movable, OnFirstUse
 from lieattn.geometry._search import sort_keys

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_count, check_tensor, may_read_values
-from lieattn._core.recompute import may_recompute
+from lieattn._core.contexts import may_recompute
 from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import check_indices, ranges
 from lieattn.geometry._lifted_graph import LiftedGraph

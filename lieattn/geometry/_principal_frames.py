@@ -14,8 +14,8 @@ from torch import Tensor
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_flag, check_is, check_length
 from lieattn._core.functional import outside_of_transforms, transformed
-from lieattn._core.segments import sums
-from lieattn._core.warnings import warn
+from lieattn._core.messages import warn
+from lieattn._core.numerics import sums
 from lieattn.geometry._clouds import point_weights
 from lieattn.geometry._indices import first_true
 from lieattn.geometry._principal_axes import (

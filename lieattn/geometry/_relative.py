@@ -13,11 +13,10 @@ from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_alike, check_choice, check_is, check_length, check_tensor
+from lieattn._core.contexts import region
 from lieattn._core.functional import transformed
-from lieattn._core.lengths import lengths
-from lieattn._core.recompute import region
+from lieattn._core.numerics import lengths, sums
 from lieattn._core.returned import check_returned, returned
-from lieattn._core.segments import sums
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine

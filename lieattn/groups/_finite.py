@@ -26,7 +26,7 @@ from lieattn._core.checks import (
     shown,
 )
 from lieattn._core.functional import is_mapped, outside_of_transforms
-from lieattn._core.lengths import lengths
+from lieattn._core.numerics import lengths
 from lieattn.groups._group import Group, far, finish, tolerance
 
 CLOSURE_TOLERANCE = 1e-9

@@ -24,7 +24,7 @@ from lieattn._core.checks import (
     counted,
 )
 from lieattn._core.functional import is_mapped
-from lieattn._core.lengths import lengths
+from lieattn._core.numerics import lengths
 from lieattn._core.returned import checked_faults, returned
 from lieattn._core.values import equal_values
 

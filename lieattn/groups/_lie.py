@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lieattn._core.checks import check_count, check_last, check_none
 from lieattn._core.functional import is_mapped
-from lieattn._core.lengths import lengths
+from lieattn._core.numerics import lengths
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup
 from lieattn.groups._group import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_is, check_last
-from lieattn._core.lengths import lengths
+from lieattn._core.numerics import lengths
 from lieattn._core.returned import checked_faults, returned
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import (

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_last, check_tensor
-from lieattn._core.lengths import lengths
+from lieattn._core.numerics import lengths
 
 _SERIES_BELOW = 1.0
 _SERIES_TERMS = 10

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_is, may_read_values
-from lieattn._core.layer_norm import LayerNorm
-from lieattn._core.warnings import warn
+from lieattn._core.messages import warn
+from lieattn._core.numerics import LayerNorm
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.io import Recorded
 from lieattn.nn._fields import FrameMatrices, project_field

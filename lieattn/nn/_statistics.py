@@ -24,12 +24,11 @@ from lieattn._core.checks import (
     check_tensor,
     may_read_values,
 )
+from lieattn._core.contexts import region
 from lieattn._core.functional import is_batched, is_mapped, transformed
-from lieattn._core.layer_norm import LayerNorm, layer_norm
-from lieattn._core.processes import processes, summed
-from lieattn._core.recompute import region
-from lieattn._core.segments import counts, maxima, means, sums
-from lieattn._core.warnings import warn
+from lieattn._core.machine import processes, summed
+from lieattn._core.messages import warn
+from lieattn._core.numerics import LayerNorm, counts, layer_norm, maxima, means, sums
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]

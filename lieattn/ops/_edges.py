@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_is, check_tensor, kind
-from lieattn._core.lengths import lengths
+from lieattn._core.numerics import lengths
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import need_plain_maths, plain_gradients

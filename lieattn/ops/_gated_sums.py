@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._core.recompute import may_recompute
-from lieattn._core.sigmoid import attention_of
+from lieattn._core.contexts import may_recompute
+from lieattn._core.numerics import attention_of
 
 CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lieattn._core.checks import may_read_values
-from lieattn._core.recompute import may_recompute
+from lieattn._core.contexts import may_recompute
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Problem
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lieattn._core.extras import needs_extra
+from lieattn._core.messages import needs_extra
 
 if TYPE_CHECKING:
     from lieattn.io import CheckpointError, UsageError, check_trusted, load_weights, read_checkpoint

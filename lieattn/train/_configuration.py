@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lieattn._core.checks import check_arguments
-from lieattn._core.extras import needs_extra
+from lieattn._core.messages import needs_extra
 from lieattn.io import UsageError, loaded
 
 # How lines of jsonargparse's messages begin that list its attempts at reading a value.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments, kind
-from lieattn._core.warnings import warn
+from lieattn._core.messages import warn
 from lieattn.geometry import point_clouds
 from lieattn.models import EnergyForceStress, Rescaled
 from lieattn.train._data import PointSetData

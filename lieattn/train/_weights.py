@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torchmetrics import Metric
 
-from lieattn._core.processes import processes, summed
+from lieattn._core.machine import processes, summed
 
 REPEATED = "repeated"
 """Attribute bool ``[clouds]`` of batches in several processes: marks clouds that only fill up a batch."""

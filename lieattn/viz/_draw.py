@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn._core.checks import TOLERANCE
-from lieattn._core.extras import needs_extra
+from lieattn._core.messages import needs_extra
 from lieattn.geometry import PointClouds, Radius
 from lieattn.groups import SO
 from lieattn.io import replacing

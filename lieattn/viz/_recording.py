@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._core.segments import sums
-from lieattn._core.watch import SeenWeights, watching_weights
+from lieattn._core.contexts import SeenWeights, watching_weights
+from lieattn._core.numerics import sums
 from lieattn.geometry import LiftedGraph, PointClouds, Raster, pixel_positions, point_clouds
 from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule, FieldModel, Network, Wrapper
 from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lieattn._core.checks import check_arguments
-from lieattn._core.processes import processes
-from lieattn._core.warnings import warn
+from lieattn._core.machine import processes
+from lieattn._core.messages import warn
 from lieattn.models._base.inputs import has_geometry
 from lieattn.models._base.network import ImageNetwork, Wrapper
 

@@ -20,7 +20,7 @@ from lieattn._core.checks import (
     check_neighborhood,
     check_size,
 )
-from lieattn._core.recompute import recomputed
+from lieattn._core.contexts import recomputed
 from lieattn._core.reports import titled_table
 from lieattn._core.values import plain_text
 from lieattn.geometry import (

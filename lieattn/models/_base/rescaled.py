@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_choice, check_number, kind, may_read_values
 from lieattn._core.kept_tables import WideStatistics
-from lieattn._core.segments import counts
+from lieattn._core.numerics import counts
 from lieattn.geometry import point_clouds
 from lieattn.models._base.network import Wrapper
 from lieattn.reps import DirectSum, Irreps, Multiple, Representation, Scalar

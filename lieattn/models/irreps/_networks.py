@@ -19,9 +19,8 @@ from torch_geometric.utils import softmax
 
 from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts
-from lieattn._core.layer_norm import LayerNorm
-from lieattn._core.segments import sums
-from lieattn._core.watch import SeenWeights, is_watched, show
+from lieattn._core.contexts import SeenWeights, is_watched, show
+from lieattn._core.numerics import LayerNorm, sums
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_choice, check_counts, check_size
-from lieattn._core.layer_norm import LayerNorm
+from lieattn._core.numerics import LayerNorm
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._base.inputs import in_precision_of_weights

@@ -21,8 +21,8 @@ from lieattn._core.checks import (
     check_length,
     check_neighborhood,
 )
+from lieattn._core.contexts import recomputed
 from lieattn._core.functional import is_batched, transformed
-from lieattn._core.recompute import recomputed
 from lieattn.geometry import (
     FiniteFrames,
     Frames,

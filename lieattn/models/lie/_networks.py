@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_tensor
-from lieattn._core.layer_norm import LayerNorm
+from lieattn._core.numerics import LayerNorm
 from lieattn.geometry import (
     AllPairs,
     LiftedGraph,

@@ -23,7 +23,7 @@ from lieattn._core.checks import (
     check_tensor,
     weight_of,
 )
-from lieattn._core.recompute import may_recompute
+from lieattn._core.contexts import may_recompute
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates, networks_of_coordinates
 from lieattn.ops import Activation, RelativeTerms

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lieattn._core.memory import keep_freed_memory
+from lieattn._core.machine import keep_freed_memory
 from lieattn.ops.kernels._calls import IMPORTED_BY
 
 _ADAPTS = os.path.exists("/proc/self/schedstat")  # Linux, where torch comes with libgomp

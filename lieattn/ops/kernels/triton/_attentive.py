@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lieattn._core.sigmoid import attention_of
+from lieattn._core.numerics import attention_of
 from lieattn.ops import _gated_sums as plain
 from lieattn.ops._gated_sums import Operands, Window
 from lieattn.ops._gradients import gradients_of

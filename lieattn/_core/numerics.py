@@ -1,11 +1,49 @@
-"""Reductions over groups of rows."""
+"""Numerical functions that torch lacks, or whose derivatives it rounds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._core.functional import transformed
+
+
+def lengths(vectors: Tensor, *, keepdim: bool = False) -> Tensor:
+    """Return the lengths ``[*]`` of vectors ``[*, dim]``, whose derivatives are 0 at 0. The function can be traced."""
+    square = vectors.square().sum(dim=-1, keepdim=keepdim)
+    zero = square == 0
+    # Both branches need finite derivatives, because an infinite one times the zero of the other branch would be NaN.
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
+
+
+def attention_of(levels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return α = σ(levels) and 1 - α. Derivatives of ``torch.sigmoid``, but not these, lose digits for α close to 1."""
+    return F.logsigmoid(levels).exp(), F.logsigmoid(-levels).exp()
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Compute ``torch.nn.functional.layer_norm``, within transforms by plain operations."""
+    if not transformed():
+        return F.layer_norm(x, shape, weight, bias, eps)
+    axes = tuple(range(-len(shape), 0))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = wide - wide.mean(axes, keepdim=True)
+    normal = (centered * torch.rsqrt(centered.square().mean(axes, keepdim=True) + eps)).to(x.dtype)
+    normal = normal if weight is None else normal * weight
+    return normal if bias is None else normal + bias
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm`` by :func:`layer_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 def counts(index: Tensor, count: int) -> Tensor:

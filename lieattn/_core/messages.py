@@ -1,9 +1,11 @@
-"""Warnings that name the line of the user's program."""
+"""Messages to the user that no check raises."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,3 +24,16 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
             frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Name the extra to install, as an ImportError, if a package is not found in the ``with`` block."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "lieattn").partition(".")[0]
+        if package == "lieattn":  # a fault of the library, which no extra mends
+            raise
+        advice = f'pip install "lieattn[{extra}]"'
+        raise ImportError(f"{what} needs the package {package}: {advice}", name=error.name) from error

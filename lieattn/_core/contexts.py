@@ -1,14 +1,15 @@
-"""Activation checkpointing: activations are recomputed in the backward pass instead of stored."""
+"""Contexts in which layers are evaluated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lieattn._core.functional import transformed
@@ -80,3 +81,42 @@ class _Within(AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         region.reset(self._tokens.pop())
+
+
+class SeenWeights(NamedTuple):
+    """Weights of one call of :func:`lieattn.ops.group_attention`, in its layout, with its neighbors and pattern."""
+
+    weights: Tensor
+    neighbors: Any
+    pattern: str
+    keys: int  # frames over each key point
+
+
+Watcher = Callable[[SeenWeights], None]
+_WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watching_weights(watcher: Watcher) -> Iterator[None]:
+    """Call ``watcher`` with the weights of every attention that this thread evaluates in the block.
+
+    It is not called for convolutions (``normalize="none"``), whose weights do not depend on features, and in compiled
+    networks.
+    """
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
+
+
+def is_watched() -> bool:
+    """Return whether there is a watcher; always False while a network is compiled."""
+    return not torch.compiler.is_compiling() and _WATCHER.get() is not None
+
+
+def show(seen: SeenWeights) -> None:
+    """Pass weights to the watcher, if there is one."""
+    watcher = _WATCHER.get() if is_watched() else None
+    if watcher is not None:
+        watcher(seen)

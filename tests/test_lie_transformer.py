@@ -325,19 +325,9 @@ def test_codes_that_run_are_translated():
     assert published_kernel("mlp", attention_fn="norm_exp") == {"kernel": "sum", "normalize": "exp-mean"}
 
 
-@pytest.mark.parametrize(
-    ("kernel", "message"),
-    [
-        ("0231", "N = 0 leaves the weights undefined"),
-        ("1131", "C = 1 adds parts"),
-        ("2331", "C = 3 multiplies parts"),
-        ("1201", "F = 0"),
-        ("1239", "expected digits N C F P"),
-        ("dot_product", "expected one of"),
-    ],
-)
-def test_codes_that_fail_in_the_original_are_refused(kernel, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("kernel", ["0231", "1131", "2331", "1201", "1239", "dot_product"])
+def test_codes_that_fail_in_the_original_are_refused(kernel):
+    with pytest.raises(ValueError, match="kernel: expected "):
         published_kernel(kernel)
 
 

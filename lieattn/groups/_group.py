@@ -50,11 +50,14 @@ class Group:
     has_rotations, has_reflections, has_dilations
         Whether a Lie group of linear maps contains all rotations of R^dim, all reflections, and all multiples by
         positive numbers. A class declares what is true of its groups; frames, certificates and forces rely on it.
+    only_translates
+        Whether all linear parts are the identity.
     """
 
     has_rotations: ClassVar[bool] = False
     has_reflections: ClassVar[bool] = False
     has_dilations: ClassVar[bool] = False
+    only_translates: ClassVar[bool] = False
 
     name: str
     dim: int

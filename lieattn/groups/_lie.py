@@ -328,6 +328,8 @@ def _squared_scale(g: Tensor) -> tuple[Tensor, Tensor]:
 class Translations(LieGroup):
     """The translations of R^d as matrices [[I, t], [0, 1]]. The coordinates of the Lie algebra are t."""
 
+    only_translates = True
+
     def __init__(self, dim: int) -> None:
         check_count("dim", dim)
         super().__init__(f"R^{dim}", dim=dim, size=dim + 1, algebra_dim=dim)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_choice, check_count, check_has_numbers, may_read_values
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
-from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
+from lieattn.groups import SE, FiniteGroup, cyclic, dihedral, linear_part, quaternion_from_rotation, trivial
 from lieattn.models.attentive._networks import AttentionKind, AttentiveCNN, AttentiveNetwork
 from lieattn.models.lie._network import AttentionOptions, Lifting, PairCoordinates, Readout
 from lieattn.models.lie._networks import LieTransformer
@@ -51,13 +51,6 @@ _NORMALIZATIONS = {
 }
 _FEATURES = {"1": "product", "2": "linear", "3": "mixed"}
 _LOCATIONS = {"0": "coordinates", "1": "network", "2": "coordinates"}
-_FAILURES = {
-    "N0": "leaves the weights undefined",
-    "C0": "has neither sum nor network to join features and location",
-    "C1": "adds parts whose shapes do not fit",
-    "C3": "multiplies parts whose shapes do not fit",
-    "F0": "leaves no features for the network",
-}
 
 
 def _stored_arrays(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -111,7 +104,7 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
                 _copy(parameter, arrays, f"conv{number}.{theirs}", order)
         for number, norm in enumerate(network.norms, start=1):
             for own, theirs in _NORM.items():
-                _copy(getattr(norm, own), arrays, f"bn{number}.{theirs}")
+                _copy(norm.state_dict()[own], arrays, f"bn{number}.{theirs}")
     return network.eval()
 
 
@@ -203,8 +196,7 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
     """Translate ``kernel_type`` and ``attention_fn`` of LieTransformer's code to options of ``AttentionOptions``.
 
     The result has the keys ``kernel``, ``normalize`` and, for codes of four digits, ``features`` and ``location`` of
-    :class:`lieattn.models.AttentionOptions`. ValueError is raised for unknown names, and for codes that fail in the
-    authors' code; the message gives the reason.
+    :class:`lieattn.models.AttentionOptions`. ValueError is raised for other names and codes.
 
     Parameters
     ----------
@@ -226,13 +218,10 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
         return {"kernel": _KERNELS[kernel], "normalize": _NORMALIZATIONS[attention_fn]}
     if len(kernel) != 4 or not kernel.isdigit():
         raise ValueError(f"kernel: expected one of {list(_KERNELS)} or four digits, got {kernel!r}")
-    for letter, digit in zip("NCF", kernel, strict=False):
-        if reason := _FAILURES.get(letter + digit):
-            raise ValueError(f"kernel: {kernel!r} fails in the authors' code too: {letter} = {digit} {reason}")
     normalization, combination, features, location = list(kernel)
     if normalization not in "12" or combination != "2" or features not in _FEATURES or location not in _LOCATIONS:
         known = "digits N C F P with N 1 or 2, C 2, F 1, 2 or 3, and P 0, 1 or 2"
-        raise ValueError(f"kernel: expected {known}, got {kernel!r}")
+        raise ValueError(f"kernel: expected {known}, since others fail in the authors' code too, got {kernel!r}")
     return {
         "kernel": "combined",
         "normalize": "softmax" if normalization == "1" else "mean",
@@ -271,7 +260,7 @@ class PublishedCoordinates(PairCoordinates):
         """Number of coordinates, including invariants of both points; ValueError if the space does not have them."""
         group = space.group
         linear = linear_part(group)
-        rotations = isinstance(linear, SO)
+        rotations = linear.has_rotations and not (linear.has_reflections or linear.has_dilations)
         if self.convention == "log" and isinstance(linear, FiniteGroup):
             raise ValueError(f"convention: {group.name} has no logarithms; use a space such as Euclidean(SE(3))")
         if self.convention == "quaternion" and not (rotations and group.dim == 3):

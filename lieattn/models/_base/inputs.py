@@ -41,7 +41,7 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     searches = names[:1] == ("geometry",)
 
     @functools.wraps(method)
-    def converted(self: nn.Module, data: Any, *args: Any, **options: Any) -> Any:
+    def converted(self: Any, data: Any, *args: Any, **options: Any) -> Any:
         if not torch.compiler.is_compiling():
             check_data(data)
             if args or options:
@@ -53,9 +53,9 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
             missing = searches and (args[0] if args else options.get("geometry")) is None
             if missing and torch.compiler.is_dynamo_compiling() and has_geometry(self):
                 options.pop("geometry", None)
-                args = (cast(Any, self).geometry(data), *args[1:])
+                args = (self.geometry(data), *args[1:])
             return method(self, _as_dtype(self, data, weight.dtype), *args, **options)
-        if getattr(self, "recomputes", False) and torch.is_grad_enabled():
+        if self.recomputes and torch.is_grad_enabled():
             advice = "keep the weights in float32 and use autocast"
             raise RuntimeError(f"network: checkpointed activations cannot be in {weight.dtype}: {advice}")
         own = {name: value for name, value in _state(self) if value.dtype in _NARROW}
@@ -366,20 +366,20 @@ def _state(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from network.named_buffers(prefix="network")
 
 
-def _as_dtype(network: nn.Module, data: Any, dtype: torch.dtype) -> Any:
+def _as_dtype(network: Any, data: Any, dtype: torch.dtype) -> Any:
     """Convert images, or the attributes of data that are inputs of the network; return a copy if any dtype changes."""
     if isinstance(data, Tensor):
         return data.to(dtype) if data.is_floating_point() else data
     if isinstance(data, PointClouds):
         if data.pos.dtype == dtype:
             return data
-        return replace(data.astype(dtype), pos=cast(Any, network).rounded_positions(data, dtype))
-    names = ("pos", "x", "cell", "edge_attr", *getattr(network, "vector_inputs", ()))
+        return replace(data.astype(dtype), pos=network.rounded_positions(data, dtype))
+    names = ("pos", "x", "cell", "edge_attr", *network.vector_inputs)
     found = {name: getattr(data, name, None) for name in names}
     others = {name: x for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()}
     others = {name: x.to(dtype) for name, x in others.items() if x.dtype != dtype}
     if "pos" in others:
-        others["pos"] = cast(Any, network).rounded_positions(data, dtype)
+        others["pos"] = network.rounded_positions(data, dtype)
     if others:
         data = copy.copy(data)
         for name, value in others.items():

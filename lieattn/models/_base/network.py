@@ -103,10 +103,15 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
         Whether the outputs depend on the order of the points.
     has_kinks
         Whether first derivatives of the outputs are discontinuous, for example because of maxima or relu.
+    recomputes
+        Whether activations are recomputed in the backward pass, see :meth:`Network.checkpoint_activations`.
+    inputs
+        Input features of the points; None for modules without their own.
     group, space, frames, neighborhood
         Group, space, frames and neighborhood that the weights belong to; None where a module has none.
     """
 
+    inputs: Any = None
     group: Any = None
     space: Any = None
     frames: Any = None
@@ -115,6 +120,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     cloud_inputs: tuple[str, ...] = ()
     sees_order: bool = False
     has_kinks: bool = False
+    recomputes: bool = False
 
     @property
     @abc.abstractmethod
@@ -223,12 +229,9 @@ class Network(EquivariantModule):
     ----------
     head
         ``head(x, graph) -> outputs``.
-    recomputes
-        Whether activations are recomputed in the backward pass, see :meth:`checkpoint_activations`.
     """
 
     head: nn.Module
-    recomputes: bool = False
 
     @property
     def kind(self) -> Any:
@@ -325,6 +328,10 @@ class ImageNetwork(Network):
             notes = (f"strided downsampling of even sides breaks equivariance to {group.name}, use 'pooled'",)
             group = trivial(group.dim)
         return Symmetry(group, "images about their centers", translations=False, notes=notes)
+
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group and the downsampling."""
+        return {**super().tied_to(), "downsampling": self.downsampling}
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: Any = None) -> GroupField:

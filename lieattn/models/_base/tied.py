@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lieattn.geometry import PrincipalFrames, ScaleFrames
+from lieattn.geometry import Given, PrincipalFrames, ScaleFrames
 from lieattn.io import tied_to_group
 from lieattn.models._base.inputs import CloudInputs, Species
 from lieattn.models._base.jumps import decided
@@ -36,38 +35,42 @@ def tied_geometry(module: Any) -> dict[str, str]:
     if isinstance(space, HomogeneousSpace):
         found["space"] = space.name
     if neighborhood is not None:
-        # Neither edges nor addresses of objects in memory are properties of the weights.
-        tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
-        unnamed = tensor or repr(neighborhood) == object.__repr__(neighborhood)
-        found["neighborhood"] = type(neighborhood).__name__ if unnamed else repr(decided(neighborhood))
-    absent = getattr(neighborhood, "length", None)  # in place of a length or a cutoff that is None
-    for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
-        for name, last in (("length", 1.0), ("cutoff", None)):
-            given = [getattr(owner, name), absent, last] if hasattr(owner, name) else []
-            if isinstance(value := next((length for length in given if length is not None), None), Real):
-                found[name] = repr(float(value))
-    found |= _inputs(module) if hasattr(module, "inputs") else {}
-    return found | tied_options(module) | tied_outputs(module)
+        edges = isinstance(neighborhood, Given) and isinstance(neighborhood.edge_index, Tensor)
+        # Edges are no properties of the weights.
+        found["neighborhood"] = type(neighborhood).__name__ if edges else tied_repr(decided(neighborhood))
+    if module.inputs is not None:
+        found |= {"vector_inputs": repr(module.vector_inputs), "cloud_inputs": repr(module.cloud_inputs)}
+        inputs = module.inputs.points if isinstance(module.inputs, CloudInputs) else module.inputs
+        if isinstance(inputs, Species):
+            found["species"] = repr(tuple(inputs.species))
+        found["inputs"] = "data.x" if isinstance(inputs, int) else type(inputs).__name__
+    return found | _of_layers(module) | _of_outputs(module)
 
 
-def _inputs(module: Any) -> dict[str, str]:
-    names = {name: repr(tuple(getattr(module, name, ()))) for name in ("vector_inputs", "cloud_inputs")}
-    inputs = module.inputs.points if isinstance(module.inputs, CloudInputs) else module.inputs
-    if isinstance(inputs, Species):
-        names["species"] = repr(tuple(inputs.species))
-    return {**names, "inputs": "data.x" if isinstance(inputs, int) else type(inputs).__name__}
+def tied_repr(value: object) -> str:
+    """Return the text of an object; only its class if the text is an address in memory, which weights do not have."""
+    return type(value).__name__ if repr(value) == object.__repr__(value) else repr(value)
 
 
-def tied_options(module: Any) -> dict[str, str]:
-    """Return the options of a network and of its layers, which are not those of other networks within it."""
+def tied_lengths(neighborhood: Any, **lengths: float | None) -> dict[str, str]:
+    """Return descriptions of lengths by name; those that are absent are that of the neighborhood, or a length of 1."""
+    found = {}
+    for name, length in lengths.items():
+        last = 1.0 if name == "length" else None
+        given = (value for value in (length, neighborhood.length, last) if value is not None)
+        if (value := next(given, None)) is not None:
+            found[name] = repr(float(value))
+    return found
+
+
+def _of_layers(module: Any) -> dict[str, str]:
+    """Return the options of the layers of a network, which are not those of other networks within it."""
     layers = list(_layers(module))
     found = {name: [value for one in layers if (value := read(one)) is not None] for name, read in _OF_LAYERS.items()}
-    texts = {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
-    of_network = ((name, read(module)) for name, read in _OF_NETWORKS.items())
-    return texts | {name: text for name, text in of_network if text is not None}
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
 
 
-def tied_outputs(module: Any) -> dict[str, str]:
+def _of_outputs(module: Any) -> dict[str, str]:
     """Return the kind and the pooling of the outputs of a network, and the options of its head."""
     head = getattr(module, "head", None)
     pool = pool_of(module) if (of_head := pool_of(head)) is None else of_head
@@ -108,49 +111,6 @@ def _border(layer: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _downsampling(network: Any) -> str | None:
-    share = getattr(network, "share", None)
-    found = getattr(network, "downsampling", None) if share is None else f"{share:g} of the points per block"
-    return found if isinstance(found, str) else None
-
-
-def _coordinates(network: Any) -> str | None:
-    found = getattr(getattr(network, "lifting", None), "coordinates", None)
-    if found is None or isinstance(found, str):
-        return found
-    # Addresses of objects are not properties of the weights.
-    return type(found).__name__ if repr(found) == object.__repr__(found) else repr(found)
-
-
-def _positions(network: Any) -> str | None:
-    found = getattr(getattr(network, "options", None), "positions", None)
-    return found if isinstance(found, str) else None
-
-
-def _scale(network: Any) -> str | None:
-    found = getattr(network, "scale", ())  # None stands for the default, which depends on the layer
-    return "1 / channels" if found is None else f"{found:g}" if isinstance(found, Real) else None
-
-
-def _frame_table(network: Any) -> str | None:
-    options: Any = getattr(network, "options", None)
-    group = network.group
-    if group is None or not hasattr(options, "frame_table"):
-        return None
-    table = None if options.equivariant(group) else options.frame_table.cpu().numpy().tobytes()
-    return "g⁻¹ m" if table is None else f"the table {zlib.crc32(table):08x}"
-
-
-def _field(owner: str, name: str) -> Callable[[Any], str | None]:
-    """Return a function that reads an attribute of an attribute of a network, if there are both."""
-
-    def read(network: Any) -> str | None:
-        part = getattr(network, owner, None)
-        return repr(getattr(part, name)) if hasattr(part, name) else None
-
-    return read
-
-
 _OF_LAYERS: dict[str, Callable[[Any], str | None]] = {
     "activation": _activation,
     "normalize": lambda layer: layer.normalize if isinstance(layer, GroupAttention) else None,
@@ -158,16 +118,6 @@ _OF_LAYERS: dict[str, Callable[[Any], str | None]] = {
     "eps": _eps,
     "heads": _heads,
     "border": _border,
-}
-_OF_NETWORKS: dict[str, Callable[[Any], str | None]] = {
-    "bound": _field("lifting", "bound"),
-    "coordinates": _coordinates,
-    "crops": _field("stages", "margins"),
-    "downsampling": _downsampling,
-    "frame_table": _frame_table,
-    "pools": _field("stages", "pools"),
-    "positions": _positions,
-    "scale": _scale,
 }
 
 

@@ -274,6 +274,11 @@ class AffineSelfConvNet(ImageNetwork):
             elif isinstance(module, BottleneckBlock):
                 nn.init.zeros_(module.norm3.weight)
 
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group, the downsampling and the scale of scores."""
+        scale = "1 / channels" if self.scale is None else f"{self.scale:g}"
+        return {**super().tied_to(), "scale": scale}
+
     @in_precision_of_weights
     def field(self, data: Any, geometry: Any = None) -> GroupField:
         """Return the field after the last block, in raster order, and the lifted pixels; ``geometry`` is not used."""

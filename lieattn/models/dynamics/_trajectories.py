@@ -16,8 +16,8 @@ from lieattn._core.functional import transformed
 from lieattn._core.messages import needs_extra, warn
 from lieattn.geometry import PointClouds
 from lieattn.models._base.jumps import Jumps, make_continuous
+from lieattn.models._base.lifted import without_lattice
 from lieattn.models._base.network import Wrapper
-from lieattn.models._base.poses import without_lattice
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models.dynamics._energies import (
     check_derivatives,

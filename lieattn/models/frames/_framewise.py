@@ -197,7 +197,7 @@ class FramewiseTransformer(FrameNetwork):
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the attention, cutoff and window."""
-        return {**super().tied_to(), "attention": self.attention}
+        return {**super().tied_to(), "attention": self.attention, "length": repr(float(self.length))}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> FramewiseGeometry:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_size, may_read_values
 from lieattn.geometry import (
-    AllPairs,
     FiniteFrames,
     LiftedGraph,
     Neighborhood,
@@ -20,13 +19,12 @@ from lieattn.geometry import (
     PrincipalFrames,
     SampledFrames,
     lift,
-    natural_space,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, attribute, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, attribute
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
-from lieattn.models._base.network import Network, PointOutputs, cutoff_of
-from lieattn.models._base.poses import check_geometry, new_generator
+from lieattn.models._base.lifted import LiftedNetwork, new_generator
+from lieattn.models._base.network import PointOutputs, cutoff_of
 from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.nn import LiftingConvolution
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork
@@ -73,7 +71,7 @@ class FrameOptions:
         check_counts(0, angles=self.angles, edge_channels=self.edge_channels)
 
 
-class FrameNetwork(Network):
+class FrameNetwork(LiftedNetwork):
     """Base class of networks whose points carry one frame for each element of a finite group, in a pose of the cloud.
 
     Inputs are embedded by ``embed_features``, ``embed_vectors`` (``seen`` components of vectors in a frame) and
@@ -99,13 +97,10 @@ class FrameNetwork(Network):
         vector_inputs: Sequence[str],
         seen: int,
     ) -> None:
-        super().__init__()
-        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
-        self.frames, self.group, dim = frames, frames.group, frames.group.dim
-        self.space, self.neighborhood = natural_space(frames, dim), neighborhood
-        check_geometry(self.space, frames, neighborhood or AllPairs())
+        super().__init__(frames, in_channels, neighborhood, None, vector_inputs)
+        self.group, dim = frames.group, frames.group.dim
         self.random_poses = options.random_poses and isinstance(frames.pose, PrincipalFrames)
-        self.vector_inputs, self.edge_channels = tuple(vector_inputs), options.edge_channels
+        self.edge_channels = options.edge_channels
         self.embed_features = nn.Linear(self.in_channels, channels)
         self.embed_vectors = nn.Linear(seen, channels, bias=False) if seen else None
         self.angles = self.embed_angles = self.edges = self.lifting = None
@@ -154,10 +149,9 @@ class FrameNetwork(Network):
         if self.random_poses and self.training:
             frames = FiniteFrames(self.group, SampledFrames(1, per="cloud"))
         generator = new_generator() if self.training and isinstance(frames.pose, SampledFrames) else None
-        if self.vector_inputs:
-            given["vectors"] = vectors(data, self.vector_inputs, clouds)
+        seen = self.seen_vectors(data, clouds)
         with without_autocast(clouds.device):
-            return lift(clouds, frames, neighborhood, self.space, generator=generator, **given)
+            return lift(clouds, frames, neighborhood, self.space, generator=generator, vectors=seen, **given)
 
     def _pair_features(self, data: Any, graph: LiftedGraph, invariants: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return embedded angles ``[points, 1, channels]``, and features ``[edges, *]`` of edges; None if absent."""

@@ -20,26 +20,23 @@ from lieattn.geometry import (
     Neighborhood,
     PixelSquare,
     PointClouds,
-    SampledFrames,
     ScaleFrames,
     lift,
-    natural_space,
     num_coordinates,
     point_clouds,
     scaled,
 )
-from lieattn.groups import FiniteGroup, Translations, check_group, linear_part, trivial
+from lieattn.groups import FiniteGroup, linear_part, trivial
 from lieattn.models._base.inputs import (
     PointInputs,
     VectorEmbedding,
     features,
     in_precision_of_weights,
-    read_inputs,
-    vectors,
 )
-from lieattn.models._base.network import GroupField, Network
-from lieattn.models._base.poses import check_geometry, without_lattice
-from lieattn.models._base.symmetry import Symmetry, of_squares
+from lieattn.models._base.lifted import LiftedNetwork, without_lattice
+from lieattn.models._base.network import GroupField
+from lieattn.models._base.symmetry import Symmetry
+from lieattn.models._base.tied import tied_lengths
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock
@@ -57,7 +54,7 @@ _PAPER_DROPOUT = Dropouts(attention=0.1, value=0.1)
 _CIFAR10_DROPOUT = Dropouts(attention=0.1, value=0.1, input=0.2, pool=0.3)
 
 
-class GSANet(Network):
+class GSANet(LiftedNetwork):
     """Group self-attention network (GSA-Nets, Romero & Cordonnier 2021): class scores of images or point clouds.
 
     The network consists of lifting attention, joint normalization and swish; stages of blocks with group
@@ -128,9 +125,8 @@ class GSANet(Network):
         options: GSAOptions | None = None,
     ) -> None:
         check_arguments(GSANet.__init__, locals())
-        super().__init__()
-        if isinstance(frames, FiniteGroup):
-            frames = FiniteFrames(frames)
+        super().__init__(frames, in_channels, neighborhood, space, vector_inputs)
+        frames = self.frames
         check_count("out_channels", out_channels)
         check_count("channels", channels, least=2)
         self.stages = stages = blocks if isinstance(blocks, Stages) else Stages(blocks)
@@ -145,13 +141,7 @@ class GSANet(Network):
             if frames.group.dim != 2:
                 found = f"{frames.group.name} in {frames.group.dim} dimensions"
                 raise ValueError(f"blocks: crops and poolings are for pixels in the plane, got {found}")
-        self.frames, self.neighborhood = frames, neighborhood
         self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
-        self.space = natural_space(frames) if space is None else space
-        check_geometry(self.space, frames, neighborhood)
-        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
-        self.vector_inputs = tuple(vector_inputs)
-        self.sees_order = isinstance(frames, SampledFrames) and frames.per == "point"
         self.activation: Callable[[Tensor], Tensor] = getattr(F, options.activation)
         self.input_dropout, self.pool_dropout = nn.Dropout(dropout.input), nn.Dropout(dropout.pool)
         made_for, dim = self.group or self.space, self.space.group.dim
@@ -191,7 +181,6 @@ class GSANet(Network):
         cls, group: FiniteGroup, *, size: int = 5, dropout: Dropouts = _PAPER_DROPOUT, **options: Any
     ) -> GSANet:
         """Network for 28 x 28 rotated MNIST (Appendix F.1): 44,428 parameters for C4."""
-        _check_planar(group)
         preset = {"channels": 20, "blocks": Stages((2, 3), crops=(2, 0, 2, 1, 1)), "dropout": dropout}
         return cls(group, 1, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _ROT_MNIST, **options})
 
@@ -209,7 +198,6 @@ class GSANet(Network):
         The settings are those of the authors' code. The paper states 2.99 M parameters, and exchanges the dropouts of
         the input and of the poolings (0.3 and 0.2).
         """
-        _check_planar(group)
         stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
         preset = {"channels": 96, "blocks": stages, "dropout": dropout}
         return cls(group, 3, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
@@ -232,7 +220,6 @@ class GSANet(Network):
         On the 96 x 96 images of the paper, the last pooling drops a row and a column, which breaks rotations; the
         preset issues a warning. On 88 x 88 images all sizes stay even, and the network is exact.
         """
-        _check_planar(group)
         stages = Stages((0, 1, 2, 1), (1, 2, 2, 2), (0, 2, 1, 1), pool_last=True, norm_between=True, inexact=inexact)
         preset = {"channels": 12, "blocks": stages, "dropout": dropout}
         return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
@@ -312,23 +299,29 @@ class GSANet(Network):
     @property
     def symmetry(self) -> Symmetry:
         """Motions of the points under which the outputs are exactly invariant."""
-        promised, dim = Symmetry.of_frames(self.space, self.frames), self.space.group.dim
         notes: tuple[str, ...] = ()
         if self.group is not None and not self.options.equivariant(self.group):
             note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
-            return Symmetry(trivial(dim), translations=self.options.positions != "absolute", notes=(note,))
-        promised = of_squares(promised, self.neighborhood)
+            return Symmetry(trivial(self.group.dim), translations=self.options.positions != "absolute", notes=(note,))
+        promised = super().symmetry
         group = promised.group
         if self.options.positions == "none":
             notes = (*notes, "no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
         elif self.options.positions == "absolute":
-            group = None if isinstance(group, Translations) else group
-            group = linear_part(group)
+            group = None if group is None or group.only_translates else linear_part(group)
             promised = replace(promised, translations=False, on_average=None)
             notes = (*notes, "absolute positions break invariance to translations")
         if self.stages.follows_raster:
             notes = (*notes, "sides of images must stay even at all crops and poolings")
         return replace(promised, group=group, notes=(*promised.notes, *notes))
+
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group and geometry, and of the stages and the positional encodings."""
+        own = {"crops": repr(self.stages.margins), "pools": repr(self.stages.pools)}
+        own |= {"positions": self.options.positions, **tied_lengths(self.neighborhood, length=self.options.length)}
+        if self.group is not None:
+            own["frame_table"] = self.options.table_for(self.group)
+        return {**super().tied_to(), **own}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> GSAGeometry:
@@ -347,7 +340,7 @@ class GSANet(Network):
         advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
         neighborhood, length = self.neighborhood, self.options.length
         # After crops and poolings the vectors would not fit the points, but finite frames do not need them.
-        seen = None if raster else vectors(data, self.vector_inputs, clouds)
+        seen = None if raster else self.seen_vectors(data, clouds)
         lifting = self._lift(clouds, neighborhood, length, seen, lifting=True)
         graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
         stages, cells, behind = [], [], []
@@ -362,7 +355,7 @@ class GSANet(Network):
             cell = None
             if pools:
                 cell, clouds = pooled(clouds, self.grid_pool, advice)
-                neighborhood, length = _coarser(neighborhood), None if length is None else length * POOL
+                neighborhood, length = scaled(neighborhood, POOL), None if length is None else length * POOL
                 graph = None
             cells.append(cell)
             behind.append(clouds)
@@ -432,18 +425,3 @@ class GSANet(Network):
 # For init="balanced": standard deviation of query biases and of codes of coordinates, and factors of the head.
 _SPREAD, _HEAD, _HEAD_OF_SUM = 2.0, 0.1, 1 / 4096
 _PAPER, _ROT_MNIST = GSAOptions(values=False), GSAOptions(values=False, init_scale=1.0)
-
-
-def _check_planar(group: FiniteGroup) -> None:
-    """Raise TypeError or ValueError unless a group acts on images."""
-    check_group("group", group)
-    if group.dim != 2:
-        raise ValueError(f"group: expected a planar group such as cyclic(4), got {group.name}")
-
-
-def _coarser(neighborhood: Neighborhood) -> Neighborhood:
-    """Return the same neighborhood for pixels that are twice as large."""
-    try:
-        return scaled(neighborhood, POOL)
-    except ValueError as error:
-        raise ValueError(f"neighborhood: {neighborhood} cannot be scaled to the pixels after a pooling") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -99,8 +100,8 @@ class Dropouts:
 
     def __post_init__(self) -> None:
         check_arguments(Dropouts, vars(self))
-        for name in ("attention", "value", "input", "pool"):
-            check_dropout(f"{name} dropout", getattr(self, name))
+        for name, probability in vars(self).items():
+            check_dropout(f"{name} dropout", probability)
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,12 @@ class GSAOptions:
         """Whether the frame table depends on pairs of frames through g⁻¹ m only."""
         table = self.frame_table
         return table is None or group is None or bool((table == group.relative_index).all())
+
+    def table_for(self, group: FiniteGroup) -> str:
+        """Return a description of the frame table."""
+        if self.frame_table is None or self.equivariant(group):
+            return "g⁻¹ m"
+        return f"the table {zlib.crc32(self.frame_table.cpu().numpy().tobytes()):08x}"
 
 
 class GSAHead(nn.Linear):

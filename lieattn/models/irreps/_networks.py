@@ -93,6 +93,10 @@ class _PointNetwork(EquivariantModule):
         """Symmetry under E(3); less if neighborhoods are cubes of voxels and the cutoff exceeds them."""
         return of_squares(Symmetry(E(3)), self.neighborhood, self.cutoff)
 
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the geometry and the cutoff."""
+        return {**super().tied_to(), "cutoff": repr(self.cutoff)}
+
     @property
     def jumps(self) -> tuple[str, ...]:
         return jumps_of_neighbors(self.neighborhood, self.cutoff)

@@ -14,8 +14,8 @@ from lieattn._core.numerics import LayerNorm
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._base.inputs import in_precision_of_weights
+from lieattn.models._base.lifted import without_lattice
 from lieattn.models._base.network import GroupField, Network
-from lieattn.models._base.poses import without_lattice
 from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.nn.relative import graph_attention
 from lieattn.ops import Normalization, RelativeTerms, smooth_lengths

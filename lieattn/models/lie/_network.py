@@ -19,7 +19,6 @@ from lieattn._core.checks import (
     check_dropout,
     check_is,
     check_length,
-    check_neighborhood,
 )
 from lieattn._core.contexts import recomputed
 from lieattn._core.functional import is_batched, transformed
@@ -36,16 +35,16 @@ from lieattn.geometry import (
     SampledFrames,
     ScaleFrames,
     lift,
-    natural_space,
     num_coordinates,
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, Translations
-from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, vectors
 from lieattn.models._base.jumps import jumps_of_neighbors
-from lieattn.models._base.network import Network, OutputKind, cutoff_of
-from lieattn.models._base.poses import check_geometry, new_generator
-from lieattn.models._base.symmetry import Symmetry, of_squares
+from lieattn.models._base.lifted import LiftedNetwork, new_generator
+from lieattn.models._base.network import OutputKind, cutoff_of
+from lieattn.models._base.symmetry import Symmetry
+from lieattn.models._base.tied import tied_lengths, tied_repr
 from lieattn.nn import (
     BlockNorm,
     InvariantHead,
@@ -246,7 +245,7 @@ class Readout:
         return InvariantHead(channels, readout=self.order or order, norm=self.norm, **options)
 
 
-class LieNetwork(Network):
+class LieNetwork(LiftedNetwork):
     """Base class of networks on lifted points that depend on positions through coordinates of relative elements."""
 
     local: nn.Module | None
@@ -261,21 +260,9 @@ class LieNetwork(Network):
         vector_inputs: Sequence[str],
         lifting: Lifting | None,
     ) -> None:
-        super().__init__()
-        check_neighborhood(neighborhood)
         check_counts(channels=channels)
-        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
-        self.vector_inputs = tuple(vector_inputs)
-        self.frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
-        self.space = natural_space(self.frames) if space is None else space
-        if not isinstance(self.space, HomogeneousSpace):
-            raise TypeError(f"space: expected a HomogeneousSpace such as Euclidean(SE(3)), got {self.space!r}")
-        if self.space.stabilizer is not None and frames is None:
-            raise TypeError(
-                f"frames: expected frames such as PrincipalFrames(), which {self.space.name} needs, got None"
-            )
-        check_geometry(self.space, self.frames, neighborhood)
-        self.neighborhood, self.lifting = neighborhood, lifting or Lifting()
+        super().__init__(frames, in_channels, neighborhood, space, vector_inputs)
+        self.lifting = lifting or Lifting()
         self.recomputes = self.lifting.piece is not None
         chart = self.lifting.coordinates
         if isinstance(chart, PairCoordinates):
@@ -290,12 +277,11 @@ class LieNetwork(Network):
                 raise ValueError(f"radial: expected 0, since distances are not invariant in {self.space.name}")
             cutoff_of(neighborhood, self.lifting.cutoff, "lifting.cutoff")
         self.embed = nn.Linear(self.in_channels, channels)
-        self.sees_order = isinstance(self.frames, SampledFrames) and self.frames.per == "point"
         self.embed_vectors = VectorEmbedding(vector_inputs, self.space.group.dim, channels)
 
     @property
     def symmetry(self) -> Symmetry:
-        found, frames = of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood), self.frames
+        found, frames = super().symmetry, self.frames
         # Frames of a finite group have finitely many relative rotations, so each half turn has one fixed logarithm.
         of_clouds = isinstance(frames, FiniteFrames) or (isinstance(frames, PrincipalFrames) and frames.of == "cloud")
         if frames is None or self.lifting.continuous or (of_clouds and isinstance(self.space, Euclidean)):
@@ -309,9 +295,16 @@ class LieNetwork(Network):
         options, beyond = self.lifting, tuple[str, ...]()
         if options.cutoff is not None and (options.radial or options.local) and isinstance(self.neighborhood, Radius):
             beyond = jumps_of_neighbors(self.neighborhood, options.cutoff)
-        turns = not isinstance(self.space.group, Translations)
-        halves = () if options.continuous or not turns else ("logarithms jump at half turns: use coordinates='smooth'",)
+        still = options.continuous or self.space.group.only_translates
+        halves = () if still else ("logarithms jump at half turns: use coordinates='smooth'",)
         return (*super().jumps, *beyond, *halves)
+
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group and geometry, and of the coordinates."""
+        options = self.lifting
+        own = tied_lengths(self.neighborhood, length=options.length, cutoff=options.cutoff)
+        chart = options.coordinates if isinstance(options.coordinates, str) else tied_repr(options.coordinates)
+        return {**super().tied_to(), **own, "bound": repr(options.bound), "coordinates": chart}
 
     def _local(self, channels: int) -> nn.Module | None:
         """Return the convolution before the blocks, or None."""
@@ -338,9 +331,7 @@ class LieNetwork(Network):
         if isinstance(chart, PairCoordinates):
             given |= {"length": 1.0, "coordinates": "smooth"}
         clouds = point_clouds(data)
-        if self.vector_inputs:
-            places = replace(clouds, pos=clouds.pos[:, : self.space.group.dim])
-            given["vectors"] = vectors(data, self.vector_inputs, places)
+        given["vectors"] = self.seen_vectors(data, clouds)
         return lift(clouds, self.frames, self.neighborhood, self.space, **given), generator
 
     def _dropped(self, graph: LiftedGraph, generator: torch.Generator | None) -> LiftedGraph:

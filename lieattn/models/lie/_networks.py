@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -221,11 +221,11 @@ class LieConvNet(LieNetwork):
             raise ValueError(f"pool: 'none' needs downsampling=1, got {share}; use this, or another pool")
         self.share = share ** (1 / layers)
         widths = [round(channels * self.share ** (-convolution.widening * number)) for number in range(layers + 1)]
-        options = {name: getattr(convolution, name) for name in ("norm", "activation", "rank", "hidden")}
-        self.blocks, attention = nn.ModuleList(), convolution.attention
+        self.blocks, scores, chosen = nn.ModuleList(), convolution.attention, asdict(convolution)
+        options = {name: chosen[name] for name in ("norm", "activation", "rank", "hidden")}
         for narrow, wide in pairwise(widths):
-            options["attention"] = attention and self._attention(attention, max(1, wide // 4), convolution.heads)
-            self.blocks.append(LieBottleneck(narrow, wide, self.num_coordinates, **options))
+            attention = None if scores is None else self._attention(scores, max(1, wide // 4), convolution.heads)
+            self.blocks.append(LieBottleneck(narrow, wide, self.num_coordinates, attention=attention, **options))
         norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": LayerNorm, "none": nn.Identity}
         self.norm = norms[convolution.norm](widths[-1])
         self.head = readout.head(widths[-1], out_channels, self.space.group.dim, "point_first")
@@ -256,6 +256,10 @@ class LieConvNet(LieNetwork):
             return found
         ties = "where distances are equal, as on grids, subsampling depends on the order of points"
         return replace(found, notes=(*found.notes, ties))
+
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group and geometry, of the coordinates, and of the subsampling."""
+        return {**super().tied_to(), "downsampling": f"{self.share:g} of the points per block"}
 
     @property
     def jumps(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -319,9 +319,7 @@ class PointBatchNorm(_Affine):
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
             mean, variance, rows = _moments(wide)
             if rows and not region.get().again:
-                with torch.no_grad():
-                    self.running_mean.lerp_(mean.detach().to(self.running_mean), self.momentum)
-                    self.running_var.lerp_(variance.detach().to(self.running_var), self.momentum)
+                _follow(self, mean, variance, self.momentum)
         normal = (x - mean) * torch.rsqrt(variance.clamp(min=self.eps))
         return normal.to(x.dtype) * self.weight + self.bias
 
@@ -332,6 +330,13 @@ def _check_not_mapped(x: Tensor, running: Tensor) -> None:
         reason = "torch.func.vmap cannot map over batches in training mode, since they share running statistics"
         advice = "call eval(), or map over the statistics too, see torch.func.stack_module_state"
         raise RuntimeError(f"x: {reason}; {advice}")
+
+
+def _follow(norm: Any, mean: Tensor, variance: Tensor, share: float) -> None:
+    """Move the running statistics of a normalization towards those of a batch."""
+    for running, seen in ((norm.running_mean, mean), (norm.running_var, variance)):
+        with torch.no_grad():
+            running.lerp_(seen.detach().to(running), share)
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -410,11 +415,7 @@ class FieldBatchNorm(_NormBase):
         rows = wide.movedim(1, -1)
         mean, variance, count = _moments(rows.reshape(-1, self.num_features))
         if updates and count > 1:
-            with torch.no_grad():
-                average, share = cast(Tensor, self.running_mean), self._share()
-                average.lerp_(mean.detach().to(average), share)
-                spread = cast(Tensor, self.running_var)
-                spread.lerp_((variance.detach() * (count / (count - 1))).to(spread), share)
+            _follow(self, mean, variance * (count / (count - 1)), self._share())
         normal = (rows - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
         return normal.movedim(-1, 1).to(x.dtype)
 

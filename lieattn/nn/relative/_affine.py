@@ -94,7 +94,7 @@ class RelativePositionTable:
     ) -> AffineMap:
         """Return a new affine map; for ``lifting`` there is one key frame, and with ``full`` psi mixes the channels."""
         check_group("group", group)
-        return TableMap(group, channels, lifting, heads, self, full=full)
+        return TableMap(self, group, channels, lifting, heads, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """Return a new function that computes keys from the coordinates, with ``channels`` for each head."""
@@ -148,7 +148,9 @@ class FourierFeatures:
         self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1, full: bool = False
     ) -> AffineMap:
         """See :meth:`RelativePositionTable.affine_map`."""
-        return WaveMap(group, channels, lifting, heads, self.hidden, self.init_scale, full=full)
+        check_group("group", group)
+        waves = Waves(group.dim, self.hidden, self.init_scale)
+        return WaveMap(waves, group, channels, lifting, heads, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """See :meth:`RelativePositionTable.axis_keys`."""
@@ -306,16 +308,9 @@ class TableMap(AffineMap):
     turned: Tensor
 
     def __init__(
-        self,
-        group: FiniteGroup,
-        channels: int,
-        lifting: bool,
-        heads: int,
-        table: RelativePositionTable,
-        *,
-        full: bool = False,
+        self, table: RelativePositionTable, group: FiniteGroup, channels: int, *sizes: int, full: bool = False
     ) -> None:
-        super().__init__(group, channels, lifting, heads, full=full)
+        super().__init__(group, channels, *sizes, full=full)
         self.table = table
         rows, turned = _rows(table, group)
         distance, zero = rows.norm(dim=1).min(dim=0)
@@ -336,23 +331,12 @@ class TableMap(AffineMap):
 class WaveMap(AffineMap):
     """Psi and beta as sums of waves; the amplitudes of psi depend on the frame h_a⁻¹ h_b."""
 
-    def __init__(
-        self,
-        group: FiniteGroup,
-        channels: int,
-        lifting: bool,
-        heads: int,
-        hidden: int,
-        init_scale: float,
-        *,
-        full: bool = False,
-    ) -> None:
-        super().__init__(group, channels, lifting, heads, full=full)
-        self.waves = Waves(group.dim, hidden, init_scale)
+    def __init__(self, waves: Waves, group: FiniteGroup, channels: int, *sizes: int, full: bool = False) -> None:
+        super().__init__(group, channels, *sizes, full=full)
+        self.waves, hidden = waves, len(waves.phases)
         mapped = (channels,) if full else ()
-        self.psi = nn.Parameter(
-            torch.randn(self.frames, channels, *mapped, hidden) / math.sqrt(hidden * math.prod(mapped))
-        )
+        amplitudes = torch.randn(self.frames, channels, *mapped, hidden)
+        self.psi = nn.Parameter(amplitudes / math.sqrt(hidden * math.prod(mapped)))
         self.beta = nn.Parameter(torch.randn(channels, hidden) / math.sqrt(hidden))
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:

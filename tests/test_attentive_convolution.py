@@ -349,15 +349,6 @@ def move_map(group, h, found):
     return act_on_grid(group, h, found)
 
 
-@every_kind
-def test_grid_layers_in_single_precision(kind):
-    for group in (dihedral(4), octahedral()):
-        sides = (6, 7) if group.dim == 2 else (3, 4, 3)
-        x = torch.randn(2, 3, group.order, *sides)
-        for layer in grid_layers(group, kind)[1].values():
-            assert grid_error(layer.float(), group, x) < 1e-5 * max(1, float(layer(x).detach().abs().max()))
-
-
 class Contrast(nn.Module):
     """A user-defined operator: keeps responses that exceed the mean over positions, more so if other frames do not."""
 
@@ -798,41 +789,6 @@ def goldens(pytestconfig):
 
 
 # --- the parity runner ----------------------------------------------------------------------------------------
-
-
-def write(path, group, case, x, arrays, outputs):
-    stored = {
-        name: value.detach().numpy() if isinstance(value, torch.Tensor) else np.array(value)
-        for name, value in (arrays | outputs | {"x": x}).items()
-    }
-    np.savez(path, case=np.array(case), group=np.array(group), outputs=np.array(list(outputs)), **stored)
-
-
-@pytest.mark.parametrize("name", ["z2", "p4", "p4m"])
-def test_files_like_the_goldens(name, tmp_path):
-    """Groups, strides, dilations and reductions that the committed files lack, computed by loops over the formulas."""
-    group, path = parity.group_named(name), tmp_path / "file.npz"
-    tensors = operands(group, outputs=1, side=6, spatial=5, dtype=torch.float64)
-    attentive = GridAttentiveConvolution(group, 3, 1, 3, hidden=2, spatial_size=5, measure=0.6).double()
-    weights = {"kernel": attentive.weight, "W1": attentive.attention.first, "W2": attentive.attention.second}
-    weights |= {"psi_X": attentive.attention.spatial}
-    moved = dict(tensors)
-    moved["kernels"], (moved["first"], moved["second"]) = attentive.kernels(), attentive.attention.channel_matrices()
-    moved["spatial"] = attentive.attention.spatial_kernels()
-    options = {"attention": "full", "measure": 0.6, "dilation": 2, "channel_action": "group", "pad": 0}
-    out = written_out(moved, "full", 0.6, 2)
-    write(path, name, "att_gconv", tensors["x"], weights | options, {"out": out})
-    parity.check(path)
-    write(path, name, "att_gconv", tensors["x"], weights | options, {"out": out + 1e-6})
-    with pytest.raises(AssertionError, match=r"out in torch\.float64"):
-        parity.check(path)
-    plane = torch.randn(1, 2, 8, 8, dtype=torch.float64)
-    kernel = torch.randn(3, 2, 3, 3, dtype=torch.float64)
-    turned = torch.cat([act_on_grid(group, h, kernel) for h in range(group.order)])
-    out = nn.functional.conv2d(plane, turned, stride=2, padding=1, dilation=2).unflatten(1, (group.order, 3))
-    options = {"kernel": kernel, "stride": 2, "pad": 1, "dilation": 2}
-    write(path, name, "lifting", plane, options, {"out": out.transpose(1, 2)})
-    parity.check(path)
 
 
 # --- pictures and benchmark -----------------------------------------------------------------------------------

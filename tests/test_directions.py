@@ -8,12 +8,10 @@ from torch_geometric.data import Data
 
 from lieattn.certify import certify
 from lieattn.geometry import (
-    FiniteFrames,
     Given,
     Nearest,
     PrincipalFrames,
     Radius,
-    SampledFrames,
     find_neighbors,
     point_clouds,
 )
@@ -296,16 +294,6 @@ def test_clouds_that_cannot_be_had():
         model(crystal)
 
 
-def test_promises():
-    assert network(tetrahedral()).symmetry.name == "R^3 x| T"
-    assert network(PrincipalFrames()).symmetry.name == "SE(3)"
-    assert network(PrincipalFrames(improper=True)).symmetry.name == "E(3)"
-    sampled = network(FiniteFrames(octahedral(), SampledFrames(1, per="cloud")))
-    assert "on average" in sampled.guarantee
-    assert network(tetrahedral()).jumps == ()
-    assert "principal axes jump" in network(PrincipalFrames()).jumps[0]
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_axis_does_not_depend_on_the_end_that_is_found(sign, monkeypatch):
     original = torch.linalg.svd
@@ -332,26 +320,3 @@ def test_a_small_gain_keeps_outputs_bounded_in_dense_clouds_and_deep_networks(la
 
     assert size(1.0) > 1e3  # the weights suit molecules
     assert size(0.01) < 10
-
-
-@pytest.mark.parametrize(("radius", "layers", "gain", "least", "most"), [(3, 4, 1.0, 2, 100), (5, 6, 0.1, 0.1, 5)])
-def test_initial_outputs_for_molecules_are_those_of_the_documentation(radius, layers, gain, least, most):
-    generator, atoms = torch.Generator().manual_seed(0), [torch.zeros(3)]
-    while len(atoms) < 18:  # bonds of 1.4, and no atoms closer than 1.1
-        step = torch.randn(3, generator=generator)
-        place = atoms[int(torch.randint(len(atoms), (1,), generator=generator))] + 1.4 * step / step.norm()
-        if all((place - other).norm() > 1.1 for other in atoms):
-            atoms.append(place)
-    kinds = torch.eye(4)[torch.randint(4, (18,), generator=generator)]
-    given = {"layers": layers, "neighborhood": Radius(radius), "options": DirectionOptions(gain=gain)}
-    sizes = []
-    for seed in range(9):
-        torch.manual_seed(seed)
-        network = DirectionConvNet(PrincipalFrames(), 4, 1, **given).eval()
-        sizes.append(network(Data(x=kinds, pos=torch.stack(atoms))).abs().item())
-    assert least < sorted(sizes)[4] < most
-
-
-def test_the_gain_must_be_positive():
-    with pytest.raises(ValueError, match="gain: expected a positive"):
-        DirectionOptions(gain=0.0)

@@ -19,7 +19,6 @@ from lieattn.nn.relative import RotaryPhases
 from lieattn.ops import _dense, backend, group_attention
 from lieattn.ops._terms import opposite, turn_pairs
 from lieattn.testing import randomize, relative_error
-from tests.cases import turns
 
 CHANNELS = 4
 
@@ -146,28 +145,6 @@ def moved(data, group, h):
     other = data.clone()
     other.pos, other.vel = motions.act(g, data.pos), motions.act_vectors(g, data.vel)
     return other
-
-
-def check_invariant(model, data, group, tolerance):
-    """Check the invariance under about twelve group elements, in one batch."""
-    expected, elements = model(data), turns(group)
-    together = [one for h in elements for one in moved(data, group, h).to_data_list()]
-    with torch.no_grad():
-        found = model(Batch.from_data_list(together))
-    for h, out in zip(elements, found.split(len(expected)), strict=True):
-        assert relative_error(out, expected) < tolerance, h
-
-
-@pytest.mark.parametrize("options", [{}, {"neighborhood": Radius(2.0)}], ids=["whole clouds", "neighborhoods"])
-@pytest.mark.parametrize("kind", ["invariant", "vector"])
-def test_constant_features_are_enough(kind, options):
-    """With initial weights, outputs differ between clouds whose points have equal features."""
-    torch.manual_seed(0)
-    model = FramewiseTransformer(tetrahedral(), 1, 1, channels=8, layers=2, kind=kind, **options)
-    data = cloud(tetrahedral(), (6, 6, 6, 6), torch.float32)
-    data.x = torch.ones(24, 1)
-    found = model(data).detach()
-    assert float((found.amax(dim=0) - found.amin(dim=0)).max()) > 1e-3
 
 
 CURVED = {

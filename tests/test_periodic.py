@@ -97,28 +97,6 @@ def test_neighbors_are_those_of_a_sum_over_images(name, include_self):
     assert (neighbors.target.diff() >= 0).all()
 
 
-def test_without_images_neighbors_are_too_few():
-    """Control: the systems do need images, and several images of one point."""
-    pos, cell, pbc, radius = system("several images")
-    neighbors = Radius(radius)(pos, cell=cell, pbc=pbc)
-    assert neighbors.num_edges > 10 * Radius(radius)(pos).num_edges
-    assert neighbors.num_edges > 36 * 10
-
-
-@pytest.mark.parametrize("name", [name for name, (cell, _, _) in SYSTEMS.items() if len(cell) == 3])
-def test_neighbors_are_those_of_ase(name):
-    neighborlist = pytest.importorskip("ase.neighborlist", reason="ASE is not installed")
-    atoms = pytest.importorskip("ase").Atoms
-    pos, cell, pbc, radius = system(name, points=9, seed=1)
-    system_of_ase = atoms("H9", positions=pos.numpy(), cell=cell.numpy(), pbc=pbc.numpy())
-    i, j, displacement = neighborlist.neighbor_list("ijD", system_of_ase, radius)
-    expected = in_order(
-        torch.cat([torch.from_numpy(i)[:, None], torch.from_numpy(j)[:, None], torch.from_numpy(displacement)], dim=1)
-    )
-    neighbors = Radius(radius, include_self=False)(pos, cell=cell, pbc=pbc)
-    torch.testing.assert_close(table(neighbors, pos), expected, rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize("method", ["vesin", "cells"])
 def test_every_cloud_of_a_batch_has_its_own_cell(method, monkeypatch):
     if method == "vesin":
@@ -165,14 +143,6 @@ def test_unused_vectors_may_be_anything(used, axis):
     for unused in (0.0, 0.3, torch.nan):
         given = torch.where(pbc[:, None], cell, unused)
         torch.testing.assert_close(table(Radius(radius)(pos, cell=given, pbc=pbc), pos), expected, rtol=0, atol=1e-9)
-
-
-def test_points_moved_by_lattice_vectors_keep_their_neighbors():
-    pos, cell, pbc, radius = system("skewed")
-    steps = torch.randint(-3, 4, pos.shape, generator=torch.Generator().manual_seed(0))
-    moved = pos + steps.double() @ cell
-    before, after = Radius(radius)(pos, cell=cell, pbc=pbc), Radius(radius)(moved, cell=cell, pbc=pbc)
-    torch.testing.assert_close(table(after, moved), table(before, pos), rtol=0, atol=1e-9)
 
 
 def test_points_at_exactly_the_radius_are_all_neighbors():

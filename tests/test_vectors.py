@@ -1,27 +1,19 @@
 """The vector operations and small products of the CPU kernels, against NumPy."""
 
-import itertools
-
 import numpy as np
 import pytest
 
 numba = pytest.importorskip("numba")
 from lieattn.ops.kernels._calls import lanes_on  # noqa: E402
 from lieattn.ops.kernels._compiled import compiled  # noqa: E402
-from lieattn.ops.kernels._products import combine, copy_row, dot_products  # noqa: E402
 from lieattn.ops.kernels._vectors import (  # noqa: E402
     at_address,
     exp,
-    gather,
     load,
     store,
 )
 from lieattn.ops.kernels.attention import _bundle  # noqa: E402
 from lieattn.ops.kernels.attention._bundle import HeadRange, head_ranges, lanes_of  # noqa: E402
-from tests.cases import some  # noqa: E402
-
-LANES = some([(np.float32, 16), (np.float32, 4), (np.float64, 4)], [(np.float32, 16), (np.float64, 4)])
-SIZES = [(1, 1, 1), (2, 3, 4), (3, 4, 5), (4, 4, 10), (5, 5, 6), (7, 9, 8), (8, 8, 10), (6, 10, 3), (4, 0, 2)]
 
 
 def vector(kind):
@@ -55,62 +47,9 @@ def test_exponential(dtype):
     np.testing.assert_array_equal(exponential(ends)[:7], np.array([0, 0, 0, 1, np.inf, np.inf, np.nan], dtype))
 
 
-@compiled
-def _dots(x, y, out, rows, columns, depth, keep, lanes):
-    wide = len(lanes)
-    x, y, out = at_address(x, lanes), at_address(y, lanes), at_address(out, lanes)
-    dot_products(x, depth * wide, rows, y, depth * wide, columns, depth, keep, out, columns * wide, wide, lanes)
-
-
-@compiled
-def _combined(x, y, out, rows, columns, depth, keep, lanes):
-    wide = len(lanes)
-    x, y, out = at_address(x, lanes), at_address(y, lanes), at_address(out, lanes)
-    combine(x, columns * wide, wide, rows, columns, y, depth * wide, depth, keep, out, depth * wide, lanes)
-
-
 def operands(kind, *shapes):
     generator = np.random.default_rng(0)
     return [generator.standard_normal((*shape, kind[1])).astype(kind[0]) for shape in shapes]
-
-
-@pytest.mark.parametrize("kind", LANES)
-@pytest.mark.parametrize("keep", [True, False])
-def test_products(kind, keep):
-    tolerance = 1e-5 if kind[0] == np.float32 else 1e-13
-    for rows, columns, depth in SIZES:
-        x, y, out = operands(kind, (rows, depth), (columns, depth), (rows, columns))
-        wanted = np.einsum("idl,jdl->ijl", x, y) + keep * out
-        _dots(x.ctypes.data, y.ctypes.data, out.ctypes.data, rows, columns, depth, keep, vector(kind))
-        np.testing.assert_allclose(out, wanted, atol=tolerance)
-        x, y, out = operands(kind, (rows, columns), (columns, depth), (rows, depth))
-        wanted = np.einsum("irl,rdl->idl", x, y) + keep * out
-        _combined(x.ctypes.data, y.ctypes.data, out.ctypes.data, rows, columns, depth, keep, vector(kind))
-        np.testing.assert_allclose(out, wanted, atol=tolerance)
-
-
-@compiled
-def _gathered(x, out, start, stride, lanes):
-    store(at_address(out, lanes), 0, gather(at_address(x, lanes), start, stride, lanes))
-
-
-@compiled
-def _copied(x, out, elements, lanes):
-    copy_row(at_address(out, lanes), at_address(x, lanes), elements, lanes)
-
-
-@pytest.mark.parametrize("kind", LANES)
-def test_gather_and_copy(kind):
-    dtype, lanes = kind
-    x = np.arange(200, dtype=dtype)
-    for start, stride in itertools.product((0, 3), (1, 10)):
-        out = np.empty(lanes, dtype)
-        _gathered(x.ctypes.data, out.ctypes.data, start, stride, vector(kind))
-        np.testing.assert_array_equal(out, x[start::stride][:lanes])
-    for elements in (0, 1, lanes, 3 * lanes + 2):
-        out = np.full(200, -1, dtype)
-        _copied(x.ctypes.data, out.ctypes.data, elements, vector(kind))
-        np.testing.assert_array_equal(out, np.where(x < elements, x, -1))
 
 
 def test_lanes_of_machines():

@@ -1,4 +1,4 @@
-"""The vector operations and small products of the CPU kernels, against NumPy."""
+"""The vector operations of the CPU kernels, against NumPy."""
 
 import numpy as np
 import pytest

@@ -7,7 +7,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -308,7 +308,7 @@ class TableMap(AffineMap):
     turned: Tensor
 
     def __init__(
-        self, table: RelativePositionTable, group: FiniteGroup, channels: int, *sizes: int, full: bool = False
+        self, table: RelativePositionTable, group: FiniteGroup, channels: int, *sizes: Any, full: bool = False
     ) -> None:
         super().__init__(group, channels, *sizes, full=full)
         self.table = table
@@ -331,7 +331,7 @@ class TableMap(AffineMap):
 class WaveMap(AffineMap):
     """Psi and beta as sums of waves; the amplitudes of psi depend on the frame h_a⁻¹ h_b."""
 
-    def __init__(self, waves: Waves, group: FiniteGroup, channels: int, *sizes: int, full: bool = False) -> None:
+    def __init__(self, waves: Waves, group: FiniteGroup, channels: int, *sizes: Any, full: bool = False) -> None:
         super().__init__(group, channels, *sizes, full=full)
         self.waves, hidden = waves, len(waves.phases)
         mapped = (channels,) if full else ()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lieattn_datasets as ld
-from lieattn_datasets import _amat, _cifar, _download, _idx, _md17, _modelnet, _pcam, _qm9_files
+from lieattn_datasets import _download, _md17, _mnist, _modelnet, _photos, _qm9_files
 from lieattn_datasets._download import fetch
 from lieattn_datasets._files import Release, Source
 from tests.fuzz._data_sets import CASES
@@ -253,7 +253,7 @@ class TestDataSets:
             f"t10k-{name}-ubyte.gz": gzip.compress(idx(array))
             for name, array in (("images-idx3", images), ("labels-idx1", LABELS))
         }
-        monkeypatch.setattr(ld.MNIST, "_release", serve(server, monkeypatch, vars(_idx), "_MNIST", contents))
+        monkeypatch.setattr(ld.MNIST, "_release", serve(server, monkeypatch, vars(_mnist), "_MNIST", contents))
         with pytest.raises(FileNotFoundError, match="Nothing is downloaded unless you pass download=True: put"):
             ld.MNIST(tmp_path, "test")
         assert not server.asked
@@ -265,7 +265,7 @@ class TestDataSets:
         (tmp_path / "there").mkdir()
         images, _ = write_pcam(tmp_path / "there")
         contents = {f"{path.name}.gz": gzip.compress(path.read_bytes(), 1) for path in (tmp_path / "there").iterdir()}
-        serve(server, monkeypatch, vars(_pcam), "_RELEASE", contents)
+        serve(server, monkeypatch, vars(_photos), "_PCAM", contents)
         assert len(ld.PatchCamelyon(tmp_path / "here", "test", download=True, verify=False)) == len(images)
         assert files(tmp_path / "here") == [f"pcam/{name[:-3]}" for name in sorted(contents)]
 
@@ -285,8 +285,8 @@ class TestDataSets:
     @pytest.mark.parametrize(
         ("name", "holder", "key", "split"),
         [
-            ("RotatedMNIST", vars(_amat), "_RELEASE", "train"),
-            ("CIFAR100", vars(_cifar), "_CIFAR100", "test"),
+            ("RotatedMNIST", vars(_mnist), "_ROTATED", "train"),
+            ("CIFAR100", vars(_photos), "_CIFAR100", "test"),
             ("QM9", vars(_qm9_files), "QM9_FILES", "all"),
             ("ModelNet", _modelnet._RELEASES, 10, "test"),
         ],

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 import lieattn_datasets as ld
-from lieattn_datasets import _fields, _nbody, _streams
+from lieattn_datasets import _nbody, _splits, _transforms
 
 RANDOM = np.random.default_rng(11)
 
@@ -195,7 +195,7 @@ class TestNBody:
 
     def test_stored_energies_are_compared(self, tmp_path, monkeypatch):
         content = write_nbody(tmp_path)
-        monkeypatch.setattr(type(_nbody._RELEASE), "check_file", lambda self, path: None)
+        monkeypatch.setattr(type(_nbody.RELEASE), "check_file", lambda self, path: None)
         ld.NBody(tmp_path, start=0, end=1)
         write_nbody(tmp_path, energy=content["energy"] + 0.1)
         with pytest.raises(ValueError, match="the energy changes by"):
@@ -208,7 +208,7 @@ class TestNBody:
 
     def test_sizes_and_speeds(self):
         """Those of the literature."""
-        assert [_streams.split_size(split, None) for split in ("train", "valid", "test")] == [3000, 2000, 2000]
+        assert [_splits.split_size(split, None) for split in ("train", "valid", "test")] == [3000, 2000, 2000]
         assert [len(ld.Constellation(split)) for split in ("train", "valid", "test")] == [10_000, 1_000, 1_000]
         _, _, vel = _nbody.random_charges(4, 1000, seed=0, split=0)  # the velocity of the mean is small
         np.testing.assert_allclose(np.linalg.norm(vel, axis=-1), 0.5, atol=0.06)
@@ -411,10 +411,10 @@ class TestMotions:
         """The physics is symmetric, so a transformed item is the item with transformed initial conditions."""
         part = ld.NBodySimulated(size=2, start_time=0.0, end_time=0.2)
         data = part[0]
-        turned = ld.TransformFields(-_fields.rotation_matrix(RANDOM.normal(size=4)), vectors=part.vectors)(data)
+        turned = ld.TransformFields(-_transforms.rotation_matrix(RANDOM.normal(size=4)), vectors=part.vectors)(data)
         end, _ = ld.simulate_charges(data.x.T, turned.pos[None], turned.vel[None], [0.2])
         np.testing.assert_allclose(turned.y, end[0, 0], atol=1e-5)
-        naive = ld.TransformPoints(-_fields.rotation_matrix([1.0, 2, 3, 4]))(data)  # control: fixed velocities
+        naive = ld.TransformPoints(-_transforms.rotation_matrix([1.0, 2, 3, 4]))(data)  # control: fixed velocities
         end, _ = ld.simulate_charges(data.x.T, naive.pos[None], naive.vel[None], [0.2])
         assert np.abs(end[0, 0] - naive.y.numpy()).max() > 0.1
 
@@ -431,8 +431,8 @@ class TestMotions:
     def test_tensors_and_shift(self):
         tensor = torch.randn(1, 3, 3, dtype=torch.float64)
         data = Data(pos=torch.randn(4, 3), polarizability=tensor, dipole=torch.randn(1, 3), z=torch.arange(4))
-        data.rotation = torch.from_numpy(_fields.rotation_matrix([3.0, 1, 2, -1]))[None]
-        matrix = _fields.rotation_matrix([1.0, -2, 0.5, 3])
+        data.rotation = torch.from_numpy(_transforms.rotation_matrix([3.0, 1, 2, -1]))[None]
+        matrix = _transforms.rotation_matrix([1.0, -2, 0.5, 3])
         moved = ld.TransformFields(matrix, shift=[1, 2, 3])(data)
         rotation = torch.from_numpy(matrix)
         torch.testing.assert_close(moved.polarizability, rotation @ tensor @ rotation.T)
@@ -446,8 +446,8 @@ class TestMotions:
         kinds = [one for one in vars(ld).values() if isinstance(one, type) and hasattr(one, "tensors")]
         assert ld.WindOnSphere in kinds
         for kind in kinds:
-            assert {*kind.vectors} <= {"pos", "y", *_fields.VECTORS}
-            assert {*kind.tensors} <= {*_fields.TENSORS}
+            assert {*kind.vectors} <= {"pos", "y", *_transforms.VECTORS}
+            assert {*kind.tensors} <= {*_transforms.TENSORS}
 
     def test_random_rotations(self):
         data = Data(pos=torch.eye(3), normal=torch.eye(3))
@@ -506,8 +506,8 @@ class TestMotions:
                 lambda: ld.TransformFields(np.eye(2))(Data(pos=torch.ones(1, 2), force=torch.ones(1, 2).int())),
                 "data.force: expected a floating tensor, got torch.int32",
             ),
-            (lambda: ld.RandomRotateFields(dim=4), "dim: expected 2 or 3"),
-            (lambda: ld.RandomRotateFields(axis="w"), "axis: expected None"),
+            (lambda: ld.RandomRotateFields(dim=4), "dim: expected one of 2, 3"),
+            (lambda: ld.RandomRotateFields(axis="w"), "axis: expected one of 'x', 'y', 'z', None, got 'w'"),
             (lambda: ld.RandomRotateFields(dim=2, axis="z"), "axis: expected None"),
             (lambda: ld.RandomRotateFields(max_shift=-1), "max_shift: expected a finite"),
             (lambda: ld.RandomRotateFields(-1), "seed: expected an integer of at least 0"),

@@ -16,9 +16,8 @@ import pytest
 import trimesh
 
 import lieattn_datasets as ld
-from lieattn_datasets import _archives, _meshes
-from lieattn_datasets._archives import Archive
-from lieattn_datasets._files import Release
+from lieattn_datasets import _files, _meshes
+from lieattn_datasets._files import Archive, Release
 from tests import test_datasets
 from tests.fuzz._data_sets import CASES, Case, of_loaders
 from tests.fuzz._target import Verdict
@@ -82,7 +81,7 @@ class TestArchives:
         self.refused(tmp_path / "data.zip", "has the member a, which is not compressed with deflate")
 
     def test_bombs(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(_archives, "MOST_BYTES", 1000)
+        monkeypatch.setattr(_files, "MOST_BYTES", 1000)
         path = tmp_path / "data.zip"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("a", bytes(1001))

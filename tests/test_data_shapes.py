@@ -16,7 +16,7 @@ import lieattn_datasets as ld
 from lieattn.groups import octahedral
 from lieattn.nn import act_on_grid, grid_images
 from lieattn_datasets import _procedural, _shapes
-from lieattn_datasets._streams import SPLITS, frozen_stream
+from lieattn_datasets._splits import SPLITS, frozen_stream
 
 trimesh = pytest.importorskip("trimesh", reason="meshes need trimesh")
 
@@ -581,7 +581,7 @@ class TestModelNet:
                 lambda: ld.ModelNet(tmp_path, version=40),
                 r"needs the file ModelNet40\.zip",
             ),
-            (ValueError, lambda: ld.ModelNet(tmp_path, version=20), "version: expected 10 or 40, got 20"),
+            (ValueError, lambda: ld.ModelNet(tmp_path, version=20), "version: expected one of 10, 40, got 20"),
             (FileNotFoundError, lambda: ld.MeshFolder(tmp_path / "none"), "neither a folder nor a zip archive"),
             (FileNotFoundError, lambda: ld.ModelNet(tmp_path), r"no meshes CLASS/train/\*"),
         ):

@@ -14,8 +14,8 @@ import lieattn_datasets as ld
 from lieattn.groups import tetrahedral
 from lieattn.models import FramewiseTransformer
 from lieattn.train import PointSetClassifier
-from lieattn_datasets import _fields, _sphere, _wind
-from lieattn_datasets._streams import frozen_stream
+from lieattn_datasets import _sphere, _transforms, _wind
+from lieattn_datasets._splits import frozen_stream
 
 RANDOM = np.random.default_rng(7)
 QUARTER = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
@@ -297,7 +297,7 @@ class TestWind:
         u, v = RANDOM.normal(size=(2, 1, 7, 6))
         directions, fields = ld.wind_vectors(u, v, latitude, longitude)
         _, shifted = ld.wind_vectors(np.roll(u, 1, -1), np.roll(v, 1, -1), latitude, longitude)
-        turn = _fields.rotation_matrix([math.cos(math.pi / 6), 0, 0, math.sin(math.pi / 6)])
+        turn = _transforms.rotation_matrix([math.cos(math.pi / 6), 0, 0, math.sin(math.pi / 6)])
         order = np.abs((directions @ turn.T)[:, None] - directions[None]).sum(-1).argmin(axis=1)
         np.testing.assert_allclose(shifted[0, order[1:-1]], fields[0, 1:-1] @ turn.T, atol=1e-6)
         np.testing.assert_allclose((fields[0] * directions).sum(-1), 0, atol=1e-6)

@@ -19,7 +19,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import Compose
 
 import lieattn_datasets as ld
-from lieattn_datasets import _amat, _idx, _streams
+from lieattn_datasets import _mnist, _transforms
 
 RANDOM = np.random.default_rng(0)
 GRAY = RANDOM.integers(0, 256, (12, 28, 28), dtype=np.uint8)
@@ -271,7 +271,7 @@ class TestIdx:
         write_idx(tmp_path, pack=True)
         with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz has the digest md5:\w+, but .* Replace"):
             ld.MNIST(tmp_path)
-        digests = _idx._MNIST.digests
+        digests = _mnist._MNIST.digests
         for name, array in (("images-idx3", GRAY), ("labels-idx1", LABELS)):
             known = "md5:" + hashlib.md5(idx(array)).hexdigest()
             monkeypatch.setitem(digests, f"train-{name}-ubyte", known)
@@ -355,8 +355,8 @@ class TestRotatedMNIST:
         with pytest.raises(ValueError, match=r"mnist_rotation_new\.zip has the digest md5"):
             ld.RotatedMNIST(tmp_path)
         known = "md5:" + hashlib.md5(path.read_bytes()).hexdigest()
-        monkeypatch.setitem(_amat._RELEASE.digests, path.name, known)
-        monkeypatch.setitem(_amat._COUNTS, "train", 12)
+        monkeypatch.setitem(_mnist._ROTATED.digests, path.name, known)
+        monkeypatch.setitem(ld.RotatedMNIST._counts, "train", 12)
         assert len(ld.RotatedMNIST(tmp_path)) == 10
         path.write_bytes(path.read_bytes()[:3000])
         with pytest.raises(ValueError, match="is not a complete zip archive"):
@@ -623,7 +623,7 @@ class TestTransforms:
         found = []
         for worker in (None, 0, 1, 0):
             info = None if worker is None else SimpleNamespace(id=worker)
-            monkeypatch.setattr(_streams, "get_worker_info", lambda info=info: info)
+            monkeypatch.setattr(_transforms, "get_worker_info", lambda info=info: info)
             turn = ld.RandomRotatePoints(5)
             turn.set_epoch(3)
             found.append(tuple(turn(Data(pos=torch.tensor([[1.0, 0.0]]))).pos[0].tolist()))
@@ -774,7 +774,7 @@ class TestTransforms:
             (lambda: ld.RandomCrop(-1), "padding: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "expected the upright"),
             (lambda: ld.RotateImage(math.inf), "angle: expected a finite"),
-            (lambda: ld.RotateImage(0, order=6), "order: expected 0, 1, 2, 3, 4 or 5, got 6"),
+            (lambda: ld.RotateImage(0, order=6), "order: expected one of 0, 1, 2, 3, 4, 5, got 6"),
             (lambda: ld.RandomRotatePoints(-1), "seed: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle: expected a finite number of at least 0"),
             (lambda: ld.RandomScalePoints(least=2.0, most=1.0), "0 < least <= most, got 2.0 and 1.0"),
@@ -785,7 +785,7 @@ class TestTransforms:
             (lambda: ld.TransformPoints([[math.nan]]), "matrix: expected finite"),
             (lambda: ld.RotatePoints(1)(Data(pos=torch.zeros(4, 3))), r"data.pos: expected .points, 2., got .4, 3."),
             (lambda: ld.RotatePoints(1)(Data()), "got nothing"),
-            (lambda: ld.Standardize(0, 0), "std: expected positive finite"),
+            (lambda: ld.Standardize(0, 0), "mean, std: .* positive finite numbers"),
             (lambda: ld.Standardize(math.nan, 1), "mean: expected finite"),
             (lambda: ld.Standardize([0, 0], [1]), "mean, std: expected the same length"),
             (lambda: ld.Standardize([0, 0], [1, 1])(ld.image_to_data(GRAY[0])), "data.x: expected 2 floating channels"),

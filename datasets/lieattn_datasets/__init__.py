@@ -3,17 +3,21 @@
 The package does not depend on ``lieattn``: any library that accepts a ``torch_geometric.data.Data`` can use it.
 """
 
-from lieattn_datasets._amat import RotatedMNIST
 from lieattn_datasets._cards import CARDS, Card
-from lieattn_datasets._cifar import CIFAR10, CIFAR100
 from lieattn_datasets._clouds import Clouds
-from lieattn_datasets._fields import RandomRotateFields, TransformFields
-from lieattn_datasets._grid import data_to_image, grid_positions, image_to_data
-from lieattn_datasets._idx import MNIST, FashionMNIST
 from lieattn_datasets._image_folder import ImageFolder
-from lieattn_datasets._images import ImagePoints
+from lieattn_datasets._image_transforms import (
+    AveragePixels,
+    DropBackground,
+    RandomCrop,
+    RotateImage,
+    Standardize,
+    StandardizeTargets,
+)
+from lieattn_datasets._images import ImagePoints, data_to_image, grid_positions, image_to_data
 from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
 from lieattn_datasets._meshes import MeshError, normalize_cloud, read_mesh, sample_surface
+from lieattn_datasets._mnist import MNIST, Digits, FashionMNIST, FashionMNIST900, RotatedMNIST, RotatedMNISTRecipe
 from lieattn_datasets._modelnet import MeshFolder, ModelNet
 from lieattn_datasets._molecules import MoleculeFeatures, Molecules
 from lieattn_datasets._nbody import (
@@ -24,25 +28,19 @@ from lieattn_datasets._nbody import (
     charge_energy,
     simulate_charges,
 )
-from lieattn_datasets._npz import CIFAR10Subset, Digits, FashionMNIST900, RotatedMNISTRecipe
-from lieattn_datasets._pcam import PatchCamelyon
+from lieattn_datasets._photos import CIFAR10, CIFAR100, CIFAR10Subset, PatchCamelyon
 from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
 from lieattn_datasets._shapes import AdrenalMNIST3D, ModelNet10Tiny, ShapePoints
-from lieattn_datasets._sphere import SphericalImages, fibonacci_sphere, on_sphere, project_image
-from lieattn_datasets._spherical_mnist import SphericalMNIST
+from lieattn_datasets._sphere import SphericalImages, SphericalMNIST, fibonacci_sphere, on_sphere, project_image
 from lieattn_datasets._toys import Constellation, Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
-    AveragePixels,
-    DropBackground,
     PermutePoints,
-    RandomCrop,
+    RandomRotateFields,
     RandomRotatePoints,
     RandomScalePoints,
-    RotateImage,
     RotatePoints,
-    Standardize,
-    StandardizeTargets,
+    TransformFields,
     TransformPoints,
 )
 from lieattn_datasets._wind import WindOnSphere, wind_vectors

@@ -12,8 +12,7 @@ from typing import IO, Any, cast
 
 from tqdm import tqdm
 
-from lieattn_datasets._archives import Archive
-from lieattn_datasets._files import Release, Source, remove_abandoned, write_atomically
+from lieattn_datasets._files import Archive, Release, Source, remove_abandoned, write_atomically
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
 _SECONDS = 30.0  # without an answer until a connection counts as interrupted

@@ -1,4 +1,4 @@
-"""The files of a data set."""
+"""The files of a data set, which are read within limits of size. Every error names the file."""
 
 import contextlib
 import functools
@@ -7,9 +7,13 @@ import hashlib
 import io
 import math
 import os
+import posixpath
+import re
 import secrets
 import shutil
 import time
+import unicodedata
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +23,126 @@ from typing import IO, Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import Archive, portable_name
-
+MOST_BYTES = 1 << 30  # limit for the unpacked size of a file: no file that the loaders read is as large
 LARGEST = 1e15  # largest number in a file: typical data are of the order of 1, and squares of 1e19 overflow in float32
 
 _ABANDONED = 3600  # seconds after which an unfinished file counts as abandoned
 _LISTED = 12
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
+_ENCRYPTED = 0x1
+_END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; its count if there are more members
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # other methods allocate any size that a header requests
+_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def portable_name(name: str) -> str:
+    """Return the name of a file or member in one form, whichever system has written it: ``chair/train/1.off``.
+
+    Backslashes become slashes. Drive letters, leading slashes, ``.`` and ``..`` are removed, and so are blanks and dots
+    at the end of folders and files, which Windows does not keep. Letters with accents are composed.
+    """
+    plain = re.sub(r"^[A-Za-z]:", "", unicodedata.normalize("NFC", name).replace("\\", "/"))
+    parts = posixpath.normpath("/" + plain.lstrip("/"))[1:].split("/")
+    return "/".join(part.rstrip(" .") or part for part in parts)
+
+
+class Archive(contextlib.AbstractContextManager["Archive"]):
+    """The members of a zip archive, which are never written to disk.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    refuse
+        Function from a description of the problem to the error that names the archive.
+
+    Raises
+    ------
+    ValueError
+        If the archive is damaged, has two members with the same name, has members that overlap, or lists fewer members
+        than its final record promises.
+    """
+
+    def __init__(self, path: Path, refuse: Callable[[str], ValueError]) -> None:
+        self._refuse = refuse
+        try:
+            self._zip = zipfile.ZipFile(path)
+            size = path.stat().st_size
+            if (promised := _members_promised(path)) not in (len(self._zip.infolist()), _MANY):
+                raise zipfile.BadZipFile(f"{len(self._zip.infolist())} of {promised} members are listed")
+            members = [info for info in self._zip.infolist() if not info.filename.endswith(("/", "\\"))]
+            self._members = {portable_name(info.filename): info for info in members}
+            distinct = len(self._members) == len(members) and sum(info.compress_size for info in members) <= size
+            for info in members if distinct else []:  # opening compares the name with the one before the content
+                if not info.flag_bits & _ENCRYPTED and info.compress_type in _METHODS:
+                    self._zip.open(info).close()
+        except Exception as error:  # a damaged directory can fail in any way
+            raise refuse(f"is not a complete zip archive ({type(error).__name__}: {error})") from error
+        if not distinct:
+            self._zip.close()
+            raise refuse("is not a valid zip archive: members have the same name, or overlap")
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the members, as :func:`portable_name` gives them, without folders."""
+        return list(self._members)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a member for reading.
+
+        Raises
+        ------
+        ValueError
+            If the member is encrypted, is compressed with another method than deflate, or promises more than
+            :data:`MOST_BYTES` bytes; or, during reading, if it is damaged.
+        """
+        info = self._members[name]
+        if info.flag_bits & _ENCRYPTED:
+            raise self._refuse(f"has the encrypted member {name}: unpack the archive yourself")
+        if info.compress_type not in _METHODS:
+            raise self._refuse(f"has the member {name}, which is not compressed with deflate")
+        if info.file_size > MOST_BYTES:
+            raise self._refuse(f"has the member {name} of {info.file_size} bytes, which is more than {MOST_BYTES}")
+        try:
+            with self._zip.open(info) as stream:
+                yield stream
+        except _FAULTS as error:
+            raise self._refuse(f"is a damaged zip archive: {name} cannot be unpacked ({error})") from error
+
+    def fingerprint(self, left_out: Collection[str]) -> str:
+        """Return the SHA-256 of the names, sizes and checksums of all members except ``left_out``.
+
+        It depends on the content of the members, and not on the way in which they are compressed.
+        """
+        kept = sorted({*self._members} - {*left_out})
+        lines = (f"{name} {self._members[name].file_size} {self._members[name].CRC:08x}\n" for name in kept)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def check_stored(self) -> None:
+        """Raise ValueError unless all members match their checksums, and are uncompressed as ``torch.save`` does it."""
+        if any(info.file_size != info.compress_size for info in self._members.values()):
+            raise self._refuse("has compressed members, which torch never writes")
+        for name in self._members:
+            self.read(name)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a member. The exceptions are those of :meth:`open`."""
+        with self.open(name) as stream:
+            return stream.read()
+
+
+def _members_promised(path: Path) -> int:
+    """Return the number of members in the final record of an archive, which ``zipfile`` does not check."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END_BYTES - 0xFFFF))  # a comment may follow
+        end = file.read()
+    at = end.rfind(_END)
+    return int.from_bytes(end[at + 10 : at + 12], "little")
 
 
 @dataclass(frozen=True)
@@ -121,6 +237,15 @@ class Release:
         """Return (not raise) an error that names a bad file, states the problem, and says what to do."""
         return ValueError(f"{self.dataset}: {path} {problem}. {advice}. {self.origin}")
 
+    def require(self, holds: object, path: Path, problem: str) -> None:
+        """Raise the error of :meth:`damaged` unless a condition on a file holds."""
+        if not holds:
+            raise self.damaged(path, problem)
+
+    def check_count(self, path: Path, found: int, expected: int, kind: str = "images") -> None:
+        """Raise ValueError unless a file holds the official number of items."""
+        self.require(found == expected, path, f"holds {found} {kind}, but the official file holds {expected}")
+
     def _or_make(self, path: Path) -> str:
         """Return the command that makes a file, as the end of an advice; nothing for files that are downloaded."""
         if self.sources or not self.digests.get(path.name, "").startswith("content:"):
@@ -179,6 +304,13 @@ class Release:
             "file. Pass verify=False only for a file of your own in the same format",
         )
 
+    def read(
+        self, root: str | Path, expected: Mapping[str, str], verify: bool, name: str = ""
+    ) -> tuple[Path, list[NDArray[Any]]]:
+        """Return the path of an ``.npz`` archive under the root, by default the only one, and arrays of it."""
+        path = self.locate(root, *([name] if name else self.digests), verify=verify)
+        return path, self.read_npz(path, expected)
+
     def read_npz(self, path: Path, expected: Mapping[str, str]) -> list[NDArray[Any]]:
         """Return arrays of an ``.npz`` archive; pickled objects are never loaded.
 
@@ -216,16 +348,16 @@ class Release:
                 known = {name: size for name, size in sizes.items() if name in wanted}
                 found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
                 raise self.damaged(path, f"has {key} of {found}")
-            if array.dtype.kind in "iuf" and not within_bounds(array):
-                raise self.damaged(path, f"has {key} with numbers that are not finite, or beyond {LARGEST:g}")
+            bounded = array.dtype.kind not in "iuf" or within_bounds(array)
+            self.require(bounded, path, f"has {key} with numbers that are not finite, or beyond {LARGEST:g}")
             arrays.append(array)
         return arrays
 
     def check_indices(self, path: Path, key: str, values: NDArray[Any], size: int) -> NDArray[np.int64]:
         """Return labels or indices as int64; raise ValueError unless all are in ``0 .. size - 1``."""
-        if values.size and not (values.min() >= 0 and values.max() < size):
-            found = f"{values.min()} .. {values.max()}"
-            raise self.damaged(path, f"has {key} in {found}, expected 0 .. {size - 1}")
+        if values.size:
+            low, high = values.min(), values.max()
+            self.require(low >= 0 and high < size, path, f"has {key} in {low} .. {high}, expected 0 .. {size - 1}")
         return values.astype(np.int64)
 
 
@@ -324,20 +456,8 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
     return separator.join(names[:_LISTED]) + more
 
 
-def check_choice(argument: str, value: str, allowed: Collection[str]) -> None:
-    """Raise ValueError unless the value is one of those allowed."""
-    if value not in allowed:
-        raise ValueError(f"{argument}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
 def read_text(values: NDArray[Any]) -> list[str]:
     """Return byte strings or strings as a list of ``str``; bytes that are not ASCII are shown as escapes."""
     return [
         value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else value for value in values.tolist()
     ]
-
-
-def check_count(release: Release, path: Path, found: int, expected: int) -> None:
-    """Raise ValueError unless a file holds the official number of images."""
-    if found != expected:
-        raise release.damaged(path, f"holds {found} images, but the official file holds {expected}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import real_array
 from lieattn_datasets._files import LARGEST
 from lieattn_datasets._targets import Units, fit_atoms
 

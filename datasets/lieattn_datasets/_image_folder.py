@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._checks import check_arguments
-from lieattn_datasets._files import check_choice, files_below, listed
-from lieattn_datasets._images import ImagePoints, Transform
-from lieattn_datasets._splits import seeded
-from lieattn_datasets._streams import SPLITS, progress
+from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import files_below, listed
+from lieattn_datasets._images import ImagePoints
+from lieattn_datasets._splits import progress, seeded
 
 _SUFFIXES = (".png", ".apng", ".jpg", ".jpeg")
 _FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
@@ -80,7 +80,6 @@ class ImageFolder(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ImageFolder.__init__, locals())
-        check_choice("split", split, (*SPLITS, "all"))
         sides = None if size is None else tuple(size) if isinstance(size, Sequence | np.ndarray) else (size, size)
         if sides is not None and (len(sides) != 2 or min(sides) < 1):
             raise ValueError(f"size: expected one or two numbers of pixels of at least 1, got {size!r}")

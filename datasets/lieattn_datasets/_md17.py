@@ -5,18 +5,17 @@ torch_geometric's reader has no official splits, and rounds total energies to fl
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, check_choice, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._files import Release
 from lieattn_datasets._molecules import HEAVIEST, Molecules
-from lieattn_datasets._splits import hold_out
-from lieattn_datasets._streams import SPLITS
+from lieattn_datasets._splits import Split, half_of, hold_out
 from lieattn_datasets._targets import Units
 
 _Frames = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # charges, positions, energies, forces
@@ -55,7 +54,7 @@ _OFFICIAL = Release(
     folders=("npz_data", "splits", "rmd17/npz_data", "rmd17/splits"),
     sources=(replace(SOURCES["rMD17"][0], members=_FILES),),
 )
-_SUBSET = Release(
+SUBSET = Release(
     dataset="rMD17, split 1",
     origin=f"The file is rmd17_split01.npz, the frames of the first official split. {_CITATION}",
     digests={"rmd17_split01.npz": "content:d4bd64186f7eceb8d80b5f48794293d8db103ae571d69d6a4ecfdb3d6f31e0a0"},
@@ -82,11 +81,10 @@ class _Trajectory(Molecules):
         transform: Transform | None,
     ) -> None:
         z, pos, energy, force = frames
-        half = halves["train"]
-        train = half[hold_out(len(half), validation, "train")]
-        chosen = halves["test"] if split == "test" else half[hold_out(len(half), validation, split)]
-        units = Units(energy=energy_unit)
-        factor, _ = units.convert(_STORED)
+        train, half = halves["train"], halves[half_of(split)]
+        train = train[hold_out(len(train), validation, "train")]
+        chosen = half[hold_out(len(half), validation, split)]
+        factor, _ = Units(energy=energy_unit).convert(_STORED)
         self.energy_shift = float(energy[train].mean(dtype=np.float64) * factor)
         self.force_scale = float(np.sqrt(np.square(force[train], dtype=np.float64).mean()) * factor)
         pos, force = pos[chosen].astype(np.float64), force[chosen].astype(np.float64) * factor
@@ -157,7 +155,7 @@ class RMD17(_Trajectory):
         self,
         root: str | Path,
         molecule: str = "ethanol",
-        split: Literal["train", "valid", "test"] = "train",
+        split: Split = "train",
         *,
         number: int = 1,
         validation: int = 50,
@@ -169,9 +167,7 @@ class RMD17(_Trajectory):
     ) -> None:
         check_arguments(RMD17.__init__, locals())
         check_choice("molecule", molecule, MD17_MOLECULES)
-        check_choice("split", split, SPLITS)
-        if number not in range(1, 6):
-            raise ValueError(f"number: expected 1, 2, 3, 4 or 5, got {number}")
+        require(1 <= number <= 5, "number", "1, 2, 3, 4 or 5", number)
         frames, halves = read_official(root, molecule, number, download, verify)
         super().__init__(frames, halves, split, validation, energy_unit, center, transform)
 
@@ -190,18 +186,13 @@ class RMD17Subset(_Trajectory):
     verify
         Whether to compare the digest of the file. If False, any file in the same format is read; the first half of its
         frames is for training and the second for testing.
-
-    Attributes
-    ----------
-    energy_shift, force_scale : float
-        As for :class:`RMD17`.
     """
 
     def __init__(
         self,
         root: str | Path,
         molecule: str = "ethanol",
-        split: Literal["train", "valid", "test"] = "train",
+        split: Split = "train",
         *,
         validation: int = 50,
         energy_unit: str = _STORED,
@@ -211,15 +202,12 @@ class RMD17Subset(_Trajectory):
     ) -> None:
         check_arguments(RMD17Subset.__init__, locals())
         check_choice("molecule", molecule, MD17_MOLECULES)
-        check_choice("split", split, SPLITS)
-        path = _SUBSET.locate(root, *_SUBSET.digests, verify=verify)
-        frames = _read_frames(_SUBSET, path, tuple(f"{molecule}_{key}" for key in "zREF"))
+        path = SUBSET.locate(root, *SUBSET.digests, verify=verify)
+        frames = _read_frames(SUBSET, path, tuple(f"{molecule}_{key}" for key in "zREF"))
         size = len(frames[1])
-        half = size // 2
-        if half < 1:
-            found = "1 frame" if size else "no frame"
-            raise _SUBSET.damaged(path, f"holds {found} of {molecule}, expected frames for training and for testing")
-        halves = dict(zip(_HALVES, np.split(np.arange(size), [half]), strict=True))
+        problem = f"holds {size} frames of {molecule}, expected some for training and some for testing"
+        SUBSET.require(size > 1, path, problem)
+        halves = dict(zip(_HALVES, np.split(np.arange(size), [size // 2]), strict=True))
         super().__init__(frames, halves, split, validation, energy_unit, center, transform)
 
 
@@ -231,15 +219,12 @@ def read_official(
         fetch(_OFFICIAL, root, f"rmd17_{molecule}.npz", *(_INDICES.format(half, number) for half in _HALVES))
     path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
     frames = _read_frames(_OFFICIAL, path, ("nuclear_charges", "coords", "energies", "forces"))
-    size = len(frames[1])
-    halves = {half: _read_indices(root, _INDICES.format(half, number), size) for half in _HALVES}
-    for half, indices in halves.items():
-        if verify and len(indices) != _FRAMES:
-            found = f"split {number} has {len(indices)} frames for {half}, but the official one has {_FRAMES}"
-            raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}; replace {_INDICES.format(half, number)}")
-    if np.isin(halves["train"], halves["test"]).any():
-        names = " and ".join(_INDICES.format(half, number) for half in halves)
-        raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames in common")
+    paths = {half: _OFFICIAL.locate(root, _INDICES.format(half, number)) for half in _HALVES}
+    halves = {half: _read_indices(path, len(frames[1])) for half, path in paths.items()}
+    for half, indices in halves.items() if verify else ():
+        _OFFICIAL.check_count(paths[half], len(indices), _FRAMES, "frames")
+    problem = f"and {paths['train'].name} have frames in common"
+    _OFFICIAL.require(not np.isin(halves["train"], halves["test"]).any(), paths["test"], problem)
     return frames, halves
 
 
@@ -248,17 +233,17 @@ def _read_frames(release: Release, path: Path, keys: tuple[str, ...]) -> _Frames
     vectors = "number [frames, atoms, 3]"
     expected = zip(keys, ("integer [atoms]", vectors, "float64 [frames]", vectors), strict=True)
     z, pos, energy, force = release.read_npz(path, dict(expected))
-    if not z.size or z.min() < 1 or z.max() > HEAVIEST:
-        raise release.damaged(path, f"has {keys[0]} {z.tolist()[:8]}, expected nuclear charges in 1 .. {HEAVIEST}")
+    right = z.size and z.min() >= 1 and z.max() <= HEAVIEST
+    problem = f"has {keys[0]} {z.tolist()[:8]}, expected nuclear charges in 1 .. {HEAVIEST}"
+    release.require(right, path, problem)
     return z, pos, energy, force
 
 
-def _read_indices(root: str | Path, name: str, frames: int) -> NDArray[np.int64]:
-    path = _OFFICIAL.locate(root, name)
+def _read_indices(path: Path, frames: int) -> NDArray[np.int64]:
     try:
         indices = np.array(path.read_text(encoding="ascii").replace(",", " ").split(), dtype=np.int64)
     except (ValueError, OverflowError, OSError) as error:
         raise _OFFICIAL.damaged(path, f"is not a list of integers ({error})") from error
-    if not indices.size or indices.min() < 0 or indices.max() >= frames or len(np.unique(indices)) != len(indices):
-        raise _OFFICIAL.damaged(path, f"does not hold different frame numbers in 0 .. {frames - 1}")
+    right = indices.size and indices.min() >= 0 and indices.max() < frames and len(np.unique(indices)) == len(indices)
+    _OFFICIAL.require(right, path, f"does not hold different frame numbers in 0 .. {frames - 1}")
     return indices

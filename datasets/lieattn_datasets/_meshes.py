@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._archives import portable_name
-from lieattn_datasets._arrays import check_points, class_array, real_array
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, check_points, class_array, real_array
+from lieattn_datasets._files import portable_name
 from lieattn_datasets._ply import read_ply
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")

@@ -12,15 +12,13 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import Archive, portable_name
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import Release, check_choice, files_below, is_hidden, listed
+from lieattn_datasets._files import Archive, Release, files_below, is_hidden, listed, portable_name
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
-from lieattn_datasets._splits import hold_out, seeded
-from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, hold_out, progress, seeded
 
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
 _RELEASES = {
@@ -99,7 +97,6 @@ class MeshFolder(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(MeshFolder.__init__, locals())
-        check_choice("split", split, SPLITS)
         place = Path(root)
         half = "test" if split == "test" else "train"
         with contextlib.ExitStack() as stack:
@@ -174,8 +171,6 @@ class ModelNet(MeshFolder):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ModelNet.__init__, locals())
-        if version not in _COUNTS:
-            raise ValueError(f"version: expected 10 or 40, got {version}")
         release = _RELEASES[version]
         folder, name = Path(root) / f"ModelNet{version}", f"ModelNet{version}.zip"
         archive = next((path for path in Path(root).glob("*.*") if path.name.lower() == name.lower()), None)

@@ -9,11 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import dtype_of_places, plain_array, real_array
-from lieattn_datasets._checks import check_arguments, check_attribute
+from lieattn_datasets._checks import check_arguments, check_attribute, dtype_of_places, plain_array, real_array
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._frames import describe_frames
-from lieattn_datasets._streams import Configured
+from lieattn_datasets._transforms import Configured
 
 HEAVIEST = 118  # nuclear charge of the heaviest element
 _LISTED = 4

@@ -7,11 +7,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import check_number, plain_array, real_array
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, check_number, plain_array, real_array
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._files import Release, check_choice
-from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress, split_size
+from lieattn_datasets._files import Release
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, progress, split_size
 
 SOFTENING = 0.1
 _CHUNK = 256  # systems that are advanced together, so that their arrays stay in the cache
@@ -21,7 +20,7 @@ _LONGEST = 1e6  # longest simulated time, with a thousand steps per unit of time
 _START, _END = 3, 4  # the task of the literature: one unit of time, after three units of equilibration
 _FILE_DRIFT = 0.005  # relative drift of energies in the file, including the rounding of positions to float32
 
-_RELEASE = Release(
+RELEASE = Release(
     dataset="Charged N-body",
     origin="The file is nbody_charged5.npz, 7,000 simulated systems of 5 charged particles.",
     computed=("pos", "vel", "energy", "traj_pos", "traj_vel"),
@@ -138,8 +137,7 @@ class NBody(ChargedParticles):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(NBody.__init__, locals())
-        check_choice("split", split, SPLITS)
-        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
+        path = RELEASE.locate(root, *RELEASE.digests, verify=verify)
         part = f"split_{split}"
         snapshots = "number [systems, times, particles, 3]"
         expected = {
@@ -150,7 +148,7 @@ class NBody(ChargedParticles):
             "energy": "number [systems]",
             part: "integer [chosen]",
         }
-        charge, pos, vel, times, energy, chosen = _RELEASE.read_npz(path, expected)
+        charge, pos, vel, times, energy, chosen = RELEASE.read_npz(path, expected)
         try:
             if verify:
                 check_drift(energy[:, None], charge_energy(charge[:, None], pos, vel), _FILE_DRIFT)
@@ -158,8 +156,8 @@ class NBody(ChargedParticles):
         except ValueError as error:
             if str(error).startswith("start, end:"):
                 raise
-            raise _RELEASE.damaged(path, f"does not hold charged particles: {error}") from error
-        self._indices = _RELEASE.check_indices(path, part, chosen, len(charge))
+            raise RELEASE.damaged(path, f"does not hold charged particles: {error}") from error
+        self._indices = RELEASE.check_indices(path, part, chosen, len(charge))
 
 
 class NBodySimulated(ChargedParticles):
@@ -229,7 +227,7 @@ class NBodyTrajectories(Clouds):
 
     def __init__(self, root: str | Path, *, verify: bool = True, transform: Transform | None = None) -> None:
         check_arguments(NBodyTrajectories.__init__, locals())
-        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
+        path = RELEASE.locate(root, *RELEASE.digests, verify=verify)
         paths = "number [paths, times, particles, 3]"
         expected = {
             "charge": "number [systems, particles]",
@@ -238,10 +236,10 @@ class NBodyTrajectories(Clouds):
             "traj_vel": paths,
             "traj_times": "number [times]",
         }
-        charge, energy, pos, vel, self._times = _RELEASE.read_npz(path, expected)
+        charge, energy, pos, vel, self._times = RELEASE.read_npz(path, expected)
         systems = len(pos)
         if len(charge) < systems or not len(self._times):
-            raise _RELEASE.damaged(path, f"has trajectories of {list(pos.shape)} for {len(charge)} systems")
+            raise RELEASE.damaged(path, f"has trajectories of {list(pos.shape)} for {len(charge)} systems")
         super().__init__(systems, transform)
         self._charge, self._energy = charge[:systems], energy[:systems]
         self._path = np.concatenate([pos, vel], axis=-1).swapaxes(1, 2)

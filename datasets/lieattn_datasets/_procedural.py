@@ -1,21 +1,19 @@
 """Labeled shapes that are generated."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import check_points
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, check_points, require
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._fields import rotation_matrix
-from lieattn_datasets._files import check_choice
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
-from lieattn_datasets._streams import SPLITS, Split, frozen_stream, progress, split_size
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, progress, split_size
+from lieattn_datasets._transforms import rotation_matrix
 
 _SIZES = (1_600, 320, 480)
 _SCENES = (800, 160, 240)
@@ -155,7 +153,7 @@ class ProceduralShapes(ShapePoints):
     ) -> None:
         check_arguments(ProceduralShapes.__init__, locals())
         size = split_size(split, size, _SIZES)
-        _check_options(points, kinds, task, rotate)
+        _check_options(points, kinds)
         if not (0 <= stretch < 1 and 0 <= bend <= 2 and holes >= 0 and 0 <= noise < 1):
             raise ValueError(
                 "stretch, noise, bend, holes: expected numbers in [0, 1), [0, 1), [0, 2] and at least 0, got "
@@ -218,9 +216,8 @@ class ProceduralScenes(ShapePoints):
     ) -> None:
         check_arguments(ProceduralScenes.__init__, locals())
         size = split_size(split, size, _SCENES)
-        _check_options(points, kinds, task, rotate)
-        if not 1 <= solids <= points:
-            raise ValueError(f"solids: expected an integer in 1 .. {points}, the number of points, got {solids}")
+        _check_options(points, kinds)
+        require(1 <= solids <= points, "solids", f"an integer in 1 .. {points}, the number of points", solids)
         streams = (frozen_stream(seed, SPLITS.index(split), number) for number in progress(range(size), "scenes", size))
         scenes = [_make_scene(kinds, solids, points, stream) for stream in streams]
         pos, normal, labels, numbers = (np.stack(part) for part in zip(*scenes, strict=True))
@@ -233,13 +230,10 @@ class ProceduralScenes(ShapePoints):
         return data
 
 
-def _check_options(points: int, kinds: Sequence[str], task: str, rotate: str) -> None:
+def _check_options(points: int, kinds: Sequence[str]) -> None:
     """Raise ValueError, naming the argument, before any shape is made."""
     check_points(points)
-    check_choice("task", task, get_args(Task))
-    check_choice("rotate", rotate, get_args(Rotate))
-    if not kinds or not set(kinds) <= set(SHAPE_CLASSES):
-        raise ValueError(f"kinds: expected some of {SHAPE_CLASSES}, got {kinds}")
+    require(kinds and set(kinds) <= set(SHAPE_CLASSES), "kinds", f"some of {SHAPE_CLASSES}", kinds)
 
 
 def _make_scene(

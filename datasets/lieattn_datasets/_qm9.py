@@ -2,25 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._files import Release, check_choice, read_text
+from lieattn_datasets._files import Release, read_text
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._qm9_files import CITATION, QM9_FILES, load_qm9
-from lieattn_datasets._streams import SPLITS
+from lieattn_datasets._splits import SPLITS, SplitOrAll
 from lieattn_datasets._targets import SPECIES, TARGETS, Units, fit_atoms, quantities, select, select_names
-
-Split = Literal["train", "valid", "test", "all"]
 
 _MOLECULES = 130_831
 _TRAIN = 100_000
 _SCALARS = ("energy", "homo", "gap")  # scalar labels of GFN2-xTB
-_SUBSET = Release(
+SUBSET = Release(
     dataset="QM9, 14,308 molecules",
     origin=(
         "The files are qm9_subset.npz, a sample of QM9 with its targets, and qm9_subset_gfn2.npz, GFN2-xTB labels "
@@ -32,10 +30,30 @@ _SUBSET = Release(
         "qm9_subset_gfn2.npz": "content:b62977fa6c6d772a63ee3fe4b4c8b259a33bd67033ea187aef96d6275532025c",
     },
 )
-_SUBSET_FILE, _GFN2_FILE = _SUBSET.digests
+_SUBSET_FILE, _GFN2_FILE = SUBSET.digests
+
+_Described = tuple[dict[str, Any], dict[str, NDArray[np.int64]]]
 
 
-class QM9(Molecules):
+class _Quantities(Molecules):
+    """Molecules with several targets, some of which are chosen, in chosen units."""
+
+    _known: ClassVar[tuple[str, ...]]
+
+    def _load(
+        self, split: str, targets: str | Sequence[str], units: Units, transform: Transform | None, **options: Any
+    ) -> None:
+        names = select_names(targets, self._known)
+        described, parts = self._describe(names, units, **options)
+        super().__init__(**described, target_names=names, transform=transform)
+        self._indices = parts[split]
+
+    def _describe(self, names: tuple[str, ...], units: Units, *options: Any, **others: Any) -> _Described:
+        """Return arguments of :class:`Molecules` and the indices of each split."""
+        raise NotImplementedError
+
+
+class QM9(_Quantities):
     """QM9: 130,831 molecules of up to 9 atoms C, N, O, F and their hydrogens, with DFT geometries and targets.
 
     As usual, the 3,054 molecules that failed QM9's own consistency check are left out. The split is that of Cormorant,
@@ -77,10 +95,12 @@ class QM9(Molecules):
         Function that is applied to each new ``Data``, for example :class:`MoleculeFeatures`.
     """
 
+    _known = TARGETS
+
     def __init__(
         self,
         root: str | Path,
-        split: Split = "train",
+        split: SplitOrAll = "train",
         *,
         targets: str | Sequence[str] = "all",
         energy_unit: str = "eV",
@@ -92,20 +112,44 @@ class QM9(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(QM9.__init__, locals())
-        check_choice("split", split, get_args(Split))
-        names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
+        self._load(split, targets, units, transform, root=root, references=references, download=download, verify=verify)
+
+    def _describe(
+        self, names: tuple[str, ...], units: Units, root: str | Path, references: bool, download: bool, verify: bool
+    ) -> _Described:
         path, arrays = load_qm9(root, download)
         offsets, table = arrays["offsets"], arrays["y"].astype(np.float64)
-        if verify and len(table) != _MOLECULES:
-            raise QM9_FILES.damaged(path, f"holds {len(table)} molecules, but QM9 has {_MOLECULES}")
+        if verify:
+            QM9_FILES.check_count(path, len(table), _MOLECULES, "molecules")
         y, labels = select(table, quantities("eV", "eV"), names, np.diff(offsets), units, references)
-        number = {"gdb_number": arrays["gdb_number"]}
-        super().__init__(arrays["z"], arrays["pos"], offsets, y, names, labels, of_molecule=number, transform=transform)
-        self._indices = cormorant_split(len(table))[split]
+        of_molecule = {"gdb_number": arrays["gdb_number"]}
+        described = {"z": arrays["z"], "pos": arrays["pos"], "offsets": offsets, "y": y, "of_molecule": of_molecule}
+        return {**described, "target_units": labels}, cormorant_split(len(table))
 
 
-class QM9Subset(Molecules):
+class _Subset(_Quantities):
+    """Molecules of the subset, whose files have the splits."""
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: SplitOrAll = "train",
+        *,
+        targets: str | Sequence[str] = "all",
+        energy_unit: str = "eV",
+        dipole_unit: str = "D",
+        length_unit: str = "bohr",
+        references: bool = True,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(_Subset.__init__, locals())
+        units = Units(energy_unit, dipole_unit, length_unit)
+        self._load(split, targets, units, transform, root=root, references=references, verify=verify)
+
+
+class QM9Subset(_Subset):
     """A subset of QM9: 14,308 molecules of H, C, N and O with 6 to 29 atoms, and all 19 targets of QM9.
 
     It is a uniform sample of one molecule in nine, without molecules that contain fluorine or failed QM9's consistency
@@ -124,36 +168,22 @@ class QM9Subset(Molecules):
         Whether to compare the digest of the file. If False, any file in the same format is read.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        split: Split = "train",
-        *,
-        targets: str | Sequence[str] = "all",
-        energy_unit: str = "eV",
-        dipole_unit: str = "D",
-        length_unit: str = "bohr",
-        references: bool = True,
-        verify: bool = True,
-        transform: Transform | None = None,
-    ) -> None:
-        check_arguments(QM9Subset.__init__, locals())
-        check_choice("split", split, get_args(Split))
-        names = select_names(targets, TARGETS)
-        units = Units(energy_unit, dipole_unit, length_unit)
+    _known = TARGETS
+
+    def _describe(
+        self, names: tuple[str, ...], units: Units, root: str | Path, references: bool, verify: bool
+    ) -> _Described:
         targeted = {"targets": "number [molecules, 19]", "target_names": "text [19]"}
-        path, z, pos, offsets, number, parts, (table, columns) = _load_subset(root, verify, targeted)
-        if tuple(read_text(columns)) != TARGETS:
-            found = ", ".join(read_text(columns))
-            raise _SUBSET.damaged(path, f"has targets named {found}, expected {', '.join(TARGETS)}")
-        stored = quantities("Ha", "kcal/mol")
-        y, labels = select(table, stored, names, np.diff(offsets), units, references)
-        known = {"gdb_number": number}
-        super().__init__(z, pos, offsets, y, names, labels, of_molecule=known, transform=transform)
-        self._indices = parts[split]
+        path, described, parts, (table, columns) = _load_subset(root, verify, targeted)
+        found = read_text(columns)
+        problem = f"has targets named {', '.join(found)}, expected {', '.join(TARGETS)}"
+        SUBSET.require(tuple(found) == TARGETS, path, problem)
+        atoms = np.diff(described["offsets"])
+        y, labels = select(table, quantities("Ha", "kcal/mol"), names, atoms, units, references)
+        return {**described, "y": y, "target_units": labels}, parts
 
 
-class QM9GFN2(Molecules):
+class QM9GFN2(_Subset):
     """The molecules of :class:`QM9Subset` with GFN2-xTB labels: scalars, vectors and tensors.
 
     The labels are single points of a semi-empirical method at the DFT geometries. They are targets for invariant and
@@ -193,25 +223,13 @@ class QM9GFN2(Molecules):
     vectors: tuple[str, ...] = ("pos", "dipole", "force")
     tensors: tuple[str, ...] = ("quadrupole", "polarizability")
 
-    def __init__(
-        self,
-        root: str | Path,
-        split: Split = "train",
-        *,
-        targets: str | Sequence[str] = "all",
-        energy_unit: str = "eV",
-        dipole_unit: str = "D",
-        length_unit: str = "bohr",
-        references: bool = True,
-        verify: bool = True,
-        transform: Transform | None = None,
-    ) -> None:
-        check_arguments(QM9GFN2.__init__, locals())
-        check_choice("split", split, get_args(Split))
-        names = select_names(targets, _SCALARS)
-        units = Units(energy_unit, dipole_unit, length_unit)
-        _, z, pos, offsets, number, parts, _ = _load_subset(root, verify, {})
-        path = _SUBSET.locate(root, _GFN2_FILE, verify=verify)
+    _known = _SCALARS
+
+    def _describe(
+        self, names: tuple[str, ...], units: Units, root: str | Path, references: bool, verify: bool
+    ) -> _Described:
+        _, described, parts, _ = _load_subset(root, verify, {})
+        z, offsets, of_molecule = described["z"], described["offsets"], described["of_molecule"]
         expected = {
             "gdb_index": "integer [molecules]",
             "dipole": "number [molecules, 3]",
@@ -222,9 +240,10 @@ class QM9GFN2(Molecules):
             "forces": "number [atoms, 3]",
             **dict.fromkeys(names, "number [molecules]"),
         }
-        same, dipole, quadrupole, polarizability, good, charge, force, *values = _SUBSET.read_npz(path, expected)
-        if not np.array_equal(same, number) or len(charge) != len(z):
-            raise _SUBSET.damaged(path, f"has labels of different molecules than {_SUBSET_FILE}")
+        path, arrays = SUBSET.read(root, expected, verify, _GFN2_FILE)
+        same, dipole, quadrupole, polarizability, good, charge, force, *values = arrays
+        same_molecules = np.array_equal(same, of_molecule["gdb_number"]) and len(charge) == len(z)
+        SUBSET.require(same_molecules, path, f"has labels of different molecules than {_SUBSET_FILE}")
         hartree, _ = units.convert("Ha")
         scalars = {name: column * hartree for name, column in zip(names, values, strict=True)}
         self.atom_energies: dict[int, float] = {}
@@ -232,24 +251,15 @@ class QM9GFN2(Molecules):
             self.atom_energies, free = fit_atoms(scalars["energy"], z, offsets, parts["train"])
             scalars["energy"] = scalars["energy"] - free
         length, _ = units.convert("bohr")
-        super().__init__(
-            z,
-            pos,
-            offsets,
-            np.stack([scalars[name] for name in names], axis=1),
-            names,
-            [units.energy] * len(names),
-            of_molecule={
-                "gdb_number": number,
-                "dipole": dipole * units.convert("D")[0],
-                "quadrupole": quadrupole[:, [[0, 1, 3], [1, 2, 4], [3, 4, 5]]] * length**2,
-                "polarizability": polarizability * length**3,
-                "polarizability_ok": good,
-            },
-            of_atom={"charge": charge, "force": force * units.convert("eV")[0]},
-            transform=transform,
-        )
-        self._indices = parts[split]
+        of_molecule |= {
+            "dipole": dipole * units.convert("D")[0],
+            "quadrupole": quadrupole[:, [[0, 1, 3], [1, 2, 4], [3, 4, 5]]] * length**2,
+            "polarizability": polarizability * length**3,
+            "polarizability_ok": good,
+        }
+        described["of_atom"] = {"charge": charge, "force": force * units.convert("eV")[0]}
+        described["y"] = np.stack([scalars[name] for name in names], axis=1)
+        return {**described, "target_units": [units.energy] * len(names)}, parts
 
 
 def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
@@ -267,8 +277,7 @@ def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
 
 
 def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tuple[Any, ...]:
-    """Read the subset; return path, z, pos, offsets, official numbers, indices of each split, and further arrays."""
-    path = _SUBSET.locate(root, _SUBSET_FILE, verify=verify)
+    """Read the subset; return path, arguments of :class:`Molecules`, indices of each split, and further arrays."""
     expected = {
         "z": "integer [atoms]",
         "pos": "number [atoms, 3]",
@@ -276,16 +285,16 @@ def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tu
         "gdb_index": "integer [molecules]",
         **{f"split_{part}": f"integer [{part}]" for part in SPLITS},
     }
-    arrays = _SUBSET.read_npz(path, expected | targeted)
+    path, arrays = SUBSET.read(root, expected | targeted, verify, _SUBSET_FILE)
     z, pos, offsets, number, *chosen = arrays[: len(expected)]
     try:
         z, pos, offsets = check_atoms(z, pos, offsets)
     except ValueError as error:
-        raise _SUBSET.damaged(path, f"does not hold molecules: {error}") from error
+        raise SUBSET.damaged(path, f"does not hold molecules: {error}") from error
     size = len(offsets) - 1
-    if len(number) != size or not np.array_equal(np.sort(np.concatenate(chosen)), np.arange(size)):
-        raise _SUBSET.damaged(path, f"does not have each of its {size} molecules in exactly one split")
-    if not np.isin(z, SPECIES).all():
-        raise _SUBSET.damaged(path, f"holds atoms other than {SPECIES}")
+    once = len(number) == size and np.array_equal(np.sort(np.concatenate(chosen)), np.arange(size))
+    SUBSET.require(once, path, f"does not have each of its {size} molecules in exactly one split")
+    SUBSET.require(np.isin(z, SPECIES).all(), path, f"holds atoms other than {SPECIES}")
     parts = dict(zip(SPLITS, (part.astype(np.int64) for part in chosen), strict=True))
-    return path, z, pos, offsets, number, {**parts, "all": np.arange(size)}, arrays[len(expected) :]
+    described = {"z": z, "pos": pos, "offsets": offsets, "of_molecule": {"gdb_number": number}}
+    return path, described, {**parts, "all": np.arange(size)}, arrays[len(expected) :]

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lieattn_datasets._archives import Archive
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import LARGEST, Release, within_bounds, write_atomically
+from lieattn_datasets._files import LARGEST, Archive, Release, within_bounds, write_atomically
 from lieattn_datasets._molecules import check_atoms
-from lieattn_datasets._streams import progress
+from lieattn_datasets._splits import progress
 from lieattn_datasets._targets import SPECIES, TARGETS
 
 CITATION = "QM9: Ramakrishnan, Dral, Rupp, von Lilienfeld, Scientific Data 1, 140022 (2014)."

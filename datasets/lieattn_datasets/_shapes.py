@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,25 +11,23 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import class_array, dtype_of_places, real_array
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, class_array, dtype_of_places, real_array
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._fields import rotation_matrix
-from lieattn_datasets._files import Release, check_choice, read_text
+from lieattn_datasets._files import Release, read_text
 from lieattn_datasets._meshes import normalize_cloud
-from lieattn_datasets._splits import hold_out
-from lieattn_datasets._streams import SPLITS, Split, frozen_stream
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, hold_out
+from lieattn_datasets._transforms import rotation_matrix
 
 Rotate = Literal["none", "z", "SO3"]
 Task = Literal["classification", "normals"]
 
-_TINY = Release(
+TINY = Release(
     dataset="ModelNet10, 600 shapes",
     origin="The file is modelnet10_tiny.npz, 60 shapes of each class of ModelNet10 (Wu et al., CVPR 2015).",
     computed=("points",),
     digests={"modelnet10_tiny.npz": "content:dcc052d3c13f30e0adbd529f8d1acbccd642ee0e59a9cf012f1ca34f76a8254d"},
 )
-_ADRENAL = Release(
+ADRENAL = Release(
     dataset="AdrenalMNIST3D",
     origin="The file is adrenalmnist3d.npz, all of AdrenalMNIST3D with packed bits (MedMNIST v2, Yang et al., 2023).",
     digests={"adrenalmnist3d.npz": "content:6df48286c582d7c89e6d72d2aec758ccd67cfba43db27eb1f57e97d598a03e1a"},
@@ -86,8 +84,6 @@ class ShapePoints(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ShapePoints.__init__, locals())
-        check_choice("task", task, get_args(Task))
-        check_choice("rotate", rotate, get_args(Rotate))
         frozen_stream(seed)
         self._pos: NDArray[Any] = real_array("pos", pos)
         self._normal = None if normal is None else real_array("normal", normal).astype(np.float32)
@@ -186,8 +182,7 @@ class ModelNet10Tiny(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ModelNet10Tiny.__init__, locals())
-        check_choice("split", split, SPLITS)
-        path = _TINY.locate(root, *_TINY.digests, verify=verify)
+        path = TINY.locate(root, *TINY.digests, verify=verify)
         half = "test" if split == "test" else "train"
         part = f"split_{half}"
         expected = {
@@ -196,11 +191,11 @@ class ModelNet10Tiny(ShapePoints):
             "classes": "text [classes]",
             part: "integer [chosen]",
         }
-        voxels, labels, names, chosen = _TINY.read_npz(path, expected)
-        labels = _TINY.check_indices(path, "label", labels, len(names))
-        chosen = _TINY.check_indices(path, part, chosen, len(voxels))
+        voxels, labels, names, chosen = TINY.read_npz(path, expected)
+        labels = TINY.check_indices(path, "label", labels, len(names))
+        chosen = TINY.check_indices(path, part, chosen, len(voxels))
         if not (voxels.size and len(chosen)):
-            raise _TINY.damaged(path, f"has points {list(voxels.shape)} and {len(chosen)} shapes for {half}")
+            raise TINY.damaged(path, f"has points {list(voxels.shape)} and {len(chosen)} shapes for {half}")
         if points is not None and not 1 <= points <= voxels.shape[1]:
             raise ValueError(f"points: expected None or an integer in 1 .. {voxels.shape[1]}, got {points}")
         pos = np.stack([normalize_cloud(cloud[:points]) for cloud in voxels[chosen]])
@@ -251,12 +246,11 @@ class AdrenalMNIST3D(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(AdrenalMNIST3D.__init__, locals())
-        check_choice("split", split, SPLITS)
         if points < 1:
             raise ValueError(f"points: expected an integer of at least 1, got {points}")
         if voxels and rotate != "none":
             raise ValueError(f"rotate: expected 'none' for voxels, whose lattice stays upright, got {rotate!r}")
-        path = _ADRENAL.locate(root, *_ADRENAL.digests, verify=verify)
+        path = ADRENAL.locate(root, *ADRENAL.digests, verify=verify)
         key = "val" if split == "valid" else split
         expected = {
             f"voxels_packed_{key}": "uint8 [masks, bytes]",
@@ -264,16 +258,16 @@ class AdrenalMNIST3D(ShapePoints):
             "classes": "text [classes]",
             "voxel_shape": "integer [3]",
         }
-        packed, labels, names, size = _ADRENAL.read_npz(path, expected)
-        labels = _ADRENAL.check_indices(path, f"label_{key}", labels, len(names))
+        packed, labels, names, size = ADRENAL.read_npz(path, expected)
+        labels = ADRENAL.check_indices(path, f"label_{key}", labels, len(names))
         cells = math.prod(size.tolist())
         if not len(packed) or size.min() < 1 or not 0 <= packed.shape[1] * 8 - cells < 8:
             found = f"voxels {list(packed.shape)} for masks of {size.tolist()}"
-            raise _ADRENAL.damaged(path, f"has {found}, expected [masks, bits / 8] with at least one mask")
+            raise ADRENAL.damaged(path, f"has {found}, expected [masks, bits / 8] with at least one mask")
         masks = np.unpackbits(packed, axis=1)[:, :cells].reshape(-1, *size).astype(bool)
         empty = np.flatnonzero(~masks.any(axis=(1, 2, 3)))
         if empty.size:
-            raise _ADRENAL.damaged(path, f"has an empty mask, number {empty[0]} of {key}")
+            raise ADRENAL.damaged(path, f"has an empty mask, number {empty[0]} of {key}")
         options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
         self._images: NDArray[np.bool_] | None = None
         if voxels:

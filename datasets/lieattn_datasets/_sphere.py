@@ -1,6 +1,7 @@
 """Points on the unit sphere."""
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -9,18 +10,25 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import check_points, real_array
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, check_choice, check_points, real_array, require
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._fields import rotation_matrix
-from lieattn_datasets._files import check_choice
-from lieattn_datasets._grid import data_to_image
-from lieattn_datasets._images import ImagePoints
-from lieattn_datasets._streams import frozen_stream
+from lieattn_datasets._files import Release
+from lieattn_datasets._images import ImagePoints, data_to_image
+from lieattn_datasets._splits import Split, frozen_stream, half_of, hold_out
+from lieattn_datasets._transforms import rotation_matrix
 
 _NAMES = {"latitude": ("latitude", "lat", "nav_lat"), "longitude": ("longitude", "lon", "lng", "long", "nav_lon")}
 _ROUNDED = 1 + 1e-6  # factor for angles of float32, where a quarter turn can be more than pi / 2
 _LONGEST = 10  # largest plausible ratio of the steps of longitudes and latitudes of a grid
+
+_COUNTS = {("train", False): 5000, ("train", True): 2000, ("test", False): 1000, ("test", True): 1000}
+
+RELEASE = Release(
+    dataset="Spherical MNIST, re-created",
+    origin="The file is spherical_mnist_recipe.npz, made from MNIST by the recipe in the documentation of the class.",
+    computed=("x_train_nr", "x_test_nr"),
+    digests={"spherical_mnist_recipe.npz": "content:d679280247ec055f25e391746d702d58f872be14a025653f7360a453a3b1bb0f"},
+)
 
 
 def fibonacci_sphere(points: int) -> NDArray[np.float64]:
@@ -70,10 +78,9 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64
     """
     check_arguments(project_image, locals())
     pixels, s = real_array("image", image), real_array("directions", directions)
-    if pixels.ndim not in (2, 3) or pixels.shape[0] != pixels.shape[1] or len(pixels) < 2:
-        raise ValueError(f"image: expected [size, size] or [size, size, channels], got {list(pixels.shape)}")
-    if s.ndim != 2 or s.shape[1] != 3:
-        raise ValueError(f"directions: expected [points, 3], got {list(s.shape)}")
+    square = pixels.ndim in (2, 3) and pixels.shape[0] == pixels.shape[1] and len(pixels) > 1
+    require(square, "image", "[size, size] or [size, size, channels]", list(pixels.shape))
+    require(s.ndim == 2 and s.shape[1] == 3, "directions", "[points, 3]", list(s.shape))
     center = (len(pixels) - 1) / 2
     finite = s[:, 2] > -1 + 1e-9  # the south pole has no image in the plane
     stretch = center / np.where(finite, 1 + s[:, 2], 1.0)
@@ -122,8 +129,7 @@ class SphericalImages(Clouds):
     ) -> None:
         check_arguments(SphericalImages.__init__, locals())
         height, width = images.image_shape
-        if height != width:
-            raise ValueError(f"images: expected square images, got {height} x {width}")
+        require(height == width, "images", "square images", f"{height} x {width}")
         frozen_stream(seed)
         self._directions = fibonacci_sphere(points)
         self._source, self._rotate, self._seed = images, rotate, seed
@@ -146,6 +152,102 @@ class SphericalImages(Clouds):
 
     def __repr__(self) -> str:
         return f"SphericalImages({len(self)} images on {len(self._directions)} points, {self.num_classes} classes)"
+
+
+class SphericalMNIST(Clouds):
+    """MNIST digits on the sphere, unrotated or with a random rotation each, on a grid of 60 x 60 angles.
+
+    A digit is centered at the north pole, by stereographic projection from the south pole with its outermost pixels at
+    the equator, bilinear interpolation and rounding to uint8. For rotated digits the projection is sampled at rotated
+    directions, ``rotated(s) = unrotated(R^T s)``. The data are similar to those of Cohen et al. (Spherical CNNs, 2018)
+    but not the same, so results are not comparable. :class:`SphericalImages` does the same for other images and on
+    other points.
+
+    An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
+    ``[points, 1]`` in [0, 1], ``area`` float32 ``[points]`` (the area of the sphere that each point represents,
+    with the sum 4 pi), ``y`` int64 ``[1]``, and ``rotation`` ``[1, 3, 3]`` if it is rotated.
+
+    Parameters
+    ----------
+    root
+        Folder with ``spherical_mnist_recipe.npz``.
+    split
+        ``"train"`` (5,000 unrotated digits, of which the first 2,000 also exist rotated), ``"test"`` (1,000), or
+        ``"valid"``.
+    rotated
+        Whether the digits are rotated. The usual protocols train and test on unrotated digits (NR/NR), train and test
+        on rotated digits (R/R), or train on unrotated and test on rotated digits (NR/R).
+    points
+        Number of points that are kept of the 3,600 points of the grid. They are chosen once so that all represent about
+        the same area (the grid itself is dense at the poles). Default: all.
+    validation
+        Number of training digits that are set aside as ``"valid"``, by a permutation with a fixed seed.
+    seed
+        Seed of the choice of points.
+    verify
+        Whether to compare the digest and the number of images. If False, any file in the same format is read.
+    transform
+        Function that is applied to each new ``Data``.
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        rotated: bool = False,
+        points: int | None = None,
+        validation: int = 0,
+        seed: int = 0,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(SphericalMNIST.__init__, locals())
+        half = half_of(split)
+        kind = "r" if rotated else "nr"
+        expected = {
+            f"x_{half}_{kind}": "uint8 [images, beta, alpha]",
+            f"y_{half}": "integer [labels]",
+            "beta": "number [beta]",
+            "alpha": "number [alpha]",
+        }
+        if rotated:
+            expected[f"rot_{half}"] = "number [images, 3, 3]"
+        path, (images, labels, beta, alpha, *rotations) = RELEASE.read(root, expected, verify)
+        right = images.size and len(labels) >= len(images)
+        RELEASE.require(right, path, f"has {len(labels)} labels for {len(images)} images")
+        if verify:
+            RELEASE.check_count(path, len(images), _COUNTS[half, rotated])
+        super().__init__(len(images), transform)
+        self._rotations = rotations[0] if rotated else None
+        edge = math.pi / (2 * len(beta))
+        right = np.allclose(beta, edge * (2 * np.arange(len(beta)) + 1)) and np.abs(alpha).max() <= 2 * math.pi
+        problem = "has beta other than pi (2 i + 1) / (2 n) from the north, or alpha in degrees"
+        RELEASE.require(right, path, problem)
+        areas = 2 * math.pi * (np.cos(beta - edge) - np.cos(beta + edge))
+        sizes = np.full(len(beta), len(alpha))
+        chosen, self._areas = choose_on_rings(sizes, areas, points, frozen_stream(seed))
+        self._directions = angles_to_directions(beta[:, None], alpha).reshape(-1, 3)[chosen]
+        self._images = images.reshape(len(images), -1)[:, chosen]
+        self._labels = RELEASE.check_indices(path, f"y_{half}", labels[: len(images)], 10)
+        self._indices = hold_out(len(images), validation, split)
+
+    def _make(self, index: int) -> Data:
+        data = sphere_data(self._directions, self._images[index, :, None] / 255, self._areas)
+        data.y = torch.from_numpy(self._labels[index : index + 1].copy())
+        if self._rotations is not None:
+            data.rotation = torch.from_numpy(self._rotations[index : index + 1].astype(np.float32))
+        return data
+
+    def __repr__(self) -> str:
+        return f"SphericalMNIST({len(self)} images on {len(self._areas)} points, 10 classes)"
+
+    @property
+    def labels(self) -> Tensor:
+        """Class of each image, int64 ``[images]``, in the order of this data set."""
+        return torch.from_numpy(self._labels[self._indices])
 
 
 def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], areas: NDArray[np.float64]) -> Data:
@@ -196,12 +298,10 @@ def on_sphere(
 def angles_named(argument: str, table: Any) -> Any:
     """Return the column or coordinate of a table that has one of the usual names of latitudes or longitudes."""
     names = [spelled for name in _NAMES[argument] for spelled in (name, name.title(), name.upper())]
-    if not hasattr(table, "keys"):
-        raise ValueError(f"{argument}: expected angles, or a table with them, got {type(table).__name__} alone")
+    require(hasattr(table, "keys"), argument, "angles, or a table with them", f"{type(table).__name__} alone")
     found = [name for name in names if name in table]
-    if len(found) != 1:
-        held = ", ".join(map(str, found or table)) or "nothing"
-        raise ValueError(f"{argument}: expected one of the names {', '.join(_NAMES[argument])} in a table, got {held}")
+    held = ", ".join(map(str, found or table)) or "nothing"
+    require(len(found) == 1, argument, f"one of the names {', '.join(_NAMES[argument])} in a table", held)
     return table[found[0]]
 
 
@@ -222,9 +322,9 @@ def in_radians(
         the columns surround the sphere; angles of points never are.
     """
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
-    if phi.ndim != 1 or lam.ndim != 1 or (not phi.size or not lam.size if grid else phi.shape != lam.shape):
-        expected = "at least one angle, [rows] and [columns]" if grid else "[points] both"
-        raise ValueError(f"latitude, longitude: expected {expected}, got {list(phi.shape)} and {list(lam.shape)}")
+    expected = "at least one angle, [rows] and [columns]" if grid else "[points] both"
+    right = phi.ndim == lam.ndim == 1 and (phi.size and lam.size if grid else phi.shape == lam.shape)
+    require(right, "latitude, longitude", expected, f"{list(phi.shape)} and {list(lam.shape)}")
     if units is None:
         units = _stated_units(latitude, longitude) or _only_units(phi, lam, grid)
         if units is None:
@@ -297,8 +397,8 @@ def choose_on_rings(
     """
     most, ring = np.asarray(sizes, dtype=np.int64), np.asarray(areas, dtype=np.float64)
     total = int(most.sum())
-    if points is not None and not 1 <= points <= total:
-        raise ValueError(f"points: expected None or an integer in 1 .. {total}, got {points}")
+    right = points is None or 1 <= points <= total
+    require(right, "points", f"None or an integer in 1 .. {total}", points)
     kept = most if points is None else _apportion(ring, most, points)
     firsts = np.concatenate([[0], np.cumsum(most)[:-1]])
     shifts = stream.uniform(size=len(most))

@@ -3,43 +3,77 @@
 They use ``RandomState``, whose stream NumPy guarantees not to change. The stream of ``default_rng`` may change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._streams import SPLITS, frozen_stream
+from lieattn_datasets._checks import at_least_one, require
+
+Item = TypeVar("Item")
+
+Split = Literal["train", "valid", "test"]
+SplitOrAll = Literal["train", "valid", "test", "all"]
+SPLITS: tuple[str, ...] = get_args(Split)
 
 _SEED = 2024
 
 
+def frozen_stream(*keys: int) -> np.random.RandomState:
+    """Return a generator for a sequence of non-negative integers, such as a seed, a split and a kind of numbers.
+
+    With the same keys, an array with more rows begins with the rows of a smaller one.
+    """
+    require(all(0 <= key < 2**32 for key in keys), "seed", f"an integer in 0 .. {2**32 - 1}", keys[0])
+    return np.random.RandomState(list(keys))
+
+
+def split_size(split: str, size: int | None, sizes: tuple[int, int, int] = (3000, 2000, 2000)) -> int:
+    """Check the requested size of a split, and return the size."""
+    at_least_one(size=size)
+    return sizes[SPLITS.index(split)] if size is None else size
+
+
+def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+    """Yield the items, with a progress bar on the terminal if it takes more than two seconds."""
+    from tqdm import tqdm
+
+    yield from tqdm(items, description, total, delay=2.0, leave=False, disable=None)
+
+
+def half_of(split: str) -> str:
+    """Return the official half, ``"train"`` or ``"test"``, that contains a split."""
+    return "test" if split == "test" else "train"
+
+
 def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
-    """Return the indices of ``"train"`` or ``"valid"`` if a part of a training set is set aside.
+    """Return the indices of a split of an official half, if a part of the training items is set aside.
 
     Parameters
     ----------
     size
-        Number of official training images.
+        Number of items of the half.
     validation
-        Number of images that are set aside for validation, by a permutation with a fixed seed.
+        Number of training items that are set aside for validation, by a permutation with a fixed seed.
     split
-        ``"valid"`` for the images that are set aside, ``"train"`` for the others.
+        ``"valid"`` for the items that are set aside, ``"train"`` for the others, ``"test"`` for all of the test half.
 
     Returns
     -------
     NDArray
-        Increasing indices, int64. With ``validation=0``, ``"train"`` contains all images.
+        Increasing indices, int64. With ``validation=0``, ``"train"`` contains all items.
 
     Raises
     ------
     ValueError
-        If ``validation`` is negative or leaves no training image, or if the split is ``"valid"`` and ``validation`` is
+        If ``validation`` is negative or leaves no training item, or if the split is ``"valid"`` and ``validation`` is
         0.
     """
-    if not 0 <= validation < size:
-        raise ValueError(
-            f"validation: expected an integer of at least 0 and less than the {size} training images, got {validation}"
-        )
+    if split == "test":
+        return np.arange(size)
+    expected = f"an integer of at least 0 and less than the {size} training images"
+    require(0 <= validation < size, "validation", expected, validation)
     if split == "valid" and validation == 0:
         raise ValueError(
             "validation: expected at least 1 for split='valid', got 0; this data set has no official validation "
@@ -94,15 +128,11 @@ def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed:
     seed
         Seed of the permutation.
     """
-    if len(shares) != 2 or not (min(shares) >= 0 and sum(shares) <= 1):
-        raise ValueError(
-            f"shares: expected those of train and valid, not negative and with a sum of at most 1, got {shares}"
-        )
+    right = len(shares) == 2 and min(shares) >= 0 and sum(shares) <= 1
+    require(right, "shares", "those of train and valid, not negative and with a sum of at most 1", shares)
     if split == "all":
         return np.arange(len(labels))
     chosen = stratified(labels, shares, frozen_stream(seed))[SPLITS.index(split)]
-    if not len(chosen):
-        raise ValueError(
-            f"shares: expected at least one of the {len(labels)} examples for split={split!r}, got {tuple(shares)}"
-        )
+    expected = f"at least one of the {len(labels)} examples for split={split!r}"
+    require(len(chosen), "shares", expected, tuple(shares))
     return chosen

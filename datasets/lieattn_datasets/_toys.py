@@ -8,11 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import real_array
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, real_array
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._files import check_choice
-from lieattn_datasets._streams import SPLITS, Split, frozen_stream, split_size
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
 
 _SIZES = (10_000, 1_000, 1_000)
 _MOTIONS = ("none", "T2", "SE2")
@@ -97,7 +95,6 @@ class Constellation(Clouds):
     ) -> None:
         check_arguments(Constellation.__init__, locals())
         size = split_size(split, size, _SIZES)
-        check_choice("motion", motion, _MOTIONS)
         if repetitions < 1:
             raise ValueError(f"repetitions: expected an integer of at least 1, got {repetitions}")
         if not 0 <= drop <= 1:

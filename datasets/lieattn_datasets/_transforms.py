@@ -1,11 +1,13 @@
-"""Transforms: callables that take a ``Data`` and return a new one, without changing their input.
+"""Motions of clouds: callables that take a ``Data`` and return a new one, without changing their input.
 
 Angles are in radians, and positive angles rotate counter-clockwise as displayed (x right, y up).
 ``torch_geometric.transforms.Compose`` chains transforms.
 """
 
 import copy
+import inspect
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,14 +15,81 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch.utils.data import get_worker_info
+from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import real_array, square_matrix
-from lieattn_datasets._checks import check_arguments, check_attribute
-from lieattn_datasets._grid import data_to_image
-from lieattn_datasets._streams import Configured, RandomTransform
+from lieattn_datasets._checks import (
+    check_arguments,
+    check_attribute,
+    check_one_cloud,
+    real_array,
+    require,
+    square_matrix,
+)
+
+VECTORS = (
+    *("vel", "momentum", "force", "dipole", "normal", "cell"),
+    *("wind", "east", "sun", "sun_change", "interpolated"),
+)
+TENSORS = ("polarizability", "quadrupole", "stress", "virial")
 
 _QUARTER_TURN_TOLERANCE = 1e-12
+
+
+class Configured:
+    """A transform that shows its arguments, which are attributes of the same names."""
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name, ...) for name in inspect.signature(type(self)).parameters}
+        shown = (f"{name}={value.tolist() if isinstance(value, Tensor) else value!r}" for name, value in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class RandomTransform(Configured):
+    """A random transform, whose numbers are a stream that the seed and the class determine.
+
+    If the seed of torch has changed since the transform was constructed, and :meth:`set_epoch` was not called, the
+    numbers also depend on torch's generator. Worker processes of a loader therefore draw different numbers, which
+    differ between epochs and follow ``torch.manual_seed``. In a loader that seeds torch for each item, such as
+    ``lieattn.train.PointSetData``, the numbers of an item do not depend on the other items.
+
+    Transforms of different classes have different streams. Two transforms of the same class in a chain need different
+    seeds.
+
+    Parameters
+    ----------
+    seed
+        Non-negative integer.
+    """
+
+    def __init__(self, seed: int) -> None:
+        check_arguments(RandomTransform.__init__, locals())
+        require(seed >= 0, "seed", "an integer of at least 0", seed)
+        self.seed = seed
+        self._class = zlib.crc32(type(self).__name__.encode())
+        self._torch_seed = torch.initial_seed()
+        self._epoch: int | None = None
+        self._key: tuple[int, ...] | None = None
+        self._generator = np.random.default_rng([self._class, seed])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Restart the stream from the seed and the epoch, so that a single epoch can be repeated."""
+        check_arguments(RandomTransform.set_epoch, locals())
+        require(epoch >= 0, "epoch", "an integer of at least 0", epoch)
+        self._epoch = epoch
+        self._key = None
+
+    def _stream(self) -> np.random.Generator:
+        key: tuple[int, ...] = (self._class, self.seed)
+        if self._epoch is not None:
+            worker = get_worker_info()
+            key = (*key, self._epoch, 0 if worker is None else worker.id + 1)
+        elif torch.initial_seed() != self._torch_seed:
+            return np.random.default_rng([self.seed, *torch.randint(2**31, (2,), device="cpu").tolist()])
+        if key != self._key:  # each process and each epoch begins its own stream
+            self._key = key
+            self._generator = np.random.default_rng(key)
+        return self._generator
 
 
 class TransformPoints(Configured):
@@ -42,8 +111,7 @@ class TransformPoints(Configured):
         check_arguments(TransformPoints.__call__, locals())
         pos = check_attribute(data, "pos", floating=True)
         dim = len(self.matrix)
-        if pos.dim() != 2 or pos.shape[1] != dim:
-            raise ValueError(f"data.pos: expected [points, {dim}], got {list(pos.shape)}")
+        require(pos.dim() == 2 and pos.shape[1] == dim, "data.pos", f"[points, {dim}]", list(pos.shape))
         turned = copy.copy(data)
         turned.pos = (pos.double() @ self.matrix.to(pos.device).T).to(pos.dtype)
         return turned
@@ -70,7 +138,7 @@ class RotatePoints(TransformPoints):
 
     def __init__(self, angle: float) -> None:
         check_arguments(RotatePoints.__init__, locals())
-        cosine, sine = _cosine_sine(angle)
+        cosine, sine = cosine_sine(angle)
         super().__init__([[cosine, -sine], [sine, cosine]])
         self.angle = float(angle)
 
@@ -93,14 +161,12 @@ class RandomRotatePoints(RandomTransform):
     def __init__(self, seed: int = 0, max_angle: float = math.pi) -> None:
         check_arguments(RandomRotatePoints.__init__, locals())
         super().__init__(seed)
-        if not 0 <= max_angle < math.inf:
-            raise ValueError(f"max_angle: expected a finite number of at least 0, got {max_angle}")
+        require(0 <= max_angle < math.inf, "max_angle", "a finite number of at least 0", max_angle)
         self.max_angle = max_angle
 
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomRotatePoints.__call__, locals())
-        if isinstance(data, Batch):
-            raise ValueError("data: expected one cloud, got a Batch, whose clouds would share one angle")
+        check_one_cloud(data, "whose clouds would share one angle")
         angle = self._stream().uniform(-self.max_angle, self.max_angle)
         return RotatePoints(angle)(data)
 
@@ -128,250 +194,140 @@ class RandomScalePoints(RandomTransform):
     def __init__(self, seed: int = 0, least: float = 0.5, most: float = 2.0) -> None:
         check_arguments(RandomScalePoints.__init__, locals())
         super().__init__(seed)
-        if not 0 < least <= most < math.inf:
-            raise ValueError(f"least, most: expected finite numbers with 0 < least <= most, got {least} and {most}")
+        expected = "finite numbers with 0 < least <= most"
+        require(0 < least <= most < math.inf, "least, most", expected, f"{least} and {most}")
         self.least, self.most = least, most
 
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomScalePoints.__call__, locals())
-        if isinstance(data, Batch):
-            raise ValueError("data: expected one cloud, got a Batch, whose clouds would share one factor")
+        check_one_cloud(data, "whose clouds would share one factor")
         factor = self.least * (self.most / self.least) ** self._stream().uniform()
         dilated = copy.copy(data)
         dilated.pos = factor * check_attribute(data, "pos")
         return dilated
 
 
-class RotateImage(Configured):
-    """Rotate an image by resampling it on its own grid, for comparison with :class:`RotatePoints`.
+class TransformFields(Configured):
+    """Multiply positions, vectors and tensors of a cloud by an orthogonal matrix R, and shift the positions.
 
-    The image is rotated about its center by spline interpolation. Pixels from outside the image are black, and parts
-    that leave the frame are lost. Intensities are clipped to [0, 1], so use this transform before :class:`Standardize`.
-    Pixels with labels or other values besides ``x`` and ``pos`` are refused, since these would not turn with the image.
-
-    Parameters
-    ----------
-    angle
-        Angle in radians, counter-clockwise as displayed. A quarter turn of a square image permutes pixels.
-    order
-        Order of the spline, 0 (nearest) to 5; 1 is bilinear, 3 is cubic.
-    """
-
-    def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
-        check_arguments(RotateImage.__init__, locals())
-        if order not in range(6):
-            raise ValueError(f"order: expected 0, 1, 2, 3, 4 or 5, got {order}")
-        cosine, sine = _cosine_sine(angle)
-        self.angle = float(angle)
-        self.order: Literal[0, 1, 2, 3, 4, 5] = order
-        # from output (row, column) to input (row, column): the inverse rotation, with rows pointing down
-        self._matrix = np.array([[cosine, sine], [-sine, cosine]])
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(RotateImage.__call__, locals())
-        from scipy.ndimage import affine_transform
-
-        image = data_to_image(data).float().cpu().numpy()
-        _check_only_pixels(data)
-        check_attribute(data, "x", floating=True)
-        if not (image.min() >= -1e-6 and image.max() <= 1 + 1e-6):
-            raise ValueError(
-                f"data.x: expected intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
-                "after RotateImage, not before"
-            )
-        center = (np.array(image.shape[:2]) - 1) / 2
-        offset = center - self._matrix @ center
-        planes = [
-            affine_transform(plane, self._matrix, offset, order=self.order)
-            for plane in np.moveaxis(image.astype(np.float64), -1, 0)
-        ]
-        values = torch.from_numpy(np.stack(planes, axis=-1).clip(0, 1)).to(data.x)
-        turned = copy.copy(data)
-        turned.x = values.reshape(data.x.shape)
-        return turned
-
-
-class RandomCrop(Configured):
-    """Pad an image, crop it to its size at a random place, and mirror it left to right with probability 1/2.
-
-    Pixels move by whole steps, so nothing is resampled. The crops of a rotated image are the rotated crops; mirrored
-    ones are equal up to half a turn. Positions and raster stay the same. Random numbers come from torch's generator.
-    Pixels with labels or other values besides ``x`` and ``pos`` are refused, since these would not move with the image.
+    ``pos`` becomes ``R pos + shift``, vectors become ``R v``, tensors of rank two ``R T R^T``, and ``rotation``, the
+    pose ``[1, dim, dim]`` of clouds that are already rotated, ``R rotation``. All other attributes stay the same.
+    (:class:`~lieattn_datasets.TransformPoints` moves only positions, so that forces or velocities no longer match.)
+    The result is computed in float64. The transform accepts a ``Data`` or a ``Batch``.
 
     Parameters
     ----------
-    padding
-        Number of rows and columns of zeros on every side, at least 0. Zeros are black before :class:`Standardize`.
-    flip
-        Whether images are mirrored with probability 1/2.
+    matrix
+        Matrix R ``[dim, dim]``, orthogonal up to 1e-6.
+    shift
+        Translation ``[dim]``. Default: none.
+    vectors
+        Names of the vector attributes, which are rotated if present: ``[..., dim]``, or ``[..., k dim]`` for k vectors
+        side by side. The default contains the names that data sets of this package use. If a target ``y`` is a vector,
+        it must be named: ``vectors=dataset.vectors``.
+    tensors
+        Names of the tensor attributes ``[..., dim, dim]``, which are also rotated if present.
     """
 
-    def __init__(self, padding: int = 4, flip: bool = True) -> None:
-        check_arguments(RandomCrop.__init__, locals())
-        if padding < 0:
-            raise ValueError(f"padding: expected an integer of at least 0, got {padding}")
-        self.padding, self.flip = padding, flip
+    def __init__(
+        self,
+        matrix: ArrayLike | Tensor,
+        shift: ArrayLike | Tensor | None = None,
+        *,
+        vectors: Sequence[str] = VECTORS,
+        tensors: Sequence[str] = TENSORS,
+    ) -> None:
+        check_arguments(TransformFields.__init__, locals())
+        self.matrix = square_matrix("matrix", matrix)
+        dim = len(self.matrix)
+        error = float((self.matrix @ self.matrix.T - self.matrix.new_ones(dim).diag()).abs().max())
+        require(error < 1e-6, "matrix", "an orthogonal matrix R", f"R R^T - 1 of up to {error:.1e}")
+        self.shift = self.matrix.new_zeros(dim)
+        if shift is not None:
+            self.shift = torch.from_numpy(real_array("shift", shift)).clone()
+        require(self.shift.shape == (dim,), "shift", f"{dim} finite numbers", self.shift.tolist())
+        self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:
-        check_arguments(RandomCrop.__call__, locals())
-        image, pad = data_to_image(data), self.padding
-        _check_only_pixels(data)
-        row, column = torch.randint(2 * pad + 1, (2,), device="cpu").tolist()
-        padded = torch.nn.functional.pad(image, (0, 0, pad, pad, pad, pad))
-        cut = padded[row : row + image.shape[0], column : column + image.shape[1]]
-        if self.flip and torch.rand((), device="cpu") < 0.5:
-            cut = cut.flip(1)
-        cropped = copy.copy(data)
-        cropped.x = cut.reshape(data.x.shape)
-        return cropped
+        check_arguments(TransformFields.__call__, locals())
+        moved = copy.copy(data)
+        dim = len(self.matrix)
+        for name in ("pos", *self.vectors, *self.tensors, "rotation"):
+            if name == "pos" or data.get(name) is not None:
+                check_attribute(data, name, floating=True)
+        matrix = self.matrix.to(data.pos.device)
+        moved.pos = self._turn("pos", data.pos, matrix, self.shift.to(data.pos.device))
+        for name in self.vectors:
+            if name != "pos" and data.get(name) is not None:
+                moved[name] = self._turn(name, data[name], matrix)
+        for name in (*self.tensors, "rotation"):
+            tensor = data.get(name)
+            if tensor is not None:
+                square = tensor.shape[-2:] == (dim, dim)
+                require(square, f"data.{name}", f"[..., {dim}, {dim}]", list(tensor.shape))
+                turned = matrix @ tensor.double()
+                moved[name] = (turned if name == "rotation" else turned @ matrix.T).to(tensor.dtype)
+        return moved
+
+    def _turn(self, name: str, values: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
+        dim = len(matrix)
+        right = values.shape[-1] == dim or (name != "pos" and values.shape[-1] % dim == 0)
+        require(right, f"data.{name}", f"[..., {dim}]", list(values.shape))
+        turned = values.double().unflatten(-1, (-1, dim)) @ matrix.T
+        if shift is not None:
+            turned = turned + shift
+        return turned.flatten(-2).to(values.dtype)
 
 
-class AveragePixels(Configured):
-    """Average the intensities and positions of images over squares of pixels, and rescale the spacing to 1.
+class RandomRotateFields(RandomTransform):
+    """Rotate each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
 
-    Points must be in raster order, as in images, but may be rotated; then the averaged image is rotated in the same
-    way. Labels of pixels have no average and are refused. The transform accepts a ``Data`` or a ``Batch`` of images.
+    The rotations are a random stream that the seed determines; see ``RandomTransform`` in this package for workers and
+    epochs. Batches are refused, since their clouds would share one rotation.
 
     Parameters
     ----------
-    size
-        Number of rows and columns of a square.
-
-    Examples
-    --------
-    >>> from lieattn_datasets import image_to_data
-    >>> AveragePixels(2)(image_to_data(np.array([[0.0, 0.2], [0.4, 0.6]])))
-    Data(x=[1, 1], pos=[1, 2], grid=[1, 2])
+    seed
+        Non-negative integer.
+    dim
+        Dimension of the points, 2 or 3.
+    axis
+        In 3D, the only axis of the rotations: ``"z"`` gives the z/SO(3) protocol of shape classification. Default: all
+        rotations, Haar-distributed.
+    max_shift
+        Largest shift of each coordinate. Shifts are uniformly distributed.
+    vectors, tensors
+        As for :class:`TransformFields`.
     """
 
-    def __init__(self, size: int = 2) -> None:
-        check_arguments(AveragePixels.__init__, locals())
-        if size < 1:
-            raise ValueError(f"size: expected an integer of at least 1, got {size}")
-        self.size = size
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        dim: Literal[2, 3] = 3,
+        axis: Literal["x", "y", "z"] | None = None,
+        max_shift: float = 0.0,
+        vectors: Sequence[str] = VECTORS,
+        tensors: Sequence[str] = TENSORS,
+    ) -> None:
+        check_arguments(RandomRotateFields.__init__, locals())
+        super().__init__(seed)
+        require(axis is None or dim == 3, "axis", "None in 2D", repr(axis))
+        require(0 <= max_shift < math.inf, "max_shift", "a finite number of at least 0", max_shift)
+        self.dim, self.axis, self.max_shift = dim, axis, max_shift
+        self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:
-        check_arguments(AveragePixels.__call__, locals())
-        if isinstance(data, Batch):
-            return Batch.from_data_list([self(image) for image in data.to_data_list()])
-        grid, size = data.get("grid"), self.size
-        if not isinstance(grid, Tensor) or grid.shape != (1, 2) or bool((grid % size != 0).any()):
-            got = "none" if grid is None else grid.tolist()
-            raise ValueError(
-                f"data.grid: expected height and width of an image, [1, 2], that are multiples of {size}, got {got}"
-            )
-        height, width = grid[0].tolist()
-        _check_only_pixels(data)
-        averaged = copy.copy(data)
-        for name, unit in (("x", 1), ("pos", size)):
-            value = check_attribute(data, name, height * width, floating=True)
-            cells = value.reshape(height // size, size, width // size, size, -1)
-            averaged[name] = cells.mean(dim=(1, 3)).flatten(0, 1) / unit
-        averaged.grid = grid // size
-        return averaged
-
-
-class _Scaling(Configured):
-    """Subtract a mean and divide by a standard deviation: one number of each, or one for each column."""
-
-    _dtype = torch.float64
-
-    def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
-        check_arguments(_Scaling.__init__, locals())
-        self.mean, self.std = (
-            torch.atleast_1d(torch.from_numpy(real_array(name, values)).to(self._dtype, copy=True))
-            for name, values in (("mean", mean), ("std", std))
-        )
-        if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
-            raise ValueError(f"mean, std: expected the same length, got mean={mean} and std={std}")
-        if not bool((self.mean.isfinite() & self.std.isfinite() & (self.std > 0)).all()):
-            raise ValueError(
-                f"mean: expected finite numbers, std: expected positive finite numbers, got {mean} and {std}"
-            )
-
-
-class Standardize(_Scaling):
-    """Subtract a mean from each channel of ``x`` and divide it by a standard deviation.
-
-    Parameters
-    ----------
-    mean, std
-        One number, or one per channel; std must be positive. See ``Standardize(*dataset.statistics())``.
-    """
-
-    _dtype = torch.float32
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(Standardize.__call__, locals())
-        x = check_attribute(data, "x")
-        if len(self.mean) not in (1, x.shape[-1]) or not x.is_floating_point():
-            raise ValueError(f"data.x: expected {len(self.mean)} floating channels, got {x.dtype} {list(x.shape)}")
-        scaled = copy.copy(data)
-        scaled.x = (x - self.mean.to(x)) / self.std.to(x)
-        return scaled
-
-
-class StandardizeTargets(_Scaling):
-    """Subtract a mean from each target in ``y`` and divide it by a standard deviation.
-
-    The method :meth:`restore` reverts this for predictions.
-
-    Parameters
-    ----------
-    mean, std
-        One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
-    """
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(StandardizeTargets.__call__, locals())
-        self._check("data.y", data.get("y"))
-        check_attribute(data, "y", floating=True)
-        scaled = copy.copy(data)
-        scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
-        return scaled
-
-    def restore(self, y: Tensor) -> Tensor:
-        """Return predictions ``[..., targets]`` in the units of the data set."""
-        self._check("y", y)
-        return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
-
-    def _check(self, argument: str, y: Tensor) -> None:
-        if not isinstance(y, Tensor) or y.dim() == 0:
-            raise TypeError(f"{argument}: expected a tensor [..., targets], got {type(y).__name__}")
-        if len(self.mean) not in (1, y.shape[-1]):
-            raise ValueError(f"{argument}: expected {len(self.mean)} targets, got {list(y.shape)}")
-
-
-class DropBackground(Configured):
-    """Keep only the points whose signal is not zero, for example the ink of an image of handwriting.
-
-    The choice of points does not depend on their positions, so networks stay equivariant. A cloud whose signal is zero
-    everywhere keeps its first point. The attributes of the remaining points and edges are kept; ``grid`` is removed.
-    Batches are refused.
-
-    Parameters
-    ----------
-    threshold
-        Non-negative number. A point is kept if the absolute value of a channel of ``data.x`` exceeds it.
-    """
-
-    def __init__(self, threshold: float = 0.0) -> None:
-        check_arguments(DropBackground.__init__, locals())
-        if not 0 <= threshold < math.inf:
-            raise ValueError(f"threshold: expected a finite number of at least 0, got {threshold}")
-        self.threshold = threshold
-
-    def __call__(self, data: Data) -> Data:
-        check_arguments(DropBackground.__call__, locals())
-        if isinstance(data, Batch):
-            raise ValueError("data: expected one cloud, got a Batch")
-        x = check_attribute(data, "x")
-        keep = (x.reshape(len(x), -1).abs() > self.threshold).any(dim=1)
-        if len(x) and not bool(keep.any()):
-            keep[0] = True
-        kept = data.subgraph(keep)
-        kept.pop("grid", None)  # the remaining points are not a raster
-        return kept
+        check_arguments(RandomRotateFields.__call__, locals())
+        check_one_cloud(data, "whose clouds would share one rotation")
+        stream = self._stream()
+        quaternion = stream.normal(size=4)  # drawn in every case, so that the stream does not depend on the axis
+        if self.dim == 2 or self.axis is not None:
+            turned = 2 if self.axis is None else "xyz".index(self.axis)
+            quaternion[[1 + other for other in range(3) if other != turned]] = 0.0
+        matrix = rotation_matrix(quaternion)[: self.dim, : self.dim]
+        shift = stream.uniform(-self.max_shift, self.max_shift, self.dim)
+        return TransformFields(matrix, shift, vectors=self.vectors, tensors=self.tensors)(data)
 
 
 class PermutePoints(Configured):
@@ -388,17 +344,15 @@ class PermutePoints(Configured):
 
     def __init__(self, seed: int = 0) -> None:
         check_arguments(PermutePoints.__init__, locals())
-        if seed < 0:
-            raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
+        require(seed >= 0, "seed", "an integer of at least 0", seed)
         self.seed = seed
 
     def __call__(self, data: Data) -> Data:
         check_arguments(PermutePoints.__call__, locals())
-        if isinstance(data, Batch):
-            raise ValueError("data: expected one cloud without edge_index, got a Batch")
+        check_one_cloud(data, "whose clouds would be mixed")
         for name, _ in data:
-            if "index" in name or name == "face":
-                raise ValueError(f"data: expected one cloud without edge_index or other indices of points, got {name}")
+            indices = "index" in name or name == "face"
+            require(not indices, "data", "one cloud without edge_index or other indices of points", name)
         size = len(check_attribute(data, "pos"))
         if data.get("x") is not None:
             check_attribute(data, "x", size)
@@ -413,19 +367,24 @@ class PermutePoints(Configured):
         return permuted
 
 
-def _check_only_pixels(data: Data) -> None:
-    """Raise ValueError if pixels have values besides ``x`` and ``pos``, since the transform changes only these."""
-    # With one pixel, attributes of the image also have one row.
-    for name in sorted(data.node_attrs()) if data.num_nodes != 1 else ():
-        if name not in ("x", "pos"):
-            found = f"{name} for each of {data.num_nodes} pixels"
-            raise ValueError(f"data: expected pixels with x and pos, which alone are transformed, got {found}")
+def rotation_matrix(quaternion: ArrayLike) -> np.ndarray:
+    """Return the rotation matrix of a quaternion (w, x, y, z) of any nonzero length.
+
+    The rotation is uniformly distributed if the direction of the quaternion is.
+    """
+    w, x, y, z = np.asarray(quaternion, dtype=np.float64) / np.linalg.norm(quaternion)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
 
 
-def _cosine_sine(angle: float) -> tuple[float, float]:
+def cosine_sine(angle: float) -> tuple[float, float]:
     """Return the cosine and sine of an angle, exactly 0 and +-1 at multiples of a quarter turn."""
-    if not math.isfinite(angle):
-        raise ValueError(f"angle: expected a finite number of radians, got {angle}")
+    require(math.isfinite(angle), "angle", "a finite number of radians", angle)
     turns = angle / (math.pi / 2)
     if abs(turns - round(turns)) < _QUARTER_TURN_TOLERANCE * max(1.0, abs(turns)):
         return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[round(turns) % 4]

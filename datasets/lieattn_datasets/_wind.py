@@ -11,16 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import real_array
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, real_array
 from lieattn_datasets._clouds import Clouds, Transform
-from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._files import Release
 from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians
-from lieattn_datasets._streams import SPLITS, frozen_stream
+from lieattn_datasets._splits import SPLITS, frozen_stream
 
 _log = logging.getLogger(__name__)
 
-_RELEASE = Release(
+RELEASE = Release(
     dataset="Wind on the sphere",
     origin=(
         "The file is wind_monthly_mean.npz: long-term monthly means of the wind at 200 hPa, NCEP reanalysis, as in the "
@@ -109,8 +108,6 @@ class WindOnSphere(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(WindOnSphere.__init__, locals())
-        check_choice("split", split, SPLITS)
-        check_choice("task", task, tuple(_MONTHS))
         if not 0 < observed < 1:
             raise ValueError(f"observed: expected a number between 0 and 1, got {observed}")
         for name, count in (("draws", draws), ("neighbors", neighbors)):
@@ -118,14 +115,14 @@ class WindOnSphere(Clouds):
                 raise ValueError(f"{name}: expected an integer of at least 1, got {count}")
         if task == "fill" and points == 1:
             raise ValueError("points: expected at least 2 for 'fill', a sensor and a point to be filled, got 1")
-        path = _RELEASE.locate(root, *_RELEASE.digests, verify=verify)
+        path = RELEASE.locate(root, *RELEASE.digests, verify=verify)
         field = "number [12, lat, lon]"
         expected = {"u": field, "v": field, "lat": "number [lat]", "lon": "number [lon]"}
-        u, v, latitude, longitude = _RELEASE.read_npz(path, expected)
+        u, v, latitude, longitude = RELEASE.read_npz(path, expected)
         if len(latitude) < 3 or not len(longitude):
-            raise _RELEASE.damaged(path, f"has a grid of {len(latitude)} latitudes and {len(longitude)} longitudes")
+            raise RELEASE.damaged(path, f"has a grid of {len(latitude)} latitudes and {len(longitude)} longitudes")
         if not (np.allclose(latitude[[0, -1]], [90, -90]) and np.allclose(np.diff(latitude, 2), 0)):
-            raise _RELEASE.damaged(path, "has latitudes that are not equally spaced from 90 to -90 degrees")
+            raise RELEASE.damaged(path, "has latitudes that are not equally spaced from 90 to -90 degrees")
         self._directions, self._fields = wind_vectors(u, v, latitude, longitude, units="degrees")
         columns = (len(self._directions) - 2) // (len(latitude) - 2)
         self._sizes = np.array([1, *[columns] * (len(latitude) - 2), 1])

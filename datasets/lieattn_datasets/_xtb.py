@@ -9,12 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._arrays import check_number
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, check_number
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._files import check_choice, listed
+from lieattn_datasets._files import listed
 from lieattn_datasets._molecules import Molecules, check_atoms
-from lieattn_datasets._streams import SPLITS, frozen_stream, progress
+from lieattn_datasets._splits import SPLITS, frozen_stream, progress
 from lieattn_datasets._targets import Units, fit_atoms
 
 SMALL_MOLECULES = tuple(
@@ -127,7 +126,6 @@ class GFN2Molecules(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(GFN2Molecules.__init__, locals())
-        check_choice("split", split, (*SPLITS, "all"))
         units = Units(energy_unit, dipole_unit)
         if not len(smiles):
             raise ValueError("smiles: expected a sequence of at least one SMILES, got none")

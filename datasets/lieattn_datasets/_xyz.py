@@ -10,11 +10,9 @@ import numpy as np
 
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._files import check_choice
 from lieattn_datasets._frames import describe_frames
 from lieattn_datasets._molecules import Molecules
 from lieattn_datasets._splits import seeded
-from lieattn_datasets._streams import SPLITS
 
 _MOST_COLUMNS = 1000  # for each atom
 _SKEW = 0.01  # largest difference of a stress and its transpose, relative to its largest component
@@ -78,7 +76,6 @@ class ExtendedXYZ(Molecules):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ExtendedXYZ.__init__, locals())
-        check_choice("split", split, (*SPLITS, "all"))
         frames = _read(Path(path))
         alike = np.zeros(len(frames), dtype=np.int64)
         chosen = seeded(alike, split, shares, split_seed)

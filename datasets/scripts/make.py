@@ -20,17 +20,16 @@ from scipy.io import netcdf_file
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
-from lieattn_datasets import _md17, _nbody, _npz, _qm9, _shapes, _spherical_mnist, _wind
-from lieattn_datasets._archives import Archive
-from lieattn_datasets._cifar import CIFAR10
+from lieattn_datasets import _md17, _mnist, _nbody, _photos, _qm9, _shapes, _sphere, _wind
 from lieattn_datasets._download import SOURCES, fetch, unpack
-from lieattn_datasets._files import Release, Source, parse_npy, write_atomically
-from lieattn_datasets._idx import MNIST
-from lieattn_datasets._images import ImagePoints
+from lieattn_datasets._files import Archive, Release, Source, parse_npy, write_atomically
+from lieattn_datasets._images import ImagePoints, data_to_image
+from lieattn_datasets._mnist import MNIST
 from lieattn_datasets._nbody import charge_energy, simulate_charges
+from lieattn_datasets._photos import CIFAR10
 from lieattn_datasets._qm9_files import read_left_out
 from lieattn_datasets._sphere import angles_to_directions, project_image
-from lieattn_datasets._streams import SPLITS, frozen_stream, progress
+from lieattn_datasets._splits import SPLITS, frozen_stream, progress
 from lieattn_datasets._targets import TARGETS, Units
 
 _Content = dict[str, NDArray[Any]]
@@ -151,7 +150,10 @@ def mnist_rot_recipe(sources: Path) -> _Content:
 
 
 def _images(data: ImagePoints) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    return np.asarray(data._images), data.labels.numpy().astype(np.uint8)
+    items = progress((data[index] for index in range(len(data))), "images", len(data))
+    pixels = [np.rint(255 * data_to_image(item).numpy()).astype(np.uint8) for item in items]
+    images = np.stack(pixels)
+    return images[..., 0] if images.shape[-1] == 1 else images, data.labels.numpy().astype(np.uint8)
 
 
 def _turned(image: NDArray[np.uint8], angle: float) -> NDArray[np.uint8]:
@@ -204,8 +206,8 @@ def cifar10_subset(sources: Path) -> _Content:
     content: _Content = {"classes": np.array(_THINGS, dtype="S")}
     counts = {"train": 2000, "test": 1000}
     for half in _HALVES:
-        images, labels = _images(CIFAR10(sources, half, download=True))
-        content |= {f"x_{half}": images[: counts[half]], f"y_{half}": labels[: counts[half]]}
+        images, labels = _images(CIFAR10(sources, half, download=True).subset(range(counts[half])))
+        content |= {f"x_{half}": images, f"y_{half}": labels}
     return content
 
 
@@ -394,17 +396,17 @@ def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
 
 
 MAKERS: dict[str, tuple[Callable[[Path], _Content], Release]] = {
-    "mnist_rot_recipe": (mnist_rot_recipe, _npz._ROTATED),
-    "spherical_mnist_recipe": (spherical_mnist_recipe, _spherical_mnist._RELEASE),
-    "fashion_mnist_900": (fashion_mnist_900, _npz._FASHION),
-    "cifar10_subset": (cifar10_subset, _npz._CIFAR),
-    "qm9_subset": (qm9_subset, _qm9._SUBSET),
-    "qm9_subset_gfn2": (qm9_subset_gfn2, _qm9._SUBSET),
-    "rmd17_split01": (rmd17_split01, _md17._SUBSET),
-    "modelnet10_tiny": (modelnet10_tiny, _shapes._TINY),
-    "adrenalmnist3d": (adrenalmnist3d, _shapes._ADRENAL),
-    "wind_monthly_mean": (wind_monthly_mean, _wind._RELEASE),
-    "nbody_charged5": (nbody_charged5, _nbody._RELEASE),
+    "mnist_rot_recipe": (mnist_rot_recipe, _mnist.RECIPE),
+    "spherical_mnist_recipe": (spherical_mnist_recipe, _sphere.RELEASE),
+    "fashion_mnist_900": (fashion_mnist_900, _mnist.FASHION900),
+    "cifar10_subset": (cifar10_subset, _photos.CIFAR_SUBSET),
+    "qm9_subset": (qm9_subset, _qm9.SUBSET),
+    "qm9_subset_gfn2": (qm9_subset_gfn2, _qm9.SUBSET),
+    "rmd17_split01": (rmd17_split01, _md17.SUBSET),
+    "modelnet10_tiny": (modelnet10_tiny, _shapes.TINY),
+    "adrenalmnist3d": (adrenalmnist3d, _shapes.ADRENAL),
+    "wind_monthly_mean": (wind_monthly_mean, _wind.RELEASE),
+    "nbody_charged5": (nbody_charged5, _nbody.RELEASE),
 }
 
 

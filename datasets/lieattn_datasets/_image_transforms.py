@@ -1,0 +1,248 @@
+"""Transforms of images and of signals on clouds: callables that take a ``Data`` and return a new one."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from lieattn_datasets._checks import (
+    at_least_one,
+    check_arguments,
+    check_attribute,
+    check_one_cloud,
+    real_array,
+    require,
+)
+from lieattn_datasets._images import data_to_image
+from lieattn_datasets._transforms import Configured, cosine_sine
+
+
+class RotateImage(Configured):
+    """Rotate an image by resampling it on its own grid, for comparison with :class:`RotatePoints`.
+
+    The image is rotated about its center by spline interpolation. Pixels from outside the image are black, and parts
+    that leave the frame are lost. Intensities are clipped to [0, 1], so use this transform before :class:`Standardize`.
+    Pixels with labels or other values besides ``x`` and ``pos`` are refused, since these would not turn with the image.
+
+    Parameters
+    ----------
+    angle
+        Angle in radians, counter-clockwise as displayed. A quarter turn of a square image permutes pixels.
+    order
+        Order of the spline, 0 (nearest) to 5; 1 is bilinear, 3 is cubic.
+    """
+
+    def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
+        check_arguments(RotateImage.__init__, locals())
+        cosine, sine = cosine_sine(angle)
+        self.angle = float(angle)
+        self.order: Literal[0, 1, 2, 3, 4, 5] = order
+        # from output (row, column) to input (row, column): the inverse rotation, with rows pointing down
+        self._matrix = np.array([[cosine, sine], [-sine, cosine]])
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(RotateImage.__call__, locals())
+        from scipy.ndimage import affine_transform
+
+        image = data_to_image(data).float().cpu().numpy()
+        _check_only_pixels(data)
+        check_attribute(data, "x", floating=True)
+        found = f"{image.min():g} .. {image.max():g}; standardize after RotateImage, not before"
+        require(image.min() >= -1e-6 and image.max() <= 1 + 1e-6, "data.x", "intensities in [0, 1]", found)
+        center = (np.array(image.shape[:2]) - 1) / 2
+        offset = center - self._matrix @ center
+        planes = [
+            affine_transform(plane, self._matrix, offset, order=self.order)
+            for plane in np.moveaxis(image.astype(np.float64), -1, 0)
+        ]
+        values = torch.from_numpy(np.stack(planes, axis=-1).clip(0, 1)).to(data.x)
+        turned = copy.copy(data)
+        turned.x = values.reshape(data.x.shape)
+        return turned
+
+
+class RandomCrop(Configured):
+    """Pad an image, crop it to its size at a random place, and mirror it left to right with probability 1/2.
+
+    Pixels move by whole steps, so nothing is resampled. The crops of a rotated image are the rotated crops; mirrored
+    ones are equal up to half a turn. Positions and raster stay the same. Random numbers come from torch's generator.
+    Pixels with labels or other values besides ``x`` and ``pos`` are refused, since these would not move with the image.
+
+    Parameters
+    ----------
+    padding
+        Number of rows and columns of zeros on every side, at least 0. Zeros are black before :class:`Standardize`.
+    flip
+        Whether images are mirrored with probability 1/2.
+    """
+
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
+        check_arguments(RandomCrop.__init__, locals())
+        require(padding >= 0, "padding", "an integer of at least 0", padding)
+        self.padding, self.flip = padding, flip
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(RandomCrop.__call__, locals())
+        image, pad = data_to_image(data), self.padding
+        _check_only_pixels(data)
+        row, column = torch.randint(2 * pad + 1, (2,), device="cpu").tolist()
+        padded = torch.nn.functional.pad(image, (0, 0, pad, pad, pad, pad))
+        cut = padded[row : row + image.shape[0], column : column + image.shape[1]]
+        if self.flip and torch.rand((), device="cpu") < 0.5:
+            cut = cut.flip(1)
+        cropped = copy.copy(data)
+        cropped.x = cut.reshape(data.x.shape)
+        return cropped
+
+
+class AveragePixels(Configured):
+    """Average the intensities and positions of images over squares of pixels, and rescale the spacing to 1.
+
+    Points must be in raster order, as in images, but may be rotated; then the averaged image is rotated in the same
+    way. Labels of pixels have no average and are refused. The transform accepts a ``Data`` or a ``Batch`` of images.
+
+    Parameters
+    ----------
+    size
+        Number of rows and columns of a square.
+
+    Examples
+    --------
+    >>> from lieattn_datasets import image_to_data
+    >>> AveragePixels(2)(image_to_data(np.array([[0.0, 0.2], [0.4, 0.6]])))
+    Data(x=[1, 1], pos=[1, 2], grid=[1, 2])
+    """
+
+    def __init__(self, size: int = 2) -> None:
+        check_arguments(AveragePixels.__init__, locals())
+        at_least_one(size=size)
+        self.size = size
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(AveragePixels.__call__, locals())
+        if isinstance(data, Batch):
+            return Batch.from_data_list([self(image) for image in data.to_data_list()])
+        grid, size = data.get("grid"), self.size
+        expected = f"height and width of an image, [1, 2], that are multiples of {size}"
+        right = isinstance(grid, Tensor) and grid.shape == (1, 2) and not bool((grid % size).any())
+        require(right, "data.grid", expected, "none" if grid is None else grid.tolist())
+        height, width = grid[0].tolist()
+        _check_only_pixels(data)
+        averaged = copy.copy(data)
+        for name, unit in (("x", 1), ("pos", size)):
+            value = check_attribute(data, name, height * width, floating=True)
+            cells = value.reshape(height // size, size, width // size, size, -1)
+            averaged[name] = cells.mean(dim=(1, 3)).flatten(0, 1) / unit
+        averaged.grid = grid // size
+        return averaged
+
+
+class _Scaling(Configured):
+    """Subtract a mean and divide by a standard deviation: one number of each, or one for each column."""
+
+    _dtype = torch.float64
+
+    def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
+        check_arguments(_Scaling.__init__, locals())
+        self.mean, self.std = (
+            torch.atleast_1d(torch.from_numpy(real_array(name, values)).to(self._dtype, copy=True))
+            for name, values in (("mean", mean), ("std", std))
+        )
+        alike = self.mean.dim() == 1 and self.mean.shape == self.std.shape
+        require(alike, "mean, std", "the same length", f"mean={mean} and std={std}")
+        right = self.mean.isfinite() & self.std.isfinite() & (self.std > 0)
+        require(right.all(), "mean, std", "finite numbers and positive finite numbers", f"{mean} and {std}")
+
+
+class Standardize(_Scaling):
+    """Subtract a mean from each channel of ``x`` and divide it by a standard deviation.
+
+    Parameters
+    ----------
+    mean, std
+        One number, or one per channel; std must be positive. See ``Standardize(*dataset.statistics())``.
+    """
+
+    _dtype = torch.float32
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(Standardize.__call__, locals())
+        x = check_attribute(data, "x")
+        right = len(self.mean) in (1, x.shape[-1]) and x.is_floating_point()
+        require(right, "data.x", f"{len(self.mean)} floating channels", f"{x.dtype} {list(x.shape)}")
+        scaled = copy.copy(data)
+        scaled.x = (x - self.mean.to(x)) / self.std.to(x)
+        return scaled
+
+
+class StandardizeTargets(_Scaling):
+    """Subtract a mean from each target in ``y`` and divide it by a standard deviation.
+
+    The method :meth:`restore` reverts this for predictions.
+
+    Parameters
+    ----------
+    mean, std
+        One number, or one per target; std must be positive. See ``StandardizeTargets(*train.statistics())``.
+    """
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(StandardizeTargets.__call__, locals())
+        self._check("data.y", data.get("y"))
+        check_attribute(data, "y", floating=True)
+        scaled = copy.copy(data)
+        scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
+        return scaled
+
+    def restore(self, y: Tensor) -> Tensor:
+        """Return predictions ``[..., targets]`` in the units of the data set."""
+        self._check("y", y)
+        return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
+
+    def _check(self, argument: str, y: Tensor) -> None:
+        if not isinstance(y, Tensor) or y.dim() == 0:
+            raise TypeError(f"{argument}: expected a tensor [..., targets], got {type(y).__name__}")
+        require(len(self.mean) in (1, y.shape[-1]), argument, f"{len(self.mean)} targets", list(y.shape))
+
+
+class DropBackground(Configured):
+    """Keep only the points whose signal is not zero, for example the ink of an image of handwriting.
+
+    The choice of points does not depend on their positions, so networks stay equivariant. A cloud whose signal is zero
+    everywhere keeps its first point. The attributes of the remaining points and edges are kept; ``grid`` is removed.
+    Batches are refused.
+
+    Parameters
+    ----------
+    threshold
+        Non-negative number. A point is kept if the absolute value of a channel of ``data.x`` exceeds it.
+    """
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        check_arguments(DropBackground.__init__, locals())
+        require(0 <= threshold < math.inf, "threshold", "a finite number of at least 0", threshold)
+        self.threshold = threshold
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(DropBackground.__call__, locals())
+        check_one_cloud(data, "of which some clouds could become empty")
+        x = check_attribute(data, "x")
+        keep = (x.reshape(len(x), -1).abs() > self.threshold).any(dim=1)
+        if len(x) and not bool(keep.any()):
+            keep[0] = True
+        kept = data.subgraph(keep)
+        kept.pop("grid", None)  # the remaining points are not a raster
+        return kept
+
+
+def _check_only_pixels(data: Data) -> None:
+    """Raise ValueError if pixels have values besides ``x`` and ``pos``, since the transform changes only these."""
+    # With one pixel, attributes of the image also have one row.
+    for name in sorted(data.node_attrs()) if data.num_nodes != 1 else ():
+        found = f"{name} for each of {data.num_nodes} pixels"
+        require(name in ("x", "pos"), "data", "pixels with x and pos, which alone are transformed", found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
+import inspect
 import os
 import re
 import subprocess
@@ -118,6 +119,37 @@ def test_help_is_a_screen_without_markup(name, capsys):
 def test_help_of_training_needs_no_import_of_torch():
     script = "import sys, lieattn.cli; lieattn.cli.main(['fit', '--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+def test_files_from_the_command_to_the_first_step_are_few(home):
+    """Those of command, training and files on disk whose functions are called, other than by networks and groups.
+
+    Small helpers of ``_core``, such as checks of values, and names of packages that are imported lazily do not count.
+    """
+    package, found = os.path.dirname(lieattn.__file__) + os.sep, {}
+
+    def profile(frame, event, argument):
+        code, rooms, outer = frame.f_code, [], frame
+        if event != "call" or not code.co_filename.startswith(package) or not code.co_flags & inspect.CO_OPTIMIZED:
+            return  # a function of others, or the body of a class
+        while outer is not None:
+            if (file := outer.f_code.co_filename).startswith(package):
+                rooms.append(file.removeprefix(package).partition(os.sep)[0])
+            outer = outer.f_back
+        passes = {*rooms} <= {"cli", "train", "io", "_core"} and rooms[0] != "_core" and code.co_name != "__getattr__"
+        if passes:
+            found.setdefault(code.co_filename.removeprefix(package), code.co_qualname)
+        if code.co_name == "outputs_of" and "training_step" in [caller.function for caller in inspect.stack(0)]:
+            sys.setprofile(None)
+            raise SystemExit(77)
+
+    sys.setprofile(profile)
+    try:
+        assert main(["fit", "--config", "run.yaml"]) == 77
+    finally:
+        sys.setprofile(None)
+    assert {"cli/_training.py", "train/_classifier.py"} <= found.keys()
+    assert len(found) <= 15, found
 
 
 def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 numba = pytest.importorskip("numba")
-from lieattn.cli import _warm_up  # noqa: E402
+from lieattn.cli import _machine  # noqa: E402
 from lieattn.ops import backend, group_attention  # noqa: E402
 from lieattn.ops.kernels import _ahead, _calls, _compiled  # noqa: E402
 from lieattn.ops.kernels.attention._bundle import head_ranges  # noqa: E402
@@ -178,19 +178,19 @@ def asked(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("case", _warm_up._CASES)
+@pytest.mark.parametrize("case", _machine._CASES)
 def test_no_kernel_of_a_backward_pass_that_will_not_follow(case, asked, monkeypatch):
     monkeypatch.setattr("logging.Logger.setLevel", lambda logger, level: None)
     with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
-        _warm_up.compile_case(case, "float32")
+        _machine.compile_case(case, "float32")
     assert asked
     assert all("forward" in kernel.__name__ for kernel, *_ in asked)
 
 
-@pytest.mark.parametrize("case", _warm_up._CASES)
+@pytest.mark.parametrize("case", _machine._CASES)
 def test_kernels_are_asked_for_with_the_types_that_they_are_called_with(case, asked, monkeypatch):
     monkeypatch.setattr("logging.Logger.setLevel", lambda logger, level: None)
-    _warm_up.compile_case(case, "float32")
+    _machine.compile_case(case, "float32")
     passes = ["forward" in kernel.__name__ for kernel, *_ in asked]
     assert passes
     assert passes == [True, False] * (len(passes) // 2)
@@ -198,7 +198,7 @@ def test_kernels_are_asked_for_with_the_types_that_they_are_called_with(case, as
         assert kernel._cache.signature(arguments) in kernel.overloads
         assert processes == 2
     asked.clear()
-    _warm_up.compile_case(case, "float32")
+    _machine.compile_case(case, "float32")
     assert asked == []  # once
 
 

@@ -19,7 +19,7 @@ from threading import get_ident
 import pytest
 import torch
 
-from lieattn.cli import _warm_up
+from lieattn.cli import _machine
 from lieattn.geometry import AllPairs, Neighbors, Radius, lift
 from lieattn.groups import cyclic
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
@@ -816,7 +816,7 @@ def test_location_scores_on_several_threads(monkeypatch):
     assert_same(*found)
 
 
-@pytest.mark.parametrize("case", _warm_up._CASES)
+@pytest.mark.parametrize("case", _machine._CASES)
 def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
     launched = []
     kernels = {
@@ -835,14 +835,14 @@ def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
             monkeypatch.setattr(*step, lambda *a, f=original, e=entry: launched.append(e) or f(*a))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     monkeypatch.setattr(logging.getLogger("lieattn"), "setLevel", lambda level: None)
-    assert _warm_up.compile_case(case, "float32") > 0
+    assert _machine.compile_case(case, "float32") > 0
     (kernel,) = (name for name in kernels if case.startswith(name))
     assert set(launched) == {(kernel, step[1]) for step in kernels[kernel]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_warm_up_compiles_every_length_that_attentive_convolution_takes(dtype):
-    warm = {attentive_launch._lanes(2 * outputs, dtype) for outputs in _warm_up._ATTENTIVE.values()}
+    warm = {attentive_launch._lanes(2 * outputs, dtype) for outputs in _machine._ATTENTIVE.values()}
     assert warm == {attentive_launch._lanes(outs, dtype) for outs in range(1, 200)}
 
 

@@ -18,7 +18,7 @@ import torch
 import yaml
 from lightning.pytorch.accelerators import MPSAccelerator
 
-from lieattn.cli import _warm_up, main, report
+from lieattn.cli import _machine, main, report
 from lieattn.compare._build import make_trainer
 from lieattn.compare._settings import settings_from
 from lieattn.geometry import Radius
@@ -143,12 +143,12 @@ def test_jobs_do_not_exceed_the_cases(monkeypatch, capsys):
             asked.append(jobs)
             super().__init__(1)
 
-    monkeypatch.setattr(_warm_up, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(_warm_up, "compile_case", lambda case, dtype: 0.0)
+    monkeypatch.setattr(_machine, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(_machine, "compile_case", lambda case, dtype: 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3)))
     assert main(["warm-up", "--jobs", "128"]) == 0
     assert main(["warm-up"]) == 0
-    assert asked == [len(_warm_up._CASES), 3]
+    assert asked == [len(_machine._CASES), 3]
 
 
 def test_kernels_that_another_process_replaces(tmp_path, monkeypatch):

@@ -45,11 +45,11 @@ COMMANDS = {
     "certify": Command("measure how equivariant a network is, and find what breaks it", "lieattn.cli._certify"),
     "picture": Command("draw the network of a checkpoint, or figures of the papers", "lieattn.cli._picture"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
-    "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),
+    "bench": Command("measure speed and memory on this machine", "lieattn.cli._machine", ()),
     "models": Command("list the models, their data and their guarantees", "lieattn.cli._catalog", ()),
     "datasets": Command("list the data sets and what they need", "lieattn.cli._catalog", ()),
-    "warm-up": Command("compile the kernels for CPUs in advance", "lieattn.cli._warm_up", ()),
-    "info": Command("show versions, and the backend that evaluates each operation", "lieattn.cli._info", ()),
+    "warm-up": Command("compile the kernels for CPUs in advance", "lieattn.cli._machine", ()),
+    "info": Command("show versions, and the backend that evaluates each operation", "lieattn.cli._machine", ()),
 }
 
 

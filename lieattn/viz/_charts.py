@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
+ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
 _ALIKE = 1.15  # ratio up to which numbers of parameters count as equal
 _WIDE = 4  # ratio from which the axis of costs is logarithmic
 _POWERS = 1e5  # number from which ticks are labeled with powers of ten
@@ -80,7 +80,7 @@ def error_curves(
             raise ValueError(f"curves[{name!r}]: expected errors of at least 0, got {errors.min():g}")
         if log and not (places > 0).all():
             raise ValueError(f"curves[{name!r}]: expected positive places on a logarithmic axis, got {places.min():g}")
-        lines[name] = (places, np.maximum(errors, _ROUNDING))
+        lines[name] = (places, np.maximum(errors, ROUNDING))
     figure, axes = _labeled_lines(xlabel, ylabel, lines, log=("x", "y") if log else ("y",))
     from matplotlib.ticker import MaxNLocator, NullFormatter
 

@@ -90,8 +90,8 @@ class Attention:
         weights = self.weights[chosen]
         weights = weights.mean(dim=-1) if head is None else weights[..., head]
         if self.tied:
-            own = weights[..., 0] / self.places.fiber
-            weights = own if frame is None else self.places.fiber * own * _one(frame, self.places.fiber)
+            own = weights[..., 0]
+            weights = own / self.places.fiber if frame is None else own * (torch.arange(self.places.fiber) == frame)
         else:
             weights = weights.mean(dim=1) if frame is None else weights[:, frame]
         return sums(weights, self.source[chosen], len(self.places.pos))
@@ -218,20 +218,16 @@ class Recorder:
             if irreps is not None and irreps.dim == x.shape[1]:
                 return Field(name, _places(clouds), _plain(x)[:, None], Irreps(str(irreps)))
             return Field(name, _places(clouds), _plain(x).norm(dim=1)[:, None, None])
+        found = self._lifted(graph)
         if len(x) == graph.num_points:
-            found = self._lifted(graph)
             if isinstance(self.inner, DirectionConvNet) and x.shape[1] == self.inner.edges.fiber:
                 x = self.inner.on_frames(x)
             return Field(name, found, _plain(x).unflatten(0, (-1, graph.levels)).flatten(1, 2))
-        kept = next(
-            (t for t in inputs if isinstance(t, Tensor) and t.dtype == torch.int64 and t.shape == x.shape[:1]), None
-        )
-        if kept is None:
+        if graph.kept is None:
             return None
-        found = self._lifted(graph)
-        frames = found.frames if found.frames is None or len(found.frames) == 1 else found.frames[kept.cpu()]
-        clouds = _cloud(found.pos[kept.cpu()], _square(found.clouds, len(x)))
-        return Field(name, replace(found, clouds=clouds, frames=frames), _plain(x))
+        kept, grid = graph.kept.points.cpu(), graph.kept.clouds.grid
+        frames = found.frames if found.frames is None or len(found.frames) == 1 else found.frames[kept]
+        return Field(name, Places(_cloud(found.pos[kept], grid), frames, found.fiber), _plain(x))
 
     def _watch(self, seen: SeenWeights) -> None:
         module = self._calls[-1][0]
@@ -393,12 +389,12 @@ def _places(clouds: PointClouds, unit: float = 1.0) -> Places:
             scales = _plain(clouds.relative.dilation)[:levels]
             frames = (scales[:, None, None, None] * frames[:1]).flatten(0, 1)[None]
     pos = unit * _plain(clouds.pos[::levels])
-    grid = None if clouds.grid is None else clouds.grid.cpu()
-    return Places(_cloud(pos, grid), frames, fiber)
+    return Places(_cloud(pos, clouds.grid), frames, fiber)
 
 
 def _cloud(pos: Tensor, grid: Tensor | None) -> PointClouds:
-    return PointClouds(pos=pos, batch=torch.zeros(len(pos), dtype=torch.int64), num_clouds=1, grid=grid)
+    batch = torch.zeros(len(pos), dtype=torch.int64)
+    return PointClouds(pos=pos, batch=batch, num_clouds=1, grid=None if grid is None else grid.cpu())
 
 
 def _on_grid(network: AttentiveNetwork, name: str, x: Tensor) -> Field:
@@ -409,12 +405,6 @@ def _on_grid(network: AttentiveNetwork, name: str, x: Tensor) -> Field:
     return Field(name, Places(_cloud(pos, torch.tensor([sides])), frames, x.shape[2]), _plain(from_grid(x, group.dim)))
 
 
-def _square(clouds: PointClouds, points: int) -> Tensor | None:
-    """Return the raster of a crop of a square image."""
-    side = round(points**0.5)
-    return None if clouds.grid is None or side * side != points else torch.tensor([[side, side]])
-
-
 def _graphs(value: Any) -> Iterator[LiftedGraph]:
     """Yield the graphs within nested tuples."""
     if isinstance(value, LiftedGraph):
@@ -422,10 +412,6 @@ def _graphs(value: Any) -> Iterator[LiftedGraph]:
     elif isinstance(value, tuple | list):
         for part in value:
             yield from _graphs(part)
-
-
-def _one(frame: int, fiber: int) -> Tensor:
-    return torch.nn.functional.one_hot(torch.tensor(frame), fiber)
 
 
 def _plain(x: Any) -> Tensor:

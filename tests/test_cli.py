@@ -212,7 +212,7 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     assert [path.name for path in Path("pictures").iterdir()] == ["last_cloud_0.png"]
     assert "picture: pictures/last_cloud_0.png" in capsys.readouterr().out
     assert main([*certified, "--data.fault", "none"]) == 2
-    assert "--data.OPTION needs --data CLASS, which is missing" in capsys.readouterr().err
+    assert "--data.fault: cannot be used here, since it needs --data CLASS" in capsys.readouterr().err
     assert sys.path == before
 
 

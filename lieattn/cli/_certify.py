@@ -18,7 +18,6 @@ from lieattn.cli._arguments import ArgumentParser, natural, output_file, positiv
 from lieattn.cli._target import (
     add_cloud_options,
     built,
-    check_data_options,
     drawn_clouds,
     drawn_images,
     given_clouds,
@@ -136,28 +135,30 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
 
 def _check_used(options: argparse.Namespace, arguments: Sequence[str], foreign: bool) -> None:
     """Raise UsageError if an option is given that has no effect beside the other ones."""
-    random = ("--points", "--dim", "--features", "--images")
     alone = (dtype for (dtype, *others), _ in options.tolerance if not others)
     if unmeasured := [dtype for dtype in alone if dtype not in options.dtype]:
         raise UsageError(f"--tolerance: expected one of the measured {options.dtype}, got {unmeasured[0]}; see --dtype")
-    check_data_options(options, arguments, random)
     if options.json is not None and options.html is not None and options.json.resolve() == options.html.resolve():
         raise UsageError(f"--json, --html: expected different files, got {options.json} for both")
-    if options.group in (None, "search") and any(setting.startswith("group.") for setting in options.settings):
-        found = "which is missing" if options.group is None else "got search"
-        raise UsageError(f"--group.OPTION needs --group CLASS, {found}")
-    if any(setting.startswith("model.") for setting in options.settings) and not is_named(options.checkpoint):
-        raise UsageError(f"--model.OPTION: cannot be used here, since {options.checkpoint} is not MODULE:NAME")
-    if not foreign:
-        refuse(arguments, random, "random clouds of a checkpoint are like those that it was trained on")
-    if options.images is not None:
-        if len(options.images) not in (3, 4):
-            expected, got = "CHANNELS ROWS COLUMNS, or CHANNELS LAYERS ROWS COLUMNS", " ".join(map(str, options.images))
-            raise UsageError(f"--images: expected {expected}, got {got}")
-        refuse(arguments, random[:-1], "there are no random clouds with --images")
-    elif is_trained(options.checkpoint) and options.data is None and not options.random:
-        card = f"{options.checkpoint} is certified on the item of its card"
-        refuse(arguments, ("--clouds", *random), f"{card}; use --random for random clouds")
+    if options.images is not None and len(options.images) not in (3, 4):
+        expected, got = "CHANNELS ROWS COLUMNS, or CHANNELS LAYERS ROWS COLUMNS", " ".join(map(str, options.images))
+        raise UsageError(f"--images: expected {expected}, got {got}")
+    name, drawn = options.checkpoint, ("--points", "--dim", "--features")
+    random, of_card = (*drawn, "--images"), is_trained(name) and not (options.data or options.images or options.random)
+    refuse(
+        arguments,
+        (options.data is not None, ("--random", *random), "there are no random clouds with --data"),
+        (options.data is None, ("--data.",), "it needs --data CLASS"),
+        (options.group in (None, "search"), ("--group.",), "it needs --group CLASS"),
+        (not is_named(name), ("--model.",), f"{name} is not MODULE:NAME"),
+        (not foreign, random, "random clouds of a checkpoint are like those that it was trained on"),
+        (options.images is not None, drawn, "there are no random clouds with --images"),
+        (
+            of_card,
+            ("--clouds", *random),
+            f"{name} is certified on the item of its card; use --random for random clouds",
+        ),
+    )
 
 
 def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> str:

@@ -23,10 +23,11 @@ from lieattn.train import load_data, load_network
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_SIZES: dict[str, Any] = {"steps": 60, "sides": range(16, 34), "channels": 8}  # of training, images and networks
 _GLYPH = (".......", ".#####.", ".#.....", ".###...", ".#.....", ".#.....", ".......")  # a letter without symmetry
 
 
-def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 0) -> dict[str, Figure]:
+def gsa_fields(*, order: int = 4, side: int = 15) -> dict[str, Figure]:
     """Fields of a GSA-Net when its input is rotated (GSA-Nets, Figure 1).
 
     The network is untrained. For groups with other rotations than quarter turns, its neighborhoods are discs in place
@@ -38,23 +39,17 @@ def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 
         Number of rotations of the group; the input is rotated by the same angles.
     side
         Side of the input in pixels.
-    channel
-        Channel of the fields that is drawn.
-    seed
-        Seed of the weights.
     """
     check_counts(order=order, side=side)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     near = PixelSquare(5) if 4 % order == 0 else Radius(2.5)
     network = GSANet(cyclic(order), neighborhood=near, channels=8, blocks=(1,), heads=2)
     seen = viz.Microscope(network, _glyph(side), turns=order)
     names = ("lifting", "self-attention")
-    return {f"gsa-fields_{name}": seen.picture("field", channel=channel, layer=k) for k, name in enumerate(names)}
+    return {f"gsa-fields_{name}": seen.picture("field", channel=0, layer=k) for k, name in enumerate(names)}
 
 
-def attention_maps(
-    weights: Path, *, image: int = 0, arrows: Literal["dominant", "all"] = "dominant"
-) -> dict[str, Figure]:
+def attention_maps(weights: Path, *, image: int = 0) -> dict[str, Figure]:
     """Attention maps of a released network, input rotated (attentive group convolution, Figures 7, 8 and 11).
 
     One picture shows α⁻, the attention that the layers subtract, as in the figures of the paper. The other one shows
@@ -67,8 +62,6 @@ def attention_maps(
         `lieattn.models.published_attentive_cnn`. It must also contain images `x` as inputs of the network.
     image
         Index of the image that is drawn.
-    arrows
-        Draw arrows at every pixel for the pose with the largest attention, or for all poses.
     """
     network = published_attentive_cnn(weights)
     with np.load(weights, allow_pickle=False) as archive:
@@ -78,35 +71,23 @@ def attention_maps(
         shown = torch.from_numpy(archive["x"][image]).to(torch.float32)
     kinds = {"subtracted": False, "passed": True}
     return {
-        f"attention-maps_{kind}": viz.attention_under_group(network, shown, arrows=arrows, passed=passed)
+        f"attention-maps_{kind}": viz.attention_under_group(network, shown, passed=passed)
         for kind, passed in kinds.items()
     }
 
 
-def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, seed: int = 0) -> dict[str, Figure]:
+def stride_parity() -> dict[str, Figure]:
     """Equivariance of p4 All-CNN for images of even and odd sides (attentive group convolution, Figures 9 and 10).
 
     On even sides, strides of 2 sample pixels off center, so that a rotated image is sampled at other places. Maxima
     in place of strides are exact on the sides that they divide. The weights are random.
-
-    Parameters
-    ----------
-    smallest, largest
-        Smallest and largest side of the images.
-    channels
-        Number of channels of the first layers.
-    seed
-        Seed of weights and images.
     """
-    check_counts(smallest=smallest)
-    if not any(side % 4 == 0 for side in range(smallest, largest + 1)):
-        raise ValueError(f"largest: expected sides with a multiple of 4 among them, got {smallest} to {largest}")
     group, curves = cyclic(4), {}
     names: dict[str, Literal["strided", "pooled"]] = {"strides of 2": "strided", "maxima of 2 x 2": "pooled"}
     for name, downsampling in names.items():
-        generator = torch.manual_seed(seed)
-        network = AttentiveAllCNN(group, channels=channels, downsampling=downsampling).double().eval()
-        sides = [side for side in range(smallest, largest + 1) if downsampling == "strided" or side % 4 == 0]
+        generator = torch.manual_seed(0)
+        network = AttentiveAllCNN(group, channels=_SIZES["channels"], downsampling=downsampling).double().eval()
+        sides = [side for side in _SIZES["sides"] if downsampling == "strided" or side % 4 == 0]
         errors = []
         with torch.no_grad():
             for side in sides:
@@ -118,15 +99,7 @@ def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, s
     return {"stride-parity": viz.error_curves(curves, "side of the images (pixels)", "relative change under the group")}
 
 
-def asc_filters(
-    *,
-    checkpoint: str | None = None,
-    block: int = 0,
-    channels: int = 4,
-    image: int = 0,
-    steps: int | None = None,
-    seed: int | None = None,
-) -> dict[str, Figure]:
+def asc_filters(*, checkpoint: str | None = None, block: int = 0, image: int = 0) -> dict[str, Figure]:
     """Learned affine maps, and the filters that attention makes of them (Affine Self Convolution).
 
     They replace Figures 6 and 7 of the paper, whose panels are not reproduced: the tables of one block, and the
@@ -139,25 +112,14 @@ def asc_filters(
         Checkpoint of `lieattn fit` with `lieattn.models.AffineSelfConvNet`; the image is from its test set.
     block
         Index of the block, from 0.
-    channels
-        Largest number of channels of the maps that are drawn.
     image
         Index of the image in the test set, or among the letters.
-    steps
-        Number of training steps without a checkpoint, 60 by default.
-    seed
-        Seed of the letters and the training without a checkpoint, 0 by default.
     """
     check_counts(0, image=image)
     if checkpoint is None:
-        steps, seed = 60 if steps is None else steps, seed or 0
-        check_counts(0, steps=steps, seed=seed)
-        network = _reader_of_letters(steps, seed)
-        shown = _letters(torch.Generator().manual_seed(seed + 1), image + 1)[0][image]
+        network = _reader_of_letters()
+        shown = _letters(torch.Generator().manual_seed(1), image + 1)[0][image]
     else:
-        for name, value in (("steps", steps), ("seed", seed)):
-            if value is not None:
-                raise ValueError(f"{name}: expected no value with a checkpoint, which is not trained, got {value}")
         found = load_network(checkpoint)
         if not isinstance(found, AffineSelfConvNet):
             raise TypeError(f"checkpoint: expected one of an AffineSelfConvNet, got {type(found).__name__}")
@@ -165,12 +127,12 @@ def asc_filters(
         check_index("image", image, len(images))
         shown = network.images(Batch.from_data_list([images[image]]))[0]
     return {
-        "asc-filters_maps": viz.affine_maps(network, block=block, channels=channels),
+        "asc-filters_maps": viz.affine_maps(network, block=block, channels=4),
         "asc-filters_attention": viz.effective_filters(network, shown, block=block),
     }
 
 
-def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[str, Figure]:
+def gsa_steerability(*, size: int = 7, order: int = 16) -> dict[str, Figure]:
     """Weights of a convolution and of attention, rotated (GSA-Nets, Figure 2).
 
     Positional scores rotate without interpolation. Their error is compared with the error of interpolated weights.
@@ -181,10 +143,8 @@ def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[s
         Side of the neighborhood in pixels, odd.
     order
         Number of angles in a full turn, a multiple of 4.
-    seed
-        Seed of the encoding.
     """
-    return {"gsa-steerability": viz.steerability(size=size, order=order, seed=seed)}
+    return {"gsa-steerability": viz.steerability(size=size, order=order)}
 
 
 _LETTERS = (
@@ -209,12 +169,12 @@ def _letters(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def _reader_of_letters(steps: int, seed: int) -> AffineSelfConvNet:
+def _reader_of_letters() -> AffineSelfConvNet:
     """A p4 network that is trained for some steps to recognize letters."""
-    generator = torch.manual_seed(seed)
+    generator = torch.manual_seed(0)
     network = AffineSelfConvNet(cyclic(4), 1, 4, blocks=1, channels=4, heads=2)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    for _ in range(steps):
+    for _ in range(_SIZES["steps"]):
         images, labels = _letters(generator, 16)
         loss = torch.nn.functional.cross_entropy(network(images), labels)
         optimizer.zero_grad()

@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 from lieattn.cli._arguments import ArgumentParser, natural, output_file
 from lieattn.cli._target import (
     add_cloud_options,
-    check_data_options,
     is_network,
     is_trained,
     item_of_card,
@@ -41,10 +40,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
         raise UsageError(f"{options.checkpoint} is not a file, a figure or a trained network; {known}")
-    check_data_options(options, arguments)
-    if is_trained(options.checkpoint) and options.data is None:
-        card = f"{options.checkpoint} is drawn for the item of its card"
-        refuse(arguments, ("--random", "--clouds"), f"{card}; use --data CLASS for others")
+    card = f"{options.checkpoint} is drawn for the item of its card; use --data CLASS for others"
+    refuse(
+        arguments,
+        (options.data is None, ("--data.",), "it needs --data CLASS"),
+        (options.data is not None, ("--random",), "there are no random clouds with --data"),
+        (is_trained(options.checkpoint) and options.data is None, ("--random", "--clouds"), card),
+    )
     from lieattn.viz import Microscope
 
     network, clouds, source = _loaded(options)

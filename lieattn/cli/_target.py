@@ -54,25 +54,18 @@ def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
     found = named(option, text)
     if isinstance(found, nn.Module) or not callable(found):
         if settings:
-            raise UsageError(
-                f"{option}: {text} is a {type(found).__name__}, which takes no arguments, got {sorted(settings)}"
-            )
+            kind = type(found).__name__
+            raise UsageError(f"{option}: {text} is a {kind}, which takes no arguments, got {sorted(settings)}")
         return found
-    if isinstance(found, type) or settings or not _needs_arguments(found):
-        _check_settings(option, text, found, settings)
-        return found(**settings)
-    return found
-
-
-def _check_settings(option: str, text: str, found: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    if not isinstance(found, type) and not settings and _needs_arguments(found):
+        return found
     try:
-        signature = inspect.signature(found)
-    except ValueError:  # for example for classes that are written in C
-        return
-    try:
-        signature.bind(**settings)
+        inspect.signature(found).bind(**settings)
+    except ValueError:  # for example for classes that are written in C, which have no signature
+        pass
     except TypeError as error:
-        raise UsageError(f"{option}: {text}: {error}, it takes {signature}") from error
+        raise UsageError(f"{option}: {text}: {error}, it takes {inspect.signature(found)}") from error
+    return found(**settings)
 
 
 def settings_of(section: str, settings: Sequence[str]) -> dict[str, Any]:
@@ -161,19 +154,16 @@ def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[
     return options
 
 
-def check_data_options(options: argparse.Namespace, arguments: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Raise UsageError if there are options of ``--data`` without it, or ``others`` or ``--random`` beside it."""
-    if options.data is not None:
-        refuse(arguments, ("--random", *others), "there are no random clouds with --data")
-    elif any(setting.startswith("data.") for setting in options.settings):
-        raise UsageError("--data.OPTION needs --data CLASS, which is missing")
+def refuse(arguments: Sequence[str], *rules: tuple[object, Sequence[str], str]) -> None:
+    """Raise UsageError if an option has no effect, by rules of a condition, names of options, and the reason.
 
-
-def refuse(arguments: Sequence[str], names: Sequence[str], reason: str) -> None:
-    """Raise UsageError with a reason if one of these options is among the arguments."""
-    for word in arguments:
-        if (name := word.partition("=")[0]) in names:
-            raise UsageError(f"{name}: cannot be used here, since {reason}")
+    A name that ends with a dot stands for the options of a section.
+    """
+    for applies, names, reason in rules:
+        for word in arguments if applies else ():
+            name = word.partition("=")[0]
+            if name in names or (f"{name.partition('.')[0]}." in names and "." in name):
+                raise UsageError(f"{name}: cannot be used here, since {reason}")
 
 
 def is_trained(name: str) -> bool:

@@ -81,7 +81,7 @@ def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
                 z=torch.randint(6, 9, (size,), generator=generator),
                 pos=pos / pos.norm(dim=1, keepdim=True) if unit else pos,
                 vel=torch.randn(size, dim, generator=generator),
-                time=torch.linspace(0, 0.2, 3)[None],
+                time=torch.linspace(0, 0.2, 2)[None],
             )
         )
     return found
@@ -501,9 +501,9 @@ NETWORKS = {
         "C3",
     ),
     "lie_conv_vector": (
-        lambda: conv(frames=octahedral(), vector_inputs=("vel",), readout=Readout(kind="vector", pool="none")),
+        lambda: conv(frames=tetrahedral(), vector_inputs=("vel",), readout=Readout(kind="vector", pool="none")),
         molecules,
-        "O",
+        "T",
     ),
     "field_lie": (
         lambda: FieldModel(lie(Euclidean(E(3)), PrincipalFrames(), vector_inputs=("vel",)), PolarizabilityHead(8)),
@@ -516,7 +516,7 @@ NETWORKS = {
         "T",
     ),
     "ensemble": (
-        lambda: Ensemble([EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum")) for _ in range(2)]),
+        lambda: Ensemble([steerable(DistanceTransformer, heads=2, pool="sum") for _ in range(2)]),
         molecules,
         "E(3)",
     ),
@@ -537,9 +537,9 @@ NETWORKS = {
         for kind in ("none", "channel", "spatial", "input")
     },
     "attentive_voxels": (
-        lambda: AttentiveResNet(octahedral(), 1, 2, blocks=1, channels=(2, 3, 3), attention="input", spatial_size=3),
+        lambda: AttentiveResNet(tetrahedral(), 1, 2, blocks=1, channels=(2, 3, 3), attention="input", spatial_size=3),
         lambda: torch.rand(2, 1, 4, 4, 4),
-        "O",
+        "T",
     ),
     **{
         f"affine_{layer}": (
@@ -553,8 +553,8 @@ NETWORKS = {
 # Other rows have the same classes with other outputs, frames or distances.
 VARIANTS = set(
     "directions framewise_vector framewise_bonds tfn_vector tfn_periodic tfn_cubes_within distances_vector "
-    "lie_finite lie_mirrors lie_similar lie_directions_vectors lie_published_logs "
-    "forces forces_principal forces_several field_vector field_position field_tensor".split()
+    "lie_finite lie_mirrors lie_similar lie_similar_vectors lie_directions_vectors lie_published_logs direction_cubes "
+    "forces forces_principal forces_several field_vector field_position field_dipole field_tensor".split()
 )
 
 
@@ -565,11 +565,14 @@ def firsts(clouds: list[Data]) -> list[Data]:
     return clouds
 
 
-# Rows that differ from others in their symmetry alone.
+# Rows that differ from others in their symmetry alone, or whose layers, frames and heads are also those of others.
 OTHER_SYMMETRIES = set(
     "gsa_squares gsa_published gsa_dilated gsa_global finite_se2_squares lie_squares framewise_squares tfn_cubes "
-    "framewise_square_messages framewise_square_cutoff direction_cubes direction_cubes_principal lie_plane lie_turns "
-    "lie_similar_vectors lie_similar3 lie_dilations affine_strided directions_improper framewise_posed_Oh".split()
+    "framewise_square_messages framewise_square_cutoff direction_cubes_principal lie_plane lie_turns lie_similar3 "
+    "lie_dilations affine_strided directions_improper framewise_posed_Oh gsa_points gsa_coordinates gsa_absolute "
+    "framewise_principal framewise_principal_vector framewise_posed_O directions_posed lie_vectors lie_orbits "
+    "lie_scales lie_vector_finite lie_conv lie_conv_vector field_rotation field_tensor_principal field_lie "
+    "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone".split()
 )
 # Properties that a network does not promise, and why.
 EXCEPT = {
@@ -583,9 +586,7 @@ EXCEPT = {
     "hamiltonian continuity": "integrates at each of hundreds of evaluations",
 }
 UNCOMPILED = {
-    **dict.fromkeys(
-        "stresses forces forces_principal forces_several hamiltonian ensemble".split(), "outputs are derivatives"
-    ),
+    **dict.fromkeys("stresses forces forces_principal forces_several hamiltonian".split(), "outputs are derivatives"),
     **dict.fromkeys(
         "attentive_all_cnn attentive_vectors affine_vectors".split(),
         "pixels are sorted as in an image, which depends on values",

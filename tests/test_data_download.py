@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lieattn_datasets as ld
-from lieattn_datasets import _download, _md17, _mnist, _modelnet, _photos, _qm9_files
+from lieattn_datasets import _download, _md17, _mnist, _modelnet, _photos, _qm9
 from lieattn_datasets._download import fetch
 from lieattn_datasets._files import Release, Source
 from tests.fuzz._data_sets import CASES
@@ -287,7 +287,7 @@ class TestDataSets:
         [
             ("RotatedMNIST", vars(_mnist), "_ROTATED", "train"),
             ("CIFAR100", vars(_photos), "_CIFAR100", "test"),
-            ("QM9", vars(_qm9_files), "QM9_FILES", "all"),
+            ("QM9", vars(_qm9), "OFFICIAL", "all"),
             ("ModelNet", _modelnet._RELEASES, 10, "test"),
         ],
     )

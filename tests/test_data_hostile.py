@@ -275,11 +275,10 @@ class TestMeshes:
 
     def test_headers_of_glb(self):
         good = self.glb(lambda tree: None)
-        for content, message in (
-            (good[:4] + struct.pack("<I", 1) + good[8:], "it is glTF 1.0; expected glTF 2.0"),
-            (good[20:], "it does not begin with the header of a GLB file; expected glTF 2.0"),
-        ):
-            with pytest.raises(ld.MeshError, match=rf"mesh\.glb cannot be read as a mesh: ValueError: {message}"):
+        for content in (good[:4] + struct.pack("<I", 1) + good[8:], good[20:]):
+            with pytest.raises(
+                ld.MeshError, match=r"mesh\.glb cannot be read .* the header of a GLB file of glTF 2\.0"
+            ):
                 ld.read_mesh("mesh.glb", content)
 
     def test_glb_that_repeats_a_mesh(self, monkeypatch):

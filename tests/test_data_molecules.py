@@ -378,24 +378,6 @@ class TestQM9GFN2:
             ld.QM9GFN2(tmp_path, verify=False)
 
 
-def prepared(count=20):
-    """Return dictionaries as in the prepared file of torch_geometric."""
-    molecules = []
-    for index in range(count):
-        atoms = 3 + index % 4
-        molecules.append(
-            {
-                "z": torch.from_numpy(RANDOM.choice([1, 6, 7, 8, 9], atoms)),
-                "pos": torch.from_numpy(RANDOM.normal(size=(atoms, 3)).astype(np.float32)),
-                "y": torch.from_numpy(RANDOM.normal(size=(1, 19)).astype(np.float32)),
-                "idx": 3 * index,
-                "name": f"gdb_{3 * index + 1}",
-                "edge_index": torch.zeros(2, 0, dtype=torch.int64),
-            }
-        )
-    return molecules
-
-
 HEADER = "mol_id,A,B,C,mu,alpha,homo,lumo,gap,r2,zpve,u0,u298,h298,g298,cv,u0_atom,u298_atom,h298_atom,g298_atom"
 
 
@@ -451,23 +433,6 @@ class TestQM9:
         homo = ld.QM9(tmp_path / "ours", "all", verify=False, targets="homo", energy_unit="Ha")
         np.testing.assert_allclose(homo.targets[:, 0], table[[0, 1, 3, 4], 5], rtol=1e-6)
 
-    def test_prepared_file(self, tmp_path):
-        (tmp_path / "raw").mkdir()
-        molecules = prepared()
-        torch.save(molecules, tmp_path / "raw" / "qm9_v3.pt")
-        for _ in range(2):  # the second time from the cache
-            dataset = ld.QM9(tmp_path, "all", verify=False, references=False)
-            for source, data in zip(molecules, dataset, strict=True):
-                assert data.z.tolist() == source["z"].tolist()
-                assert data.gdb_number.item() == source["idx"] + 1
-                assert torch.equal(data.pos, source["pos"])
-                assert torch.equal(data.y, source["y"])
-        less = ld.QM9(tmp_path, "all", targets=("u0", "cv"), verify=False)
-        np.testing.assert_allclose(less.targets[:, 0], [molecule["y"][0, 12] for molecule in molecules])
-        heat = [float(molecule["y"][0, 11]) - 2.981 * len(molecule["z"]) for molecule in molecules]
-        np.testing.assert_allclose(less.targets[:, 1], heat)
-        assert less.target_units == ("eV", "cal/(mol K)")
-
     def test_nothing_of_torch_geometric_is_unpickled(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         write_raw_qm9(tmp_path)
@@ -476,10 +441,8 @@ class TestQM9:
             torch.save(Hostile(), tmp_path / "processed" / name)
         assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
         (tmp_path / "raw" / "gdb9.sdf").unlink()
-        with pytest.raises(FileNotFoundError, match=r"data_v3\.pt of torch_geometric is a pickle, .* is not read"):
-            ld.QM9(tmp_path, verify=False)
         torch.save([Hostile()], tmp_path / "raw" / "qm9_v3.pt")
-        with pytest.raises(ValueError, match=r"qm9_v3\.pt is not a complete torch file of tensors"):
+        with pytest.raises(FileNotFoundError, match=r"qm9_v3\.pt and .*/data_v3\.pt of torch_geometric are not read"):
             ld.QM9(tmp_path, verify=False)
         assert not (tmp_path / "MARK").exists()
 
@@ -519,36 +482,17 @@ class TestQM9:
         assert "QM9 will be read from its raw files each time" in records[-1].getMessage()
 
     def test_count_is_checked(self, tmp_path):
-        (tmp_path / "raw").mkdir()
-        torch.save(prepared(5), tmp_path / "raw" / "qm9_v3.pt")
-        with pytest.raises(ValueError, match="holds 5 molecules, but the official file holds 130831"):
+        write_raw_qm9(tmp_path)
+        with pytest.raises(ValueError, match="holds 4 molecules, but the official file holds 130831"):
             ld.QM9(tmp_path)
 
     def test_missing_and_damaged_files(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"gdb9.sdf or qm9_v3.pt in .*raw.; there is no such folder"):
+        with pytest.raises(FileNotFoundError, match=r"gdb9.sdf in .*raw.; there is no such folder"):
             ld.QM9(tmp_path)
         (tmp_path / "raw").mkdir()
         (tmp_path / "raw" / "gdb9.sdf").write_text("")
         with pytest.raises(FileNotFoundError, match=r"needs the file gdb9.sdf.csv"):
             ld.QM9(tmp_path)
-        (tmp_path / "raw" / "gdb9.sdf").unlink()
-        for content in (b"nothing", b""):
-            (tmp_path / "raw" / "qm9_v3.pt").write_bytes(content)
-            with pytest.raises(ValueError, match=r"qm9_v3\.pt is not a complete zip archive"):
-                ld.QM9(tmp_path)
-        for molecules, message in (
-            ({}, "holds a dict"),
-            ([], "holds a list"),
-            ([1], "at index 0"),
-            ([{**prepared(1)[0], "idx": -3}], "at index 0"),
-            ([{**prepared(1)[0], "y": torch.zeros(1, 3)}], "at index 0"),
-            ([{**prepared(1)[0], "z": torch.zeros(1, dtype=torch.int64).expand(10**9)}], "at index 0"),
-            ([{**prepared(1)[0], "y": torch.full((1, 19), torch.nan)}], "not finite"),
-            ([{**prepared(1)[0], "z": torch.tensor([1, 6, 262])}], r"z: expected nuclear charges in 1 \.\. 118"),
-        ):
-            torch.save(molecules, tmp_path / "raw" / "qm9_v3.pt")
-            with pytest.raises(ValueError, match=rf"qm9_v3\.pt .*{message}"):
-                ld.QM9(tmp_path, verify=False)
 
     @pytest.mark.parametrize(
         ("name", "damage", "message"),
@@ -572,6 +516,7 @@ class TestQM9:
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,1,"), "has 20 targets in line 3"),
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,x"), "is not a table of numbers in line 3"),
             ("gdb9.sdf.csv", lambda text: "", "does not begin with the line"),
+            ("gdb9.sdf.csv", lambda text: re.sub("gdb_2,[^,]*", "gdb_2,nan", text), "not finite"),
             ("uncharacterized.txt", lambda text: text.replace("3 left", "three"), "not have a number in each line"),
         ],
     )

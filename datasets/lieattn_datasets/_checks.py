@@ -40,6 +40,11 @@ def check_choice(argument: str, value: object, allowed: Collection[object]) -> N
     require(value in allowed, argument, f"one of {', '.join(map(repr, allowed))}", repr(value))
 
 
+def shapes_of(*arrays: NDArray[Any]) -> str:
+    """Return the shapes of arrays in words."""
+    return ", ".join(str(list(array.shape)) for array in arrays)
+
+
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
     """Name the extra to install if an import in the block fails."""

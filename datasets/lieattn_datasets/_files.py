@@ -123,13 +123,6 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         lines = (f"{name} {self._members[name].file_size} {self._members[name].CRC:08x}\n" for name in kept)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def check_stored(self) -> None:
-        """Raise ValueError unless all members match their checksums, and are uncompressed as ``torch.save`` does it."""
-        if any(info.file_size != info.compress_size for info in self._members.values()):
-            raise self._refuse("has compressed members, which torch never writes")
-        for name in self._members:
-            self.read(name)
-
     def read(self, name: str) -> bytes:
         """Return the content of a member. The exceptions are those of :meth:`open`."""
         with self.open(name) as stream:

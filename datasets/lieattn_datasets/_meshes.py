@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import check_arguments, check_points, class_array, real_array
+from lieattn_datasets._checks import check_arguments, check_points, class_array, needs_extra, real_array, require
 from lieattn_datasets._files import portable_name
-from lieattn_datasets._ply import read_ply
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 
@@ -32,6 +32,14 @@ _MOST_CORNERS_OF_ONE = 4000  # limit for a concave polygon, whose edges are comp
 _SMALL = 1e-6  # distances that do not count, as a share of the size of a mesh: files round to about 7 digits
 _FEW = 1e-3  # share of the area that faces may have whose surface is not clear
 _ROUNDING = 1e-9  # distances that are rounding errors of float64, as a share of the size of a polygon
+_PLY = re.compile(rb"ply[ \t]*[\r\n]+(.*?[\r\n])end_header[ \t]*(?:\r\n|\r|\n|$)", re.DOTALL)
+_PLY_ORDERS = {b"ascii": "", b"binary_little_endian": "<", b"binary_big_endian": ">"}
+_PLY_NAMES = "char uchar short ushort int uint float double int8 uint8 int16 uint16 int32 uint32 float32 float64"
+_PLY_CODES = {**dict(zip(_PLY_NAMES.encode().split(), 2 * "bBhHiIfd", strict=True)), b"int64": "q", b"uint64": "Q"}
+_PLY_CORNERS = ("vertex_indices", "vertex_index")  # usual names of the list of a face
+
+# The name of a property, the code of its numbers and, for lists, the code of their length.
+_PlyProperty = tuple[str, str, str]
 _Polygons = tuple[NDArray[np.float64], Sequence[Sequence[int]]]  # vertices, and the corners of each face
 _SHOWN = 200  # characters of a problem in a message
 
@@ -71,10 +79,6 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     if suffix not in MESH_SUFFIXES:
         raise MeshError(f"path: expected one that ends in {', '.join(MESH_SUFFIXES)}, got {path}")
     try:
-        import trimesh  # noqa: F401
-    except ImportError as error:
-        raise ImportError("meshes need trimesh: pip install trimesh") from error
-    try:
         data = Path(path).read_bytes() if content is None else content
         vertices, faces = _read(suffix[1:], data)
         if not len(faces):
@@ -90,14 +94,12 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
 def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
     """Return the area of each triangle, and check that there is a surface."""
     points, corners = real_array("vertices", vertices), class_array("faces", faces)
-    if points.ndim != 2 or points.shape[1] != 3:
-        raise ValueError(f"vertices: expected [vertices, 3], got {list(points.shape)}")
-    if corners.ndim != 2 or corners.shape[1] != 3 or not len(corners):
-        raise ValueError(f"faces: expected [faces, 3] with at least one face, got {list(corners.shape)}")
-    if corners.min() < 0 or corners.max() >= len(points):
-        raise ValueError(
-            f"faces: expected indices of vertices in 0 .. {len(points) - 1}, got {corners.min()} .. {corners.max()}"
-        )
+    require(points.ndim == 2 and points.shape[1] == 3, "vertices", "[vertices, 3]", list(points.shape))
+    right = corners.ndim == 2 and corners.shape[1] == 3 and len(corners)
+    require(right, "faces", "[faces, 3] with at least one face", list(corners.shape))
+    low, high = corners.min(), corners.max()
+    expected = f"indices of vertices in 0 .. {len(points) - 1}"
+    require(low >= 0 and high < len(points), "faces", expected, f"{low} .. {high}")
     with np.errstate(over="ignore", invalid="ignore"):
         areas = 0.5 * np.linalg.norm(_cross(points, corners), axis=1)
     if not 0 < areas.sum() < np.inf:
@@ -148,8 +150,8 @@ def normalize_cloud(pos: ArrayLike) -> NDArray[np.float64]:
     origin. ValueError is raised if there are no points, or a number is not finite.
     """
     points = real_array("pos", pos)
-    if points.ndim != 2 or not len(points):
-        raise ValueError(f"pos: expected [points, dim] with at least one point, got {list(points.shape)}")
+    right = points.ndim == 2 and len(points)
+    require(right, "pos", "[points, dim] with at least one point", list(points.shape))
     centered = points - points.mean(axis=0)
     radius = np.linalg.norm(centered, axis=1).max(initial=0.0)
     return np.asarray(centered / radius if radius > 0 else centered)
@@ -175,7 +177,7 @@ def _read(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as written by editors and shells of Windows
     text = data.decode("utf-16").encode() if wide else data.removeprefix(codecs.BOM_UTF8)
     if kind != "stl":
-        places, polygons = {"off": _read_off, "obj": _read_obj, "ply": read_ply}[kind](text)
+        places, polygons = {"off": _read_off, "obj": _read_obj, "ply": _read_ply}[kind](text)
         return places, _triangles(places, polygons)
     if text.lstrip()[:5].lower() == b"solid":
         return _read_stl(text)
@@ -250,6 +252,115 @@ def _read_stl(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return np.array(words).astype(np.float64).reshape(-1, 3), np.arange(3 * len(facets)).reshape(-1, 3)
 
 
+def _read_ply(content: bytes) -> _Polygons:
+    """Read a PLY file of text or numbers.
+
+    trimesh reads each binary face as if it had as many corners as the first one, and only some names.
+    """
+    header = _PLY.match(content)
+    lines = [line.split() for line in header[1].splitlines()] if header else []
+    order = next((_PLY_ORDERS.get(line[1]) for line in lines if line[:1] == [b"format"]), None)
+    if header is None or order is None:
+        raise ValueError("it does not begin with the header of a PLY file, with one of its three formats")
+    body, at = content[header.end() :], 0
+    rows = [] if order else [line for line in body.splitlines() if line.strip()]
+    elements, found = _ply_elements(lines), dict[str, dict[str, Any]]()
+    for name, (count, properties) in elements.items():
+        if order:
+            found[name], at = _ply_numbers(body, at, count, properties, order)
+        else:
+            found[name], at = _ply_text(name, rows[at : at + count], count, properties), at + count
+    if order and at != len(body):
+        raise ValueError(f"its header promises {at} bytes, but there are {len(body)}")
+    number, properties = elements.get("face", (0, []))
+    if not number and elements.get("tristrips", (0,))[0]:
+        raise ValueError("it has strips of triangles, which are not read: export it with faces")
+    if not number:
+        return np.empty((0, 3)), []
+    if not {*"xyz"} <= {*found.get("vertex", {})}:
+        raise ValueError("it has faces, but no vertices with x, y and z")
+    lists = [name for name, code, length in properties if length and code not in "fd"]
+    usual = [name for name in lists if name in _PLY_CORNERS] or lists
+    if len(usual) != 1:
+        names = ", ".join(lists) or "none"
+        raise ValueError(f"expected one list of vertices for each face, as {_PLY_CORNERS[0]}, got {names}")
+    vertices = np.stack([np.asarray(found["vertex"][axis], dtype=np.float64) for axis in "xyz"], axis=1)
+    polygons = found["face"][usual[0]]
+    return vertices, polygons if order else [[int(word) for word in polygon] for polygon in polygons]
+
+
+def _ply_elements(lines: Sequence[Sequence[bytes]]) -> dict[str, tuple[int, list[_PlyProperty]]]:
+    """Return the number of rows and the properties of each element of a header."""
+    found: dict[str, tuple[int, list[_PlyProperty]]] = {}
+    properties: list[_PlyProperty] = []
+    for line in lines:
+        if line[:1] == [b"element"]:
+            properties = []
+            found[line[1].decode()] = int(line[2]), properties
+        elif line[:1] == [b"property"]:
+            kinds = line[2:-1] if line[1] == b"list" else line[1:-1]
+            for unknown in {*kinds} - {*_PLY_CODES}:
+                raise ValueError(f"the property {line[-1].decode()} has the unknown type {unknown.decode()}")
+            codes = [_PLY_CODES[kind] for kind in kinds]
+            properties.append((line[-1].decode(), codes[-1], codes[0] if len(codes) > 1 else ""))
+    return found
+
+
+def _ply_text(name: str, rows: Sequence[bytes], count: int, properties: Sequence[_PlyProperty]) -> dict[str, Any]:
+    """Return the column of each property of an element of text. Rows may have further numbers, as those of MeshLab."""
+    if len(rows) < count:
+        raise ValueError(f"its header promises {count} rows of {name}, but there are {len(rows)}")
+    if not count or not properties:
+        return {}
+    columns: dict[str, Any] = {name: [] for name, _, _ in properties}
+    if not any(length for _, _, length in properties):
+        table = np.loadtxt(rows, usecols=range(len(properties)), ndmin=2, comments=None)
+        return dict(zip(columns, table.T, strict=True))
+    for row in rows:
+        words, at = row.split(), 0
+        for column, _, length in properties:
+            first = at + bool(length)
+            size = int(words[at]) if length and at < len(words) else 1
+            if not first <= (at := first + size) <= len(words):
+                raise ValueError(f"a row of {name} has {len(words)} numbers, fewer than its properties need")
+            columns[column].append(words[first:at] if length else words[first])
+    return columns
+
+
+def _ply_numbers(
+    body: bytes, at: int, count: int, properties: Sequence[_PlyProperty], order: str
+) -> tuple[dict[str, Any], int]:
+    """Return the column of each property, and the end of the element."""
+    if not count or not properties:
+        return {}, at
+    fields: list[Any] = []
+    end = at
+    for name, code, length in properties:
+        size: tuple[int, ...] = ()
+        if length:
+            size = struct.unpack_from(order + length, body, end)
+            fields.append((f"length of {name}", order + length))
+        fields.append((name, order + code, size))
+        end = at + np.dtype(fields).itemsize
+    row = np.dtype(fields)
+    if at + count * row.itemsize <= len(body):
+        table = np.frombuffer(body, row, count, at)
+        lengths = [name for name, _, length in properties if length]
+        if all((table[f"length of {name}"] == table[name].shape[1]).all() for name in lengths):
+            return {name: table[name] for name, _, _ in properties}, at + count * row.itemsize
+    columns: dict[str, list[Any]] = {name: [] for name, _, _ in properties}
+    for _ in range(count):
+        for name, code, length in properties:
+            size = (1,)
+            if length:
+                size = struct.unpack_from(order + length, body, at)
+                at += struct.calcsize(order + length)
+            values = struct.unpack_from(f"{order}{size[0]}{code}", body, at)
+            at += struct.calcsize(f"{order}{size[0]}{code}")
+            columns[name].append(values if length else values[0])
+    return columns, at
+
+
 def _triangles(places: NDArray[np.float64], polygons: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Divide polygons into triangles inside their outlines, with the orientation of the polygon.
 
@@ -304,11 +415,8 @@ def _divide(
     places: NDArray[np.float64], polygon: Sequence[int], number: int, tolerance: float
 ) -> NDArray[np.int64] | None:
     """Divide a polygon whose fan is wrong; return None if it crosses itself by more than a distance."""
-    try:
+    with needs_extra("a mesh with concave faces", "data"):
         from manifold3d import triangulate
-    except ImportError as error:
-        raise ImportError("meshes with concave faces need manifold3d: pip install 'lieattn[data]'") from error
-
     if len(polygon) > _MOST_CORNERS_OF_ONE:
         raise ValueError(f"face {number} is concave and has {len(polygon)} corners, more than {_MOST_CORNERS_OF_ONE}")
     corners = np.array(polygon, dtype=np.int64)
@@ -341,10 +449,8 @@ def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArr
 
 def _check_glb(data: bytes) -> None:
     """Raise ValueError if a GLB file has what trimesh does not read, or describes far more than it contains."""
-    version = int.from_bytes(data[4:8], "little")
-    if data[:4] != b"glTF" or version != 2:
-        found = f"it is glTF {version}.0" if data[:4] == b"glTF" else "it does not begin with the header of a GLB file"
-        raise ValueError(f"{found}; expected glTF 2.0")
+    if data[:8] != b"glTF\2\0\0\0":
+        raise ValueError("it does not begin with the header of a GLB file of glTF 2.0")
     tree = json.loads(data[20 : 20 + int.from_bytes(data[12:16], "little")])
     meshes, accessors = tree.get("meshes", []), tree.get("accessors", [])
     counts = [accessor["count"] for accessor in accessors]
@@ -358,7 +464,7 @@ def _check_glb(data: bytes) -> None:
         "sparse or normalized positions": any("sparse" in place or place.get("normalized") for place in places),
         "meshes without a scene": bool(meshes) and not tree.get("scenes"),
     }
-    for name in [name for name, present in unread.items() if present][:1]:
+    for name in (name for name, present in unread.items() if present):
         raise ValueError(f"it has {name}, which cannot be read: export it without")
     if any("bufferView" not in accessor for accessor in accessors) or max(counts, default=0) > len(data):
         raise ValueError("it has accessors without data, or with less data than they promise")

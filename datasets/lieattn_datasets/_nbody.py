@@ -7,7 +7,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, check_number, plain_array, real_array
+from lieattn_datasets._checks import (
+    at_least_one,
+    check_arguments,
+    check_number,
+    plain_array,
+    real_array,
+    require,
+    shapes_of,
+)
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, progress, split_size
@@ -68,18 +76,15 @@ class ChargedParticles(Clouds):
             plain_array(name, array) for name, array in (("charge", charge), ("pos", pos), ("vel", vel))
         )
         self._times = real_array("times", times)
-        if self._charge.ndim != 2 or self._times.ndim != 1:
-            found = f"{list(self._charge.shape)} and {list(self._times.shape)}"
-            raise ValueError(f"charge, times: expected [systems, particles] and [times], got {found}")
+        right = self._charge.ndim == 2 and self._times.ndim == 1
+        shapes = shapes_of(self._charge, self._times)
+        require(right, "charge, times", "[systems, particles] and [times]", shapes)
         systems, particles = self._charge.shape
         expected = (systems, len(self._times), particles, 3)
-        if self._pos.shape != expected or self._vel.shape != expected:
-            found = f"{list(self._pos.shape)} and {list(self._vel.shape)}"
-            raise ValueError(f"pos, vel: expected {list(expected)}, got {found}")
-        if not 0 <= start < end < len(self._times):
-            raise ValueError(
-                f"start, end: expected increasing snapshots in 0 .. {len(self._times) - 1}, got {start} and {end}"
-            )
+        right = self._pos.shape == self._vel.shape == expected
+        require(right, "pos, vel", str(list(expected)), shapes_of(self._pos, self._vel))
+        snapshots = f"increasing snapshots in 0 .. {len(self._times) - 1}"
+        require(0 <= start < end < len(self._times), "start, end", snapshots, f"{start} and {end}")
         super().__init__(systems, transform)
         self.start, self.end = start, end
         self._energy: NDArray[np.float64] = charge_energy(self._charge, self._pos[:, start], self._vel[:, start])
@@ -137,7 +142,6 @@ class NBody(ChargedParticles):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(NBody.__init__, locals())
-        path = RELEASE.locate(root, *RELEASE.digests, verify=verify)
         part = f"split_{split}"
         snapshots = "number [systems, times, particles, 3]"
         expected = {
@@ -148,7 +152,7 @@ class NBody(ChargedParticles):
             "energy": "number [systems]",
             part: "integer [chosen]",
         }
-        charge, pos, vel, times, energy, chosen = RELEASE.read_npz(path, expected)
+        path, (charge, pos, vel, times, energy, chosen) = RELEASE.read(root, expected, verify)
         try:
             if verify:
                 check_drift(energy[:, None], charge_energy(charge[:, None], pos, vel), _FILE_DRIFT)
@@ -197,12 +201,10 @@ class NBodySimulated(ChargedParticles):
     ) -> None:
         check_arguments(NBodySimulated.__init__, locals())
         size = split_size(split, size)
-        if particles < 1:
-            raise ValueError(f"particles: expected an integer of at least 1, got {particles}")
-        if not 0 <= start_time < end_time <= _LONGEST:
-            raise ValueError(
-                f"start_time, end_time: expected increasing times in 0 .. {_LONGEST:g}, got {start_time} and {end_time}"
-            )
+        at_least_one(particles=particles)
+        right = 0 <= start_time < end_time <= _LONGEST
+        expected = f"increasing times in 0 .. {_LONGEST:g}"
+        require(right, "start_time, end_time", expected, f"{start_time} and {end_time}")
         charge, pos, vel = random_charges(size, particles, seed, SPLITS.index(split))
         times = [start_time, end_time]
         path, speed = simulate_charges(charge, pos, vel, times, softening=SOFTENING)
@@ -227,7 +229,6 @@ class NBodyTrajectories(Clouds):
 
     def __init__(self, root: str | Path, *, verify: bool = True, transform: Transform | None = None) -> None:
         check_arguments(NBodyTrajectories.__init__, locals())
-        path = RELEASE.locate(root, *RELEASE.digests, verify=verify)
         paths = "number [paths, times, particles, 3]"
         expected = {
             "charge": "number [systems, particles]",
@@ -236,10 +237,10 @@ class NBodyTrajectories(Clouds):
             "traj_vel": paths,
             "traj_times": "number [times]",
         }
-        charge, energy, pos, vel, self._times = RELEASE.read_npz(path, expected)
+        path, (charge, energy, pos, vel, self._times) = RELEASE.read(root, expected, verify)
         systems = len(pos)
-        if len(charge) < systems or not len(self._times):
-            raise RELEASE.damaged(path, f"has trajectories of {list(pos.shape)} for {len(charge)} systems")
+        right = len(charge) >= systems and len(self._times)
+        RELEASE.require(right, path, f"has trajectories of {list(pos.shape)} for {len(charge)} systems")
         super().__init__(systems, transform)
         self._charge, self._energy = charge[:systems], energy[:systems]
         self._path = np.concatenate([pos, vel], axis=-1).swapaxes(1, 2)
@@ -296,9 +297,8 @@ def charge_energy(
     check_number("softening", softening)
     q = real_array("charge", charge, finite=False)
     x, v = real_array("pos", pos, finite=False), real_array("vel", vel, finite=False)
-    if q.ndim == 0 or x.ndim < 2 or v.ndim < 2 or q.shape[-1] != x.shape[-2]:
-        shapes = ", ".join(str(list(array.shape)) for array in (q, x, v))
-        raise ValueError(f"charge, pos, vel: expected [..., particles] and twice [..., particles, 3], got {shapes}")
+    right = q.ndim and x.ndim >= 2 and v.ndim >= 2 and q.shape[-1] == x.shape[-2]
+    require(right, "charge, pos, vel", "[..., particles] and twice [..., particles, 3]", shapes_of(q, x, v))
     first, second = np.triu_indices(x.shape[-2], 1)
     squared = np.square(x[..., first, :] - x[..., second, :]).sum(axis=-1)
     potential = (q[..., first] * q[..., second] / np.sqrt(squared + softening**2)).sum(axis=-1)
@@ -348,18 +348,14 @@ def simulate_charges(
     moments = real_array("times", times)
     check_number("step", step)
     check_number("softening", softening)
-    if q.ndim != 2 or x.shape != (*q.shape, 3) or v.shape != x.shape:
-        shapes = ", ".join(str(list(array.shape)) for array in (q, x, v))
-        raise ValueError(
-            f"charge, pos, vel: expected [systems, particles] and twice [systems, particles, 3], got {shapes}"
-        )
-    if not (step > 0 and softening > 0):
-        raise ValueError(f"step, softening: expected positive numbers, got {step} and {softening}")
+    alike = q.ndim == 2 and x.shape == v.shape == (*q.shape, 3)
+    require(alike, "charge, pos, vel", "[systems, particles] and twice [systems, particles, 3]", shapes_of(q, x, v))
+    require(step > 0 and softening > 0, "step, softening", "positive numbers", f"{step} and {softening}")
     ticks = np.rint(moments / step).astype(np.int64)
-    if ticks.ndim != 1 or not np.allclose(ticks * step, moments, rtol=0, atol=1e-3 * step):
-        raise ValueError(f"times: expected multiples of the step {step}, got {times!r}")
-    if not ticks.size or ticks[0] < 0 or (np.diff(ticks) <= 0).any():
-        raise ValueError(f"times: expected increasing numbers of at least 0, got {times!r}")
+    right = ticks.ndim == 1 and np.allclose(ticks * step, moments, rtol=0, atol=1e-3 * step)
+    require(right, "times", f"multiples of the step {step}", repr(times))
+    right = ticks.size > 0 and ticks[0] >= 0 and bool((np.diff(ticks) > 0).all())
+    require(right, "times", "increasing numbers of at least 0", repr(times))
     starts = range(0, len(q), _CHUNK)
     pieces = [
         _follow(q[start : start + _CHUNK], x[start : start + _CHUNK], v[start : start + _CHUNK], ticks, step, softening)

@@ -1,19 +1,47 @@
 """QM9."""
 
+import hashlib
+import logging
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._files import Release, read_text
+from lieattn_datasets._download import SOURCES, fetch
+from lieattn_datasets._files import LARGEST, Release, read_text, within_bounds, write_atomically
 from lieattn_datasets._molecules import Molecules, check_atoms
-from lieattn_datasets._qm9_files import CITATION, QM9_FILES, load_qm9
-from lieattn_datasets._splits import SPLITS, SplitOrAll
+from lieattn_datasets._splits import SPLITS, SplitOrAll, progress
 from lieattn_datasets._targets import SPECIES, TARGETS, Units, fit_atoms, quantities, select, select_names
+
+_CITATION = "QM9: Ramakrishnan, Dral, Rupp, von Lilienfeld, Scientific Data 1, 140022 (2014)."
+
+_SDF = ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt")
+_CACHE = "lieattn_qm9.npz"
+_COLUMNS = ("mol_id", *TARGETS[-3:], *TARGETS[:-3])
+_SYMBOLS = {b"H": 1, b"C": 6, b"N": 7, b"O": 8, b"F": 9}
+_HARTREE, _KCAL = 27.211386246, 0.04336414  # in eV, the values of torch_geometric
+_UNITS = {name: _HARTREE for name in ("homo", "lumo", "gap", "zpve", "u0", "u298", "h298", "g298")}
+_UNITS |= {name: _KCAL for name in TARGETS if name.endswith("_atom")}
+_LINE = 1 << 12  # characters of a line; lines of the files have fewer than 300
+_HEADER_LINES = 9  # in uncharacterized.txt
+
+OFFICIAL = Release(
+    dataset="QM9",
+    origin=(
+        f"The files are raw/{_SDF[0]}, raw/{_SDF[1]} and raw/{_SDF[2]}. raw/qm9_v3.pt and processed/data_v3.pt of "
+        f"torch_geometric are not read; the latter is a pickle, which could run any code. {_CITATION}"
+    ),
+    sources=SOURCES["QM9"],
+)
+
+_Arrays = dict[str, NDArray[Any]]
+
+_log = logging.getLogger(__name__)
 
 _MOLECULES = 130_831
 _TRAIN = 100_000
@@ -22,7 +50,7 @@ SUBSET = Release(
     dataset="QM9, 14,308 molecules",
     origin=(
         "The files are qm9_subset.npz, a sample of QM9 with its targets, and qm9_subset_gfn2.npz, GFN2-xTB labels "
-        f"of the same molecules. {CITATION}"
+        f"of the same molecules. {_CITATION}"
     ),
     computed=(*_SCALARS, "dipole", "quadrupole", "polarizability", "polarizability_ok", "charges", "forces"),
     digests={
@@ -66,10 +94,10 @@ class QM9(_Quantities):
     Parameters
     ----------
     root
-        Folder of ``torch_geometric.datasets.QM9``. Its raw files are read: ``raw/gdb9.sdf``, ``raw/gdb9.sdf.csv`` and
-        ``raw/uncharacterized.txt``, or otherwise ``raw/qm9_v3.pt``. The result is cached as plain arrays in
-        ``processed/lieattn_qm9.npz``, which is written again if the raw files change or it is damaged.
-        torch_geometric's own ``processed/data_v3.pt`` is a pickle, which could run any code, and is never opened.
+        Folder of ``torch_geometric.datasets.QM9``. Its original files are read: ``raw/gdb9.sdf``, ``raw/gdb9.sdf.csv``
+        and ``raw/uncharacterized.txt``. The result is cached as plain arrays in ``processed/lieattn_qm9.npz``, which is
+        written again if the raw files change or it is damaged. torch_geometric's own ``raw/qm9_v3.pt`` and
+        ``processed/data_v3.pt`` are not read; the latter is a pickle, which could run any code.
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"`` (in the order of QM9).
     targets
@@ -118,10 +146,10 @@ class QM9(_Quantities):
     def _describe(
         self, names: tuple[str, ...], units: Units, root: str | Path, references: bool, download: bool, verify: bool
     ) -> _Described:
-        path, arrays = load_qm9(root, download)
+        path, arrays = _load_official(root, download)
         offsets, table = arrays["offsets"], arrays["y"].astype(np.float64)
         if verify:
-            QM9_FILES.check_count(path, len(table), _MOLECULES, "molecules")
+            OFFICIAL.check_count(path, len(table), _MOLECULES, "molecules")
         y, labels = select(table, quantities("eV", "eV"), names, np.diff(offsets), units, references)
         of_molecule = {"gdb_number": arrays["gdb_number"]}
         described = {"z": arrays["z"], "pos": arrays["pos"], "offsets": offsets, "y": y, "of_molecule": of_molecule}
@@ -298,3 +326,163 @@ def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tu
     parts = dict(zip(SPLITS, (part.astype(np.int64) for part in chosen), strict=True))
     described = {"z": z, "pos": pos, "offsets": offsets, "of_molecule": {"gdb_number": number}}
     return path, described, {**parts, "all": np.arange(size)}, arrays[len(expected) :]
+
+
+def _load_official(root: str | Path, download: bool) -> tuple[Path, _Arrays]:
+    """Return the path of the molecules, and arrays, from the cache if it was made from the existing files.
+
+    The arrays are z ``[atoms]``, pos ``[atoms, 3]``, offsets ``[molecules + 1]``, y ``[molecules, 19]`` (float32, eV)
+    and gdb_number ``[molecules]``. They are equal to those of ``torch_geometric.datasets.QM9``, bit by bit, since
+    targets are multiplied in float32 by the same factors. torch_geometric needs rdkit, and its cache is a pickle.
+    """
+    raw, cache = Path(root) / "raw", Path(root) / "processed" / _CACHE
+    if download:
+        fetch(OFFICIAL, raw, *_SDF)
+    paths = [OFFICIAL.locate(raw, name) for name in _SDF]
+    source = " ".join(OFFICIAL.file_digest(path) for path in paths)
+    arrays = _read_cache(cache, source)
+    if arrays is None:
+        arrays = _read_sdf(*paths)
+        _check(paths[0], arrays)
+        try:
+            content: dict[str, Any] = {"digest": np.array(_digest(source, arrays)), **arrays}
+            write_atomically(cache, lambda file: np.savez(file, **content))
+        except OSError as error:
+            _log.warning("QM9 will be read from its raw files each time, since %s cannot be written (%s)", cache, error)
+    return paths[0], arrays
+
+
+def _digest(source: str, arrays: _Arrays) -> str:
+    """Return the SHA-256 of the digests of the raw files and of the arrays that were made from them."""
+    digest = hashlib.sha256(source.encode())
+    for name, values in arrays.items():
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
+
+
+def _check(path: Path, arrays: _Arrays) -> None:
+    """Raise ValueError if the arrays are not molecules of QM9."""
+    try:
+        check_atoms(arrays["z"], arrays["pos"], arrays["offsets"])
+    except ValueError as error:
+        raise OFFICIAL.damaged(path, f"does not hold molecules: {error}") from error
+    bounded = all(within_bounds(arrays[key]) for key in ("pos", "y"))
+    OFFICIAL.require(bounded, path, f"or its table has numbers that are not finite, or beyond {LARGEST:g}")
+
+
+def _read_cache(path: Path, source: str) -> _Arrays | None:
+    """Return the arrays of the cache, or None if there is no cache, it is damaged, or it belongs to other raw files."""
+    if not path.is_file():
+        return None
+    expected = {
+        "digest": "text []",
+        "z": "integer [atoms]",
+        "pos": "number [atoms, 3]",
+        "offsets": "integer [ends]",
+        "y": "number [molecules, 19]",
+        "gdb_number": "integer [molecules]",
+    }
+    try:
+        arrays = dict(zip(expected, OFFICIAL.read_npz(path, expected), strict=True))
+        if str(arrays.pop("digest")) != _digest(source, arrays):
+            raise OFFICIAL.damaged(path, "was made from other raw files, or changed")
+    except ValueError:
+        _log.warning("%s is damaged or was made from other raw files, and is written again", path)
+        return None
+    return arrays
+
+
+def _read_sdf(sdf: Path, table: Path, left_out: Path) -> _Arrays:
+    """Read the three original files."""
+    names, y = _read_table(table)
+    skipped = read_left_out(left_out)
+    z, pos, sizes = array("B"), array("f"), []
+    with sdf.open("rb") as file:
+        for number, name in enumerate(progress(names, "reading QM9", len(names)), 1):
+            try:
+                charges, places = _read_molecule(file, name)
+            except ValueError as error:
+                raise OFFICIAL.damaged(sdf, f"is broken at molecule {number}: {error}") from error
+            if number not in skipped:
+                z.extend(charges)
+                pos.extend(places)
+                sizes.append(len(charges))
+        end = not file.readline(_LINE).strip()
+        OFFICIAL.require(end, sdf, f"has more molecules than the {len(names)} of {table.name}")
+    numbers = np.array([number for number in range(1, len(names) + 1) if number not in skipped], dtype=np.int64)
+    return {
+        "z": np.frombuffer(z, dtype=np.uint8),
+        "pos": np.frombuffer(pos, dtype=np.float32).reshape(-1, 3),
+        "offsets": np.cumsum([0, *sizes]),
+        "y": y[numbers - 1],
+        "gdb_number": numbers,
+    }
+
+
+def _read_molecule(file: IO[bytes], name: bytes) -> tuple[list[int], list[float]]:
+    """Read one molecule of a V2000 file; return charges and a flat list of coordinates."""
+    title, _, _, counts = (file.readline(_LINE) for _ in range(4))
+    if title.strip() != name:
+        raise ValueError(f"it is named {_shown(title)}, but the table has {_shown(name)}")
+    if not counts.rstrip().endswith(b"V2000"):
+        raise ValueError(f"its fourth line is {_shown(counts)}, which does not end with V2000")
+    charges, places = [], []
+    for _ in range(_count(counts[:3])):
+        line = file.readline(_LINE)
+        symbol = line[31:34].strip()
+        if symbol not in _SYMBOLS:
+            raise ValueError(f"the line {_shown(line)} is not an atom of {', '.join(map(bytes.decode, _SYMBOLS))}")
+        charges.append(_SYMBOLS[symbol])
+        places += [float(line[:10]), float(line[10:20]), float(line[20:30])]
+    for _ in range(_count(counts[3:6])):
+        _count(file.readline(_LINE)[:3])
+    line = file.readline(_LINE)
+    while line.startswith(b"M  ") and line.rstrip() != b"M  END":
+        line = file.readline(_LINE)
+    end = file.readline(_LINE)
+    if line.rstrip() != b"M  END" or end.rstrip() != b"$$$$":
+        raise ValueError(f"it ends with {_shown(line)} and {_shown(end)}, expected 'M  END' and '$$$$'")
+    return charges, places
+
+
+def _count(field: bytes) -> int:
+    """Read a number of atoms or bonds."""
+    if not field.strip().isdigit():
+        raise ValueError(f"there is {_shown(field)} instead of a count")
+    return int(field)
+
+
+def _shown(text: bytes) -> str:
+    return repr(text.decode("ascii", "backslashreplace").rstrip()[:40])
+
+
+def _read_table(path: Path) -> tuple[list[bytes], NDArray[np.float32]]:
+    """Read the names of the molecules, and their targets in the order of :data:`TARGETS` with energies in eV."""
+    header, *rows = path.read_bytes().split(b"\n")
+    columns = tuple(header.decode("ascii", "replace").strip().split(","))
+    OFFICIAL.require(columns == _COLUMNS, path, f"does not begin with the line {','.join(_COLUMNS)}")
+    OFFICIAL.require(rows and not rows.pop(), path, "is truncated: its last line has no line break")
+    names, values = [], array("f")
+    for number, row in enumerate(rows, 2):
+        name, *cells = row.split(b",")
+        try:
+            values.extend(map(float, cells))
+        except ValueError as error:
+            raise OFFICIAL.damaged(path, f"is not a table of numbers in line {number} ({error})") from error
+        found = f"has {len(cells)} targets in line {number}, expected {len(TARGETS)}"
+        OFFICIAL.require(len(cells) == len(TARGETS), path, found)
+        names.append(name)
+    stored = np.frombuffer(values, dtype=np.float32).reshape(-1, len(TARGETS))
+    factors = np.array([_UNITS.get(name, 1.0) for name in TARGETS], dtype=np.float32)
+    return names, np.roll(stored, -3, axis=1) * factors
+
+
+def read_left_out(path: Path) -> set[int]:
+    """Read the official numbers of the molecules that failed the consistency check."""
+    rows = path.read_bytes().split(b"\n")[_HEADER_LINES:-2]  # the last line contains words
+    try:
+        return {_count(row.split()[0]) for row in rows}
+    except (ValueError, IndexError) as error:
+        problem = f"does not have a number in each line from the {_HEADER_LINES + 1}th to the last but one ({error})"
+        raise OFFICIAL.damaged(path, problem) from error

@@ -11,11 +11,18 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, class_array, dtype_of_places, real_array
+from lieattn_datasets._checks import (
+    at_least_one,
+    check_arguments,
+    class_array,
+    dtype_of_places,
+    real_array,
+    require,
+)
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release, read_text
 from lieattn_datasets._meshes import normalize_cloud
-from lieattn_datasets._splits import SPLITS, Split, frozen_stream, hold_out
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out
 from lieattn_datasets._transforms import rotation_matrix
 
 Rotate = Literal["none", "z", "SO3"]
@@ -90,22 +97,20 @@ class ShapePoints(Clouds):
         self._labels = class_array("labels", labels)
         self._targets = None if targets is None else real_array("targets", targets)
         shape = self._pos.shape
-        if len(shape) != 3 or shape[2] != 3 or self._labels.shape not in (shape[:1], shape[:2]):
-            found = f"{list(shape)} and {list(self._labels.shape)}"
-            raise ValueError(f"pos, labels: expected [shapes, points, 3] and [shapes] or [shapes, points], got {found}")
-        if self._normal is not None and self._normal.shape != shape:
-            raise ValueError(f"normal: expected {list(shape)} like pos, got {list(self._normal.shape)}")
-        if self._labels.size and not (0 <= self._labels.min() and self._labels.max() < len(classes)):
-            raise ValueError(
-                f"labels: expected integers in 0 .. {len(classes) - 1}, got "
-                f"{self._labels.min()} .. {self._labels.max()}"
-            )
-        if self._targets is not None and (self._targets.shape[:1] != shape[:1] or self._targets.ndim != 2):
-            raise ValueError(f"targets: expected [{shape[0]}, targets], got {list(self._targets.shape)}")
-        if task == "normals" and self._targets is not None:
-            raise ValueError("targets: expected None for task='normals', which predicts the normals, got numbers")
-        if task == "normals" and self._normal is None:
-            raise ValueError("task: expected 'classification' for shapes without normals, got 'normals'")
+        right = len(shape) == 3 and shape[2] == 3 and self._labels.shape in (shape[:1], shape[:2])
+        expected = "[shapes, points, 3] and [shapes] or [shapes, points]"
+        require(right, "pos, labels", expected, f"{list(shape)} and {list(self._labels.shape)}")
+        if self._normal is not None:
+            require(self._normal.shape == shape, "normal", f"{list(shape)} like pos", list(self._normal.shape))
+        low, high = self._labels.min(initial=0), self._labels.max(initial=-1)
+        expected = f"integers in 0 .. {len(classes) - 1}"
+        require(low >= 0 and high < len(classes), "labels", expected, f"{low} .. {high}")
+        if self._targets is not None:
+            right = self._targets.ndim == 2 and len(self._targets) == len(self._pos)
+            require(right, "targets", f"[{shape[0]}, targets]", list(self._targets.shape))
+            require(task != "normals", "targets", "None for task='normals', which predicts the normals", "numbers")
+        has_normals = task != "normals" or self._normal is not None
+        require(has_normals, "task", "'classification' for shapes without normals", "'normals'")
         extents = np.abs(self._pos - self._pos[:, :1]).max(axis=(1, 2), initial=0.0)
         self._pos = self._pos.astype(dtype_of_places(self._pos, extents))
         super().__init__(shape[0], transform)
@@ -182,8 +187,7 @@ class ModelNet10Tiny(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ModelNet10Tiny.__init__, locals())
-        path = TINY.locate(root, *TINY.digests, verify=verify)
-        half = "test" if split == "test" else "train"
+        half = half_of(split)
         part = f"split_{half}"
         expected = {
             "points": "uint8 [shapes, points, 3]",
@@ -191,17 +195,16 @@ class ModelNet10Tiny(ShapePoints):
             "classes": "text [classes]",
             part: "integer [chosen]",
         }
-        voxels, labels, names, chosen = TINY.read_npz(path, expected)
+        path, (voxels, labels, names, chosen) = TINY.read(root, expected, verify)
         labels = TINY.check_indices(path, "label", labels, len(names))
         chosen = TINY.check_indices(path, part, chosen, len(voxels))
-        if not (voxels.size and len(chosen)):
-            raise TINY.damaged(path, f"has points {list(voxels.shape)} and {len(chosen)} shapes for {half}")
-        if points is not None and not 1 <= points <= voxels.shape[1]:
-            raise ValueError(f"points: expected None or an integer in 1 .. {voxels.shape[1]}, got {points}")
+        found = f"has points {list(voxels.shape)} and {len(chosen)} shapes for {half}"
+        TINY.require(voxels.size and len(chosen), path, found)
+        right = points is None or 1 <= points <= voxels.shape[1]
+        require(right, "points", f"None or an integer in 1 .. {voxels.shape[1]}", points)
         pos = np.stack([normalize_cloud(cloud[:points]) for cloud in voxels[chosen]])
         super().__init__(pos, None, labels[chosen], read_text(names), rotate=rotate, seed=seed, transform=transform)
-        if half == "train":
-            self._indices = hold_out(len(chosen), validation, split)
+        self._indices = hold_out(len(chosen), validation, split)
 
 
 class AdrenalMNIST3D(ShapePoints):
@@ -246,11 +249,9 @@ class AdrenalMNIST3D(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(AdrenalMNIST3D.__init__, locals())
-        if points < 1:
-            raise ValueError(f"points: expected an integer of at least 1, got {points}")
-        if voxels and rotate != "none":
-            raise ValueError(f"rotate: expected 'none' for voxels, whose lattice stays upright, got {rotate!r}")
-        path = ADRENAL.locate(root, *ADRENAL.digests, verify=verify)
+        at_least_one(points=points)
+        upright = rotate == "none" or not voxels
+        require(upright, "rotate", "'none' for voxels, whose lattice stays upright", repr(rotate))
         key = "val" if split == "valid" else split
         expected = {
             f"voxels_packed_{key}": "uint8 [masks, bytes]",
@@ -258,16 +259,15 @@ class AdrenalMNIST3D(ShapePoints):
             "classes": "text [classes]",
             "voxel_shape": "integer [3]",
         }
-        packed, labels, names, size = ADRENAL.read_npz(path, expected)
+        path, (packed, labels, names, size) = ADRENAL.read(root, expected, verify)
         labels = ADRENAL.check_indices(path, f"label_{key}", labels, len(names))
         cells = math.prod(size.tolist())
-        if not len(packed) or size.min() < 1 or not 0 <= packed.shape[1] * 8 - cells < 8:
-            found = f"voxels {list(packed.shape)} for masks of {size.tolist()}"
-            raise ADRENAL.damaged(path, f"has {found}, expected [masks, bits / 8] with at least one mask")
+        right = len(packed) and size.min() >= 1 and 0 <= packed.shape[1] * 8 - cells < 8
+        found = f"has voxels {list(packed.shape)} for masks of {size.tolist()}"
+        ADRENAL.require(right, path, f"{found}, expected [masks, bits / 8] with at least one mask")
         masks = np.unpackbits(packed, axis=1)[:, :cells].reshape(-1, *size).astype(bool)
-        empty = np.flatnonzero(~masks.any(axis=(1, 2, 3)))
-        if empty.size:
-            raise ADRENAL.damaged(path, f"has an empty mask, number {empty[0]} of {key}")
+        empty = np.flatnonzero(~masks.any(axis=(1, 2, 3))).tolist()
+        ADRENAL.require(not empty, path, f"has an empty mask, number {empty[:1]} of {key}")
         options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
         self._images: NDArray[np.bool_] | None = None
         if voxels:

@@ -8,12 +8,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, real_array
+from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
 
 _SIZES = (10_000, 1_000, 1_000)
-_MOTIONS = ("none", "T2", "SE2")
 _POINTS, _DURATION = 500, 5.0
 _MASS, _STIFFNESS = (0.1, 3.1), (0.0, 5.0)
 _POSITION, _MOMENTUM = 0.4, 0.6
@@ -81,7 +80,7 @@ class Constellation(Clouds):
 
     def __init__(
         self,
-        split: Literal["train", "valid", "test"] = "train",
+        split: Split = "train",
         size: int | None = None,
         *,
         repetitions: int = 2,
@@ -95,15 +94,11 @@ class Constellation(Clouds):
     ) -> None:
         check_arguments(Constellation.__init__, locals())
         size = split_size(split, size, _SIZES)
-        if repetitions < 1:
-            raise ValueError(f"repetitions: expected an integer of at least 1, got {repetitions}")
-        if not 0 <= drop <= 1:
-            raise ValueError(f"drop: expected a probability in [0, 1], got {drop}")
-        if not (noise >= 0 and max_angle >= 0 and side > 0 and np.isfinite([noise, max_angle, side]).all()):
-            raise ValueError(
-                "noise, max_angle, side: expected finite numbers, the first two not negative and the last positive, "
-                f"got {noise}, {max_angle} and {side}"
-            )
+        at_least_one(repetitions=repetitions)
+        require(0 <= drop <= 1, "drop", "a probability in [0, 1]", drop)
+        right = noise >= 0 and max_angle >= 0 and side > 0 and np.isfinite([noise, max_angle, side]).all()
+        expected = "finite numbers, the first two not negative and the last positive"
+        require(right, "noise, max_angle, side", expected, f"{noise}, {max_angle} and {side}")
         super().__init__(size, transform)
         self.num_classes, self.motion = repetitions + 1, motion
         names = list(_PATTERNS) * repetitions
@@ -200,10 +195,9 @@ class Springs(Clouds):
     ) -> None:
         check_arguments(Springs.__init__, locals())
         size = split_size(split, size)
-        if chunk is not None and not 1 <= chunk <= _POINTS:
-            raise ValueError(f"chunk: expected None or an integer in 1 .. {_POINTS}, got {chunk}")
-        if particles < 1:
-            raise ValueError(f"particles: expected an integer of at least 1, got {particles}")
+        right = chunk is None or 1 <= chunk <= _POINTS
+        require(right, "chunk", f"None or an integer in 1 .. {_POINTS}", chunk)
+        at_least_one(particles=particles)
         super().__init__(size, transform)
         streams = [frozen_stream(seed, SPLITS.index(split), kind) for kind in range(5)]
         self._mass = streams[0].uniform(*_MASS, (size, particles))
@@ -242,12 +236,10 @@ def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentu
     """
     m, k = real_array("mass", mass), real_array("stiffness", stiffness)
     q, p = real_array("pos", pos), real_array("momentum", momentum)
-    if q.ndim < 2 or p.ndim < 2 or any(array.shape[-1:] != q.shape[-2:-1] for array in (m, k, p[..., 0])):
-        shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p))
-        expected = "twice [..., particles] and twice [..., particles, dim]"
-        raise ValueError(f"mass, stiffness, pos, momentum: expected {expected}, got {shapes}")
-    if not (m > 0).all():
-        raise ValueError(f"mass: expected positive numbers, got {m.min():g}")
+    alike = q.ndim >= 2 and p.ndim >= 2 and all(a.shape[-1:] == q.shape[-2:-1] for a in (m, k, p[..., 0]))
+    expected = "twice [..., particles] and twice [..., particles, dim]"
+    require(alike, "mass, stiffness, pos, momentum", expected, shapes_of(m, k, q, p))
+    require((m > 0).all(), "mass", "positive numbers", m.min(initial=np.inf))
     squared = np.square(q[..., :, None, :] - q[..., None, :, :]).sum(axis=-1)
     kinetic = (np.square(p).sum(axis=-1) / (2 * m)).sum(axis=-1)
     return np.asarray(kinetic + 0.5 * (k[..., :, None] * k[..., None, :] * squared).sum(axis=(-2, -1)))
@@ -275,14 +267,11 @@ def simulate_springs(
     m, k = real_array("mass", mass), real_array("stiffness", stiffness)
     q, p = real_array("pos", pos), real_array("momentum", momentum)
     t = real_array("times", times)
-    if m.ndim != 1 or k.shape != m.shape or q.ndim != 2 or len(q) != len(m) or p.shape != q.shape or t.ndim != 1:
-        shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p, t))
-        expected = "twice [particles], twice [particles, dim] and [times]"
-        raise ValueError(f"mass, stiffness, pos, momentum, times: expected {expected}, got {shapes}")
-    if not ((m > 0).all() and (k >= 0).all()):
-        raise ValueError(
-            f"mass, stiffness: expected positive and non-negative numbers, got {m.min():g} and {k.min():g}"
-        )
+    alike = m.ndim == t.ndim == 1 and k.shape == m.shape and q.ndim == 2 and len(q) == len(m) and p.shape == q.shape
+    expected = "twice [particles], twice [particles, dim] and [times]"
+    require(alike, "mass, stiffness, pos, momentum, times", expected, shapes_of(m, k, q, p, t))
+    positive = (m > 0).all() and (k >= 0).all()
+    require(positive, "mass, stiffness", "positive and non-negative numbers", f"{m} and {k}")
     root = np.sqrt(m)[:, None]
     pulls = 2 * (np.diag(k * k.sum()) - np.outer(k, k))  # minus the force, per displacement
     squared, modes = np.linalg.eigh(pulls / (root * root.T))

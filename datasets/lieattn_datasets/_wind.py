@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, real_array
+from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians
-from lieattn_datasets._splits import SPLITS, frozen_stream
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class WindOnSphere(Clouds):
     def __init__(
         self,
         root: str | Path,
-        split: Literal["train", "valid", "test"] = "train",
+        split: Split = "train",
         *,
         task: Literal["forecast", "fill"] = "forecast",
         points: int | None = None,
@@ -108,21 +108,17 @@ class WindOnSphere(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(WindOnSphere.__init__, locals())
-        if not 0 < observed < 1:
-            raise ValueError(f"observed: expected a number between 0 and 1, got {observed}")
-        for name, count in (("draws", draws), ("neighbors", neighbors)):
-            if count < 1:
-                raise ValueError(f"{name}: expected an integer of at least 1, got {count}")
-        if task == "fill" and points == 1:
-            raise ValueError("points: expected at least 2 for 'fill', a sensor and a point to be filled, got 1")
-        path = RELEASE.locate(root, *RELEASE.digests, verify=verify)
+        require(0 < observed < 1, "observed", "a number between 0 and 1", observed)
+        at_least_one(draws=draws, neighbors=neighbors)
+        expected_points = "at least 2 for 'fill', a sensor and a point to be filled"
+        require(task != "fill" or points != 1, "points", expected_points, points)
         field = "number [12, lat, lon]"
         expected = {"u": field, "v": field, "lat": "number [lat]", "lon": "number [lon]"}
-        u, v, latitude, longitude = RELEASE.read_npz(path, expected)
-        if len(latitude) < 3 or not len(longitude):
-            raise RELEASE.damaged(path, f"has a grid of {len(latitude)} latitudes and {len(longitude)} longitudes")
-        if not (np.allclose(latitude[[0, -1]], [90, -90]) and np.allclose(np.diff(latitude, 2), 0)):
-            raise RELEASE.damaged(path, "has latitudes that are not equally spaced from 90 to -90 degrees")
+        path, (u, v, latitude, longitude) = RELEASE.read(root, expected, verify)
+        found = f"has a grid of {len(latitude)} latitudes and {len(longitude)} longitudes"
+        RELEASE.require(len(latitude) > 2 and len(longitude), path, found)
+        spaced = np.allclose(latitude[[0, -1]], [90, -90]) and np.allclose(np.diff(latitude, 2), 0)
+        RELEASE.require(spaced, path, "has latitudes that are not equally spaced from 90 to -90 degrees")
         self._directions, self._fields = wind_vectors(u, v, latitude, longitude, units="degrees")
         columns = (len(self._directions) - 2) // (len(latitude) - 2)
         self._sizes = np.array([1, *[columns] * (len(latitude) - 2), 1])
@@ -211,17 +207,17 @@ def wind_vectors(
     longitude = angles_named("longitude", coordinates) if longitude is None else longitude
     phi, lam, found = in_radians(latitude, longitude, units, grid=True)
     east, north = (_raster(name, field, latitude, longitude) for name, field in (("u", u), ("v", v)))
-    if east.shape[-2:] != (len(phi), len(lam)) or north.shape != east.shape:
-        expected = f"[..., {len(phi)}, {len(lam)}] for these latitude and longitude"
-        raise ValueError(f"u, v: expected {expected}, got {list(east.shape)} and {list(north.shape)}")
+    expected = f"[..., {len(phi)}, {len(lam)}] for these latitude and longitude"
+    right = east.shape == north.shape and east.shape[-2:] == (len(phi), len(lam))
+    require(right, "u, v", expected, shapes_of(east, north))
     whole = len(lam) > 1 and math.isclose(abs(lam[-1] - lam[0]), 2 * math.pi, rel_tol=1e-6)
     if whole:
-        if not all(np.allclose(field[..., 0], field[..., -1], rtol=1e-3, atol=1e-3) for field in (east, north)):
-            raise ValueError("u, v: expected the same values in the first and the last column, which are one meridian")
+        same = all(np.allclose(field[..., 0], field[..., -1], rtol=1e-3, atol=1e-3) for field in (east, north))
+        require(same, "u, v", "the same values in the first and the last column, which are one meridian", "others")
         east, north, lam = east[..., :-1], north[..., :-1], lam[:-1]
     for name, angles in (("latitude", phi), ("longitude", np.mod(lam + 1e-9, 2 * math.pi))):
-        if len(np.unique(angles.round(8))) < len(angles):
-            raise ValueError(f"{name}: expected each angle once, got some of the {len(angles)} again")
+        once = len(np.unique(angles.round(8))) == len(angles)
+        require(once, name, "each angle once", f"some of the {len(angles)} again")
     east, north, phi = east[..., None], north[..., None], phi[:, None]
     eastward = np.stack(np.broadcast_arrays(-np.sin(lam), np.cos(lam), 0 * phi), axis=-1)
     northward = np.stack(
@@ -249,8 +245,8 @@ def _raster(argument: str, field: Any, latitude: Any, longitude: Any) -> NDArray
     """Return components ``[..., latitudes, longitudes]``; axes of xarray are moved by name, and angles compared."""
     if hasattr(field, "dims"):
         coordinates = [angles_named(name, field.coords) for name in ("latitude", "longitude")]
-        if not all(map(np.array_equal, coordinates, (latitude, longitude))):
-            raise ValueError(f"{argument}: expected the coordinates latitude and longitude, got {argument} on others")
+        same = all(map(np.array_equal, coordinates, (latitude, longitude)))
+        require(same, argument, "the coordinates latitude and longitude", f"{argument} on others")
         field = field.transpose(..., *(dim for angles in coordinates for dim in angles.dims))
     return real_array(argument, field)
 

@@ -27,7 +27,7 @@ from lieattn_datasets._images import ImagePoints, data_to_image
 from lieattn_datasets._mnist import MNIST
 from lieattn_datasets._nbody import charge_energy, simulate_charges
 from lieattn_datasets._photos import CIFAR10
-from lieattn_datasets._qm9_files import read_left_out
+from lieattn_datasets._qm9 import read_left_out
 from lieattn_datasets._sphere import angles_to_directions, project_image
 from lieattn_datasets._splits import SPLITS, frozen_stream, progress
 from lieattn_datasets._targets import TARGETS, Units

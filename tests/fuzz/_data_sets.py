@@ -144,11 +144,6 @@ def _write_qm9_cache(folder: Path) -> None:
     _qm9(folder)
 
 
-def _write_prepared(folder: Path) -> None:
-    (folder / "raw").mkdir()
-    torch.save(test_data_molecules.prepared(_COUNT), folder / "raw" / "qm9_v3.pt")
-
-
 def _write_gfn2(folder: Path) -> None:
     test_data_molecules.write_gfn2(folder, test_data_molecules.write_subset(folder))
 
@@ -253,7 +248,6 @@ CASES: dict[str, Case] = {
     ),
     "QM9": Case(_write_qm9, _qm9, only="raw/gdb9"),
     "QM9 cache": Case(_write_qm9_cache, _qm9, checksums=True, only="processed"),
-    "QM9 prepared": _npz(_write_prepared, _qm9),
     "QM9Subset": _npz(test_data_molecules.write_subset, _images(ld.QM9Subset, "all")),
     "QM9GFN2": _npz(_write_gfn2, _images(ld.QM9GFN2, "all")),
     "RMD17": Case(

@@ -254,8 +254,8 @@ def _check_qm9(folder: Path) -> None:
     end = run(lambda: work.read_qm9(folder, remake=False), folder)
     if end.status != 0:
         raise Lost(f"cannot be read: {end.said[-300:]}")
-    items, made = torch.load(folder / "items.pt"), torch.load(folder / "raw/qm9_v3.pt")
-    if not all(torch.equal(item[1], molecule["pos"]) for item, molecule in zip(items, made, strict=True)):
+    items, made = torch.load(folder / "items.pt"), torch.load(folder / "made.pt")
+    if not all(torch.equal(item[1], pos) for item, pos in zip(items, made, strict=True)):
         raise Lost("reads other molecules")
 
 

@@ -28,6 +28,7 @@ from lieattn.groups import cyclic
 from lieattn.io import replace_text
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn_datasets import QM9
+from lieattn_datasets._targets import TARGETS
 
 BATCH, EPOCHS = 3, 3
 
@@ -183,21 +184,20 @@ def write_pictures(folder: Path) -> int:
 
 
 def write_qm9(folder: Path, molecules: int = 400) -> None:
-    """Write a folder of QM9 with a prepared file of random molecules."""
+    """Write a folder of QM9 with random molecules, and their positions."""
     torch.manual_seed(0)
-    sizes = torch.randint(3, 20, (molecules,)).tolist()
-    made = [
-        {
-            "z": torch.full((n,), 6),
-            "pos": torch.randn(n, 3),
-            "y": torch.randn(1, 19),
-            "name": "",
-            "idx": at,
-        }
-        for at, n in enumerate(sizes)
-    ]
+    made = [torch.randint(-50, 50, (n, 3)).float() for n in torch.randint(3, 20, (molecules,)).tolist()]
     (folder / "raw").mkdir()
-    torch.save(made, folder / "raw/qm9_v3.pt")
+    with (folder / "raw/gdb9.sdf").open("w", encoding="ascii") as file:
+        for number, pos in enumerate(made, 1):
+            file.write(f"gdb_{number}\n\n\n{len(pos):3d}  0  V2000\n")
+            file.writelines("".join(f"{value:10.4f}" for value in row) + " C\n" for row in pos.tolist())
+            file.write("M  END\n$$$$\n")
+    header = ",".join(["mol_id", *TARGETS[-3:], *TARGETS[:-3]])
+    rows = [f"gdb_{number}" + ",0.5" * len(TARGETS) for number in range(1, molecules + 1)]
+    (folder / "raw/gdb9.sdf.csv").write_text("\n".join([header, *rows, ""]), encoding="ascii")
+    (folder / "raw/uncharacterized.txt").write_text("\n" * 9 + "end\n", encoding="ascii")
+    torch.save(made, folder / "made.pt")
 
 
 def read_qm9(folder: Path, remake: bool) -> int:

@@ -148,9 +148,7 @@ class TestPolygons:
         monkeypatch.setitem(sys.modules, "manifold3d", None)
         assert len(ld.read_mesh("a.off", off())[1]) == 12
         places = np.pad(np.array(L, dtype=float), ((0, 0), (0, 1)))
-        with pytest.raises(
-            ImportError, match=r"concave faces needs manifold3d: pip install 'lieattn\[data\]'"
-        ):
+        with pytest.raises(ImportError, match=r"concave faces needs manifold3d: pip install 'lieattn\[data\]'"):
             ld.read_mesh("a.obj", polygon_file("obj", places, [[1, 2, 3, 4, 5, 0]]))
 
     @pytest.mark.parametrize("kind", ["off", "obj", "ply", "ply binary"])

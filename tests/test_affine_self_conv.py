@@ -51,18 +51,16 @@ VARIANTS = {
     "pairwise": partial(StandAloneSelfAttention, pairwise=True),
     "full and pairwise": partial(SimpleAffineSelfConvolution, full_psi=True, pairwise=True),
 }
-dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
-def layer_of(kind, group, positions=SMOOTH, dtype=torch.float64, **options):
+def layer_of(kind, group, positions=SMOOTH, **options):
     layer = VARIANTS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
-    # Products with matrices of WIDTH columns sum as many terms, whose rounding adds up in float32.
-    return randomize(layer.to(dtype), spread=0.2 if layer.full_psi else 0.5)
+    return randomize(layer.double(), spread=0.2 if layer.full_psi else 0.5)
 
 
-def field(kind, group, points, dtype=torch.float64):
+def field(kind, group, points):
     shape = (points, CHANNELS) if kind == "lifting" else (points, group.order, CHANNELS)
-    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+    return torch.randn(*shape, dtype=torch.float64)
 
 
 # --- on clouds ------------------------------------------------------------------------------------------------
@@ -109,22 +107,20 @@ def turned(group, h, x, rows, columns):
 
 
 @pytest.mark.usefixtures("every_backend")
-@dtypes
 @pytest.mark.parametrize(("size", "border"), [(3, "zero"), (5, "mask")])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", ["C4", "D1", "D4"])
-def test_turned_arrays(group, kind, size, border, dtype):
-    group, sides = SMALL_GROUPS[group], (5, 4)
-    layer = layer_of(kind, group, RelativePositionTable.square(size, border=border), dtype)
-    x = field(kind, group, sides[0] * sides[1], dtype)
-    upright, across = (lift(pixel_positions(*s, dtype=dtype), group, PixelSquare(size)) for s in (sides, sides[::-1]))
+def test_turned_arrays(group, kind, size, border):
+    group, sides, double = SMALL_GROUPS[group], (5, 4), torch.float64
+    layer = layer_of(kind, group, RelativePositionTable.square(size, border=border))
+    x = field(kind, group, sides[0] * sides[1])
+    upright, across = (lift(pixel_positions(*s, dtype=double), group, PixelSquare(size)) for s in (sides, sides[::-1]))
     with torch.no_grad():
         out = layer(x, upright)
         for h in turns(group):
             graph = upright if bool(group.elements[h, 0, 0]) else across
             found, wanted = layer(turned(group, h, x, *sides), graph), turned(group, h, out, *sides)
-            tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * float(wanted.abs().max().clamp(min=1))
-            torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -354,10 +350,7 @@ SIZES = {
     "ASC": (Z2, {"layer": "affine"}, 267_754, 290_884),
     "ASC SE": (Z2, {"layer": "affine", "squeeze_excite": True}, 301_438, None),
     "p4 ASC": (P4, {"layer": "affine"}, 271_842, 283_452),
-    "ResNet83": (Z2, {"layer": "convolution", "blocks": 9}, 869_530, None),
     "ResNet83 ASC": (Z2, {"layer": "affine", "blocks": 9}, 733_450, None),
-    "ResNet83 Simple ASC": (Z2, {"layer": "simple", "blocks": 9}, 582_250, None),
-    "p4 ResNet83": (P4, {"layer": "convolution", "blocks": 9}, 861_522, None),
     "p4 ResNet83 ASC": (P4, {"layer": "affine", "blocks": 9}, 749_634, None),
 }
 
@@ -376,10 +369,10 @@ TALL = RelativePositionTable((*WINDOW.offsets, (0.0, -2.0), (0.0, 2.0)), border=
 LAYERS = ("affine", "simple", "stand-alone", "convolution")
 
 
-def network(group, dtype=torch.float64, **options):
+def network(group, **options):
     attention = {} if options.get("layer") == "convolution" else {"heads": 2, "window": WINDOW}
     options = {"channels": 4, "blocks": 1, **attention, **options}
-    model = randomize(AffineSelfConvNet(group, 2, 3, **options).to(dtype), spread=0.7)
+    model = randomize(AffineSelfConvNet(group, 2, 3, **options).double(), spread=0.7)
     for module in model.modules():
         if isinstance(module, FieldBatchNorm):  # not the identity in eval mode
             module.running_mean.normal_()
@@ -390,8 +383,7 @@ def network(group, dtype=torch.float64, **options):
 @torch.no_grad()
 def change(model, group, rows=8, columns=12):
     """Return the largest relative change of the logits under all transformations of the image."""
-    dtype = next(model.parameters()).dtype
-    images = torch.randn(2, 2, rows, columns, dtype=dtype)
+    images = torch.randn(2, 2, rows, columns, dtype=torch.float64)
     wanted = model(images)
     moved = [model(act_on_grid(group, h, images)) for h in turns(group)]
     return max(float((m - wanted).abs().max()) for m in moved) / float(wanted.abs().max().clamp(min=1))
@@ -473,140 +465,83 @@ def asc(group=P4, positions=SMOOTH, **options):
     return AffineSelfConvolution(group, 3, 4, positions, **options)
 
 
+CONVOLUTION = {"layer": "convolution"}
 ERRORS = {
-    "heads": (lambda: asc(heads=3), ValueError, "heads: 3 heads do not divide 4 channels"),
-    "positions": (lambda: asc(positions=5), TypeError, "positions: expected a RelativePositionTable"),
-    "scale": (lambda: asc(scale=math.inf), ValueError, "scale: expected a finite number"),
-    "normalize": (lambda: asc(normalize="max"), ValueError, "normalize: expected one of"),
-    "group": (lambda: asc("p4"), TypeError, "group: expected a FiniteGroup"),
-    "border": (lambda: RelativePositionTable.square(3, border="wrap"), ValueError, "border: expected one of"),
+    "heads": (lambda: asc(heads=3), "heads: 3 heads do not divide 4 channels"),
     "border of an encoding": (
-        lambda: GroupAttention(
-            3, 4, pattern="pooled", encoding=RelativePositionTable.square(3, border="zero").affine_map(P4, 4)
-        ),
-        ValueError,
+        lambda: GroupAttention(3, 4, pattern="pooled", encoding=WINDOW.affine_map(P4, 4)),
         "encoding: border 'zero' needs edges to points that do not exist; use border='mask'",
     ),
     "table without a group": (
         lambda: RelativePositionTable.square(3).edges(lift(torch.randn(5, 3), SampledFrames(2), AllPairs())),
-        ValueError,
         "graph: tables need the frames of a finite group, got a graph on R",
     ),
-    "even window": (lambda: RelativePositionTable.square(4), ValueError, "size: expected an odd number"),
-    "offsets": (
-        lambda: RelativePositionTable(((0.0,), (0.0, 1.0))),
-        ValueError,
-        "offsets: expected at least one finite",
-    ),
-    "no offsets": (lambda: RelativePositionTable(()), ValueError, "offsets: expected at least one finite"),
-    "hidden": (lambda: FourierFeatures(hidden=0), ValueError, "hidden: expected an integer"),
+    "even window": (lambda: RelativePositionTable.square(4), "size: expected an odd number"),
+    "offsets": (lambda: RelativePositionTable(((0.0,), (0.0, 1.0))), "offsets: expected at least one finite"),
     "dimension": (
         lambda: asc(octahedral(), RelativePositionTable.square(3)),
-        ValueError,
         r"offsets: expected \[offsets, 3\], at least one, got \(9, 2\)",
     ),
     "window that turns away": (
-        lambda: asc(cyclic(8), RelativePositionTable.square(3, border="zero")),
-        ValueError,
+        lambda: asc(cyclic(8), WINDOW),
         "border: 'zero' needs distinct offsets that C8 maps to each other",
     ),
     "stray displacement": (
         lambda: asc(positions=RelativePositionTable.square(3))(torch.randn(16, 4, 3), graph_of(P4, 5)),
-        ValueError,
         "graph: displacement .* is not among the 9 rows",
     ),
     "no center": (
         lambda: SimpleAffineSelfConvolution(P4, 3, 4, RelativePositionTable(((1.0, 0.0),))),
-        ValueError,
         "offsets: expected displacement 0 among them",
     ),
-    "no psi": (
-        lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, full_psi=True),
-        ValueError,
-        "full_psi: expected False",
-    ),
+    "no psi": (lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, full_psi=True), "full_psi: expected False"),
     "narrow heads": (
         lambda: StandAloneSelfAttention(P4, 3, 1, SMOOTH),
-        ValueError,
         "channels: 2 coordinates need at least 2 channels over all heads, got 1",
     ),
-    "graph": (lambda: asc()(torch.randn(16, 4, 3), graph_of(Z2)), ValueError, "graph: is lifted to trivial2"),
+    "graph": (lambda: asc()(torch.randn(16, 4, 3), graph_of(Z2)), "graph: is lifted to trivial2"),
     "graph of an encoding": (
         lambda: GroupAttention(*(4, 4), pattern="pooled", encoding=RelativePositionTable.square(3).affine_map(P4, 4))(
             torch.randn(16, 2, 4), graph_of(cyclic(2))
         ),
-        ValueError,
         "graph: is lifted to C2, but this encoding is for C4",
     ),
-    "x": (lambda: asc()(torch.randn(16, 3), graph_of(P4)), ValueError, r"x: expected a field .*\(16, 4, 3\)"),
-    "dtype": (lambda: asc()(torch.randn(16, 4, 3).double(), graph_of(P4)), ValueError, "x: expected torch.float32"),
-    "excited x": (
-        lambda: GroupSqueezeExcite(4)(torch.randn(16, 4, 3), graph_of(P4)),
-        ValueError,
-        r"x: expected \[points=16, \*, 4\]",
-    ),
-    "reduction": (lambda: GroupSqueezeExcite(4, 0), ValueError, "reduction: expected an integer"),
-    "layer": (lambda: AffineSelfConvNet(P4, layer="mlp"), ValueError, "layer: expected one of"),
-    "downsampling": (lambda: AffineSelfConvNet(P4, downsampling="max"), ValueError, "downsampling: expected one of"),
-    "window of a convolution": (
-        lambda: AffineSelfConvNet(P4, layer="convolution", window=WINDOW),
-        ValueError,
-        "window: expected None for layer 'convolution', which has no attention, got RelativePositionTable",
-    ),
-    "heads of a convolution": (
-        lambda: AffineSelfConvNet(P4, layer="convolution", heads=2),
-        ValueError,
-        "heads: expected None for layer 'convolution', which has no attention, got 2",
-    ),
-    "scale of a convolution": (
-        lambda: AffineSelfConvNet(P4, layer="convolution", scale=0.5),
-        ValueError,
-        "scale: expected None for layer 'convolution', which has no attention, got 0.5",
-    ),
+    **{
+        f"{name} of a convolution": (
+            partial(AffineSelfConvNet, P4, **CONVOLUTION, **{name: value}),
+            f"{name}: expected None for layer 'convolution', which has no attention, got",
+        )
+        for name, value in (("window", WINDOW), ("heads", 2), ("scale", 0.5))
+    },
     "odd sides": (
-        lambda: AffineSelfConvNet(P4, layer="convolution")(torch.randn(1, 3, 6, 8)),
-        ValueError,
+        lambda: AffineSelfConvNet(P4, **CONVOLUTION)(torch.randn(1, 3, 6, 8)),
         "data: a 2 x 2 pooling needs even sides, got 3 x 4",
     ),
     "projection": (
         lambda: BottleneckBlock(P4, 3, 2, 4, torch.nn.Identity(), size=3, projection=False),
-        ValueError,
         "projection: expected True, .* 3 input and 4 output channels",
     ),
     "window with gaps": (
-        lambda: AffineSelfConvNet(P4, window=RelativePositionTable(((0.0, 0.0), (1.0, 0.0)))),
-        ValueError,
-        r"window: expected all 3 x 3 pixels, as in RelativePositionTable.square\(3\), got 2 offsets without some",
-    ),
-    "window between pixels": (
         lambda: AffineSelfConvNet(P4, window=RelativePositionTable.square(3, spacing=2.0)),
-        ValueError,
         r"window: expected all 5 x 5 pixels, as in RelativePositionTable.square\(5\), got 9 offsets without some",
     ),
     "smooth neighborhoods": (
         lambda: asc(P4, WINDOW)(torch.randn(36, 4, 3), lift(pixel_positions(6, 6), P4, Radius(1.5, smooth=True))),
-        ValueError,
         "graph: the weights of smooth neighborhoods differ between edges, .* one row for each edge, not a table",
     ),
     "tall window": (
         lambda: asc(cyclic(2), TALL)(torch.randn(36, 2, 3), lift(pixel_positions(6, 6), cyclic(2), PixelSquare(3))),
-        ValueError,
         r"graph: its neighborhoods lack the points at the offset \[0.0, -2.0\] of the window, which border 'zero'",
     ),
-    "tall window of a network": (
-        lambda: AffineSelfConvNet(cyclic(2), window=TALL),
-        ValueError,
-        r"window: expected all 5 x 5 pixels, as in RelativePositionTable.square\(5\), got 11 offsets without some",
-    ),
-    "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a group of the plane"),
-    "group of space": (lambda: AffineSelfConvNet(tetrahedral()), ValueError, "group: expected a planar group"),
+    "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), "group: expected a group of the plane"),
+    "group of space": (lambda: AffineSelfConvNet(tetrahedral()), "group: expected a planar group"),
 }
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_name_the_argument(name):
-    call, error, message = ERRORS[name]
-    with pytest.raises(error, match=message):
+    call, message = ERRORS[name]
+    with pytest.raises(ValueError, match=message):
         call()
 
 

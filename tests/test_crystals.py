@@ -245,8 +245,6 @@ def test_what_a_lattice_does_not_have():
         FramewiseTransformer(octahedral(), 2, 1, options=LOCAL)
     with pytest.raises(ValueError, match="positions: expected False with attention="):
         FramewiseOptions(attention="neighborhood", positions=True)
-    with pytest.raises(ValueError, match="attention: expected one of"):
-        FramewiseOptions(attention="cells")
     whole = framewise(octahedral(), options=FramewiseOptions(positions=False))
     local = framewise(octahedral(), options=FramewiseOptions(attention="neighborhood"))
     with pytest.raises(RuntimeError, match="attention: the weights are for neighborhood, the module has cloud"):

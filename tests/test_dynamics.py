@@ -116,35 +116,29 @@ def test_roll_outs_agree_with_the_exact_solution(method):
 
 def test_energy_and_momentum_are_conserved():
     q, p, mass, features = system()
-    times = torch.linspace(0, 1, 11, dtype=torch.float64)
-    for potential in (SpringPotential(), randomize(Learned(cyclic(4), 2)).double()):
-        dynamics = HamiltonianDynamics(potential, method="dopri5", rtol=1e-9, atol=1e-9)
-        with torch.no_grad():
-            path = dynamics.trajectory(q, p, mass, times, features)
-            drift = dynamics.drift(path, mass, features)
-        assert 0 < drift.relative < 1e-7
-        torch.testing.assert_close(path.momentum.sum(2), p.sum(1).expand(11, -1, -1), atol=1e-7, rtol=0)
-
-
-def test_drift_falls_with_the_fourth_power_of_the_step():
-    q, p, mass, features = system(clouds=1)
-    drifts = []
-    for steps in (20, 40):
-        dynamics = HamiltonianDynamics(SpringPotential())
-        with torch.no_grad():
-            path = dynamics.trajectory(q, p, mass, torch.linspace(0, 1, steps + 1, dtype=torch.float64), features)
-            drifts.append(dynamics.drift(path, mass, features).largest)
-    assert drifts[0] / drifts[1] > 2**3.5
-    assert f"{drifts[1]:.2e}" in str(dynamics.drift(path, mass, features))
-    finer = HamiltonianDynamics(SpringPotential(), options={"step_size": 1 / 40})
+    dynamics = HamiltonianDynamics(randomize(Learned(cyclic(4), 2)).double(), method="dopri5", rtol=1e-9, atol=1e-9)
     with torch.no_grad():
-        coarse = finer.trajectory(q, p, mass, torch.linspace(0, 1, 11, dtype=torch.float64), features)
-    torch.testing.assert_close(coarse.position, path.position[::4], atol=1e-10, rtol=0)
+        path = dynamics.trajectory(q, p, mass, torch.linspace(0, 0.5, 3, dtype=torch.float64), features)
+        drift = dynamics.drift(path, mass, features)
+    assert 0 < drift.relative < 1e-7
+    torch.testing.assert_close(path.momentum.sum(2), p.sum(1).expand(3, -1, -1), atol=1e-7, rtol=0)
+
+
+def test_steps_may_be_finer_than_the_times():
+    q, p, mass, features = system(clouds=1)
+    paths, times = [], torch.linspace(0, 1, 41, dtype=torch.float64)
+    for options, given in ((None, times), ({"step_size": 1 / 40}, times[::4])):
+        with torch.no_grad():
+            paths.append(
+                HamiltonianDynamics(SpringPotential(), options=options).trajectory(q, p, mass, given, features)
+            )
+    torch.testing.assert_close(paths[1].position, paths[0].position[::4], atol=1e-10, rtol=0)
 
 
 def test_energy_drift_in_numbers():
     drift = energy_drift(torch.tensor([[2.0, -4.0], [2.5, -4.0], [2.0, -4.25]]))
     assert (drift.initial, drift.largest, drift.final, drift.relative) == (-1.0, 0.5, 0.25, 0.125)
+    assert str(drift) == "energy -1, drift at most 5.00e-01 (relative: 1.25e-01)"
     assert energy_drift(torch.tensor([0.0, 1.0])).relative == math.inf
     assert energy_drift(torch.zeros(3)).relative == 0
     assert energy_drift(torch.tensor([[2, 4], [3, 8]])).initial == 3
@@ -342,7 +336,7 @@ def test_one_time_and_times_backwards():
 
 Q, P, M, F = system()
 Q32, M32 = Q.float(), M.float()
-BATCH, CLOSE = torch.tensor([0, 0, 1, 1]), torch.tensor([1.0, 1.0 + 1e-9], dtype=torch.float64)
+CLOSE = torch.tensor([1.0, 1.0 + 1e-9], dtype=torch.float64)
 SPRING_DYNAMICS = HamiltonianDynamics(SpringPotential())
 STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
 
@@ -350,25 +344,14 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: HamiltonianDynamics(3), TypeError, "potential: expected a network .* or a function"),
-        (lambda: SPRING_DYNAMICS.field(Q.long(), P, M, F), TypeError, "position: expected a floating tensor"),
         (lambda: SPRING_DYNAMICS.field(Q[0, 0], P, M, F), ValueError, r"position: expected \[points, dim\]"),
         (lambda: SPRING_DYNAMICS.field(Q, P[:2], M, F), ValueError, "momentum: expected torch.float64"),
-        (lambda: SPRING_DYNAMICS.field(Q, P.float(), M, F), ValueError, "momentum: expected torch.float64"),
         (lambda: SPRING_DYNAMICS.field(Q, P, M[0], F), ValueError, r"mass: expected \(3, 4\)"),
         (lambda: SPRING_DYNAMICS.field(Q, P, 0 * M, F), ValueError, "mass: expected positive masses"),
         (lambda: SPRING_DYNAMICS.field(Q, P, M, F[0]), ValueError, r"features: expected \(3, 4\) and channels"),
         (lambda: SPRING_DYNAMICS.field(Q, P, M, F, batch=torch.zeros(4).long()), ValueError, "batch: expected int64"),
-        (lambda: SPRING_DYNAMICS.field(Q[0], P[0], M[0], F[0], batches=BATCH), TypeError, "'batches'"),
-        (lambda: SPRING_DYNAMICS.field(Q[0], P[0], M[0], F[0], batch=[0, 0, 0, 0]), TypeError, "batch: expected a ten"),
-        (
-            lambda: SPRING_DYNAMICS.field(Q[0], P[0], M[0], F[0], batch=BATCH - 1),
-            ValueError,
-            r"batch: batch\[0\] is neg",
-        ),
         (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.0]), F), ValueError, "times: expected incr"),
         (lambda: SPRING_DYNAMICS.trajectory(Q32, Q32, M32, CLOSE, F), ValueError, "times: expected incr"),
-        (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([]), F), ValueError, "times: expected a floating"),
         (lambda: HamiltonianDynamics(lambda data: data.pos)(Data(pos=Q[0])), TypeError, "data: expected .* time"),
         (lambda: HamiltonianDynamics(lambda data: data.pos).field(Q, P, M), ValueError, "one energy per cloud"),
         (
@@ -387,14 +370,6 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
             ValueError,
             r"data\.cell: HamiltonianDynamics does not see periodic images",
         ),
-        (lambda: energy_drift(torch.zeros(0)), ValueError, "energy: expected"),
-        (lambda: energy_drift(torch.zeros(2, device="meta")), ValueError, "energy: expected a tensor with values"),
-        (
-            lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.zeros(2, device="meta"), F),
-            ValueError,
-            "times: expected a tensor with values",
-        ),
-        (lambda: SPRING_DYNAMICS(Data(**STATE, time=[0.0, 1.0])), TypeError, "data: expected .* with pos and time"),
         (
             lambda: HamiltonianDynamics(lambda data: {"count": data.pos}).field(Q, P, M),
             ValueError,

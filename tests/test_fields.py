@@ -153,11 +153,8 @@ def test_empty_clouds_half_precision_and_autocast():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: lift_field(torch.ones(3, 2), cyclic(4), Vector), TypeError, "rep: expected a Representation"),
         (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(2)), ValueError, r"values: expected \[points, 2\]"),
-        (lambda: lift_field(torch.ones(3, 2).long(), cyclic(4), Vector(2)), TypeError, "values: expected a floating"),
         (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(3)), ValueError, r"expected matrices of 3 dimensions"),
-        (lambda: lift_field(torch.ones(3, 3), "C4", Vector(3)), TypeError, "frames: expected floating matrices"),
         (lambda: lift_field(torch.ones(3, 3), torch.ones(4, 3), Vector(3)), ValueError, r"frames: expected \[fiber"),
         (lambda: lift_field(torch.ones(3, 3), torch.ones(0, 3, 3), Vector(3)), ValueError, "at least one frame"),
         (lambda: lift_field(torch.ones(3, 3), torch.ones(2, 4, 3, 3), Vector(3)), ValueError, "frames of 3 points"),
@@ -325,9 +322,7 @@ def test_casts_do_not_round_the_transform():
     ("call", "message"),
     [
         (lambda: FiberToIrreps(cyclic(4), 2), r"group: expected a group of orthogonal 3 x 3 matrices"),
-        (lambda: FiberToIrreps(octahedral(), 0), "channels: expected"),
         (lambda: FiberToIrreps(octahedral(), 2, "2x0e"), "irreps: expected each irrep once"),
-        (lambda: FiberToIrreps(octahedral(), 2, "0e+0e"), "irreps: expected each irrep once"),
         (lambda: FiberToIrreps(octahedral(), 2)(torch.ones(3, 24, 1)), r"x: expected \[\*, 24, 2\]"),
         (lambda: IrrepsToFiber(octahedral(), 2, "0e")(torch.ones(3, 3)), r"x: expected \[\*, 2\]"),
         (lambda: FiberToIrreps(cyclic_about(24), 1), "group: irreps up to degree 11 do not separate the 24 elements"),

@@ -58,10 +58,6 @@ def test_blocks_without_attention_need_a_neighborhood():
     for options in ({"attention": "none"}, {"angles": 3}):
         with pytest.raises(ValueError, match=r"neighborhood: expected a neighborhood .*, which .* needs"):
             FramewiseTransformer(cyclic(2), 1, 1, options=FramewiseOptions(**options))
-    with pytest.raises(ValueError, match="head: expected"):
-        FramewiseOptions(head="both")
-    with pytest.raises(ValueError, match="angles: expected"):
-        FramewiseOptions(angles=-1)
     with pytest.raises(ValueError, match="attention: a block without attention needs messages"):
         FramewiseBlock(cyclic(2), 4, attention=False)
 
@@ -156,11 +152,6 @@ def test_sampled_poses_are_new_in_training_and_the_same_in_evaluation():
 def test_poses_that_do_not_fit_are_named(group, pose, message):
     with pytest.raises(ValueError, match=f"pose: .*{message}"):
         FiniteFrames(group, pose)
-
-
-def test_poses_of_other_kinds_are_refused():
-    with pytest.raises(TypeError, match="pose: expected PrincipalFrames or SampledFrames, got str"):
-        FiniteFrames(tetrahedral(), "principal")
 
 
 def test_blocks_with_messages_need_a_local_graph():

@@ -190,18 +190,6 @@ def test_bad_cells(case):
             call(torch.rand(4, 3), cell=cell, pbc=pbc)
 
 
-def test_bad_types_of_cells():
-    with pytest.raises(TypeError, match="cell: expected a floating tensor"):
-        Radius(1.0)(torch.rand(4, 3), cell=torch.eye(3).long())
-    with pytest.raises(TypeError, match="pbc: expected a bool tensor"):
-        Radius(1.0)(torch.rand(4, 3), cell=torch.eye(3), pbc=torch.ones(3))
-    index = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(TypeError, match="shift: expected a floating tensor"):
-        Neighbors(torch.tensor([0, 1]), index, index, shift=index[:, None])
-    with pytest.raises(ValueError, match=r"shift: expected \[edges=1, dim\]"):
-        Neighbors(torch.tensor([0, 1]), index, index, shift=torch.zeros(2, 3))
-
-
 @pytest.mark.parametrize("neighborhood", [AllPairs(), Nearest(3)])
 def test_only_balls_have_images(neighborhood):
     """The error names the cell of the cloud that is periodic, which may have come with a data set."""

@@ -6,8 +6,10 @@ from functools import cache
 
 import pytest
 import torch
+from torch_geometric.data import Batch, Data
 
 from lieattn.groups import (
+    SO,
     FiniteGroup,
     commuting_product,
     cyclic,
@@ -56,6 +58,42 @@ def element_order(group: FiniteGroup, g: int) -> int:
     while power != group.identity_index:
         power, order = int(group.cayley[power, g]), order + 1
     return order
+
+
+def random_clouds(
+    dim: int,
+    sizes: Iterable[int] = (6, 5),
+    dtype: torch.dtype = torch.float64,
+    *,
+    features: int = 3,
+    vectors: tuple[str, ...] = ("vel",),
+    seed: int = 0,
+) -> Batch:
+    """Return clouds with features ``x``, positions, and further vectors of the points, all normally distributed."""
+    generator = torch.Generator().manual_seed(seed)
+    widths = {"x": features, "pos": dim, **dict.fromkeys(vectors, dim)}
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return Batch.from_data_list([Data(**{name: drawn(n, width) for name, width in widths.items()}) for n in sizes])
+
+
+def random_rotation(dim: int, seed: int = 0, *, improper: bool = False) -> torch.Tensor:
+    """Return a rotation ``[dim, dim]`` float64, or its product with a reflection."""
+    matrix = SO(dim).sample(generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return matrix @ reflection(dim).elements[1] if improper else matrix
+
+
+def moved(
+    data: Data, matrix: torch.Tensor, shift: float | torch.Tensor = 0.7, vectors: tuple[str, ...] = ("vel",)
+) -> Data:
+    """Return clouds whose points are moved by x ↦ A x + t, and whose vectors by v ↦ A v."""
+    other, matrix = data.clone(), matrix.to(data.pos)
+    for name in ("pos", *(name for name in vectors if name in data)):
+        other[name] = data[name] @ matrix.mT
+    other.pos = other.pos + torch.as_tensor(shift).to(data.pos)
+    return other
 
 
 # An axis and a rotation in general position, so that no matrix entry is 0, 1/2 or 1 by chance.

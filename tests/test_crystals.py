@@ -36,6 +36,7 @@ from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFie
 from lieattn.ops import backend
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
+from tests.cases import moved
 
 NEAR = Radius(2.1, smooth=True)
 SUM = Readout(pool="sum", order="point_first")  # no constant is added to the sum
@@ -100,11 +101,6 @@ def crystal(points=4, seed=0, dtype=torch.float64):
     return cloud.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
 
 
-def turned(data, matrix):
-    matrix = matrix.to(data.pos)
-    return data.clone().update({name: data[name] @ matrix.T for name in ("pos", "vel", "cell")})
-
-
 def shifted(data, shift):
     return data.clone().update({"pos": data.pos + shift.to(data.pos)})
 
@@ -144,7 +140,7 @@ def test_energies_do_not_depend_on_the_cell_that_is_chosen(name):
         "other vectors": data.clone().update({"cell": torch.tensor(OTHER).double() @ data.cell}),
     }
     for number, matrix in enumerate(rotations(network.symmetry.group)):
-        same[f"rotation {number}"] = turned(data, matrix)
+        same[f"rotation {number}"] = moved(data, matrix, 0.0, ("vel", "cell"))
     for what, other in same.items():
         assert relative_error(network(other), energy) < 1e-10, what
     for steps, number in (([[2, 0, 0], [0, 1, 0], [0, 1, 3]], 6), ([[1, 0, 0], [0, 1, 0], [0, 0, 2]], 2)):

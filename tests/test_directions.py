@@ -30,8 +30,7 @@ from lieattn.groups import (
 from lieattn.models import DirectionConvNet, DirectionOptions, FieldModel
 from lieattn.nn import Heads, RotationHead, ZonalLinear
 from lieattn.testing import TOLERANCE, randomize, relative_error
-from tests.cases import turns
-from tests.test_framewise import cloud, moved
+from tests.cases import moved, random_clouds, turns
 
 # H, and the number of directions for the axis that the network chooses.
 GROUPS = {
@@ -133,13 +132,13 @@ def test_weights_of_other_directions_are_refused():
 @every_group
 def test_outputs_and_fields_move_along(name):
     group, count = GROUPS[name]
-    model, data = network(group, "vector").double(), cloud(group, (4, 1, 3))
+    model, data = network(group, "vector").double(), random_clouds(group.dim, (4, 1, 3))
     assert len(model.directions) == count
     expected, field = model(data), model.field(data).x
     assert field.shape == (8, group.order, 6)
     assert expected.abs().max() > 1e-2
     for h in turns(group):
-        other = moved(data, group, h)
+        other = moved(data, group.elements[h])
         assert relative_error(model(other), group.act(h, expected)) < 1e-10
         back = group.cayley[group.inverse_index[h]]  # (h f)(a) = f(h⁻¹ a)
         assert relative_error(model.field(other).x, field[:, back]) < 1e-10
@@ -158,7 +157,7 @@ def test_outputs_and_fields_move_along(name):
     ids=["T", "O", "I", "T, another axis", "signs", "improper"],
 )
 def test_mirror_images_are_told_apart_only_if_no_reflection_maps_the_directions_to_themselves(frames, axis, told):
-    model, data = network(frames, options=replace(SMALL, axis=axis)).double(), cloud(tetrahedral(), (7, 5))
+    model, data = network(frames, options=replace(SMALL, axis=axis)).double(), random_clouds(3, (7, 5))
     signs = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
     mirrors = [torch.diag(signs), torch.eye(3, dtype=torch.float64)[[1, 0, 2]]]  # the second one maps those of T
     others = [data.clone().update({"pos": data.pos @ m.T, "vel": data.vel @ m.T}) for m in mirrors]
@@ -169,7 +168,7 @@ def test_mirror_images_are_told_apart_only_if_no_reflection_maps_the_directions_
 @pytest.mark.parametrize("random_poses", [True, False])
 def test_random_poses_are_for_training_alone(random_poses):
     model = network(PrincipalFrames(), options=replace(SMALL, random_poses=random_poses)).double()
-    data = cloud(tetrahedral(), (7, 5))
+    data = random_clouds(3, (7, 5))
     expected = model(data)
     drawn = [model.train()(data) for _ in range(2)]
     assert (relative_error(*drawn) > 1e-4) == random_poses
@@ -179,7 +178,7 @@ def test_random_poses_are_for_training_alone(random_poses):
 
 def test_what_networks_see():
     """Control: distances, cosines, features of neighbors, angles and vectors all change the outputs."""
-    model, data = network(tetrahedral()).double(), cloud(tetrahedral(), (6,))
+    model, data = network(tetrahedral()).double(), random_clouds(3, (6,))
     expected = model(data)
     weights = [model.edges.radial, model.edges.arrows, model.edges.other, model.edges.pairs]
     weights += [model.embed_angles, model.embed_vectors, model.lifting.output]
@@ -194,7 +193,7 @@ def test_what_networks_see():
 
 @pytest.mark.parametrize("neighborhood", [Radius(2.0), Radius(2.0, smooth=True), Nearest(3)], ids=repr)
 def test_edges_from_points_to_themselves_have_no_effect(neighborhood):
-    data, options = cloud(tetrahedral(), (7, 1, 5)), replace(SMALL, cutoff=2.0)
+    data, options = random_clouds(3, (7, 1, 5)), replace(SMALL, cutoff=2.0)
     data.edge_index = find_neighbors(point_clouds(data), neighborhood).edge_index
     found = network(tetrahedral(), neighborhood=neighborhood, options=options).double()
     given = network(tetrahedral(), neighborhood=Given("edge_index", include_self=True), options=options).double()
@@ -206,7 +205,7 @@ def test_edges_from_points_to_themselves_have_no_effect(neighborhood):
 
 def test_gradients_of_gradients():
     model = network(tetrahedral(), options=replace(SMALL, window=4)).double()
-    data = cloud(tetrahedral(), (4, 3))
+    data = random_clouds(3, (4, 3))
 
     def forces(pos):
         (found,) = torch.autograd.grad(model(data.clone().update({"pos": pos})).sum(), pos, create_graph=True)
@@ -228,7 +227,7 @@ def test_fields_over_directions_are_fields_over_the_group():
 
 
 def test_constants_survive_training_in_half_precision():
-    model, data = network(tetrahedral()).bfloat16().train(), cloud(tetrahedral(), (5, 4), torch.float32)
+    model, data = network(tetrahedral()).bfloat16().train(), random_clouds(3, (5, 4), torch.float32)
     exact = model.directions.clone()
     model(data).sum().backward()
     assert model.directions.dtype == torch.float64

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, Radius, lift, padding
-from lieattn.groups import SemidirectProduct, cyclic, tetrahedral
+from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     DirectionConvNet,
     FramewiseOptions,
@@ -19,6 +19,7 @@ from lieattn.nn.relative import RotaryPhases
 from lieattn.ops import _dense, backend, group_attention
 from lieattn.ops._terms import opposite, turn_pairs
 from lieattn.testing import randomize, relative_error
+from tests.cases import random_clouds
 
 CHANNELS = 4
 
@@ -111,7 +112,7 @@ def test_autocast_does_not_round_angles():
 
 
 def test_autocast_does_not_round_positions_in_frames():
-    model, data, seen = network(tetrahedral()), cloud(tetrahedral(), (5,), torch.float32), []
+    model, data, seen = network(tetrahedral()), random_clouds(3, (5,), torch.float32), []
     model.phases.register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(data)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -122,29 +123,6 @@ def test_autocast_does_not_round_positions_in_frames():
 def network(group, **options):
     model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=2, vector_inputs=("vel",), **options)
     return randomize(model)
-
-
-def cloud(group, sizes, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return Batch.from_data_list(
-        [
-            Data(
-                **{
-                    name: torch.randn(n, width, generator=generator, dtype=torch.float64).to(dtype)
-                    for name, width in (("x", 3), ("pos", group.dim), ("vel", group.dim))
-                }
-            )
-            for n in sizes
-        ]
-    )
-
-
-def moved(data, group, h):
-    motions = SemidirectProduct(group)
-    g = motions.element(h, torch.randn(group.dim, dtype=torch.float64).to(data.pos))
-    other = data.clone()
-    other.pos, other.vel = motions.act(g, data.pos), motions.act_vectors(g, data.vel)
-    return other
 
 
 CURVED = {
@@ -163,7 +141,7 @@ CURVED = {
 @pytest.mark.parametrize("name", CURVED)
 def test_second_derivatives_at_coincident_points_are_those_near_them(name):
     torch.manual_seed(0)
-    model, data = randomize(CURVED[name]().double()).eval(), cloud(tetrahedral(), (4,))
+    model, data = randomize(CURVED[name]().double()).eval(), random_clouds(3, (4,))
     direction = torch.randn(3, dtype=torch.float64)
     direction /= direction.norm()
 
@@ -182,7 +160,7 @@ def test_second_derivatives_at_coincident_points_are_those_near_them(name):
 @pytest.mark.parametrize("name", [name for name in CURVED if name != "directions"])  # steep near coincident points
 def test_forces_on_close_points_are_precise_in_float32(name):
     torch.manual_seed(0)
-    model, data = randomize(CURVED[name]()).eval(), cloud(tetrahedral(), (6,))
+    model, data = randomize(CURVED[name]()).eval(), random_clouds(3, (6,))
     direction = torch.nn.functional.normalize(torch.randn(3), dim=0)
     for apart in (0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1):
         pos, forces = data.pos.float(), []

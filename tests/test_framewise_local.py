@@ -20,7 +20,8 @@ from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
 from lieattn.nn.relative import EdgeNetwork
 from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
-from tests.test_framewise import CHANNELS, cloud, moved, network
+from tests.cases import moved, random_clouds
+from tests.test_framewise import CHANNELS, network
 
 KLEIN = dihedral_about(2)
 
@@ -44,7 +45,7 @@ def test_weights_are_refused_where_neighbors_fade_otherwise(other):
 def test_options_of_molecules_have_gradients_of_gradients(change):
     group = tetrahedral()
     model = network(group, **LOCAL | {"options": replace(SEPARABLE, window=4, **change)}).double()
-    data = cloud(group, (4, 3))
+    data = random_clouds(group.dim, (4, 3))
 
     def forces(pos):
         (found,) = torch.autograd.grad(model(data.clone().update({"pos": pos})).sum(), pos, create_graph=True)
@@ -69,7 +70,7 @@ def test_random_poses_are_for_training_alone(frames, kind):
     model = network(frames, kind=kind, **LOCAL | options).double()
     same = network(frames, kind=kind, **LOCAL | {"options": SEPARABLE}).double().eval()
     same.load_state_dict(model.state_dict())
-    data = cloud(octahedral(), (7, 5))
+    data = random_clouds(3, (7, 5))
     drawn = [model.train()(data) for _ in range(2)]
     assert relative_error(*drawn) > 1e-4
     expected = model.eval()(data)
@@ -105,18 +106,11 @@ def principal(group):
     return FiniteFrames(group, PrincipalFrames())
 
 
-def turned(data, matrix):
-    other = data.clone()
-    other.pos, other.vel = (part @ matrix.T.to(part) for part in (data.pos, data.vel))
-    other.pos = other.pos + torch.tensor([0.3, -1.0, 2.0][: data.pos.shape[1]]).to(data.pos)
-    return other
-
-
 def test_frames_of_the_lifted_field_turn_along():
     group = KLEIN
-    model, data = network(principal(group), **LOCAL).double(), cloud(group, (6,))
+    model, data = network(principal(group), **LOCAL).double(), random_clouds(group.dim, (6,))
     matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    before, after = model.field(data), model.field(turned(data, matrix))
+    before, after = model.field(data), model.field(moved(data, matrix))
     assert before.graph.frames.shape == (6, 4, 3, 3)
     wanted, found = matrix @ before.graph.frames[0], after.graph.frames[0]
     order = (found[:, None] - wanted).abs().amax(dim=(2, 3)).argmin(dim=1)
@@ -127,7 +121,7 @@ def test_frames_of_the_lifted_field_turn_along():
 
 def test_sampled_poses_are_new_in_training_and_the_same_in_evaluation():
     frames = FiniteFrames(tetrahedral(), SampledFrames(1, per="cloud"))
-    model, data = network(frames).double(), cloud(tetrahedral(), (6, 3))
+    model, data = network(frames).double(), random_clouds(3, (6, 3))
     torch.testing.assert_close(model(data), model(data), atol=0, rtol=0)
     model.train()
     torch.manual_seed(0)
@@ -167,10 +161,10 @@ def test_positions_may_be_left_to_the_neighborhood():
     model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=1, neighborhood=Radius(2.0), options=options)
     randomize(model.double())
     assert model.embed_vectors is None
-    data = cloud(group, (6, 3))
+    data = random_clouds(group.dim, (6, 3))
     expected = model(data)
     for h in (1, 5):
-        assert relative_error(model(moved(data, group, h)), expected) < 1e-10
+        assert relative_error(model(moved(data, group.elements[h])), expected) < 1e-10
     stretched = data.clone()
     stretched.pos = 1.3 * data.pos
     assert relative_error(model(stretched), expected) > 1e-4

@@ -7,13 +7,13 @@ from functools import cache
 import pytest
 import torch
 from e3nn import o3
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, Nearest, Radius
-from lieattn.groups import SO
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import bessel_functions, smooth_window
 from lieattn.testing import randomize, relative_error
+from tests.cases import moved, random_clouds, random_rotation
 
 MODELS = {"tfn": TensorFieldNetwork, "se3": SE3Transformer, "distance": DistanceTransformer}
 
@@ -38,32 +38,19 @@ def model(name, *, dtype=torch.float64, **options):
     return randomize(made, spread=0.6)
 
 
-def cloud(sizes, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    items = [
-        Data(**{name: torch.randn(n, 3, generator=generator).to(dtype) for name in ("x", "pos", "vel")}) for n in sizes
-    ]
-    return Batch.from_data_list(items)
-
-
-def moved(data, seed, *, improper=False):
-    generator = torch.Generator().manual_seed(seed)
-    rotation = SO(3).sample(generator=generator) * (-1 if improper else 1)
-    other = data.clone()
-    other.pos = (data.pos.double() @ rotation.T + torch.randn(3, generator=generator)).to(data.pos.dtype)
-    other.vel = (data.vel.double() @ rotation.T).to(data.vel.dtype)
-    return other, rotation
-
-
 def test_coupling_coefficients_are_those_of_the_precision():
-    network, data = deepcopy(model("tfn", dtype=torch.float32, kind="vector", pool="mean")).double(), cloud((5,))
-    other, rotation = moved(data, 0)
+    network, data = (
+        deepcopy(model("tfn", dtype=torch.float32, kind="vector", pool="mean")).double(),
+        random_clouds(3, (5,)),
+    )
+    rotation = random_rotation(3)
+    other = moved(data, rotation)
     assert relative_error(network(other), network(data) @ rotation.T) < 1e-13
 
 
 @pytest.mark.parametrize("name", ["tfn", "se3"])
 def test_points_closer_than_a_millionth_of_the_cutoff_have_no_direction(name):
-    network, data = model(name), cloud((5,))
+    network, data = model(name), random_clouds(3, (5,))
 
     def at(distance):
         data.pos[1] = data.pos[0] + distance * torch.tensor([0.0, 0.6, 0.8])
@@ -77,7 +64,7 @@ def test_points_closer_than_a_millionth_of_the_cutoff_have_no_direction(name):
 @pytest.mark.parametrize("name", ["tfn", "se3"])
 def test_only_neighbors_have_influence(name):
     """The last point is no neighbor of others, but has the first as its neighbor."""
-    network, data = model(name, neighborhood=Nearest(1), cutoff=2.5, layers=1, pool="none"), cloud((3,))
+    network, data = model(name, neighborhood=Nearest(1), cutoff=2.5, layers=1, pool="none"), random_clouds(3, (3,))
     found = []
     for far in (1.5, 3.0):
         data.pos = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [-far, 0, 0]])
@@ -96,7 +83,7 @@ def pairs(data, basis):
 
 
 def test_distance_transformers_are_the_sums_they_say():
-    network, data = model("distance", kind="vector", pool="none", layers=1), cloud((6,))
+    network, data = model("distance", kind="vector", pool="none", layers=1), random_clouds(3, (6,))
     apart, window, radial, others = pairs(data, 16)
     assert 0 < int((window > 0).sum()) < int(others.sum()), "pairs within the cutoff and beyond"
     (block,) = network.layers
@@ -127,7 +114,7 @@ def normalized(norm, x):
 
 @pytest.mark.parametrize("name", ["tfn", "se3"])
 def test_layers_of_steerable_networks_are_the_sums_they_say(name):
-    network, data = model(name), cloud((6,))
+    network, data = model(name), random_clouds(3, (6,))
     (layer, *_), x = network.layers, torch.randn(6, 36)
     apart, window, radial, others = pairs(data, 8)
     harmonics = o3.spherical_harmonics([0, 1, 2], apart, normalize=True, normalization="component")
@@ -175,7 +162,7 @@ def test_initial_weights_have_the_tuned_sizes():
 def test_vectors_of_scalars_alone_need_no_factors_of_vector_inputs():
     """Parameters without a gradient would stop training on several devices."""
     network = DistanceTransformer(3, 2, neighborhood=Radius(2.5), kind="vector", layers=1)
-    network(cloud((5,))).sum().backward()
+    network(random_clouds(3, (5,))).sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import yaml
-from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import SE, SO, E, Sim, Translations, cyclic, dihedral_about, octahedral
@@ -13,6 +12,7 @@ from lieattn.nn import LieSelfAttention, VectorHead
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import randomize, relative_error
 from lieattn.train._configuration import build
+from tests.cases import moved, random_clouds, random_rotation
 
 DOUBLE = torch.float64
 
@@ -35,44 +35,18 @@ def network(space, frames, lifting=(), neighborhood=None, **readout):
     return randomize(model.double(), spread=0.7)
 
 
-def cloud(dim, sizes=(6, 5), dtype=DOUBLE, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    items = [
-        Data(
-            **{
-                name: torch.randn(n, width, generator=generator, dtype=DOUBLE).to(dtype)
-                for name, width in (("x", 3), ("pos", dim), ("vel", dim))
-            }
-        )
-        for n in sizes
-    ]
-    return Batch.from_data_list(items)
-
-
-def turned(data, matrix):
-    other = data.clone()
-    other.pos = data.pos @ matrix.T.to(data.pos) + 0.7
-    other.vel = data.vel @ matrix.T.to(data.vel)
-    return other
-
-
-def rotation(dim, seed, *, mirror=False):
-    matrix = SO(dim).sample(generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-    return matrix @ torch.diag(torch.tensor([-1.0, *[1.0] * (dim - 1)], dtype=DOUBLE)) if mirror else matrix
-
-
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("readout", ["pool_first", "point_first"])
 def test_outputs_of_points_turn_and_sum_to_those_of_clouds(kind, readout):
     """With ``pool="none"`` and the same weights, outputs linear in the pooled field sum to the output of the cloud."""
     lifting = {"radial": 0, "local": 0}
     options = {"kind": kind, "order": readout, "lifting": lifting, "neighborhood": AllPairs()}
-    model, data = network(Euclidean(SE(3)), PrincipalFrames(), pool="none", **options), cloud(3, (6, 4, 5))
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), pool="none", **options), random_clouds(3, (6, 4, 5))
     expected = model(data)
     assert expected.shape == ((15, 2) if kind == "invariant" else (15, 2, 3))
-    matrix = rotation(3, 1)
+    matrix = random_rotation(3, 1)
     wanted = expected if kind == "invariant" else expected @ matrix.T
-    assert relative_error(model(turned(data, matrix)), wanted) < 1e-9
+    assert relative_error(model(moved(data, matrix)), wanted) < 1e-9
     if kind == "vector" or readout == "point_first":
         whole = network(Euclidean(SE(3)), PrincipalFrames(), pool="sum", **options)
         whole.load_state_dict(dict(model.state_dict()))  # without the check of the pooling
@@ -83,7 +57,7 @@ def test_outputs_of_points_turn_and_sum_to_those_of_clouds(kind, readout):
 @pytest.mark.parametrize("part", ["distances", "lifting"])
 def test_distances_and_lifting_are_seen(part):
     """Control: with weights of zero, the outputs differ."""
-    model, data = network(Euclidean(SE(3)), PrincipalFrames()), cloud(3)
+    model, data = network(Euclidean(SE(3)), PrincipalFrames()), random_clouds(3)
     expected = model(data)
     with torch.no_grad():
         if part == "lifting":
@@ -96,7 +70,7 @@ def test_distances_and_lifting_are_seen(part):
 
 
 def test_sums_of_vectors_count_points():
-    model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector", pool="sum"), cloud(3, (4, 3))
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector", pool="sum"), random_clouds(3, (4, 3))
     mean = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector")
     torch.testing.assert_close(model(data), mean(data) * torch.tensor([4.0, 3.0], dtype=DOUBLE)[:, None, None])
 
@@ -105,7 +79,7 @@ def test_one_vector_has_no_axis():
     model = LieTransformer(
         3, 1, frames=PrincipalFrames(), neighborhood=AllPairs(), channels=8, readout=Readout(kind="vector")
     )
-    assert model(cloud(3, (4, 3), torch.float32)).shape == (2, 3)
+    assert model(random_clouds(3, (4, 3), torch.float32)).shape == (2, 3)
 
 
 def test_nothing_changes_without_the_options():
@@ -143,10 +117,10 @@ def test_bad_options_are_named(options, message):
 def test_without_distances_the_convolution_sees_coordinates(frames):
     """Without distances, the convolution uses coordinates: outputs are exact too, and depend on it."""
     lifting = {"radial": 0}
-    model, data = network(None, frames, lifting=lifting, neighborhood=AllPairs(), kind="vector"), cloud(3)
+    model, data = network(None, frames, lifting=lifting, neighborhood=AllPairs(), kind="vector"), random_clouds(3)
     expected = model(data)
-    matrix = rotation(3, 1) if isinstance(frames, PrincipalFrames) else frames.elements[5]
-    assert relative_error(model(turned(data, matrix)), expected @ matrix.T) < 1e-9
+    matrix = random_rotation(3, 1) if isinstance(frames, PrincipalFrames) else frames.elements[5]
+    assert relative_error(model(moved(data, matrix)), expected @ matrix.T) < 1e-9
     with torch.no_grad():
         model.local.convolution.weight.zero_()
     assert relative_error(model(data), expected) > 1e-4
@@ -171,7 +145,7 @@ def test_without_distances_the_convolution_sees_coordinates(frames):
 def test_the_space_is_that_of_the_frames(frames, space):
     model = LieTransformer(3, frames=frames, neighborhood=AllPairs(), channels=8, layers=1, heads=2)
     assert model.space == space
-    assert model(cloud(space.dim, dtype=torch.float32)).shape == (2, 1)
+    assert model(random_clouds(space.dim, dtype=torch.float32)).shape == (2, 1)
 
 
 def from_file(text):

@@ -63,6 +63,7 @@ from lieattn.nn import (
 from lieattn.nn.relative import CoordinateNetwork, MLPEncoding, NetworkKernel
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
+from tests.cases import moved, random_clouds, random_rotation
 
 SIZES = {
     "rot_mnist Z2": (GSANet.rot_mnist, trivial(2), 44_368),
@@ -108,13 +109,6 @@ def images(count, height, width, channels, dtype=torch.float32, seed=0):
         Data(x=torch.randn(len(pos), channels, generator=generator).to(dtype), pos=pos, grid=grid) for _ in range(count)
     ]
     return Batch.from_data_list(clouds)
-
-
-def moved(batch, group, h):
-    """Return the batch with its coordinates transformed by a group element and a shift."""
-    batch = batch.clone()
-    batch.pos = group.act(h, batch.pos) + 0.5
-    return batch
 
 
 def turned_pixels(batch, group, h):
@@ -239,7 +233,7 @@ def test_start_does_not_depend_on_rounding():
     """With the zero biases of the paper, an untrained network amplifies 1e-7 in a coordinate to several percent."""
     group = cyclic(8)
     model = GSANet(group, 2, 3, channels=8, blocks=(1,), heads=2, neighborhood=Radius(2.1)).eval()
-    assert change(model, images(2, 8, 8, 2), group, moved) < 1e-4
+    assert change(model, images(2, 8, 8, 2), group, lambda batch, group, h: moved(batch, group.elements[h])) < 1e-4
 
 
 @torch.no_grad()
@@ -351,31 +345,11 @@ SPACES = {  # frames, the motions that do not change the outputs, and options
 }
 
 
-def cloud(dim, seed=0, constant=False, points=12):
-    generator = torch.Generator().manual_seed(seed)
-    x, pos, vel = (torch.randn(points, k, generator=generator, dtype=torch.float64) for k in (2, dim, dim))
-    return Data(x=torch.ones_like(x) if constant else x, pos=pos, vel=vel, batch=torch.arange(points) % 2)
-
-
 def of_frames(name, **more):
     frames, group, options = SPACES[name]
     options = {"neighborhood": Radius(2.0), "channels": 8, "blocks": (1,), "heads": 2, **options, **more}
     torch.manual_seed(0)
     return GSANet(frames, 2, 3, **options).double(), group
-
-
-def motions(group, data):
-    """Yield transformed clouds with their vectors, and a function that transforms output vectors in the same way."""
-    generator = torch.Generator().manual_seed(1)
-    for number in range(min(group.order, 4) if hasattr(group, "order") else 4):
-        shift = torch.randn(group.dim, generator=generator, dtype=torch.float64)
-        if hasattr(group, "order"):
-            matrix = group.elements[number]
-        else:
-            matrix = group.linear(group.sample(1, generator=generator, dtype=torch.float64))[0]
-        moved = data.clone()
-        moved.pos, moved.vel = data.pos @ matrix.mT + shift, data.vel @ matrix.mT
-        yield moved, matrix
 
 
 @pytest.mark.parametrize(
@@ -453,18 +427,19 @@ def test_the_order_of_pooling_is_that_of_the_frames(frames, order):
 
 def test_other_frames_of_the_points():
     """Random frames break rotations, as their guarantee says; given frames are exact if they are transformed too."""
-    data = cloud(3)
+    data = random_clouds(3, (6, 6), features=2)
     model = randomize(GSANet(SampledFrames(3), 2, 3, neighborhood=Radius(2.0), channels=8, heads=2).double())
     assert model.sees_order
     assert model.symmetry.group.name == "R^3"
     assert "SE(3) on average" in model.guarantee
     frames = SO(3).sample(12, 2, dtype=torch.float64)
-    (moved, matrix), *_ = motions(SE(3), data)
+    matrix = random_rotation(3)
+    other = moved(data, matrix)
     models = [
         randomize(GSANet(GivenFrames(given), 2, 3, neighborhood=Radius(2.0), channels=8, heads=2).double())
         for given in (frames, matrix @ frames)
     ]
-    torch.testing.assert_close(models[1](moved), models[0](data), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(models[1](other), models[0](data), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -474,7 +449,8 @@ def test_geometry_is_seen_where_features_are_constant(name):
     spread = {}
     for values in (True, False):
         model, _ = of_frames(name, options=GSAOptions(values=values))
-        outputs = torch.cat([model.eval()(cloud(model.space.group.dim, seed, True)) for seed in range(6)])
+        drawn = [random_clouds(model.space.group.dim, (12,), features=2, seed=seed) for seed in range(6)]
+        outputs = torch.cat([model.eval()(data.update({"x": torch.ones_like(data.x)})) for data in drawn])
         spread[values] = float(outputs.std(0).max() / outputs.abs().max())
     assert spread[True] > 1e-3
     assert spread[False] < 1e-5 or name == "principal of neighborhoods"

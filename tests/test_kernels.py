@@ -20,9 +20,7 @@ import pytest
 import torch
 
 from lieattn.cli import _machine
-from lieattn.geometry import AllPairs, Neighbors, Radius, lift
-from lieattn.groups import cyclic
-from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+from lieattn.geometry import AllPairs, Neighbors, Radius
 from lieattn.ops import (
     RelativeTerms,
     _backend,
@@ -35,7 +33,7 @@ from lieattn.ops import (
     group_attention,
     head_networks,
 )
-from tests.cases import some
+from lieattn.ops._terms import ROW_TABLES
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
@@ -47,7 +45,6 @@ from lieattn.ops.kernels import _head_networks as head_networks_launch
 from lieattn.ops.kernels.attention import _launch, _operator
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
-OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")
 TERMS = {
     "none": (),
     "positional key": ("positional_key",),
@@ -89,13 +86,8 @@ def test_fused_equals_plain(pattern, normalize, terms):
     options = {"pattern": pattern, "normalize": normalize}
     assert explain(*signals, terms=tables, **options).backend == "numba"
     assert_same(*(results(signals, neighbors, tables, index, name, **options) for name in ("numba", "plain")))
-    rows = RelativeTerms(
-        **{
-            name: table[index] if name in OF_EDGES else table
-            for name in NAMES
-            if (table := getattr(tables, name)) is not None
-        }
-    )
+    tables = tables.tables()
+    rows = RelativeTerms(**{name: table[index] if name in ROW_TABLES else table for name, table in tables.items()})
     assert_same(*(results(signals, neighbors, rows, None, name, **options) for name in ("numba", "plain")))
 
 
@@ -108,7 +100,7 @@ POOLED = {
 }
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8, 17])
+@pytest.mark.parametrize("heads", [1, 17])
 @pytest.mark.parametrize("terms", POOLED)
 def test_pooled_equals_plain(terms, heads):
     signals, neighbors, tables, index = problem("pooled", POOLED[terms])
@@ -140,49 +132,6 @@ def test_keys_of_elements_equal_plain(names):
     for terms, at in ((tables, index), (rows, None)):
         ours, theirs = (results(signals, neighbors, terms, at, n, pattern="joint") for n in ("numba", "plain"))
         assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize("indexed", [True, False])
-@pytest.mark.parametrize("threads", [2, 5])
-def test_pooled_threads(threads, indexed, monkeypatch):
-    signals, _, tables, _ = problem("pooled", POOLED["psi of frames"])
-    signals = [torch.randn(40, *s.shape[1:], dtype=s.dtype) for s in signals]
-    neighbors = Radius(0.9)(torch.randn(40, 2), torch.arange(40) // 10)
-    index = torch.arange(neighbors.num_edges) % 4
-    given = {name: table if indexed else table[index] for name, table in tables.tables().items()}
-    at = index if indexed else None
-    wanted = results(signals, neighbors, RelativeTerms(**given), at, "plain", pattern="pooled")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    found = [results(signals, neighbors, RelativeTerms(**given), at, "numba", pattern="pooled") for _ in range(2)]
-    assert_same(found[0], wanted)
-    assert all(torch.equal(ours, first) for ours, first in zip(found[1], found[0], strict=True))
-
-
-def test_pooled_twice():
-    signals, neighbors, tables, index = problem("pooled", POOLED["psi of frames"], fiber=2, points=5)
-    names = list(tables.tables())
-    leaves = [t.requires_grad_() for t in (*signals, *(getattr(tables, name) for name in names))]
-
-    def call(query, key, value, *terms):
-        terms = RelativeTerms(**dict(zip(names, terms, strict=True)), row=index)
-        return group_attention(query, key, value, neighbors, pattern="pooled", terms=terms)[0]
-
-    with backend("numba"):
-        assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
-        assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
-
-
-def test_pooled_obstacles():
-    signals, neighbors, tables, index = problem("pooled", POOLED["shifts"])
-    options = {"pattern": "pooled", "terms": tables}
-    assert "without queries" in str(explain(None, None, signals[2], **options))
-    assert "normalize='mean'" in str(explain(*signals, normalize="mean", **options))
-    out, weights = group_attention(*signals, neighbors, dropout=0.5, return_weights=True, **options)
-    assert torch.isfinite(out).all()
-    assert weights is not None
-    options["terms"] = replace(tables, row=index + 1)
-    with pytest.raises(ValueError, match=r"terms\.row: expected numbers from 0 to 3"):
-        group_attention(*signals, neighbors, **options)
 
 
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
@@ -217,26 +166,23 @@ def test_long_lists_in_chunks(pattern, normalize, monkeypatch):
         assert_same(results(signals, neighbors, tables, index, "numba", **options), wanted, 1e-11)
 
 
+@pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-def test_threads_change_rounding_only(threads, monkeypatch):
-    signals, neighbors, tables, index = problem("query_sum", TERMS["all"])
-    wanted = results(signals, neighbors, tables, index, "plain", pattern="query_sum")
+@pytest.mark.parametrize(("pattern", "names"), [("query_sum", TERMS["all"]), ("pooled", POOLED["psi of frames"])])
+def test_threads_change_rounding_only(pattern, names, threads, indexed, monkeypatch):
+    signals, _, tables, _ = problem(pattern, names)
+    signals = [torch.randn(40, *s.shape[1:], dtype=s.dtype) for s in signals]
+    neighbors = Radius(0.9)(torch.randn(40, 2), torch.arange(40) // 10)
+    index = torch.arange(neighbors.num_edges) % 4
+    given = tables.tables()
+    rows = {name: table if indexed or name not in ROW_TABLES else table[index] for name, table in given.items()}
+    problem_of = signals, neighbors, RelativeTerms(**rows), index if indexed else None
+    wanted = results(*problem_of, "plain", pattern=pattern)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(_calls, "_MOST_WINDOWS", 2)
-    found = [results(signals, neighbors, tables, index, "numba", pattern="query_sum") for _ in range(3)]
+    found = [results(*problem_of, "numba", pattern=pattern) for _ in range(2)]
     assert_same(found[0], wanted)
-    for again in found[1:]:
-        assert all(torch.equal(ours, first) for ours, first in zip(again, found[0], strict=True))
-
-
-def test_fiber_only_in_the_terms():
-    """Lifting: queries and keys have one frame, and the terms give the output fiber."""
-    neighbors = Radius(1.5)(torch.randn(9, 2))
-    signals = [torch.randn(9, 1, HEADS, width, dtype=torch.float64) for width in (DIM, DIM, VALUE)]
-    terms = RelativeTerms(positional_key=torch.randn(neighbors.num_edges, 4, 1, DIM, dtype=torch.float64))
-    found, wanted = (results(signals, neighbors, terms, None, name, pattern="query_sum") for name in ("numba", "plain"))
-    assert found[0].shape == (9, 4, HEADS, VALUE)
-    assert_same(found, wanted)
+    assert all(torch.equal(ours, first) for ours, first in zip(found[1], found[0], strict=True))
 
 
 class Guarded:
@@ -310,9 +256,8 @@ def calls_of_kernels():
     return calls
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_kernels_keep_to_their_memory_and_read_nothing_that_they_have_not_written(threads, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+def test_kernels_keep_to_their_memory_and_read_nothing_that_they_have_not_written(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     found = {}
     for name, (call, operands) in calls_of_kernels().items():
         found[name] = []
@@ -345,22 +290,28 @@ def call_with(names, neighbors, index, **options):
     return call
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("normalize", ["softmax", "exp-mean", "mean"])
-@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
-def test_differentiable_twice(pattern, normalize, dropout):
-    if pattern == "query_sum" and normalize == "mean":
-        pytest.skip("the plain evaluation has this case")
-    signals, neighbors, tables, index = problem(pattern, TERMS["all"], fiber=2, points=5)
-    given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))]
-    call = call_with(NAMES, neighbors, index, pattern=pattern, normalize=normalize, dropout=dropout)
+DERIVED = [
+    *itertools.product(("joint", "framewise"), ("softmax", "exp-mean", "mean"), [NAMES], [0.4]),
+    *itertools.product(["query_sum"], ("softmax", "exp-mean"), [NAMES], [0.4]),
+    ("query_sum", "softmax", NAMES, 0.0),
+    ("pooled", "softmax", POOLED["psi of frames"], 0.0),
+]
+
+
+@pytest.mark.parametrize(("pattern", "normalize", "names", "dropout"), DERIVED)
+def test_differentiable_twice(pattern, normalize, names, dropout):
+    signals, neighbors, tables, index = problem(pattern, names, fiber=2, points=5)
+    tables = tables.tables()
+    given = [s.requires_grad_() for s in (*signals, *tables.values())]
+    call = call_with(tables, neighbors, index, pattern=pattern, normalize=normalize, dropout=dropout)
 
     def seeded(*arguments):
         torch.manual_seed(3)
         return call(*arguments)
 
-    assert torch.autograd.gradcheck(seeded, given, fast_mode=True)
-    assert torch.autograd.gradgradcheck(seeded, given, fast_mode=True)
+    with backend("numba"):
+        assert torch.autograd.gradcheck(seeded, given, fast_mode=True)
+        assert torch.autograd.gradgradcheck(seeded, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
@@ -373,21 +324,6 @@ def test_dropout_follows_the_seed(pattern):
         draws.append(call(*signals, tables.positional_key))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_computes_in_single(dtype):
-    signals, neighbors, tables, index = problem("joint", ("displacement_bias",))
-    tables = RelativeTerms(displacement_bias=tables.displacement_bias.float(), row=index)
-    half = [signal.to(dtype).requires_grad_() for signal in signals]
-    options = {"terms": tables}
-    with torch.autocast("cpu", dtype=torch.bfloat16), backend("numba"):
-        out, _ = group_attention(*half, neighbors, **options)
-    exact, _ = group_attention(*(signal.float() for signal in half), neighbors, **options)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out, exact.to(dtype), rtol=2e-2, atol=2e-2)
-    out.sum().backward()
-    assert all(signal.grad.dtype == dtype for signal in half)
 
 
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum", "pooled"])
@@ -435,26 +371,6 @@ def test_registration_with_torch():
     torch.library.opcheck(_operator._backward, arguments)
     absent = (*given[:3], *(None,) * 7, *lists[:3], None, *options)
     torch.library.opcheck(_operator._forward, absent, test_utils=("test_schema", "test_faketensor"))
-
-
-@pytest.mark.parametrize("pattern", some(["joint", "query_sum"], ["query_sum"]))
-def test_compiles_to_one_graph(pattern):
-    group = cyclic(4)
-    graph = lift(torch.randn(10, 2), group, Radius(1.5))
-    lifting = LiftingSelfAttention(group, 3, 4, heads=2)
-    layer = GroupSelfAttention(group, 4, 6, heads=2, pattern=pattern)
-    x = torch.randn(10, 3)
-
-    def network(features):
-        return layer(torch.nn.functional.silu(lifting(features, graph)), graph)
-
-    parameters = [*lifting.parameters(), *layer.parameters()]
-    found = []
-    for function in (network, torch.compile(network, fullgraph=True, backend="aot_eager")):
-        out = function(x)
-        grads = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
-        found.append([out, *(torch.zeros(()) if grad is None else grad for grad in grads)])
-    assert_same(*found, 1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # which its last reference closes
@@ -626,6 +542,8 @@ def test_the_choice_is_explained():
         assert choice.backend == "plain"
         assert reason in str(choice)
     assert "on meta" in str(explain(*(s.to("meta") for s in (q, k, v))))
+    assert "without queries" in str(explain(None, None, v, pattern="pooled"))
+    assert "normalize='mean'" in str(explain(q, k, v, pattern="pooled", normalize="mean"))
     with backend("plain"):
         assert "was asked for" in str(explain(q, k, v))
     with pytest.raises(ValueError, match="name: expected one of"), backend("fast"):
@@ -687,8 +605,6 @@ def kept(tmp_path, monkeypatch):
 DAMAGE = {
     "empty": lambda content: b"",
     "truncated": lambda content: content[: len(content) // 2],
-    "the last byte missing": lambda content: content[:-1],
-    "garbage": lambda content: bytes(range(256)) * 10,
     "a flipped bit": lambda content: content[:100] + bytes([content[100] ^ 4]) + content[101:],
     "not by this library": lambda content: content[:-32],
 }

@@ -52,8 +52,6 @@ FINITE = {motions.name: motions for motions in (SemidirectProduct(GROUPS[name]) 
 SHEARED = SemidirectProduct(cyclic(4).conjugate(torch.tensor([[1.0, 0.7], [0.0, 2.0]]).double(), "sheared C4"))
 MOTIONS = {**LIE_GROUPS, **FINITE, SHEARED.name: SHEARED}
 every_motion = pytest.mark.parametrize("group", MOTIONS.values(), ids=MOTIONS)
-TURNING = {name: group for name, group in LIE_GROUPS.items() if turns(group)}
-every_turning = pytest.mark.parametrize("group", TURNING.values(), ids=TURNING)
 REFLECTING = {name: group for name, group in LIE_GROUPS.items() if name in ("O(2)", "O(3)", "E(2)", "E(3)")}
 RIGID = {name: LIE_GROUPS[name] for name in ("SO(2)", "SO(3)", "O(2)", "O(3)", "SE(2)", "SE(3)", "E(2)", "E(3)")}
 
@@ -95,14 +93,8 @@ def test_product_is_associative_with_identity_and_inverses(group):
     close(group.product(g, group.inverse(g)), unit.expand_as(g))
     close(group.product(group.inverse(g), g), unit.expand_as(g))
     close(group.relative(g, h), group.product(group.inverse(g), h), 1e-10)
-
-
-@every_motion
-def test_products_and_inverses_are_elements(group):
-    g, h = elements(group), elements(group, seed=1)
-    for made in (group.product(g, h), group.inverse(g), group.relative(g, h), group.identity(g)):
+    for made in (group.product(g, h), group.inverse(g), group.relative(g, h), unit, group.product(g, h).float()):
         group.check("made", made)
-    group.check("made", group.product(g, h).float())
 
 
 @every_motion
@@ -114,18 +106,6 @@ def test_action_is_a_homomorphism_that_moves_differences_as_vectors(group):
     close(group.act(g, x) - group.act(g, y), group.act_vectors(g, x - y), 1e-10)
     close(group.act(g, torch.zeros_like(x)), group.translation(g))
     close(group.act_vectors(g, x), torch.einsum("nij,nj->ni", group.linear(g), x), 1e-10)
-
-
-def test_table_holds_groups_that_do_not_commute():
-    """Control: a wrong order of factors would pass with every abelian group."""
-    found = {name for name, group in LIE_GROUPS.items() if not commutes(group)}
-    assert {"SO(3)", "O(2)", "SE(2)", "Sim(3)", "Heisenberg"} <= found
-    assert not found & {"SO(2)", "R+(3)", "R^2", "squeeze", "SO(2)_z"}
-
-
-def commutes(group):
-    g, h = elements(group), elements(group, seed=1)
-    return torch.allclose(group.product(g, h), group.product(h, g), atol=1e-9)
 
 
 @every_group
@@ -158,7 +138,7 @@ def test_algebra_coordinates_and_matrices(group):
 # --- exp and log ------------------------------------------------------------------------------------------------
 
 
-def exp_in_many_digits(group, a, digits=40):
+def exp_in_many_digits(group, a, digits=30):
     with mpmath.workdps(digits):
         return torch.tensor(
             [mpmath.expm(mpmath.matrix(matrix), method="taylor").tolist() for matrix in group.hat(a).tolist()],
@@ -168,7 +148,7 @@ def exp_in_many_digits(group, a, digits=40):
 
 @every_group
 def test_exp_and_log_against_many_digits(group):
-    a = algebra_cases(group)
+    a = algebra_cases(group)[::2]
     exact = exp_in_many_digits(group, a)
     close(group.exp(a), exact, 1e-12)
     close(group.log(exact), a, 1e-12)
@@ -241,7 +221,7 @@ def test_exp_is_that_of_matrices_beyond_half_and_full_turns(group):
 @pytest.mark.parametrize("dim", [2, 3])
 def test_similarities_of_any_scale(dim, log_scale):
     group = Sim(dim)
-    a = algebra_cases(group)[::2]
+    a = algebra_cases(group)[::6]
     a[:, 0] = log_scale
     exact = exp_in_many_digits(group, a)
     largest = math.exp(max(log_scale, 0.0))
@@ -280,16 +260,6 @@ def test_scales_up_to_the_largest_number(dtype):
         assert Dilations(2).exp(torch.tensor([sign * (largest - 1e-3)], dtype=dtype))[0, 0] > 0
         with pytest.raises(ValueError, match="a: expected logarithms of scales"):
             Dilations(2).exp(torch.tensor([sign * (largest + 1e-3)], dtype=dtype))
-
-
-@every_turning
-def test_half_turns_have_a_logarithm_whose_exponential_they_are(group):
-    a = with_angle(group, normal(20, group.algebra_dim), math.pi)
-    g = group.exp(a)
-    found = group.log(g)
-    close(group.exp(found), g, 1e-12)
-    part = found[..., turning(group)]
-    close(part.norm(dim=-1), torch.full_like(part[..., 0], math.pi), 1e-12)
 
 
 @pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, -1, 0), (0.6, 0, -0.8)])
@@ -350,9 +320,11 @@ def test_indices_of_elements_are_mapped_over():
     close(torch.func.vmap(group.distance)(g, g.flip(0)), group.distance(g, g.flip(0)))
 
 
-@every_group
-def test_second_derivatives_of_distances(group):
+@pytest.mark.parametrize("name", ["SO(2)", "SO(3)", "O(3)", "SE(3)", "Sim(2)", "Heisenberg"])
+def test_second_derivatives_of_distances(name):
     """Transforms of torch.func agree with plain derivatives, at rotations too, where torch.linalg.det has NaN."""
+
+    group = LIE_GROUPS[name]
 
     def distance(a):
         return group.distance(group.identity(a), group.exp(a))
@@ -371,15 +343,6 @@ def test_reflections_have_no_logarithm(group):
     with pytest.raises(ValueError, match=rf"g: g\[{first}\] has no logarithm in O\({group.dim}\): it is improper"):
         group.log(g)
     assert torch.isfinite(group.log(g[~improper])).all()
-
-
-def test_textbook_logarithm_would_fail():
-    """Control: the formula with the arc cosine exceeds the tolerance of the tests above."""
-    a = with_angle(SO(3), normal(10, 3), math.pi - 1e-6)
-    rotation = SO(3).exp(a)
-    angle = torch.acos(((rotation.diagonal(dim1=-2, dim2=-1).sum(-1) - 1) / 2).clamp(-1, 1))
-    naive = SO(3).vee(rotation - rotation.mT) * (angle / (2 * angle.sin()))[:, None]
-    assert (naive - a).abs().max() > 1e-6
 
 
 # --- gradients --------------------------------------------------------------------------------------------------
@@ -435,7 +398,7 @@ def test_derivatives_are_finite_differences(group):
         return group.log(relative), group.coordinates(relative), group.distance(h, moved)
 
     a.requires_grad_()
-    assert gradcheck(of_relative, a, eps=1e-6, atol=1e-6)
+    assert gradcheck(of_relative, a, eps=1e-6, atol=1e-6, fast_mode=True)
     log = lambda a: group.log(group.product(g, group.exp(a)))  # noqa: E731
     assert gradgradcheck(log, a, eps=1e-6, atol=1e-5, fast_mode=True)
 

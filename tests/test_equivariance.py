@@ -217,8 +217,8 @@ def prepared(name, case, dtype):
 
 @pytest.mark.parametrize(("name", "case"), FITTING)
 def test_layer_moves_along(name, case):
-    """In float64, with every backend that differs from the plain one for this layer, as its bits show."""
-    for dtype, evaluations in ((torch.float64, BACKENDS), (torch.float32, ("auto",))):
+    """In float64 with every backend that differs from the plain one for this layer, as its bits show."""
+    for dtype, evaluations in ((torch.float64, BACKENDS), (torch.float32, ("auto",) if case in SINGLE else ())):
         layer, x, _, _, graph = prepared(name, case, dtype)
         moves = moves_of(case, dtype)
         if moves[0][1] is None and not name.startswith("lifting"):
@@ -233,6 +233,11 @@ def test_layer_moves_along(name, case):
                         error = error_of_a_move(name, layer, x, out, move)
                         assert error < TOLERANCE[dtype], f"{dtype}, {evaluation}: {error:.1e}"
             done.append(out)
+
+
+SOME = ("D3", "C3 on scales", "SE(3), posed D2", "SE(3), principal", "R^2")
+SOME_FITTING = [(n, c) for n in LAYERS for c in SOME if fits(n, LIFTED[c])]
+SINGLE = [LIFTED[c] for c in SOME]
 
 
 def error_of_a_move(name, layer, x, out, move):
@@ -261,10 +266,6 @@ def test_neighborhoods_turn_along(name, neighborhood):
             pos,
             input_field=not name.startswith("lifting"),
         )
-
-
-SOME = ("D3", "C3 on scales", "SE(3), posed D2", "SE(3), principal", "R^2")
-SOME_FITTING = [(n, c) for n in LAYERS for c in SOME if fits(n, LIFTED[c])]
 
 
 @pytest.mark.parametrize(("name", "case"), SOME_FITTING)
@@ -337,9 +338,9 @@ def test_blocks_pass_their_options_on():
 
 @cache
 def degenerate_graphs(case):
-    """Return points at one place, at two places, a single one, and none, all with gradients, and their graphs."""
+    """Return points at one place, at two places, and none, all with gradients, and their graphs."""
     pos, _, _ = clouds_of(case, torch.float32)
-    clouds = pos[:1].expand(4, -1), torch.cat([pos[:2], pos[:1]]), pos[:1], pos[:0]
+    clouds = pos[:1].expand(4, -1), torch.cat([pos[:2], pos[:1]]), pos[:0]
     clouds = [some.clone().requires_grad_() for some in clouds]
     return [(some, case.lift(some, torch.zeros(len(some), dtype=torch.int64))) for some in clouds]
 
@@ -408,15 +409,14 @@ IMAGE_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", IMAGE_LAYERS)
-@pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
-def test_tables_on_images(group, name, dtype):
+@pytest.mark.parametrize("group", ["C4", "C8", "D3"])
+def test_tables_on_images(group, name):
     """With balls on a grid, layers are exact for every group, although h⁻¹ of a displacement may lie off the grid."""
     group = SMALL_GROUPS[group]
-    layer, pos = randomize(IMAGE_LAYERS[name](group).to(dtype)), pixel_positions(6, 6, dtype=dtype)
+    layer, pos = randomize(IMAGE_LAYERS[name](group).double()), pixel_positions(6, 6, dtype=torch.float64)
     lifts = name.startswith("lifting")
-    x = torch.randn(len(pos), *(() if lifts else (group.order,)), CHANNELS, dtype=dtype)
+    x = torch.randn(len(pos), *(() if lifts else (group.order,)), CHANNELS, dtype=torch.float64)
     with torch.no_grad():
         assert_equivariant(
             lambda x, pos: layer(x, lift(pos, group, Radius(2.1))),

@@ -743,7 +743,7 @@ def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
             *((edges_launch, name) for name in ("run_messages", "run_messages_backward")),
         ],
         "few channels": [(few_channels_launch, "run_forward"), (few_channels_launch, "run_backward")],
-        "attentive": [(attentive_launch.Fused, "forward"), (attentive_launch, "_backward")],
+        "attentive": [(attentive_launch, "run_forward"), (attentive_launch, "run_backward")],
     }
     for kernel, steps in kernels.items():
         for step in steps:

@@ -130,68 +130,6 @@ def test_the_reference_at_one_element():
     torch.testing.assert_close(out[i, h, e, d], total, rtol=1e-12, atol=1e-12)
 
 
-def with_axes_of_size_one(pattern, with_query, seed):
-    """Return operands whose axes have their full size or size 1."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    def toss(size):
-        return size if torch.rand((), generator=generator) < 0.6 else 1
-
-    fiber, tied = 3, pattern in ("joint", "framewise")
-    neighborhood = AllPairs() if seed % 2 else Radius(2.0, include_self=False)
-    neighbors = neighborhood(draw(5, 2), torch.tensor([0, 0, 0, 1, 1]))
-    queries = fiber if tied else toss(fiber)
-    outs = 4 if pattern == "query_sum" else fiber
-    pairs, added = 1 if pattern == "framewise" else fiber, fiber if pattern in ("joint", "query_sum") else 1
-    row = torch.randint(4, (neighbors.num_edges,), generator=generator) if seed % 3 else None
-    types = 4 if seed % 3 else neighbors.num_edges
-    shapes = {
-        "displacement_bias": (outs, added, HEADS),
-        "psi": (outs, pairs, HEADS, VALUE),
-        "beta": (outs, added, HEADS, VALUE),
-    }
-    if with_query:
-        shapes["positional_key"] = (outs, HEADS, DIM)
-    if with_query and not pattern == "pooled":
-        shapes["fiber_key"] = (queries, fiber, HEADS, DIM)
-    if with_query and pattern != "query_sum":
-        shapes["key_psi"] = (outs, pairs, HEADS, DIM)
-    if pattern != "pooled":
-        shapes["fiber_bias"] = (queries, fiber, HEADS)
-    given = {}
-    for name, shape in shapes.items():
-        if torch.rand((), generator=generator) < 0.5:
-            rows = () if name.startswith("fiber") else (types,)
-            matrix = name.endswith("psi") and pattern != "framewise" and toss(2) == 1
-            sizes = [toss(size) for size in (shape[:2] if matrix else shape)]
-            given[name] = draw(*rows, *sizes, *([*shape[2:], HEADS * shape[-1]] if matrix else []))
-    query, key = (draw(5, queries, HEADS, DIM), draw(5, fiber, HEADS, DIM)) if with_query else (None, None)
-    return (query, key, draw(5, fiber, HEADS, VALUE)), neighbors, RelativeTerms(**given, row=row)
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("with_query", [True, False], ids=["queries", "terms alone"])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_axes_of_size_one(pattern, with_query, seed):
-    """Broadcast axes give the same values and shapes with every implementation."""
-    signals, neighbors, terms = with_axes_of_size_one(pattern, with_query, seed)
-    fiber = signals[2].shape[1]
-    for normalize in ("softmax", "none"):
-        options = {"pattern": pattern, "normalize": normalize, "terms": terms}
-        expected = reference_attention(*signals, neighbors, **options)
-        outs = expected.shape[1]
-        for evaluation in ("plain", "numba", "dense"):
-            with backend(evaluation):
-                out, _ = group_attention(*signals, neighbors, **options)
-            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-        _, weights = group_attention(*signals, neighbors, return_weights=True, **options)
-        frames = {"joint": (fiber, fiber), "query_sum": (outs, weights.shape[2], fiber)}.get(pattern, (outs,))
-        assert weights.shape == (neighbors.num_edges, *frames, HEADS)
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_with_and_without_torch_scatter(scatter, pattern):
     (q, k, v), neighbors, tables, _index = problem(pattern, TERMS["all"])

@@ -18,10 +18,15 @@ from lieattn.ops import RelativeTerms, backend, explain, group_attention, refere
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._terms import Problem
+from lieattn.ops.kernels.attention import _operator
 from lieattn.ops.kernels.attention._operator import dropout_mask
 from tests.cases import some
 
-triton = pytest.importorskip("triton", minversion="3.6", reason="triton is not installed: pip install lieattn[gpu]")
+pytest.importorskip("triton", minversion="3.6", reason="triton is not installed: pip install lieattn[gpu]")
+import triton
+
+from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward, _launch
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="needs kernels that are compiled")
@@ -145,28 +150,24 @@ def close(found, expected, tolerance):
 
 
 def check(case, tolerance, again=False, **options):
-    from lieattn.ops.kernels.triton._launch import run_backward, run_forward
-
     signals, neighbors, terms, _index, pattern, normalize, dropout = problem(case, **options)
     operands, given = problem_of(signals, neighbors, terms, pattern, normalize, dropout)
     expected, grad_out, grads = reference(operands, given)
-    out, norm = run_forward(given, SEED)
+    out, norm = _launch.run_forward(given, SEED)
     close(out, expected, tolerance)
-    found = run_backward(given, SEED, grad_out, norm)
+    found = _launch.run_backward(given, SEED, grad_out, norm)
     assert [g.numel() == 0 for g in found] == [t is None for t in operands]
     for grad, wanted in zip((g for g in found if g.numel()), grads, strict=True):
         assert grad.dtype == wanted.dtype
         close(grad, wanted, tolerance)
     if again:
-        repeated = run_backward(given, SEED, grad_out, norm)
+        repeated = _launch.run_backward(given, SEED, grad_out, norm)
         assert all(torch.equal(one, other) for one, other in zip(found, repeated, strict=True))
 
 
 @pytest.fixture(params=[True, False], ids=["an edge in a lane", "an edge in a tile"])
 def lanes(request, monkeypatch):
     """Use the kernels for small fibers, in which each lane has an edge of its own, or those for all fibers."""
-    from lieattn.ops.kernels.triton import _launch
-
     if not request.param:
         monkeypatch.setattr(_launch, "_PAIRS", 0)
         monkeypatch.setattr(_launch, "_FACTORS", 32)  # two of four padded frames at a time, if they are pooled
@@ -176,7 +177,8 @@ def lanes(request, monkeypatch):
 @interpreted
 @pytest.mark.parametrize("case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution", "pooled")))
 def test_equals_plain(case, lanes):
-    check(case, 1e-12)
+    if CASES[case][0] != "pooled" or not lanes:  # pooled frames have tiles only
+        check(case, 1e-12)
 
 
 @interpreted
@@ -188,24 +190,18 @@ def test_edges_that_are_their_own_type(case, lanes):
 @interpreted
 @pytest.mark.parametrize(("depth", "width", "wanted"), [(8, 8, True), (3, 6, True), (5, 8, False), (8, 7, False)])
 def test_lanes_have_no_odd_number_of_channels_above_three(depth, width, wanted):
-    from lieattn.ops.kernels.triton._launch import _Call
-
     signals, neighbors, terms, _, *rest = problem("framewise", depth=depth, width=width)
-    assert _Call(problem_of(signals, neighbors, terms, *rest)[1]).lanes == wanted
+    assert _launch._Call(problem_of(signals, neighbors, terms, *rest)[1]).lanes == wanted
 
 
 @interpreted
 def test_sources_of_many_edges_are_split_among_programs(lanes, monkeypatch):
-    from lieattn.ops.kernels.triton import _launch
-
     monkeypatch.setattr(_launch, "_MOST_EDGES", 2)
     check("joint", 1e-12, lists=([0, 3, 7, 7, 12], [0, 1, 3, 0, 1, 1, 3, 1, 1, 1, 0, 1]))
 
 
 @interpreted
 def test_sorted_edges_are_kept_with_the_geometry_and_no_longer(monkeypatch):
-    from lieattn.ops.kernels.triton import _launch
-
     signals, neighbors, terms, _index, pattern, normalize, _ = problem("query sum", heads=1)
     _, given = problem_of(signals, neighbors, terms, pattern, normalize)
     out, norm = _launch.run_forward(given, SEED)
@@ -228,8 +224,6 @@ def test_sorted_edges_are_kept_with_the_geometry_and_no_longer(monkeypatch):
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("case", some(["query sum", "framewise", "joint, all tables"], ["query sum"]))
 def test_more_edges_than_lanes(case, indexed, monkeypatch):
-    from lieattn.ops.kernels.triton import _launch
-
     monkeypatch.setattr(_launch, "_LANES", 2)
     check(case, 1e-12, fiber=2, heads=1, indexed=indexed, lists=([0, 3, 3, 6], [0, 2, 0, 1, 0, 0]))
 
@@ -248,8 +242,6 @@ def test_more_heads_than_a_block_of_the_dropout_mask():
 
 @interpreted
 def test_many_edges_of_a_type_are_split_among_programs(lanes, monkeypatch):
-    from lieattn.ops.kernels.triton import _launch
-
     monkeypatch.setattr(_launch, "_EDGES_A_PROGRAM", 1)
     check("location only", 1e-12, fiber=2, heads=1, lists=([0, 4, 8, 11], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]))
 
@@ -258,13 +250,11 @@ def test_many_edges_of_a_type_are_split_among_programs(lanes, monkeypatch):
 @pytest.mark.slow
 def test_large_scores_do_not_overflow(lanes):
     check("location only", 1e-12)
-    from lieattn.ops.kernels.triton._launch import run_forward
-
     signals, neighbors, terms, _index, pattern, normalize, _ = problem("joint", dtype=torch.float32)
     with torch.no_grad():
         signals[0].mul_(1e4)
     operands, given = problem_of(signals, neighbors, terms, pattern, normalize)
-    out, _ = run_forward(given, SEED)
+    out, _ = _launch.run_forward(given, SEED)
     expected, _, _ = reference(operands, given)
     close(out, expected, 1e-5)
 
@@ -275,9 +265,7 @@ def test_the_lowest_scores_have_weights():
     with torch.no_grad():
         terms.displacement_bias.mul_(1e40).sub_(1e41)
     operands, given = problem_of(signals, neighbors, terms, pattern, normalize)
-    from lieattn.ops.kernels.triton._launch import run_forward
-
-    close(run_forward(given, SEED)[0], reference(operands, given)[0], 1e-12)
+    close(_launch.run_forward(given, SEED)[0], reference(operands, given)[0], 1e-12)
 
 
 @interpreted
@@ -285,16 +273,14 @@ def test_the_lowest_scores_have_weights():
 @pytest.mark.parametrize(
     ("case", "lanes"),
     [
-        ("query sum", True),
         ("joint, bias of pairs", False),
+        pytest.param("query sum", True, marks=pytest.mark.slow),
         pytest.param("framewise, none", True, marks=pytest.mark.slow),
     ],
     indirect=["lanes"],
 )
 def test_keys_masked_by_infinite_biases(case, lanes):
     """Masks for some frames of a key, for a whole key, and for all keys of a point, whose output is then 0."""
-    from lieattn.ops.kernels.triton._launch import run_backward, run_forward
-
     signals, neighbors, terms, _index, pattern, _, _ = problem(case, indexed=False)
     _, given = problem_of(signals, neighbors, terms, pattern, "softmax")
     bias = given.terms.displacement_bias
@@ -308,12 +294,12 @@ def test_keys_masked_by_infinite_biases(case, lanes):
         expected = reference_attention(
             query, key, value, neighbors, terms=RelativeTerms(**tables), pattern=pattern, scale=1
         )
-        out, norm = run_forward(given, SEED)
+        out, norm = _launch.run_forward(given, SEED)
         torch.testing.assert_close(out, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
         grad_out = torch.zeros_like(out)
         grad_out[defined] = 1
         wanted = iter(torch.autograd.grad(expected, list(leaves.values()), grad_out))
-        found = run_backward(given, SEED, grad_out, norm)
+        found = _launch.run_backward(given, SEED, grad_out, norm)
         for name, grad in zip(given.operands(), found, strict=True):
             if name in leaves:
                 torch.testing.assert_close(grad, next(wanted), rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -332,20 +318,18 @@ def test_keys_masked_by_infinite_biases(case, lanes):
 )
 def test_half_precision_keeps_statistics_in_float32(case, dtype, lanes):
     """Signals in half precision with tables in float32 give the results of float32 for the rounded signals."""
-    from lieattn.ops.kernels.triton._launch import run_backward, run_forward
-
     signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, heads=1, dtype=torch.float32)
     half = tuple(t.detach().to(dtype) for t in signals)
     exact = [t.float().requires_grad_() for t in half]
     operands, wide = problem_of(exact, neighbors, terms, pattern, normalize)
     _, narrow = problem_of(half, neighbors, terms, pattern, normalize)
     expected, grad_out, grads = reference(operands, wide)
-    out, norm = run_forward(narrow, SEED)
+    out, norm = _launch.run_forward(narrow, SEED)
     assert out.dtype == dtype
     assert norm.dtype == torch.float32
-    assert torch.equal(norm, run_forward(wide, SEED)[1])
+    assert torch.equal(norm, _launch.run_forward(wide, SEED)[1])
     close(out, expected, torch.finfo(dtype).eps)
-    found = [g for g in run_backward(narrow, SEED, grad_out, norm) if g.numel()]
+    found = [g for g in _launch.run_backward(narrow, SEED, grad_out, norm) if g.numel()]
     assert [g.dtype for g in found[:3]] == [dtype] * 3
     for grad, wanted in zip(found, grads, strict=True):
         close(grad, wanted, torch.finfo(dtype).eps)
@@ -373,8 +357,6 @@ def test_behind_the_public_operator(case, dtype):
 @interpreted
 @pytest.mark.slow
 def test_is_a_proper_operator():
-    from lieattn.ops.kernels.attention import _operator
-
     signals, neighbors, terms, index, pattern, normalize, _ = problem("framewise, exp-mean", fiber=2, heads=1)
     tables = (terms.positional_key, *(None,) * 6)
     lists = neighbors.row_ptr, neighbors.source, neighbors.target, index, torch.tensor(SEED)
@@ -449,8 +431,6 @@ class _Compiled:
 )
 def test_compiles_for_a_gpu_that_is_not_here(case, fiber, architecture, monkeypatch, tmp_path):
     """Triton's compiler compiles the interpreted kernels down to machine code; nothing is launched."""
-    from lieattn.ops.kernels.triton import _backward, _forward, _lanes, _lanes_backward, _launch
-
     built = Compilation((_forward, _backward, _lanes, _lanes_backward), architecture, monkeypatch, tmp_path)
     signals, neighbors, terms, _index, pattern, normalize, dropout = problem(case, fiber=fiber, dtype=torch.float32)
     _, given = problem_of(signals, neighbors, terms, pattern, normalize, dropout)

@@ -87,6 +87,8 @@ class RelativeElements(Movable):
 
     def __post_init__(self) -> None:
         check_choice("coordinates", self.chart, Chart)  # the argument's name in lift
+        if self.chart == "log" and not self.space.group.has_logarithm:
+            raise ValueError(f"coordinates: expected 'smooth', since {self.space.group.name} defines no logarithm")
 
     # --- sizes ----------------------------------------------------------------------------------------------------
 

@@ -158,6 +158,11 @@ class Group:
 
     # --- the Lie algebra ------------------------------------------------------------------------------------------
 
+    @property
+    def has_logarithm(self) -> bool:
+        """Whether :meth:`log` is defined, for all elements that are connected with the identity."""
+        return type(self).log is not Group.log
+
     def hat(self, a: Float[Tensor, "*batch {self.algebra_dim}"]) -> Float[Tensor, "*batch n n"]:
         """Return the matrix ``[*, size, size]`` of the Lie algebra with coordinates ``a`` ``[*, algebra_dim]``."""
         raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")

@@ -56,6 +56,10 @@ class SemidirectProduct(LieGroup):
     def is_conformal(self) -> bool | None:
         return self.stabilizer.is_conformal
 
+    @property
+    def has_logarithm(self) -> bool:
+        return self.stabilizer.has_logarithm
+
     def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
         """Return the element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
 

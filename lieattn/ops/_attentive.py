@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ from lieattn.ops._gated_sums import (
     responses_of,
     weighted,
 )
-from lieattn.ops.kernels._calls import expect_gradients
+from lieattn.ops._gradients import Kernels, evaluate, plain_gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,6 @@ def attentive_convolution(
             )
             sums = weighted(found).sum(dim=2)
         elif stride == 1 and dim == 2 and not is_recorded() and (name := fused_kernel(x.device)) is not None:
-            expect_gradients(operands)
             sums = _fused_sums(name, operands, window)
         else:
             sums = residual_sums(operands, window)
@@ -165,13 +164,30 @@ def attentive_convolution(
 
 def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
     """Compute :func:`residual_sums` by a fused kernel, imported here because the other one may not be installed."""
+
+    def plain(*given: Any) -> Tensor:
+        return residual_sums(Operands(*given), window)
+
     if name == "triton":
-        from lieattn.ops.kernels.triton._attentive import Fused as FusedOnGPU
+        from lieattn.ops.kernels.triton import _attentive as gpu
 
-        return cast(Tensor, FusedOnGPU.apply(window, *operands))
-    from lieattn.ops.kernels._attentive import Fused
+        def on_gpu(*given: Any) -> Tensor:
+            return gpu.residual_sums(Operands(*given), window)
 
-    return cast(Tensor, Fused.apply(window, *operands))
+        kernels = Kernels(
+            lambda *given: (on_gpu(*given), ()),
+            lambda grads, wanted, *given: plain_gradients(on_gpu, given, wanted, grads),
+            plain,
+        )
+    else:
+        from lieattn.ops.kernels import _attentive as cpu
+
+        kernels = Kernels(
+            lambda *given: (cpu.run_forward(Operands(*given), window), ()),
+            lambda grads, wanted, *given: cpu.run_backward(grads[0], Operands(*given), window, wanted[0]),
+            plain,
+        )
+    return cast(Tensor, evaluate(kernels, *operands))
 
 
 def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:

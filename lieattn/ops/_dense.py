@@ -10,7 +10,6 @@ to the scores, which are then stored and are as large as the bias.
 from __future__ import annotations
 
 from functools import partial
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -20,9 +19,8 @@ from torch import Tensor
 from lieattn._core.autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._backend import fused_kernel, is_recorded
-from lieattn.ops._gradients import gradients_of, need_plain_maths, plain_gradients
+from lieattn.ops._gradients import Kernels, evaluate, gradients_of
 from lieattn.ops._terms import Problem
-from lieattn.ops.kernels._calls import expect_gradients
 
 _FEW, _FEWEST = 8, 4  # channels up to which the fused kernel was faster on a CPU: for large clouds, and for all clouds
 _SHORT = 32  # rows up to which plain maths was faster than torch's kernel on a CPU, forward and backward
@@ -66,14 +64,7 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     """
     compiled = torch.compiler.is_compiling()
     if _kernel_takes(query, key, value, dropout):
-        expect_gradients((query, key, value))
-        counts = (
-            query.new_full((len(query),), key.shape[2], dtype=torch.int64)
-            if mask is None
-            else mask.sum(dim=-1).view(-1)
-        )
-        made: Tensor = _FewChannels.apply(query, key, value, counts, mask)
-        return made
+        return _few_channels(query, key, value, mask)
     if query.device.type == "cpu" and key.shape[2] <= _SHORT and dropout == 0 and not compiled:
         return _plain_maths(query, key, value, mask)
     watched = torch.is_grad_enabled() and any(signal.requires_grad for signal in (query, key, value))
@@ -93,31 +84,21 @@ def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> 
     return alike and fused_kernel(query.device) == "numba"
 
 
-class _FewChannels(torch.autograd.Function):
-    """The fused kernel. Its gradient is a kernel as well, or that of plain maths if it is differentiated again."""
+def _few_channels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    from lieattn.ops.kernels import _dense as launch
 
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, counts: Tensor, mask: Tensor | None) -> Tensor:
-        columns, norm = _launcher().run_forward(query, key, value, counts)
-        ctx.save_for_backward(query, key, value, counts, mask, columns, norm)
-        out: Tensor = columns[..., : query.shape[2]].mT
-        return out.contiguous()
+    whole = query.new_full((len(query),), key.shape[2], dtype=torch.int64)
+    counts = whole if mask is None else mask.sum(dim=-1).view(-1)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, counts, mask, columns, norm = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        if need_plain_maths([grad]):
-            plain = partial(_plain_maths, mask=mask)
-            return *plain_gradients(plain, (query, key, value), wanted, [grad]), None, None
-        found = _launcher().run_backward(grad, columns, norm, query, key, value, counts)
-        return *(change if want else None for change, want in zip(found, wanted, strict=True)), None, None
+    def forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        columns, norm = launch.run_forward(query, key, value, counts)
+        return columns[..., : query.shape[2]].mT.contiguous(), (columns, norm)
 
+    def backward(grads: Any, wanted: Any, query: Tensor, key: Tensor, value: Tensor, *norm: Tensor) -> list[Tensor]:
+        return launch.run_backward(grads[0], norm[0], norm[1], query, key, value, counts)
 
-def _launcher() -> ModuleType:
-    from lieattn.ops.kernels import _dense
-
-    return _dense
+    made: Tensor = evaluate(Kernels(forward, backward, partial(_plain_maths, mask=mask)), query, key, value)
+    return made
 
 
 class _Attention(torch.autograd.Function):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +16,7 @@ from lieattn._core.checks import check_count, check_is, check_tensor, kind
 from lieattn._core.numerics import lengths
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel, is_recorded
-from lieattn.ops._gradients import need_plain_maths, plain_gradients
-from lieattn.ops.kernels._calls import expect_gradients
+from lieattn.ops._gradients import Kernels, evaluate
 
 _OPERANDS = 6  # number of operands of a network, without its maps
 _KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its call
@@ -102,8 +100,13 @@ def edge_messages(
     operands = [units, weight, x]
     if not _kernel_takes(operands, units.shape[0] * units.shape[1], units.shape[2]):
         return _plain_messages(units, weight, x, neighbors)
-    expect_gradients(operands)
-    out: Tensor = _EdgeMessages.apply(units, weight, x, neighbors)
+    launch = _launcher()
+    kernels = Kernels(
+        lambda *given: (launch.run_messages(*given, neighbors), ()),
+        lambda grads, wanted, *given: launch.run_messages_backward(*grads, *given, neighbors),
+        partial(_plain_messages, neighbors=neighbors),
+    )
+    out: Tensor = evaluate(kernels, *operands)
     return out
 
 
@@ -134,7 +137,13 @@ def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tup
             raise ValueError(f"{argument}: expected {neighbors.num_edges} rows of numbers, got {tuple(tensor.shape)}")
     if arrows.requires_grad or not _kernel_takes([arrows, functions], *functions.shape):
         return _plain_moments(arrows, functions, neighbors)
-    out: tuple[Tensor, Tensor, Tensor] = _EdgeMoments.apply(arrows, functions, neighbors)
+    launch = _launcher()
+    kernels = Kernels(
+        lambda *given: (tuple(launch.run_moments(*given, neighbors)), ()),
+        lambda grads, wanted, arrows, _: (None, launch.run_moments_backward(grads, arrows, neighbors)),
+        partial(_plain_moments, neighbors=neighbors),
+    )
+    out: tuple[Tensor, Tensor, Tensor] = evaluate(kernels, arrows, functions)
     return out
 
 
@@ -194,8 +203,13 @@ def _network(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> tuple[Tensor
     alike = all(part.shape == maps[0].shape for part in maps)
     if not alike or not _kernel_takes(given, seen.shape[0] * seen.shape[1], hidden):
         return _plain_network(*given)
-    expect_gradients(given)
-    out: tuple[Tensor, ...] = _EdgeNetwork.apply(*given)
+    launch, split = _launcher(), lambda given: (given[:_OPERANDS], given[_OPERANDS:])
+    kernels = Kernels(
+        lambda *given: (tuple(launch.run_units(*split(given))), ()),
+        lambda grads, wanted, *given: launch.run_units_backward(grads, *split(given), wanted[0]),
+        _plain_network,
+    )
+    out: tuple[Tensor, ...] = evaluate(kernels, *given)
     return out
 
 
@@ -216,62 +230,6 @@ def _plain_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> t
     ends = neighbors.target, neighbors.source
     at_target, at_source = ((arrows[:, :, None] * moments.index_select(0, end)).sum(dim=1) for end in ends)
     return moments, at_target, at_source
-
-
-class _EdgeNetwork(torch.autograd.Function):
-    """The function :func:`_plain_network`, evaluated by the kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*given)
-        return tuple(_launcher().run_units(given[:_OPERANDS], given[_OPERANDS:]))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        given, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        if need_plain_maths(grads):
-            return plain_gradients(_plain_network, given, wanted, grads)
-        found = _launcher().run_units_backward(grads, given[:_OPERANDS], given[_OPERANDS:], wanted[0])
-        return tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
-
-
-class _EdgeMessages(torch.autograd.Function):
-    """The function :func:`_plain_messages`, evaluated by the kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
-        ctx.save_for_backward(units, weight, x)
-        ctx.neighbors = neighbors
-        out: Tensor = _launcher().run_messages(units, weight, x, neighbors)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        units, weight, x = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        if need_plain_maths(grads):
-            plain = partial(_plain_messages, neighbors=ctx.neighbors)
-            return *plain_gradients(plain, (units, weight, x), wanted, grads), None
-        found = _launcher().run_messages_backward(grads[0], units, weight, x, ctx.neighbors)
-        return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None
-
-
-class _EdgeMoments(torch.autograd.Function):
-    """:func:`_plain_moments` by the kernel, for arrows that need no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(arrows, functions)
-        ctx.neighbors = neighbors
-        return tuple(_launcher().run_moments(arrows, functions, neighbors))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        arrows, functions = ctx.saved_tensors
-        if need_plain_maths(grads):
-            plain = partial(_plain_moments, neighbors=ctx.neighbors)
-            return *plain_gradients(plain, (arrows, functions), ctx.needs_input_grad[:2], grads), None
-        return None, _launcher().run_moments_backward(grads, arrows, ctx.neighbors), None
 
 
 def bessel_functions(

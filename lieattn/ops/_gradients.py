@@ -1,13 +1,15 @@
-"""Gradients of operands."""
+"""Gradients of functions that fused kernels evaluate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lieattn._core.functional import outside_of_transforms, transformed
+from lieattn.ops.kernels._calls import expect_gradients
 
 _functorch = torch._C._functorch  # there are no public functions for these questions
 
@@ -65,3 +67,38 @@ def gradients_of(
     found = torch.autograd.grad(outputs, through, grads, retain_graph, create_graph, allow_unused=True)
     rest, places = iter(found), zip(operands, wanted, strict=False)
     return tuple(next(rest) if want and operand is not None else None for operand, want in places)
+
+
+class Kernels(NamedTuple):
+    """The kernels of a function of tensors, some of which may be None, and its plain maths.
+
+    ``forward(*operands)`` returns one or several outputs, and tensors that only the gradient needs. ``backward(grads,
+    wanted, *operands, *tensors)`` returns a gradient for each operand.
+    """
+
+    forward: Callable[..., tuple[Any, Sequence[Tensor]]]
+    backward: Callable[..., Sequence[Tensor | None]]
+    plain: Callable[..., Tensor | Sequence[Tensor]]
+
+
+def evaluate(kernels: Kernels, *operands: Tensor | None) -> Any:
+    """Return the outputs of kernels, whose gradients are those of plain maths if they are differentiated again."""
+    expect_gradients(operands)
+    return _Fused.apply(kernels, *operands)
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, *operands: Tensor | None) -> Any:
+        outputs, tensors = kernels.forward(*operands)
+        ctx.save_for_backward(*operands, *tensors)
+        ctx.kernels = kernels
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if need_plain_maths(grads):
+            return None, *plain_gradients(ctx.kernels.plain, saved[: len(wanted)], wanted, grads)
+        found = ctx.kernels.backward(grads, wanted, *saved)
+        return None, *(grad if want else None for grad, want in zip(found, wanted, strict=True))

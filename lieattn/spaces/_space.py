@@ -16,15 +16,14 @@ from lieattn._core.values import equal_values
 from lieattn.groups import (
     SE,
     SO,
-    Dilations,
     FiniteGroup,
     Group,
     O,
-    RotationDilations,
     SemidirectProduct,
     Translations,
     affine,
     check_group,
+    linear_part,
 )
 
 
@@ -168,11 +167,11 @@ class Euclidean(HomogeneousSpace):
         check_group("group", group, Group)
         if isinstance(group, FiniteGroup):
             group = SemidirectProduct(group)
-        if not isinstance(group, SemidirectProduct | Translations):
+        linear = linear_part(group)
+        if linear is group and not group.only_translates:
             expected = f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}"
             raise TypeError(f"{expected}; for a group that fixes the origin use Orbits")
-        stabilizer = group.stabilizer if isinstance(group, SemidirectProduct) else None
-        super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer)
+        super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, None if linear is group else linear)
 
     def section(self, x: Tensor) -> Tensor:
         """Return the translations by x ``[*, d + 1, d + 1]``, which are smooth in x."""
@@ -257,7 +256,8 @@ class Orbits(HomogeneousSpace):
 
     def __init__(self, group: Group) -> None:
         check_group("group", group, Group)
-        if not isinstance(group, SO | Dilations | RotationDilations):
+        turns_or_scales = group.is_conformal and (group.has_rotations or group.has_dilations)
+        if not turns_or_scales or group.is_affine or group.has_reflections:
             expected = f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}"
             raise TypeError(f"{expected}; for groups with translations use Euclidean")
         invariants = 1 - group.has_dilations if group.has_rotations else group.dim

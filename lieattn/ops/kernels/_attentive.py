@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.ops._gated_sums import Operands, Window, residual_sums
-from lieattn.ops._gradients import need_plain_maths, plain_gradients
+from lieattn.ops._gated_sums import Operands, Window
 from lieattn.ops.kernels._attentive_kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 from lieattn.ops.kernels._calls import (
     NUMPY_TYPES,
@@ -186,7 +185,18 @@ def _addresses(tensors: _Tensors | dict[str, Tensor]) -> Any:
     return record({name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})
 
 
-def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
+def run_forward(operands: Operands, window: Window) -> Tensor:
+    """Return :func:`lieattn.ops._gated_sums.residual_sums` ``[samples, outs, rows, columns]``."""
+    call = _Call(operands, window)
+    shape = [*(call.sizes[name] for name in ("samples", "blocks", "length")), call.lanes]
+    planes = torch.empty(shape, dtype=call.dtype, device="cpu")
+    call.run(attentive_forward, call.parts("blocks"), planes, None)
+    return call.images(planes)
+
+
+def run_backward(grad: Tensor, operands: Operands, window: Window, wants_input: bool) -> list[Tensor | None]:
+    """Return the gradients of the operands, and that of the input only if it is wanted."""
+    call = _Call(operands, window, wants_input)
     parts, planes = call.parts("fiber"), call.planes(grad)
     x, tables = call.operands["x"], {name: t for name, t in call.operands.items() if name != "x"}
     grad_input = {"x": torch.zeros_like(x) if x is not None and call.sizes["wants_input"] else None}
@@ -200,29 +210,3 @@ def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
         if total is not None and share is not None:
             total += share
     return call.unpacked(totals)
-
-
-class Fused(torch.autograd.Function):
-    """Residual sums computed by the kernels. Second derivatives are those of the plain ``residual_sums``."""
-
-    @staticmethod
-    def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
-        ctx.save_for_backward(*operands)
-        ctx.window = window
-        call = _Call(Operands(*operands), window)
-        shape = [*(call.sizes[name] for name in ("samples", "blocks", "length")), call.lanes]
-        planes = torch.empty(shape, dtype=call.dtype, device="cpu")
-        call.run(attentive_forward, call.parts("blocks"), planes, None)
-        return call.images(planes)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        operands = Operands(*ctx.saved_tensors)
-        needed = ctx.needs_input_grad[1:]
-        if not need_plain_maths(grads):
-            return (None, *_backward(_Call(operands, ctx.window, wants_input=needed[0]), grads[0]))
-
-        def plain(*given: Any) -> Tensor:
-            return residual_sums(Operands(*given), ctx.window)
-
-        return None, *plain_gradients(plain, operands, needed, grads)

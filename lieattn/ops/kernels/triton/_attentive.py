@@ -21,7 +21,6 @@ from torch import Tensor
 from lieattn._core.numerics import attention_of
 from lieattn.ops import _gated_sums as plain
 from lieattn.ops._gated_sums import Operands, Window
-from lieattn.ops._gradients import gradients_of
 from lieattn.ops.kernels.triton import constants
 
 _POSITIONS = 256  # largest number of positions of a plane that a program processes at a time
@@ -176,28 +175,6 @@ def tap_products(  # type: ignore[no-untyped-def]
         taps = kernel + ((out * s.fiber + pose) * s.channels + channel) * (s.size * s.size)
         weights = tl.load(taps + tap, mask=known, other=0.0)
         tl.store(changes + number * s.channels + channel, tl.sum(weights * changed, 0))
-
-
-class Fused(torch.autograd.Function):
-    """Weighted sums computed by the kernels. Second derivatives are those of the plain ``residual_sums``."""
-
-    @staticmethod
-    def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
-        ctx.save_for_backward(*operands)
-        ctx.window = window
-        return residual_sums(Operands(*operands), window)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        operands, needed = Operands(*ctx.saved_tensors), ctx.needs_input_grad[1:]
-        again = torch.is_grad_enabled()
-        if not again:
-            leaves: Any = zip(operands, needed, strict=True)
-            leaves = (None if t is None else t.detach().requires_grad_(needs) for t, needs in leaves)
-            operands = Operands(*leaves)
-        with torch.enable_grad():
-            sums = (plain.residual_sums if again else residual_sums)(operands, ctx.window)
-        return None, *gradients_of([sums], operands, needed, grads, create_graph=again)
 
 
 def residual_sums(operands: Operands, window: Window) -> Tensor:

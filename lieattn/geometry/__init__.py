@@ -1,11 +1,11 @@
 """The lift of point clouds, which is computed once per batch for all layers."""
 
 from lieattn.geometry._clouds import PointClouds, point_clouds
-from lieattn.geometry._frames import FiniteFrames, GivenFrames, SampledFrames
+from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames, Sites
 from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
 from lieattn.geometry._indices import Padding, flatten, padding, unflatten
-from lieattn.geometry._lift import lift, natural_space
-from lieattn.geometry._lifted_graph import LiftedGraph
+from lieattn.geometry._lift import ScaleFrames, lift, natural_space
+from lieattn.geometry._lifted_graph import LiftedGraph, Piece, pieces
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import (
     AllPairs,
@@ -18,11 +18,8 @@ from lieattn.geometry._neighbors import (
     scaled,
     smooth_cutoff,
 )
-from lieattn.geometry._pieces import Piece, pieces
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates
-from lieattn.geometry._scales import ScaleFrames
-from lieattn.geometry._sites import Frames, GroupFrames, Sites
 from lieattn.geometry._subsample import farthest_by_distance, farthest_points
 
 __all__ = [

@@ -1,10 +1,14 @@
-"""Frames that do not follow the points."""
+"""Frames, the elements of the stabilizer over each point.
+
+A choice of frames is a small callable value. :func:`lift` calls it with the clouds, and it returns elements of the
+stabilizer of the space, ``[points, fiber, k, k]``, or :class:`GroupFrames`. docs/exactness.md has measured errors.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,18 +25,66 @@ from lieattn._core.checks import (
     kind,
 )
 from lieattn._core.functional import outside_of_transforms
+from lieattn.geometry._clouds import PointClouds
 from lieattn.geometry._indices import ranks
+from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius
-from lieattn.geometry._principal_frames import PrincipalFrames
-from lieattn.geometry._sites import Frames, GroupFrames, Sites
-from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group, trivial
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, check_group, trivial
 from lieattn.spaces import HomogeneousSpace
 
 _BLOCK = 64  # number of points whose frames are drawn at a time
 
 
+class GroupFrames(NamedTuple):
+    """Frames that are the elements of a finite group H, optionally rotated by one pose for each cloud.
+
+    The elements are multiplied from the left by the ``pose`` ``[points, k, k]``, which is equal for all points of a
+    cloud.
+    """
+
+    group: FiniteGroup
+    pose: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The arguments of a choice of frames: clouds, their neighbor lists, and their space.
+
+    ``weights`` ``[points]`` are used by frames that average over points. Random frames are drawn from the
+    ``generator``. ``vectors`` ``[points, count, dim]`` are input vectors that rotate with the points. They provide axes
+    that the points do not determine.
+    """
+
+    clouds: PointClouds
+    neighbors: Neighbors
+    space: HomogeneousSpace
+    weights: Tensor | None = None
+    generator: torch.Generator | None = None
+    vectors: Tensor | None = None
+
+    @property
+    def stabilizer(self) -> Group:
+        """Group that the frames belong to. ValueError is raised if it is trivial."""
+        if self.space.stabilizer is None:
+            what = f"the stabilizer of {self.space.name} is trivial"
+            raise ValueError(f"frames: expected None, since {what}")
+        return self.space.stabilizer
+
+
+@runtime_checkable
+class Frames(Protocol):
+    """Interface of choices of frames, which are callable with :class:`Sites`."""
+
+    def __call__(self, sites: Sites) -> Tensor | GroupFrames:
+        """Return elements of the stabilizer of the space, ``[points, fiber, k, k]``, or all of a finite group."""
+
+
+class CheckedFrames:
+    """Base class of frames that return what :class:`Frames` documents, so that it is not checked again."""
+
+
 @dataclass(frozen=True)
-class FiniteFrames:
+class FiniteFrames(CheckedFrames):
     """The same finite fiber over every point of a cloud: all elements h of a subgroup H of the stabilizer, or V h.
 
     The *pose* V is one frame for each cloud, and the fiber rotates with it. The signs of principal axes are not
@@ -47,7 +99,7 @@ class FiniteFrames:
     """
 
     group: FiniteGroup
-    pose: PrincipalFrames | SampledFrames | None = None
+    pose: Frames | None = None
 
     def __post_init__(self) -> None:
         check_group("group", self.group)
@@ -71,7 +123,7 @@ class FiniteFrames:
 
 
 @dataclass(frozen=True)
-class SampledFrames:
+class SampledFrames(CheckedFrames):
     """Random frames, drawn for each point, or once for all points of a cloud.
 
     **Equivariance.** Only in distribution: the output of a rotated cloud differs from the rotated output by an error
@@ -134,7 +186,7 @@ class SampledFrames:
 
 
 @dataclass(frozen=True, eq=False)
-class GivenFrames:
+class GivenFrames(CheckedFrames):
     """Frames given as a tensor: learned, from a physical system, or from another lift.
 
     **Equivariance.** Exact if the frames rotate with the points. Gradients flow into them.
@@ -172,11 +224,10 @@ def chosen_frames(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames |
     space = sites.space
     if frames is not None:
         chosen = frames(sites)
-        own = not isinstance(frames, FiniteFrames | GivenFrames | PrincipalFrames | SampledFrames)
-        return _checked_frames(chosen, sites) if own else chosen
+        return chosen if isinstance(frames, CheckedFrames) else _checked_frames(chosen, sites)
     if space.stabilizer is not None:
         raise TypeError(f"frames: expected frames in {space.stabilizer.name}, which {space.name} needs, got None")
-    return _identity_frames(space.dim) if isinstance(space.group, Translations) else None
+    return _identity_frames(space.dim) if space.group.only_translates else None
 
 
 @lru_cache(maxsize=8)
@@ -220,7 +271,7 @@ def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frame
     finite = isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup)
     if isinstance(neighborhood, PixelSquare):
         # Elements of a finite group may preserve the square. The guarantee of a network states which of them do.
-        if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
+        if not (finite or group.only_translates or isinstance(frames, FiniteFrames)):
             raise ValueError(f"neighborhood: {neighborhood} is not symmetric under {group.name}; use a Radius")
         return
     keeps = group.is_conformal if isinstance(neighborhood, Nearest) else group.is_orthogonal

@@ -17,6 +17,7 @@ from lieattn._core.functional import outside_of_transforms, transformed
 from lieattn._core.messages import warn
 from lieattn._core.numerics import sums
 from lieattn.geometry._clouds import point_weights
+from lieattn.geometry._frames import CheckedFrames, GroupFrames, Sites
 from lieattn.geometry._indices import first_true
 from lieattn.geometry._principal_axes import (
     Candidates,
@@ -29,7 +30,6 @@ from lieattn.geometry._principal_axes import (
     principal_axes,
     rounding,
 )
-from lieattn.geometry._sites import GroupFrames, Sites
 from lieattn.groups import FiniteGroup, Group, check_group, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
@@ -39,7 +39,7 @@ class DegenerateFramesWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class PrincipalFrames:
+class PrincipalFrames(CheckedFrames):
     r"""Principal axes as frames, with all choices of their signs as the fiber. They are exact for rigid motions.
 
     The frames over a point are :math:`V \operatorname{diag}(\pm 1, ..., \pm 1)`. The columns of V are the eigenvectors
@@ -56,29 +56,15 @@ class PrincipalFrames:
     depend on this order; attention in the joint pattern and sums over the fiber do not. The error is of the size of
     rounding divided by the ``gap``.
 
-    **Degenerate moments.** Eigenvectors are not determined if eigenvalues coincide, and jump where they cross. Two
-    adjacent eigenvalues λ ≥ μ count as equal if λ - μ < ``gap`` sqrt(λ₁ λ), where λ₁ is the largest. A
-    :class:`DegenerateFramesWarning` is then issued, and the undetermined axes are replaced one after the other. Each
-    new axis points to the point that is farthest from the center, measured perpendicular to the axes found so far. Of
-    several equally far points, the first one is chosen. With ``of="neighborhood"``, the neighbors are tried first, then
-    all points of the cloud. If all of these lie on the axes found (points on a line, or at one place), the longest of
-    the ``vectors`` passed to :func:`lift` is used. If these lie on the axes as well, the new axis is arbitrary, but a
-    function of the others.
-
-    Networks remain exact for rigid motions in this case. An arbitrary axis is orthogonal to the displacements of all
-    points, so none has a component along it, and it cancels out of vector outputs, since the fiber contains it with
-    both signs. Only components of higher tensors along it are undetermined. Outputs may depend on the order of the
-    points, however, if several points are equally far. With ``of="cloud"``, invariant outputs of a cloud do not if a
-    symmetry of the cloud in the group exchanges these points. Frames are also discontinuous where a difference of
-    eigenvalues reaches the gap, and where another point becomes the farthest. Points that are closer together than the
-    rounding of their coordinates count as one point.
-
-    **Derivatives.** First and second derivatives are correct wherever frames are continuous. First derivatives of
-    invariant outputs, and derivatives of these by weights, are also correct for three or more points on a line, and two
-    or more at one place. But if such points leave the line, or one of several equally far points becomes the farthest,
-    axes jump, and second derivatives by the positions cannot be computed. ``torch.func`` and ``torch.autograd.grad``
-    raise ValueError then. ``backward()`` returns NaN for positions on a line or at one place, and derivatives to one
-    side for equally far points.
+    **Degenerate moments.** Two adjacent eigenvalues λ ≥ μ count as equal if λ - μ < ``gap`` sqrt(λ₁ λ), where λ₁ is
+    the largest. A :class:`DegenerateFramesWarning` is then issued, and each undetermined axis points to the point that
+    is farthest from the center, perpendicular to the axes found so far; of several equally far points, the first one
+    is chosen. With ``of="neighborhood"``, the neighbors are tried first, then all points of the cloud. If all of these
+    lie on the axes found, the longest of the ``vectors`` passed to :func:`lift` is used, and otherwise an arbitrary
+    function of the other axes. Frames are discontinuous where eigenvalues cross and where another point becomes the
+    farthest. docs/exactness.md says which outputs stay exact, and where second derivatives by the positions exist;
+    elsewhere ``torch.func`` and ``torch.autograd.grad`` raise ValueError, and ``backward()`` returns NaN or derivatives
+    to one side. First derivatives are correct wherever frames are continuous.
 
     :func:`lift` raises ValueError if some frames do not belong to the stabilizer, or if clouds are periodic and
     ``of="cloud"``.

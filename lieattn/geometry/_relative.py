@@ -19,7 +19,7 @@ from lieattn._core.numerics import lengths, sums
 from lieattn._core.returned import check_returned, returned
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, affine
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
 Chart = Literal["smooth", "log"]
@@ -365,7 +365,7 @@ class RelativeElements(Movable):
         group = self.space.group
         pairs = (self.num_rows, self.fiber, self.fiber)
         parts = [self.positions[:, :, None]] if group.is_affine else []
-        if not isinstance(group, Translations):
+        if not group.only_translates:
             linear = self._linear_pairs()
             method = "log" if self.chart == "log" else "coordinates"
             if isinstance(group, SemidirectProduct) and method == "coordinates":
@@ -488,6 +488,6 @@ def _inverse(group: Group, linear: Tensor) -> Tensor:
     """Return the inverses ``[*, dim, dim]`` of linear parts."""
     if isinstance(group, SemidirectProduct) and not isinstance(group.stabilizer, FiniteGroup):
         return returned(group.stabilizer, "inverse", linear)
-    if isinstance(group, Translations):
+    if group.only_translates:
         return linear
     return torch.linalg.inv(linear)

@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn.certify import certify
-from lieattn.certify._continuity import paths
+from lieattn.certify._rows import paths
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import (

@@ -1,8 +1,7 @@
 """Certificates: measured errors of the equivariance of a network."""
 
 from lieattn.certify._certificate import Certificate, Diagnosis, Row
-from lieattn.certify._clouds import moved
-from lieattn.certify._kinds import Kind
 from lieattn.certify._measure import TOLERANCES, certify
+from lieattn.certify._moves import Kind, moved
 
 __all__ = ["TOLERANCES", "Certificate", "Diagnosis", "Kind", "Row", "certify", "moved"]

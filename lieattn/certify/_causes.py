@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn.certify._certificate import NOT_PROMISED, Diagnosis
-from lieattn.certify._clouds import is_whole, sizes_of
+from lieattn.certify._certificate import NOT_PROMISED, Diagnosis, Row
 from lieattn.certify._elements import Element, are_among, elements_of
-from lieattn.certify._kinds import Kind
-from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
+from lieattn.certify._moves import (
+    Kind,
+    Move,
+    center_and_extent,
+    is_whole,
+    motion,
+    other_images,
+    permutation,
+    raster_motion,
+    relative_error,
+    shifted,
+    sizes_of,
+    still,
+)
 from lieattn.certify._probe import Probe, possible_kinds
+from lieattn.certify._rows import Task, degenerate_rows, kinds_of_outputs, move_rows
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
 from lieattn.groups import FiniteGroup, Group, linear_part
 from lieattn.models import Symmetry
@@ -26,7 +38,13 @@ _TIMES_ROUNDING = 100.0  # largest ratio of an error to the rounding that caused
 _HALF = 1e-5  # smallest rounding of half precision
 _BORDER = 4  # pixels
 _PADDING = "padding", "clouds are padded to the size of the largest, and the padding counts"
+_CAUSE_FAR = "rounding of positions far from the origin"
+_EXTENTS = 10.0  # smallest distance from the origin, in extents of the cloud
 _SHARE = 0.2  # smallest share of points with the largest number of neighbors if neighbors are capped
+
+
+MOVED = frozenset({"element", "degenerate"})
+"""Checks in which positions are rounded after a motion."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +68,7 @@ class _Break:
     edges: tuple[str, Tensor] | None = None
 
 
-def diagnose(
-    probe: Probe,
-    clouds: list[Data],
-    kinds: Mapping[str, Kind],
-    outputs: Mapping[str, Kind],
-    promise: Symmetry,
-    failed: set[str],
-    tolerance: float,
-    generator: torch.Generator,
-    known: tuple[str, Group] | None = None,
-) -> Iterator[Diagnosis]:
+def diagnose(probe: Probe, task: Task, failed: set[str], known: tuple[str, Group] | None) -> Iterator[Diagnosis]:
     """Yield the first layer that breaks each failed symmetry, and the likely cause.
 
     ``failed`` has the checks with a failed row. Features are compared with the transformed features of the original
@@ -68,31 +76,31 @@ def diagnose(
     ``known`` is from :func:`known_group`. Elements outside of this group are not the fault of a layer.
     """
     # The smallest cloud is first, so that it is padded in the batch, and not padded alone.
-    clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
-    sizes = sizes_of(clouds)
+    clouds = sorted(task.clouds, key=lambda cloud: int(cloud.num_nodes or 0))
+    sizes, tolerance = sizes_of(clouds), task.limits[probe.dtype]
     reference = probe(clouds)
     if any(not value.isfinite().all() for value in reference.values()):  # all comparisons fail
         yield _not_finite(reference, record(probe, clouds))
         return
+    outputs = kinds_of_outputs(probe.network, task.outputs, reference)
     again = probe(clouds)
     repeated = max(float((again[name] - value).abs().max()) for name, value in reference.items())
     if repeated > tolerance * max(1.0, *(float(value.abs().max()) for value in reference.values())):
         calls, others = record(probe, clouds), record(probe, clouds)
-        no_change = Change(sizes, torch.eye(1, dtype=torch.float64), torch.zeros(len(sizes), 1), tolerance)
-        found = _first_break(calls, others, no_change)
+        found = _first_break(calls, others, Change(still("", clouds, 1), sizes, tolerance))
         text = f"two calls with the same clouds differ by {repeated:.1e}, even in eval mode"
         yield _diagnosis("same clouds", found, "randomness", text)
         return
     done: set[str] = set()  # one diagnosis for an element of the group is enough, and one for a cloud alone
     outside_reported: set[str] = set()
-    for check, move, change in _changes(probe, clouds, promise, failed, sizes, generator):
+    for check, change in _changes(probe, replace(task, clouds=clouds), failed, sizes):
+        move = change.move
         if move.check in done:
             continue
-        change.tolerance, change.as_images = tolerance, probe.as_images
-        change.irreps = irreps_of(probe.network, change.linear)
-        changed = move.apply(clouds, kinds) if change.alone is None else [clouds[change.alone]]
+        change = replace(change, irreps=irreps_of(probe.network, move.linear))
+        changed = move.apply(clouds, task.inputs) if change.alone is None else [clouds[change.alone]]
         moved = probe(changed)
-        error = _error(moved, move, reference, outputs, sizes, change.alone)
+        error = max(_error(moved, change, name, outputs[name], value) for name, value in reference.items())
         if error <= tolerance:
             continue
         if move.check == "turn" and known is not None and (what := _outside(move.linear, known[1])) is not None:
@@ -102,7 +110,7 @@ def diagnose(
                 yield Diagnosis(f"{check}, a {what}", None, None, (), NOT_PROMISED, text)
             continue
         done |= {move.check} & {"turn", "alone"}
-        declared = {} if change.alone is not None else _other_kinds(moved, move, reference, outputs, sizes, tolerance)
+        declared = {} if change.alone is not None else _other_kinds(moved, change, reference, outputs)
         if declared:
             outputs = {**outputs, **declared}  # explain the other changes as if they had been declared
             yield _diagnosis(check, _Break(), "kind of the output", _declaration(declared))
@@ -164,95 +172,62 @@ def _not_finite(outputs: Mapping[str, Tensor], calls: Sequence[Call]) -> Diagnos
     return _diagnosis("any clouds", _Break(first), "not finite", " and ".join(counts))
 
 
-def _changes(
-    probe: Probe, clouds: list[Data], promise: Symmetry, failed: set[str], sizes: Tensor, generator: torch.Generator
-) -> Iterator[tuple[str, Move, Change]]:
+def _changes(probe: Probe, task: Task, failed: set[str], sizes: Tensor) -> Iterator[tuple[str, Change]]:
     """Yield one change for each symmetry that may be broken, starting with the simplest."""
-    dim = clouds[0].pos.shape[1] if promise.group is None else promise.group.dim
-    identity = torch.eye(dim, dtype=torch.float64)
-    zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
-    if failed & {"element", "degenerate", "raster"}:
-        yield from _changes_by_elements(probe, clouds, promise, "raster" in failed, sizes, generator)
+    clouds, group, generator = task.clouds, task.promise.group, task.generator
+    dim = clouds[0].pos.shape[1] if group is None else group.dim
+    moves: list[tuple[str, Move, int | None]] = []  # names of the changes, and the indices of elements
+    if group is not None and failed & {"element", "degenerate", "raster"}:
+        moves += _moves_by_elements(probe, task, group, "raster" in failed)
     if "permutation" in failed:
-        move = permutation(clouds, dim, True, generator)
-        yield "order of points", move, _change(move, sizes)
+        moves.append(("order of points", permutation(clouds, dim, True, generator), None))
     if "image" in failed:
-        for move in other_images(clouds, dim, True, generator):
-            yield "periodic images", move, _change(move, sizes)
+        moves += [("periodic images", move, None) for move in other_images(clouds, dim, True, generator)]
+    finite = group if isinstance(group, FiniteGroup) else None
+    base = Change(still("alone", clouds, dim), sizes, task.limits[probe.dtype], as_images=probe.as_images)
+    for name, move, element in moves:
+        fiber: dict[str, Any] = {} if element is None else {"group": finite, "element": element}
+        yield name, replace(base, move=move, **fiber)
     if "alone" in failed:
-        for number in range(len(clouds)):
-            move = Move("alone", "", True, identity, zero)
-            yield "rest of the batch", move, Change(sizes, identity, zero, 0.0, alone=number)
+        yield from (("rest of the batch", replace(base, alone=number)) for number in range(len(clouds)))
 
 
-def _changes_by_elements(
-    probe: Probe, clouds: list[Data], promise: Symmetry, raster: bool, sizes: Tensor, generator: torch.Generator
-) -> Iterator[tuple[str, Move, Change]]:
+def _moves_by_elements(probe: Probe, task: Task, group: Group, raster: bool) -> Iterator[tuple[str, Move, int | None]]:
     """Yield a translation, if there are any, and the elements of the group without translation."""
-    group = promise.group
-    if group is None:
-        return
     identity = torch.eye(group.dim, dtype=torch.float64)
-    zero = torch.zeros(len(clouds), group.dim, dtype=torch.float64)
-    elements = list(elements_of(group, 2, generator, translations=promise.translations))
+    elements = list(elements_of(group, 2, task.generator, translations=task.promise.translations))
     if not probe.as_images and any(e.translation is None or bool(e.translation.any()) for e in elements):
-        move = motion("translation", Element("", identity, None), clouds, True, generator)
-        yield "translation", move, _change(move, sizes)
+        yield "translation", motion("translation", Element("", identity, None), task.clouds, True, task.generator), None
     for index, element in enumerate(elements):
         if torch.equal(element.linear, identity):
             continue
-        turned = Move("turn", element.label, True, element.linear, zero)
-        finite = group if isinstance(group, FiniteGroup) else None
-        name = element.label if finite is None else f"element {element.label}"
-        written = raster_motion("turn", turned, clouds) if probe.as_images or raster else None
+        turned = replace(still("turn", task.clouds, group.dim), label=element.label, linear=element.linear)
+        name = f"element {element.label}" if isinstance(group, FiniteGroup) else element.label
+        written = raster_motion("turn", turned, task.clouds) if probe.as_images or raster else None
         for one in (written,) if probe.as_images else (turned, written):
             if one is not None:
-                yield name, one, replace(_change(one, sizes), group=finite, element=index)
+                yield name, one, index
 
 
-def _change(move: Move, sizes: Tensor) -> Change:
-    """Return the difference that a move makes to clouds of these sizes, without a tolerance."""
-    return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
-
-
-def _error(
-    found: Mapping[str, Tensor],
-    move: Move,
-    reference: Mapping[str, Tensor],
-    outputs: Mapping[str, Kind],
-    sizes: Tensor,
-    alone: int | None,
-) -> float:
-    """Return the largest error of all outputs, relative to the largest value of each (or 1)."""
-    worst = 0.0
-    for name, value in reference.items():
-        if alone is not None:
-            per_cloud = len(value) == len(sizes)
-            expected = value[alone : alone + 1] if per_cloud else value.split(sizes.tolist())[alone]
-        else:
-            expected = move.expected(name, outputs[name], value, sizes)
-        size = max(1.0, float(value.abs().max()))
-        worst = max(worst, float((found[name] - expected).abs().nan_to_num(torch.inf).max()) / size)
-    return worst
+def _error(found: Mapping[str, Tensor], change: Change, name: str, kind: Kind, reference: Tensor) -> float:
+    """Return the error of an output, relative to its largest value (or 1)."""
+    if change.alone is None:
+        expected = change.move.expected(name, kind, reference, change.sizes)
+    else:
+        rows = torch.ones_like(change.sizes) if len(reference) == len(change.sizes) else change.sizes
+        expected = reference.split(rows.tolist())[change.alone]
+    return relative_error(found[name], expected, reference)
 
 
 def _other_kinds(
-    found: Mapping[str, Tensor],
-    move: Move,
-    reference: Mapping[str, Tensor],
-    outputs: Mapping[str, Kind],
-    sizes: Tensor,
-    tolerance: float,
+    found: Mapping[str, Tensor], change: Change, reference: Mapping[str, Tensor], outputs: Mapping[str, Kind]
 ) -> dict[str, Kind]:
     """Return the kinds, by name, for which all outputs that are wrong would be right; empty if there are none."""
     kinds: dict[str, Kind] = {}
     for name, value in reference.items():
-
-        def error(kind: Kind, name: str = name, value: Tensor = value) -> float:
-            return _error(found, move, {name: value}, {name: kind}, sizes, None)
-
-        if error(outputs[name]) > tolerance:
-            others = [kind for kind in possible_kinds(value, len(move.linear)) if error(kind) <= tolerance]
+        if _error(found, change, name, outputs[name], value) > change.tolerance:
+            possible = possible_kinds(value, len(change.move.linear))
+            others = [kind for kind in possible if _error(found, change, name, kind, value) <= change.tolerance]
             if not others:
                 return {}
             kinds[name] = others[0]
@@ -397,12 +372,12 @@ def _is_padded(first: Tensor, second: Tensor, change: Change) -> bool:
 
 
 def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str] | None:
-    module, kind, dim = call.module, type(call.module).__name__, len(change.linear)
+    module, kind, dim = call.module, type(call.module).__name__, len(change.move.linear)
     strides = _strides(module)
     if max(strides) > 1 and _is_kept_without_stride(call, after, change):
         stride = " x ".join(map(str, strides if len({*strides}) > 1 else strides[:1]))
         sides = " x ".join(map(str, call.inputs[0].shape[-dim:])) + (" pixels" if dim == 2 else " voxels")
-        moved = "reflected" if float(torch.linalg.det(change.linear)) < 0 else "rotated"
+        moved = "reflected" if float(torch.linalg.det(change.move.linear)) < 0 else "rotated"
         text = f"{kind} with stride {stride} on {sides} samples other ones if the image is {moved}"
         return "strided pooling on the wrong residue", f"{text}; with stride 1 it is equivariant"
     same = isinstance(module, nn.Conv2d | nn.Conv3d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
@@ -448,3 +423,83 @@ def _diagnosis(check: str, found: _Break, cause: str, evidence: str) -> Diagnosi
         cause=cause,
         evidence=evidence,
     )
+
+
+# --- coarse dtypes ------------------------------------------------------------------------------------------------
+
+
+def far_away(
+    probes: Mapping[torch.dtype, Probe],
+    task: Task,
+    moves: Sequence[Move],
+    sizes: Mapping[str, float],
+    rows: Sequence[Row],
+) -> dict[torch.dtype, Diagnosis]:
+    """Return a diagnosis for each dtype in which moved clouds fail, if the same clouds pass around the origin.
+
+    ``rows`` are those of the clouds, and ``sizes`` the largest outputs. There is none unless all translations are
+    promised, because outputs would not be those of the same clouds.
+    """
+    clouds, promise = task.clouds, task.promise
+    if promise.group is None or not is_far(clouds, promise):
+        return {}
+    dim = promise.group.dim
+    extents = max(_distance_in_extents(cloud, dim) for cloud in clouds)
+    centered = [shifted(cloud, -center_and_extent(cloud, dim)[0]) for cloud in clouds]
+    there = replace(task, clouds=centered, generator=torch.Generator())
+    diagnoses = {}
+    again = [move for move in moves if move.check in MOVED]
+    for dtype, probe in probes.items():
+        failed = [row for row in rows if row.passed is False and row.check in MOVED and row.dtype == probe.precision]
+        if not failed:
+            continue
+        found = [*move_rows(probe, there, again, True), *degenerate_rows({dtype: probe}, there, sizes)]
+        if all(row.passed is not False for row in found):
+            worst = max(failed, key=lambda row: (row.check == "element", row.max_error))
+            step = extents * torch.finfo(dtype).eps
+            text = (
+                f"positions are up to {extents:.0e} times the extent of their cloud away from the origin, so "
+                f"{probe.precision} rounds them to {step:.0e} of the extent, and around the origin the same clouds "
+                f"pass; center the data, as in data.pos - data.pos.mean(dim=0)"
+            )
+            check = f"{worst.check} {worst.label} in {probe.precision}"
+            diagnoses[dtype] = Diagnosis(check, None, None, (), _CAUSE_FAR, text)
+    return diagnoses
+
+
+def is_far(clouds: Sequence[Data], promise: Symmetry) -> bool:
+    """Return whether a cloud could be moved to the origin, and is far from there."""
+    group = promise.group
+    if group is None or not promise.all_translations:
+        return False
+    return max(_distance_in_extents(cloud, group.dim) for cloud in clouds) >= _EXTENTS
+
+
+def only_coarse(rows: Sequence[Row], finest: torch.dtype, done: Collection[torch.dtype]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each dtype, except those that are ``done``, in which outputs fail that pass in the finest.
+
+    The errors are larger than rounding explains.
+    """
+    name, skipped = _name(finest), {_name(dtype) for dtype in done}
+    broken = {row.output for row in rows if row.dtype == name and row.passed is False}
+    failed = [row for row in rows if row.passed is False and row.dtype not in {name} | skipped]
+    for dtype in dict.fromkeys(row.dtype for row in failed):
+        here = [row for row in failed if row.dtype == dtype and row.output not in broken and row.allowed]
+        if here:
+            worst = max(here, key=lambda row: row.max_error / (row.allowed or 1.0))
+            text = (
+                f"{name} passes, and rounding explains {worst.allowed:.0e} of the error {worst.max_error:.0e}; some "
+                f"operations may have fewer digits in {dtype}, or outputs jump within the rounding of positions"
+            )
+            check = " ".join(filter(None, (worst.check, worst.label, "in", dtype)))
+            yield Diagnosis(check, None, None, (), f"only in {dtype}", text)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _distance_in_extents(cloud: Data, dim: int) -> float:
+    """Return how far the center of a cloud is from the origin, in units of the largest distance from the center."""
+    center, extent = center_and_extent(cloud, dim)
+    return float(center.norm()) / extent if extent else 0.0

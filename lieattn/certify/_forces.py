@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
-from lieattn.certify._clouds import center_and_extent, shifted
-from lieattn.certify._kinds import Kind
+from lieattn.certify._moves import Kind, center_and_extent, shifted
 from lieattn.certify._probe import Probe
 
 _ENERGY, _FORCES = "energy", ("force", "forces")
@@ -25,13 +22,6 @@ _ENOUGH = 1e-3 * _TOLERANCE  # estimated error at which no smaller step is neede
 _ROUNDINGS = 100.0  # allowed error of a difference of energies over the first step, in units of their rounding
 
 
-class _Pair(NamedTuple):
-    """Names of outputs."""
-
-    energy: str | None
-    forces: str
-
-
 def conservation(
     probe: Probe, clouds: list[Data], outputs: Mapping[str, Kind], judged: bool, generator: torch.Generator
 ) -> Iterator[Row]:
@@ -40,46 +30,35 @@ def conservation(
     If there is an output ``energy``, the forces must be equal to minus its gradient. Otherwise, the row contains the
     asymmetry of their derivatives, which is not judged.
     """
-    pair = _pair(probe(clouds[:1]), outputs, clouds[0])
-    if pair is None or probe.dtype != torch.float64:
+    given, cloud = probe(clouds[:1]), clouds[0]
+    forces = next((name for name in _FORCES if name in given), None)
+    if forces is None or given[forces].shape != cloud.pos.shape or outputs.get(forces, "vector") == "invariant":
         return
-    cloud = _smallest(probe, clouds, pair.forces)
+    if probe.dtype != torch.float64:
+        return
+    has_energy = _ENERGY in given and given[_ENERGY].numel() == 1
+    cloud = _smallest(probe, clouds, forces)
     extent = center_and_extent(cloud, cloud.pos.shape[1])[1] or 1.0
-    worst, size, rounding = 0.0, 0.0, 0.0
+    here = probe([cloud])
+    pairs = []  # of numbers that should be equal
     for _ in range(_DIRECTIONS):
         directions = torch.randn(2, *cloud.pos.shape, generator=generator, dtype=torch.float64)
         directions = directions / directions.flatten(1).norm(dim=1)[:, None, None]
-        if pair.energy is not None:
-            slope = _derivative(probe, cloud, directions[0], pair.energy, extent)
-            outputs_here = probe([cloud])
-            along = (outputs_here[pair.forces] * directions[0]).sum()
-            unit = torch.finfo(torch.float64).eps * float(outputs_here[pair.energy].abs().max())
-            rounding = _ROUNDINGS * unit / (_FIRST_STEP * extent)
-            worst = _worse(worst, float((slope + along).abs()))
-            size = max(size, float(slope.abs()), float(along.abs()))
+        if has_energy:
+            slope = _derivative(probe, cloud, directions[0], _ENERGY, extent)
+            pairs.append(torch.stack([slope, -(here[forces] * directions[0]).sum()]))
         else:
-            first, second = (_derivative(probe, cloud, one, pair.forces, extent) for one in directions)
-            mixed = (first * directions[1]).sum(), (second * directions[0]).sum()
-            worst = _worse(worst, float((mixed[0] - mixed[1]).abs()))
-            size = max(size, *(float(value.abs()) for value in mixed))
-    allowed = _TOLERANCE * size + rounding if pair.energy is not None and judged else None
-    check = "curl" if pair.energy is None else "gradient"
+            slopes = [_derivative(probe, cloud, one, forces, extent) for one in directions]
+            pairs.append(torch.stack([(slopes[0] * directions[1]).sum(), (slopes[1] * directions[0]).sum()]))
+    numbers = torch.stack(pairs)
+    worst, size = float(numbers.diff(dim=1).abs().max()), float(numbers.abs().nan_to_num(0.0).max())
+    allowed = None
+    if has_energy and judged:
+        rounding = torch.finfo(torch.float64).eps * float(here[_ENERGY].abs().max())
+        allowed = _TOLERANCE * size + _ROUNDINGS * rounding / (_FIRST_STEP * extent)
+    check = "gradient" if has_energy else "curl"
     passed = None if allowed is None else worst <= allowed
-    yield Row(check, f"{_DIRECTIONS} directions", pair.forces, "float64", worst, worst / (size or 1.0), allowed, passed)
-
-
-def _worse(first: float, second: float) -> float:
-    """Return the larger error, or NaN if one is NaN."""
-    return max(first, second, key=lambda error: (math.isnan(error), error))
-
-
-def _pair(given: Mapping[str, Tensor], outputs: Mapping[str, Kind], cloud: Data) -> _Pair | None:
-    """Return the names of the energy and the forces among the outputs, or None if there are no forces."""
-    forces = next((name for name in _FORCES if name in given), None)
-    if forces is None or given[forces].shape != cloud.pos.shape or outputs.get(forces, "vector") == "invariant":
-        return None
-    energy = given.get(_ENERGY)
-    return _Pair(None if energy is None or energy.numel() != 1 else _ENERGY, forces)
+    yield Row(check, f"{_DIRECTIONS} directions", forces, "float64", worst, worst / (size or 1.0), allowed, passed)
 
 
 def _smallest(probe: Probe, clouds: list[Data], forces: str) -> Data:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -14,16 +15,32 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
-from lieattn.certify._causes import diagnose, known_group
+from lieattn.certify._causes import MOVED, diagnose, far_away, is_far, known_group, only_coarse
 from lieattn.certify._certificate import Certificate, Row
-from lieattn.certify._clouds import clouds_of_images, scrambled, sizes_of
 from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._far import MOVED, far_away, is_far, only_coarse
 from lieattn.certify._forces import conservation
-from lieattn.certify._kinds import Kind, check_kind
-from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
+from lieattn.certify._moves import (
+    Kind,
+    Move,
+    check_kind,
+    clouds_of_images,
+    motion,
+    other_images,
+    permutation,
+    raster_motion,
+    scrambled,
+    sizes_of,
+)
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
-from lieattn.certify._rows import continuity_rows, degenerate_rows, kinds_of_outputs, move_rows, not_finite, spreads_of
+from lieattn.certify._rows import (
+    Task,
+    continuity_rows,
+    degenerate_rows,
+    kinds_of_outputs,
+    move_rows,
+    not_finite,
+    spreads_of,
+)
 from lieattn.certify._search import search
 from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import EnergyForceStress, Symmetry
@@ -174,7 +191,7 @@ def certify(
     as_images = isinstance(data, Tensor)
     network, clouds, dtypes = _prepared(network, data, dtypes)
     on_lattice = any(cloud.get("grid") is not None for cloud in clouds)
-    input_kinds = _kinds_of_inputs(network, inputs, clouds)
+    kinds = _kinds_of_inputs(network, inputs, clouds)
     check_count("elements", elements)
     check_count("rotations", rotations, least=0)
     limits = _limits(dtypes, tolerances)
@@ -187,13 +204,13 @@ def certify(
     if isinstance(group, str):
         known = outputs is not None or hasattr(network, "kind")
         stated = kinds_of_outputs(network, outputs, probe(clouds)) if known else None
-        found = search(probe, clouds, input_kinds, stated, limit, generator)
-        promise, outputs, searched, sees_order, sees_images = found
+        promise, outputs, searched, sees_order, sees_images = search(probe, clouds, kinds, stated, limit, generator)
         seeing = None if sees_images else frozenset[str]()
     else:
         promise, seeing = _promised(network, group), _seeing_images(network, probe, clouds)
     group, exact = promise.group, promise.group is not None
-    dim = _dimension(group, clouds, input_kinds["pos"])
+    task = Task(clouds, kinds, outputs, promise, limits, generator)
+    dim = _dimension(group, clouds, kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
     if not as_images:
         if not on_lattice if permute is None else permute:
@@ -201,30 +218,33 @@ def certify(
         moves += other_images(clouds, dim, exact and seeing is not None, generator, seeing or frozenset())
         outside = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
-    scrambled_clouds = _scrambled(clouds, input_kinds["pos"], dim, group, generator)
+    # Every point is moved at random, once with other distances from the center, once without.
+    centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
+    others = [
+        [scrambled(one, kinds["pos"], dim, centered=centered, scaled=scaled, generator=generator) for one in clouds]
+        for scaled in (True, False)
+    ]
     rows: list[Row] = []
     coarse = {dtype for dtype in dtypes if dtype != torch.float64 and dtype not in (tolerances or {})}
     rounded = set[torch.dtype]() if is_far(clouds, promise) else coarse  # dtypes whose rounding may explain errors
     for dtype, one in probes.items():
         rows += not_finite(one, clouds)
-        rows += move_rows(one, clouds, moves, input_kinds, outputs, limits[dtype], exact, explain=dtype in rounded)
+        rows += move_rows(one, task, moves, exact, explain=dtype in rounded)
     if continuity and finest == torch.float64 and not on_lattice:
-        rows += continuity_rows(probe, clouds, dim, limit, generator)
-    spreads, sizes = spreads_of(probe, clouds, scrambled_clouds)
-    rows += degenerate_rows(probes, clouds[-1], input_kinds, outputs, limits, promise, sizes, generator, rounded)
-    output_kinds = kinds_of_outputs(network, outputs, probe(clouds))
+        rows += continuity_rows(probe, task, dim)
+    spreads, sizes = spreads_of(probe, clouds, others)
+    rows += degenerate_rows(probes, task, sizes, rounded)
     if not as_images:
-        rows += conservation(probe, clouds, output_kinds, exact, generator)
-    far = {} if as_images else far_away(probes, clouds, moves, input_kinds, outputs, limits, promise, sizes, rows)
+        rows += conservation(probe, clouds, kinds_of_outputs(network, outputs, probe(clouds)), exact, generator)
+    far = {} if as_images else far_away(probes, task, moves, sizes, rows)
     explained = MOVED if finest in far else frozenset[str]()
     failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision} - explained
-    to_explain = promise
     if searched:
         # Diagnose everything that is missing to the largest group. Pixels in raster order have no other order.
         failed |= {"element", "alone"} if on_lattice else {"element", "permutation", "image", "alone"}
-        to_explain = Symmetry(_everything(dim, clouds, as_images))
-    known_symmetry = known_group(network, group if searched else None)
-    diagnoses = diagnose(probe, clouds, input_kinds, output_kinds, to_explain, failed, limit, generator, known_symmetry)
+        largest = E(dim) if not on_lattice else dihedral(4) if dim == 2 else full_octahedral()
+        task = replace(task, promise=Symmetry(largest))
+    diagnoses = diagnose(probe, task, failed, known_group(network, group if searched else None))
     rounding = TOLERANCES.get(finest, limit)
     no_guarantee = "found by a search" if searched else "the network states no guarantee"
     return Certificate(
@@ -268,24 +288,6 @@ def _seeing_images(network: Any, probe: Probe, clouds: list[Data]) -> frozenset[
     if found and (None in found or not probe(clouds).keys() <= {*of_heads.values(), *EnergyForceStress._fields}):
         return None
     return frozenset(name for name in found if name is not None)
-
-
-def _scrambled(
-    clouds: list[Data], kind: Kind, dim: int, group: Group | None, generator: torch.Generator
-) -> list[list[Data]]:
-    """Return the clouds with every point moved at random, once with other distances from the center, once without."""
-    centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
-    return [
-        [scrambled(cloud, kind, dim, centered=centered, scaled=scaled, generator=generator) for cloud in clouds]
-        for scaled in (True, False)
-    ]
-
-
-def _everything(dim: int, clouds: list[Data], as_images: bool) -> Group:
-    """Return the largest group that a network could be equivariant to. Diagnoses explain what is missing."""
-    if not as_images and clouds[0].get("grid") is None:
-        return E(dim)
-    return dihedral(4) if dim == 2 else full_octahedral()
 
 
 def _limits(

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import counted
-from lieattn.certify._clouds import images_of_clouds
-from lieattn.certify._kinds import Kind
+from lieattn.certify._moves import Kind, images_of_clouds
 
 REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 """Errors with which networks refuse clouds that their users never pass, such as clouds without edges."""

@@ -1,12 +1,13 @@
-"""Measurements of a certificate as rows of errors."""
+"""Errors of a network as rows of its certificate."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,18 +16,35 @@ from torch_geometric.data import Data
 
 from lieattn._core.checks import TOLERANCE
 from lieattn.certify._certificate import Row
-from lieattn.certify._clouds import degenerate, point_indices, sizes_of
-from lieattn.certify._continuity import largest_jumps, paths
 from lieattn.certify._elements import elements_of
-from lieattn.certify._kinds import Kind, check_kind
-from lieattn.certify._moves import Move, motion
+from lieattn.certify._moves import Kind, Move, check_kind, degenerate, motion, point_indices, sizes_of
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs
 from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
 
 _DEGENERATE_MOVES = 4  # number of elements that degenerate clouds are moved by
+_STEPS = 64  # initial number of steps of a path
+_SUSPECTS = 3  # steps that are divided: those with the largest changes, and as many that exceed their neighbors most
+_ROUNDS, _PARTS = 13, 4  # how often steps are divided, and into how many parts
+_STEEPER = 1e2  # a continuous output may be this many times as steep as over the initial steps
 _TIMES_ROUNDING = 4.0  # largest error that rounding explains, in units of the rounding that is seen in float64
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is measured.
+
+    ``inputs`` are the kinds of attributes of the clouds, and ``outputs`` those of the outputs, if they are given.
+    ``limits`` are the largest errors by dtype, relative to the largest output (or 1).
+    """
+
+    clouds: list[Data]
+    inputs: Mapping[str, Kind]
+    outputs: Kind | Mapping[str, Kind] | None
+    promise: Symmetry
+    limits: Mapping[torch.dtype, float]
+    generator: torch.Generator
 
 
 def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
@@ -38,11 +56,8 @@ def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
 
 def move_rows(
     probe: Probe,
-    clouds: list[Data],
+    task: Task,
     moves: Sequence[Move],
-    inputs: Mapping[str, Kind],
-    outputs: Kind | Mapping[str, Kind] | None,
-    tolerance: float,
     exact: bool,
     usual: Mapping[str, float] | None = None,
     tensors: bool = True,
@@ -52,12 +67,12 @@ def move_rows(
 
     If outputs may vanish on these clouds, ``usual`` has their sizes on other clouds. ``tensors`` is whether outputs
     that are tensors or rotations are promised to be equivariant. With ``explain``, rows that would fail may have the
-    errors that rounding explains, in addition to the ``tolerance``.
+    errors that rounding explains, in addition to the tolerance.
     """
-    rows = list(_move_rows(probe, clouds, moves, inputs, outputs, tolerance, exact, usual, tensors))
+    rows = list(_move_rows(probe, task, moves, task.limits[probe.dtype], exact, usual, tensors))
     if not explain or all(row.passed is not False for row in rows):
         return rows
-    more = _rounding(probe, clouds, [move for move in moves if move.promised], inputs, outputs, usual, tensors)
+    more = _rounding(probe, task, [move for move in moves if move.promised], usual, tensors)
     for place, row in enumerate(rows):
         if row.allowed is not None:
             allowed = row.allowed + more.get(row.output, 0.0)
@@ -66,13 +81,7 @@ def move_rows(
 
 
 def _rounding(
-    probe: Probe,
-    clouds: list[Data],
-    moves: Sequence[Move],
-    inputs: Mapping[str, Kind],
-    outputs: Kind | Mapping[str, Kind] | None,
-    usual: Mapping[str, float] | None,
-    tensors: bool,
+    probe: Probe, task: Task, moves: Sequence[Move], usual: Mapping[str, float] | None, tensors: bool
 ) -> dict[str, float]:
     """Return the error that rounding explains, for each output without a larger error in float64 than its tolerance.
 
@@ -82,7 +91,7 @@ def _rounding(
     ratio = torch.finfo(probe.dtype).eps / torch.finfo(torch.float64).eps
     try:
         exact, coarse = (
-            list(_move_rows(one, clouds, moves, inputs, outputs, TOLERANCE[torch.float64], True, usual, tensors))
+            list(_move_rows(one, task, moves, TOLERANCE[torch.float64], True, usual, tensors))
             for one in (probe.double, probe.double.rounded(probe.dtype))
         )
     except (*REFUSALS, TypeError):  # a function may be written for one dtype, and devices may lack float64
@@ -98,22 +107,21 @@ def _rounding(
 
 def _move_rows(
     probe: Probe,
-    clouds: list[Data],
+    task: Task,
     moves: Sequence[Move],
-    inputs: Mapping[str, Kind],
-    outputs: Kind | Mapping[str, Kind] | None,
-    tolerance: float,
+    limit: float,
     exact: bool,
     usual: Mapping[str, float] | None,
     tensors: bool,
 ) -> Iterator[Row]:
+    clouds = task.clouds
     sizes = sizes_of(clouds)
     reference = checked_outputs(probe(clouds), sizes)
-    kinds, dtype = kinds_of_outputs(probe.network, outputs, reference), probe.precision
+    kinds, dtype = kinds_of_outputs(probe.network, task.outputs, reference), probe.precision
     largest = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
-    allowed = {name: tolerance * max(1.0, size) for name, size in largest.items()}
+    allowed = {name: limit * max(1.0, size) for name, size in largest.items()}
     for move in moves:
-        changed = move.apply(clouds, inputs)
+        changed = move.apply(clouds, task.inputs)
         try:
             found = probe(changed)
         except REFUSALS:
@@ -128,55 +136,49 @@ def _move_rows(
             pose = usual is not None and kinds[name] == "rotation"
             promised = move.promised and name not in move.excepted
             promised = promised and not pose and (tensors or not _is_tensor(kinds[name]))
-            limit = allowed[name] if promised else None
-            yield _row(move.check, move.label, name, dtype, found.get(name), expected, limit)
+            yield _row(
+                move.check, move.label, name, dtype, found.get(name), expected, allowed[name] if promised else None
+            )
     if len(clouds) > 1:
         parts = [probe([cloud]) for cloud in clouds]
         for name, value in reference.items():
-            limit = allowed[name] if exact else None
-            yield _row("alone", "", name, dtype, torch.cat([part[name] for part in parts]), value, limit)
+            found_alone = torch.cat([part[name] for part in parts])
+            yield _row("alone", "", name, dtype, found_alone, value, allowed[name] if exact else None)
 
 
 def degenerate_rows(
     probes: Mapping[torch.dtype, Probe],
-    last: Data,
-    inputs: Mapping[str, Kind],
-    outputs: Kind | Mapping[str, Kind] | None,
-    limits: Mapping[torch.dtype, float],
-    promise: Symmetry,
+    task: Task,
     sizes: Mapping[str, float],
-    generator: torch.Generator,
     explained: Collection[torch.dtype] = (),
 ) -> Iterator[Row]:
-    """Yield rows for degenerate clouds, which are derived from the ``last`` cloud, if the network accepts them.
+    """Yield rows for degenerate clouds, which are derived from the last cloud, if the network accepts them.
 
     In the ``explained`` dtypes, errors may have the size that rounding explains.
     """
+    promise, last = task.promise, task.clouds[-1]
     group = promise.group
     if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
         return
     centered = group.is_affine or isinstance(group, FiniteGroup)
     for name, cloud in degenerate(last, group.dim, centered=centered).items():
-        chosen = list(elements_of(group, 1, generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
-        shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
+        chosen = list(elements_of(group, 1, task.generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
+        shaped = [motion("degenerate", element, [cloud], True, task.generator) for element in chosen]
         shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
         for dtype, probe in probes.items():
             with contextlib.suppress(*REFUSALS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                moving = not promise.moving_axes
-                given = shaped, inputs, outputs, limits[dtype], True, sizes, moving, dtype in explained
-                for row in move_rows(probe, [cloud], *given):
+                given = shaped, True, sizes, not promise.moving_axes, dtype in explained
+                for row in move_rows(probe, replace(task, clouds=[cloud]), *given):
                     # A network that promises no symmetry may be undefined if distances are 0. This is not a failure.
                     undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
                     yield replace(row, allowed=None, passed=None) if undefined else row
 
 
-def continuity_rows(
-    probe: Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
-) -> Iterator[Row]:
+def continuity_rows(probe: Probe, task: Task, dim: int) -> Iterator[Row]:
     """Yield jumps of outputs and their derivatives on paths of the smallest cloud, if the network accepts these."""
     jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
-    for path in paths(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
+    for path in paths(min(task.clouds, key=lambda cloud: len(cloud.pos)), dim, task.generator):
         measured = (
             ("continuity", jumps == (), probe),
             ("first derivative", jumps == () and not kinks, lambda c, p=path: probe.derivatives(c, p.velocity)),
@@ -185,7 +187,7 @@ def continuity_rows(
             with warnings.catch_warnings(), contextlib.suppress(*REFUSALS):
                 warnings.simplefilter("ignore")
                 for name, found in largest_jumps(path, outputs).items():
-                    allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
+                    allowed = task.limits[probe.dtype] * max(1.0, found.size) + found.rounding if promised else None
                     passed = None if allowed is None else found.jump <= allowed
                     relative = found.jump / found.size if found.size else 0.0
                     yield Row(check, path.label, name, probe.precision, found.jump, relative, allowed, passed)
@@ -252,3 +254,107 @@ def _row(
     error, size = float(difference.abs().max()), float(expected.norm())
     relative = float(difference.norm()) / size if size else math.inf if error else 0.0
     return Row(check, label, name, dtype, error, relative, allowed, None if allowed is None else error <= allowed)
+
+
+# --- paths --------------------------------------------------------------------------------------------------------
+
+Outputs = Callable[[Sequence[Data]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Path:
+    """A path of a cloud, from ``start`` to ``start + velocity``, both ``[points, dim]``, at constant speed."""
+
+    label: str
+    cloud: Data
+    start: Tensor
+    velocity: Tensor
+
+    def at(self, times: Tensor) -> list[Data]:
+        """Return the cloud at these times between 0 and 1."""
+        clouds = []
+        for time in times.tolist():
+            cloud = copy.copy(self.cloud)
+            cloud.pos = self.cloud.pos.double().clone()
+            cloud.pos[:, : self.start.shape[1]] = self.start + time * self.velocity
+            clouds.append(cloud)
+        return clouds
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The largest jump of an output along a path.
+
+    ``size`` is the largest absolute value of the output. Changes up to ``rounding`` also occur if it is continuous.
+    """
+
+    jump: float
+    size: float
+    rounding: float
+
+
+def paths(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Path]:
+    """Yield two paths: a point crosses and leaves the cloud; the cloud is stretched until two second moments cross."""
+    pos = cloud.pos[:, :dim].double()
+    centered = pos - pos.mean(dim=0)
+    extent = float(centered.norm(dim=1).max())
+    if len(pos) < 2 or extent == 0:
+        return
+    point = int(torch.randint(len(pos), (), generator=generator))
+    aside = torch.randn(dim, generator=generator, dtype=torch.float64)
+    # The point passes near the center, and ends at twice the radius of the cloud.
+    target = -2 * extent * torch.nn.functional.normalize(centered[point] + 0.2 * extent * aside, dim=0)
+    velocity = torch.zeros_like(pos)
+    velocity[point] = target - centered[point]
+    yield Path("a point crosses the cloud", cloud, pos, velocity)
+    moments, axes = torch.linalg.eigh(centered.mT @ centered)
+    if dim > 1 and moments[-2] > 1e-6 * moments[-1]:
+        axis = axes[:, -2]
+        factor = 1.5 * float((moments[-1] / moments[-2]).sqrt())
+        yield Path("the cloud is stretched", cloud, pos, (factor - 1) * (centered @ axis)[:, None] * axis)
+
+
+def largest_jumps(path: Path, outputs: Outputs) -> dict[str, Jump]:
+    """Return the largest jump of each output ``[clouds | points, *]``.
+
+    The steps in which an output changes most are divided repeatedly.
+    """
+    times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
+    values = _by_time(outputs(path.at(times)), len(times))
+    steps: dict[str, Tensor] = {}
+    if not values:
+        return {}
+    for name, value in values.items():
+        changes = _change(value[1:], value[:-1])
+        around = torch.nn.functional.pad(changes, (1, 1))
+        ranked = changes, changes - torch.maximum(around[:-2], around[2:])
+        steps[name] = torch.cat([order.topk(_SUSPECTS).indices for order in ranked]).unique()
+    ends = {name: (times[step], values[name][step], values[name][step + 1]) for name, step in steps.items()}
+    counts = [len(step) * (_PARTS - 1) for step in steps.values()]
+    width = 1 / _STEPS
+    for _ in range(_ROUNDS):
+        width /= _PARTS
+        inner = width * torch.arange(1, _PARTS, dtype=times.dtype)
+        new = torch.cat([(begin[:, None] + inner).flatten() for begin, _, _ in ends.values()])
+        new_values = _by_time(outputs(path.at(new)), len(new))
+        for (name, (begin, low, high)), own in zip(ends.items(), torch.arange(len(new)).split(counts), strict=True):
+            between = new_values[name][own].unflatten(0, (-1, _PARTS - 1))
+            points = torch.cat([low[:, None], between, high[:, None]], dim=1)
+            row, part = torch.arange(len(begin)), _change(points[:, 1:], points[:, :-1], 2).argmax(dim=1)
+            ends[name] = begin + width * part.to(times.dtype), points[row, part], points[row, part + 1]
+    found = {}
+    for name, (_, low, high) in ends.items():
+        steepest = float(_change(values[name][1:], values[name][:-1]).max())
+        rounding = _STEEPER * steepest * _PARTS**-_ROUNDS
+        found[name] = Jump(float(_change(high, low).max()), float(values[name].abs().max()), rounding)
+    return found
+
+
+def _by_time(outputs: dict[str, Tensor], times: int) -> dict[str, Tensor]:
+    """Split the rows of each output into ``[times, rows of one cloud, *]``."""
+    return {name: value.unflatten(0, (times, -1)) for name, value in outputs.items()}
+
+
+def _change(first: Tensor, second: Tensor, batch_dims: int = 1) -> Tensor:
+    """Return the largest absolute difference for each index of the first ``batch_dims`` axes, or NaN if one is NaN."""
+    return (first - second).abs().flatten(batch_dims).amax(dim=-1)

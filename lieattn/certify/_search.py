@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,10 +12,18 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn.certify._certificate import Row
-from lieattn.certify._clouds import sizes_of
 from lieattn.certify._elements import Element, elements_of
-from lieattn.certify._kinds import Kind
-from lieattn.certify._moves import Move, motion, other_images, permutation, raster_motion
+from lieattn.certify._moves import (
+    Kind,
+    Move,
+    motion,
+    other_images,
+    permutation,
+    raster_motion,
+    relative_error,
+    sizes_of,
+    still,
+)
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs, possible_kinds
 from lieattn.groups import (
     SE,
@@ -181,8 +188,8 @@ def _candidates(dim: int, clouds: list[Data], as_images: bool, generator: torch.
         if images := other_images(clouds, dim, True, generator):
             found.append(_Candidate("periodic images", images))
         scaled = [factor * torch.eye(dim, dtype=torch.float64) for factor in _SCALES]
-        zero = torch.zeros(len(clouds), dim, dtype=torch.float64)
-        found.append(_Candidate("scales", [Move("searched", "", True, factor, zero) for factor in scaled]))
+        unmoved = still("searched", clouds, dim)
+        found.append(_Candidate("scales", [replace(unmoved, linear=factor) for factor in scaled]))
     return found
 
 
@@ -208,11 +215,8 @@ _FINITE = {2: _of_the_plane, 3: _of_space}
 
 def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:
     """Return the largest error relative to the largest output (or 1): infinity for NaN and for refused clouds."""
-    if found is None or found.shape != reference.shape:
-        return math.inf
     if abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6:  # outputs of all kinds should not change with scale
         expected = reference
     else:
         expected = move.expected(name, kind, reference, sizes)
-    error = float((found - expected).abs().max()) / max(1.0, float(reference.abs().max()))
-    return math.inf if math.isnan(error) else error
+    return relative_error(found, expected, reference)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
-from lieattn.certify._clouds import moved
+from lieattn.certify._moves import Move, moved
 from lieattn.certify._probe import Probe
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import FiniteGroup
@@ -37,16 +37,16 @@ class Call(NamedTuple):
     coarsest: torch.dtype
 
 
-@dataclass
+@dataclass(frozen=True)
 class Change:
     """The difference between the original and the changed clouds.
 
     Attributes
     ----------
+    move
+        The motion of the clouds.
     sizes
         Number of points of each original cloud, int64 ``[clouds]``.
-    linear, shifts, orders
-        The motion, and the new order of the points, as in :class:`lieattn.certify._moves.Move`.
     tolerance
         Largest difference between equal features, relative to the largest value (or 1).
     group, element
@@ -56,14 +56,12 @@ class Change:
     alone
         Index of the cloud that is alone after the change, or None if all clouds remain.
     irreps
-        Actions of ``linear`` on features of e3nn irreps, by their dimension, see :func:`irreps_of`.
+        Actions of the motion on features of e3nn irreps, by their dimension, see :func:`irreps_of`.
     """
 
+    move: Move
     sizes: Tensor
-    linear: Tensor
-    shifts: Tensor
     tolerance: float
-    orders: tuple[Tensor, ...] | None = None
     group: FiniteGroup | None = None
     element: int = 0
     as_images: bool = False
@@ -73,10 +71,7 @@ class Change:
     @property
     def order(self) -> Tensor | None:
         """The former index of the point at each place, int64 ``[points]``, or None if points are not reordered."""
-        if self.orders is None:
-            return None
-        starts = (self.sizes.cumsum(0) - self.sizes).tolist()
-        return torch.cat([start + order for start, order in zip(starts, self.orders, strict=True)])
+        return self.move.order(self.sizes)
 
 
 class _Recorder(TorchDispatchMode):
@@ -186,9 +181,9 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
         yield from _of_one_cloud(first, second, change, change.alone)
         return
     order = change.order
-    dim = len(change.linear)
+    dim = len(change.move.linear)
     if change.as_images and first.ndim >= 2 + dim:
-        pixels = _pixels(tuple(first.shape[-dim:]), change.linear)
+        pixels = _pixels(tuple(first.shape[-dim:]), change.move.linear)
         if pixels is not None:
             order, new = pixels
             yield first.flatten(-dim)[..., order].unflatten(-1, new), second
@@ -222,10 +217,10 @@ def _of_one_cloud(first: Tensor, second: Tensor, change: Change, cloud: int) -> 
 def _laws(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[str, bool]]:
     if first.shape != second.shape:
         return
-    dim = len(change.linear)
+    dim = len(change.move.linear)
     for axis in range(first.ndim - 1, 0, -1):
         if first.shape[axis] == dim and not change.as_images:
-            turned = (first.movedim(axis, -1) @ change.linear.mT).movedim(-1, axis)
+            turned = (first.movedim(axis, -1) @ change.move.linear.mT).movedim(-1, axis)
             yield "vectors", _close(turned, second, change)
     if not change.as_images and first.ndim > 1:
         yield "positions or vectors, beside invariants", _columns(first, second, change)
@@ -246,16 +241,16 @@ def _laws(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[str, 
 
 def _columns(first: Tensor, second: Tensor, change: Change) -> bool:
     """Return whether the last axis consists of invariants, vectors and positions."""
-    dim, columns = len(change.linear), first.shape[-1]
+    dim, columns = len(change.move.linear), first.shape[-1]
     shift = None
     if len(first) in (len(change.sizes), int(change.sizes.sum())):
         per_cloud = len(first) == len(change.sizes)
-        shift = change.shifts if per_cloud else change.shifts.repeat_interleave(change.sizes, dim=0)
+        shift = change.move.shifts if per_cloud else change.move.shifts.repeat_interleave(change.sizes, dim=0)
         shift = shift.view(len(first), *[1] * (first.ndim - 2), dim)
     column = 0
     while column < columns:
         here = slice(column, column + dim)
-        turned = first[..., here] @ change.linear.mT if column + dim <= columns else None
+        turned = first[..., here] @ change.move.linear.mT if column + dim <= columns else None
         if _close(first[..., column], second[..., column], change):
             column += 1
         elif turned is not None and (

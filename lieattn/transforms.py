@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
@@ -40,20 +41,24 @@ Ties = Literal["index", "all"]
 
 
 def radius_graph(
-    pos: Tensor, r: float, batch: Tensor | None = None, loop: bool = False, flow: Flow = "source_to_target"
-) -> Tensor:
-    """Return all pairs of points of one cloud that are at most ``r`` apart, int64 ``[2, edges]``.
+    pos: Float[Tensor, "points dim"],
+    r: float,
+    batch: Int[Tensor, " points"] | None = None,
+    loop: bool = False,
+    flow: Flow = "source_to_target",
+) -> Int[Tensor, "2 edges"]:
+    """Return all pairs of points of one cloud that are at most ``r`` apart, int64.
 
     See :class:`lieattn.geometry.Radius`.
 
     Parameters
     ----------
     pos
-        Floating ``[points, dim]``. Distances are computed in float64.
+        The points. Distances are computed in float64.
     r
         The distance, a positive number, with a relative tolerance of 1e-5.
     batch
-        Cloud of each point, int64 ``[points]``, in any order.
+        Cloud of each point, int64, in any order.
     loop
         Whether a point is its own neighbor.
     flow
@@ -70,20 +75,19 @@ def radius_graph(
 
 
 def periodic_radius_graph(
-    pos: Tensor,
+    pos: Float[Tensor, "points dim"],
     r: float,
-    cell: Tensor,
-    pbc: Tensor | None = None,
-    batch: Tensor | None = None,
+    cell: Float[Tensor, "*clouds dim dim"],
+    pbc: Bool[Tensor, "*clouds dim"] | None = None,
+    batch: Int[Tensor, " points"] | None = None,
     loop: bool = False,
     flow: Flow = "source_to_target",
-) -> tuple[Tensor, Tensor]:
-    """Return the pairs of :func:`radius_graph` in periodic clouds: ``edge_index`` int64 ``[2, edges]`` and ``shift``.
+) -> tuple[Int[Tensor, "2 edges"], Float[Tensor, "edges dim"]]:
+    """Return the pairs of :func:`radius_graph` in periodic clouds: ``edge_index`` and ``shift``.
 
-    The neighbor of an edge is at ``pos[j] + shift``, where ``shift`` is ``[edges, dim]``. All images within ``r`` are
-    neighbors, including several images of one point and images of the center itself. ``loop`` adds the center at its
-    own place. ``cell`` is ``[clouds, dim, dim]``, or ``[dim, dim]`` for all clouds, and ``pbc`` is bool
-    ``[clouds, dim]`` or ``[dim]``, by default all true. On the CPU, the package vesin searches the images if it is
+    The neighbor of an edge is at ``pos[j] + shift``. All images within ``r`` are neighbors, including several images of
+    one point and images of the center itself. ``loop`` adds the center at its own place. ``cell`` and ``pbc`` (by
+    default all true) may be the same for all clouds. On the CPU, the package vesin searches the images if it is
     installed. The edges are the same as without it. Errors are those of :func:`lieattn.geometry.point_clouds`.
 
     Examples
@@ -101,15 +105,15 @@ def periodic_radius_graph(
 
 
 def knn_graph(
-    pos: Tensor,
+    pos: Float[Tensor, "points dim"],
     k: int,
-    batch: Tensor | None = None,
+    batch: Int[Tensor, " points"] | None = None,
     loop: bool = False,
     flow: Flow = "source_to_target",
     *,
     ties: Ties = "index",
-) -> Tensor:
-    """Return the pairs of each point and its ``k`` nearest neighbors in its cloud, int64 ``[2, edges]``.
+) -> Int[Tensor, "2 edges"]:
+    """Return the pairs of each point and its ``k`` nearest neighbors in its cloud, int64.
 
     In a cloud of fewer points, all are neighbors. With ``loop``, the point itself is one of its ``k`` neighbors, as in
     PyTorch Geometric. Of several equally far points, up to a relative 1e-5, those with the lowest indices are chosen.
@@ -129,11 +133,17 @@ def knn_graph(
     return _directed(found.edge_index, flow)
 
 
-def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_y: Tensor | None = None) -> Tensor:
-    """Return the pairs of points of ``y`` and of ``x`` in the same cloud at most ``r`` apart, int64 ``[2, edges]``.
+def radius(
+    x: Float[Tensor, "points dim"],
+    y: Float[Tensor, "centers dim"],
+    r: float,
+    batch_x: Int[Tensor, " points"] | None = None,
+    batch_y: Int[Tensor, " centers"] | None = None,
+) -> Int[Tensor, "2 edges"]:
+    """Return the pairs of points of ``y`` and of ``x`` in the same cloud at most ``r`` apart, int64.
 
     Row 0 contains indices of ``y``, and row 1 indices of ``x``, as in PyTorch Geometric. Edges are sorted by row 0,
-    then by row 1. ``x`` and ``y`` are ``[points, dim]``, ``batch_x`` and ``batch_y`` their clouds, int64 ``[points]``.
+    then by row 1. ``batch_x`` and ``batch_y`` are the clouds of the points, int64.
 
     Examples
     --------
@@ -153,13 +163,13 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
 
 
 def fps(
-    pos: Tensor,
-    batch: Tensor | None = None,
+    pos: Float[Tensor, "points dim"],
+    batch: Int[Tensor, " points"] | None = None,
     ratio: float = 0.5,
     *,
-    start: Literal["outermost", "first"] | Tensor = "outermost",
+    start: Literal["outermost", "first"] | Int[Tensor, " clouds"] = "outermost",
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> Int[Tensor, " chosen"]:
     """Choose a fraction ``ratio`` of the points of each cloud, rounded up, by farthest-point sampling.
 
     The result is int64 indices, cloud by cloud. PyTorch Geometric starts at a random point. This function starts at the

@@ -136,7 +136,7 @@ def failed(certificate) -> set[str]:
     return {row.check for row in certificate.rows if row.passed is False}
 
 
-@pytest.mark.parametrize("group", [cyclic(1), cyclic(8), dihedral(3), tetrahedral(), octahedral()], ids=str)
+@pytest.mark.parametrize("group", [cyclic(1), dihedral(3), tetrahedral()], ids=str)
 def test_an_invariant_network_passes(group):
     torch.manual_seed(0)
     certificate = certify(Pairs(group), clouds(group.dim))
@@ -204,21 +204,6 @@ def test_the_worst_row_of_each_output_is_printed():
     assert re.findall(r"element .*\)", text) == ["element 2, worst of 2 (a)", "element 1 (b)"]
 
 
-def test_the_page_draws_the_worst_error_of_each_check_on_a_logarithmic_axis():
-    row = Row("element", "0", "", "float64", 1e-3, 1e-3, 1e-6, False)
-    rows = [row, dataclasses.replace(row, label="1", max_error=1e-9, passed=True)]
-    rows.append(dataclasses.replace(row, check="permutation", label="<b>", max_error=math.inf))
-    rows.append(dataclasses.replace(row, check="outside", label="4", max_error=1e-20, allowed=None, passed=None))
-    page = Certificate("none", "C3", 3, 1, 4, 1.0, 0, tuple(rows)).to_html()
-    dots = re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="5" fill="(#\w+)"><title>(.*?)</title>', page)
-    assert dots == [
-        ("561.7", "#b42318", "0: 1.00e-03"),  # 15 / 18 of the axis from 1e-18 to 1
-        ("620.0", "#b42318", "&lt;b&gt;: inf"),
-        ("270.0", "#57606a", "4: 1.00e-20"),
-    ]
-    assert re.findall(r'<line x1="([\d.]+)" [^>]*stroke="#1f2328"/>', page) == ["503.3", "503.3"]  # what is allowed
-
-
 def test_errors_are_those_of_the_outputs():
     """One rotation computed by hand: the outputs are sums of coordinates."""
 
@@ -236,6 +221,12 @@ def test_errors_are_those_of_the_outputs():
 
 
 def test_the_network_and_the_data_stay_as_they_were():
+    one_by_one = clouds()
+    kept = [cloud.clone() for cloud in one_by_one]
+    certify(Pairs(cyclic(4)), one_by_one, continuity=False)
+    for cloud, known in zip(one_by_one, kept, strict=True):
+        assert set(cloud.keys()) == set(known.keys())
+        assert all(cloud[key].dtype == known[key].dtype and torch.equal(cloud[key], known[key]) for key in known.keys())
     network = Pairs(cyclic(4), dropout=0.5).train()
     data = Batch.from_data_list(clouds())
     before, positions = copy.deepcopy(network.state_dict()), data.pos.clone()
@@ -248,15 +239,6 @@ def test_the_network_and_the_data_stay_as_they_were():
     for key, value in network.state_dict().items():
         assert value.dtype == before[key].dtype
         assert torch.equal(value, before[key])
-
-
-def test_data_given_one_by_one_stay_as_they_were():
-    data = clouds()
-    before = [cloud.clone() for cloud in data]
-    certify(Pairs(cyclic(4)), data)
-    for cloud, known in zip(data, before, strict=True):
-        assert set(cloud.keys()) == set(known.keys())
-        assert all(cloud[key].dtype == known[key].dtype and torch.equal(cloud[key], known[key]) for key in known.keys())
 
 
 class Walks(Pairs):
@@ -465,32 +447,6 @@ def test_table_and_json_hold_everything():
     assert len(content["rows"]) == len(certificate.rows)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"data": []}, ValueError, "data: expected at least one cloud"),
-        ({"data": [Data(x=torch.ones(2, 1))]}, ValueError, "data: cloud 0 needs pos, .* got none"),
-        ({"data": Data(pos=torch.ones(2, dtype=torch.int64))}, ValueError, r"got \(2,\) of torch.int64"),
-        ({"data": clouds(3)}, ValueError, "group: C4 acts on 2 coordinates, the clouds have 3"),
-        ({"network": Pairs()}, ValueError, "group: expected a group, since the network has no attribute `symmetry`"),
-        (
-            {"dtypes": [torch.float16]},
-            TypeError,
-            "dtypes: expected floating dtypes with a tolerance, got torch.float16",
-        ),
-        ({"dtypes": [torch.int64]}, TypeError, "got torch.int64"),
-        (
-            {"network": Twice(cyclic(4))},
-            ValueError,
-            r"an output \[clouds, .* 3 clouds and 15 points, got \(30, 1\)",
-        ),
-    ],
-)
-def test_bad_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        certify(**{"network": Pairs(cyclic(4)), "data": clouds(), **arguments})
-
-
 # --- models of the library -------------------------------------------------------------------------------------
 
 
@@ -665,29 +621,28 @@ def test_every_kind_of_output_turns_as_it_should():
     assert "(spin)" in certificate.table()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("center", "vector"),
-        ("vector", "position"),
-        ("vector", "pseudovector"),
-        ("vector", "invariant"),
-        ("spin", "vector"),
-        ("tensor", "invariant"),
-        ("components", "invariant"),
-        ("components", Irreps("1x1o + 1x1e")),
-        ("helicity", "invariant"),
-        ("energy", "pseudoscalar"),
-        ("state", ("vector", "vector", "invariant")),
-        ("state", ("position", "position", "invariant")),
-        ("state", ("position", "vector", "pseudoscalar")),
+WRONG = {
+    "center": ["vector"],
+    "vector": ["position", "pseudovector", "invariant"],
+    "spin": ["vector"],
+    "tensor": ["invariant"],
+    "components": ["invariant", Irreps("1x1o + 1x1e")],
+    "helicity": ["invariant"],
+    "energy": ["pseudoscalar"],
+    "state": [
+        ("vector", "vector", "invariant"),
+        ("position",) * 2 + ("invariant",),
+        ("position", "vector", "pseudoscalar"),
     ],
-    ids=str,
-)
-def test_the_wrong_kind_fails(name, kind):
+}
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_wrong_kind_fails(number):
     options = {"inputs": {"vel": "vector"}, "continuity": False, "dtypes": [torch.float64]}
-    certificate = certify(Moments(), molecules(), E(3), outputs={**KINDS, name: kind}, **options)
-    assert {row.output for row in certificate.rows if row.passed is False} == {name}
+    wrong = {name: kinds[number] for name, kinds in WRONG.items() if number < len(kinds)}
+    certificate = certify(Moments(), molecules(), E(3), outputs={**KINDS, **wrong}, **options)
+    assert {row.output for row in certificate.rows if row.passed is False} == set(wrong)
 
 
 def test_vectors_turn_along_because_the_network_names_them():
@@ -699,40 +654,35 @@ def test_vectors_turn_along_because_the_network_names_them():
     assert not certify(Moments(), molecules(), E(3), outputs=KINDS, continuity=False).passed
 
 
-class Peeking(FramewiseTransformer):
-    """Adds positions to vectors: the sums rotate correctly, but change under translations."""
-
-    def forward(self, data: Batch) -> torch.Tensor:
-        return super().forward(data) + global_mean_pool(data.pos, data.batch)
+def peeking(network):
+    """Add positions to vectors: the sums rotate correctly, but change under translations."""
+    return lambda data: network(data) + global_mean_pool(data.pos, data.batch)
 
 
-class Fixed(FramewiseTransformer):
-    """A constant vector, like a bias after the frames."""
-
-    def forward(self, data: Batch) -> torch.Tensor:
-        return super().forward(data) + torch.tensor([0.0, 0.0, 1.0])
+def fixed(network):
+    """Add a constant vector, like a bias after the frames."""
+    return lambda data: network(data) + torch.tensor([0.0, 0.0, 1.0])
 
 
-class Counting(FramewiseTransformer):
+def counting(network):
     """Outputs of a point depend on the points before it."""
-
-    def forward(self, data: Batch) -> torch.Tensor:
-        return super().forward(data).cumsum(dim=0)
+    return lambda data: network(data).cumsum(dim=0)
 
 
 @pytest.mark.parametrize(
-    ("network", "options", "checks"),
+    ("around", "options", "checks"),
     [
-        (FramewiseTransformer, {"kind": "vector"}, set()),
-        (Peeking, {"kind": "vector"}, {"element", "degenerate"}),
-        (Fixed, {"kind": "vector"}, {"element", "degenerate"}),
-        (FramewiseTransformer, {"pool": "none"}, set()),
-        (Counting, {"pool": "none"}, {"permutation", "alone"}),
+        (peeking, {"kind": "vector"}, {"element", "degenerate"}),
+        (fixed, {"kind": "vector"}, {"element", "degenerate"}),
+        (counting, {"pool": "none"}, {"permutation", "alone"}),
     ],
 )
-def test_vectors_and_outputs_of_points_can_fail(network, options, checks):
-    made = randomize(network(tetrahedral(), 2, 1, channels=4, layers=1, **options), spread=0.4)
-    assert failed(certify(made, molecules(), rotations=0, continuity=False)) == checks
+def test_vectors_and_outputs_of_points_can_fail(around, options, checks):
+    group = cyclic_about(3, (1, 0, 0))
+    network = randomize(FramewiseTransformer(group, 2, 1, channels=4, layers=1, **options), spread=0.4).double()
+    few = {"outputs": network.kind, "rotations": 0, "continuity": False, "dtypes": [torch.float64]}
+    assert certify(network, molecules(), **few).passed
+    assert failed(certify(around(network), molecules(), group, **few)) == checks
 
 
 class Pair(NamedTuple):
@@ -805,54 +755,52 @@ class Misnamed(nn.Module):
     vector_inputs = "vel"
 
 
+PLAIN = {"network": Pairs(cyclic(4)), "data": clouds(), "group": None}
+OF_IMAGES = {"data": images(4), "group": cyclic(4)}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "named", "found"),
     [
-        (
-            {"group": "E(3)"},
-            TypeError,
-            "group: expected a group such as lieattn.groups.SE.3. or one of .'search',. or None, got 'E\\(3\\)'",
-        ),
-        ({"outputs": "arrow"}, ValueError, "outputs: expected one of .*'vector'.* got 'arrow'"),
-        ({"outputs": {"forces": "vector"}}, ValueError, "'forces' is not among the outputs of the network, .*'spin'"),
-        ({"outputs": {"spin": 3}}, TypeError, r"outputs\['spin'\]: expected one of"),
-        ({"outputs": ()}, ValueError, "outputs: expected kinds in the tuple"),
-        ({"outputs": ("tensor", "vector")}, ValueError, "a tensor has two axes"),
-        ({"outputs": {"energy": "vector"}}, ValueError, r"outputs energy: expected 3 components .* got \(15,\)"),
-        ({"outputs": {"vector": "tensor"}}, ValueError, r"outputs vector: expected tensors \[rows, \*, 3, 3\]"),
-        ({"outputs": {"state": ("vector", "vector")}}, ValueError, "outputs state: expected 6 components"),
-        ({"outputs": {"state": SymmetricTensor(3)}}, ValueError, "outputs state: expected 6 components"),
-        ({"inputs": {"vel": "arrow"}}, ValueError, r"inputs\['vel'\]: expected one of"),
-        ({"inputs": {"z": "vector"}}, ValueError, r"data.z: expected 3 components in the last axis for kind vector"),
-        ({"inputs": {"velocity": "vector"}}, ValueError, "inputs: .* cloud 0 has no 'velocity'"),
-        ({"elements": 0}, ValueError, "elements: expected an integer of at least 1"),
-        ({"rotations": -1}, ValueError, "rotations: expected an integer of at least 0, got -1"),
-        (
-            {"tolerances": {torch.float32: -1.0}},
-            ValueError,
-            r"tolerances\[torch.float32\]: expected a number of at least 0",
-        ),
-        ({"tolerances": {torch.float64: math.nan}}, ValueError, r"tolerances\[torch.float64\]: expected a number"),
-        ({"network": Moments}, TypeError, "network: expected a network, .* got <class "),
-        ({"network": Misnamed()}, TypeError, "network: expected vector_inputs to be a sequence of names, got 'vel'"),
-        ({"data": directed()}, ValueError, r"E\(3\) acts on 3 coordinates, the clouds have 6; .*'position', 'vector'"),
-        (
-            {"data": images(4), "group": SE(2)},
-            ValueError,
-            r"expected a finite group for images as a tensor, got SE\(2\)",
-        ),
-        ({"data": images(4), "group": cyclic(8)}, ValueError, "element 1 of C8 does not map the lattice of pixels"),
-        ({"data": images(4).long()}, ValueError, r"data: expected floating images .* got torch.int64 \(2, 1, 4, 4\)"),
-        (
-            {"data": images(4), "group": cyclic(4), "network": lambda pos, batch: pos},
-            ValueError,
-            r"network: expected a function of images, which data contains, got one of \(pos, batch\)",
-        ),
-        ({"network": nn.Identity()}, TypeError, "network: expected a tensor, or a mapping .* got DataBatch"),
+        ({**PLAIN, "data": []}, ValueError, "data", "none"),
+        ({**PLAIN, "data": [Data(x=torch.ones(2, 1))]}, ValueError, "data", "none"),
+        ({**PLAIN, "data": Data(pos=torch.ones(2, dtype=torch.int64))}, ValueError, "data", "(2,) of torch.int64"),
+        ({**PLAIN, "data": clouds(3)}, ValueError, "group", "the clouds have 3"),
+        ({**PLAIN, "network": Pairs()}, ValueError, "group", "None"),
+        ({**PLAIN, "network": Twice(cyclic(4))}, ValueError, "network", "(30, 1)"),
+        ({"dtypes": [torch.float16]}, TypeError, "dtypes", "torch.float16"),
+        ({"dtypes": [torch.int64]}, TypeError, "dtypes", "torch.int64"),
+        ({"group": "E(3)"}, TypeError, "group", "'E(3)'"),
+        ({"outputs": "arrow"}, ValueError, "outputs", "'arrow'"),
+        ({"outputs": {"forces": "vector"}}, ValueError, "outputs", "'forces'"),
+        ({"outputs": {"spin": 3}}, TypeError, "outputs['spin']", "3"),
+        ({"outputs": ()}, ValueError, "outputs", "none"),
+        ({"outputs": ("tensor", "vector")}, ValueError, "outputs", "a tensor"),
+        ({"outputs": {"energy": "vector"}}, ValueError, "outputs energy", "(15,)"),
+        ({"outputs": {"vector": "tensor"}}, ValueError, "outputs vector", "(3, 3)"),
+        ({"outputs": {"state": ("vector", "vector")}}, ValueError, "outputs state", "(15, 7)"),
+        ({"outputs": {"state": SymmetricTensor(3)}}, ValueError, "outputs state", "(15, 7)"),
+        ({"inputs": {"vel": "arrow"}}, ValueError, "inputs['vel']", "'arrow'"),
+        ({"inputs": {"z": "vector"}}, ValueError, "data.z", "vector"),
+        ({"inputs": {"velocity": "vector"}}, ValueError, "inputs", "'velocity'"),
+        ({"elements": 0}, ValueError, "elements", "0"),
+        ({"rotations": -1}, ValueError, "rotations", "-1"),
+        ({"tolerances": {torch.float32: -1.0}}, ValueError, "tolerances[torch.float32]", "-1.0"),
+        ({"tolerances": {torch.float64: math.nan}}, ValueError, "tolerances[torch.float64]", "nan"),
+        ({"network": Moments}, TypeError, "network", "<class "),
+        ({"network": Misnamed()}, TypeError, "network", "'vel'"),
+        ({"network": nn.Identity()}, TypeError, "network", "DataBatch"),
+        ({"network": lambda h, x: h}, ValueError, "network", "(h, x)"),
+        ({"network": lambda pos: pos.sum(), "group": "search"}, ValueError, "network", "()"),
+        ({"data": directed()}, ValueError, "group", "the clouds have 6"),
+        ({**OF_IMAGES, "group": SE(2)}, ValueError, "group", "SE(2)"),
+        ({**OF_IMAGES, "group": cyclic(8)}, ValueError, "group", "element 1 of C8"),
+        ({**OF_IMAGES, "data": images(4).long()}, ValueError, "data", "torch.int64 (2, 1, 4, 4)"),
+        ({**OF_IMAGES, "network": lambda pos, batch: pos}, ValueError, "network", "(pos, batch)"),
     ],
 )
-def test_bad_kinds_and_groups(arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_arguments(arguments, error, named, found):
+    with pytest.raises(error, match=rf"^{re.escape(named)}: .*{re.escape(found)}"):
         certify(**{"network": Moments(), "data": molecules(), "group": E(3), **arguments})
 
 
@@ -922,14 +870,6 @@ def test_elements_are_counted(tmp_path, capsys, group, words):
     heading = f"group: {certificate.group}, {words}\n"
     assert heading in capsys.readouterr().out
     assert heading in str(certificate)
-
-
-def test_command_says_when_a_promise_is_vacuous(tmp_path, capsys):
-    path = checkpoint(tmp_path / "c.ckpt", Constant(), {"class_path": f"{__name__}.Constant"})
-    assert main(["certify", path, "--trust", "tests", "--json", str(tmp_path / "c.json")]) == 1
-    printed = capsys.readouterr().out
-    assert "guarantee vacuous" in printed
-    assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "vacuous"
 
 
 class Constant(nn.Module):

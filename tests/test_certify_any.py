@@ -6,7 +6,6 @@ import math
 import re
 import warnings
 from functools import partial
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -96,108 +95,68 @@ class Convolution(MessagePassing):
 
 
 class Good(nn.Module):
-    """Invariant in all respects; each of the networks below breaks one property."""
+    """Invariant in all respects, unless what is between its layers, or other edges, break a property.
 
-    def __init__(self) -> None:
+    ``between`` gets its part, the features, positions, displacements from the mean, and the batch.
+    """
+
+    def __init__(self, between=lambda part, x, *_: x, part: nn.Module | None = None, edges=pairs) -> None:
         super().__init__()
         self.first, self.second, self.out = Convolution(), Convolution(), nn.Linear(2, 1)
-
-    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return pairs(batch)
+        self.between, self.part, self.edges = between, part, edges
 
     def forward(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        edges = self.edges(pos, batch)
-        x = self.between(self.first(x, edges, pos), pos, batch)
+        edges, arrow = self.edges(batch), pos - global_mean_pool(pos, batch)[batch]
+        x = self.between(self.part, self.first(x, edges, pos), pos, arrow, batch)
         return self.out(global_mean_pool(self.second(x, edges, pos), batch))
 
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x
 
+class Of(nn.Module):
+    """A layer that is a function."""
 
-class Absolute(Good):
-    """Uses absolute positions in a layer in the middle."""
-
-    def __init__(self) -> None:
+    def __init__(self, function) -> None:
         super().__init__()
-        self.place = nn.Linear(3, 2)
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x + self.place(pos)
+        self.forward = function
 
 
-class Components(Good):
-    """Passes coordinates of displacements from the mean to a layer, as PointNet++ does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.place = nn.Linear(3, 2)
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x + self.place(pos - global_mean_pool(pos, batch)[batch])
+def absolute() -> nn.Module:
+    """Return a network that uses absolute positions in a layer in the middle."""
+    return Good(lambda part, x, pos, *_: x + part(pos), nn.Linear(3, 2))
 
 
-class Capped(Good):
-    """Keeps only the first three neighbors of each point, by index."""
-
-    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        source, target = pairs(batch)
-        rank = torch.stack([(target[:i] == target[i]).sum() for i in range(len(target))])
-        return torch.stack([source, target])[:, rank < 3]
+def components() -> nn.Module:
+    """Return a network that passes coordinates of displacements to a layer, as PointNet++ does."""
+    return Good(lambda part, x, pos, arrow, batch: x + part(arrow), nn.Linear(3, 2))
 
 
-class CappedAround(Capped):
-    """The same with the edges reversed."""
-
-    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return super().edges(pos, batch).flip(0)
+def halved(function) -> nn.Module:
+    """Return a network in float64 with a part that computes in half precision."""
+    return Good(lambda part, x, pos, arrow, batch: x + part(arrow), function)
 
 
-class Paired(Good):
-    """Keeps pairs of neighbors by the sum of their indices, so that points have different numbers of neighbors."""
-
-    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        edges = pairs(batch)
-        return edges[:, edges.sum(dim=0) % 3 == 0]
-
-
-class Numbered(Good):
-    """Outputs of a point depend on its index."""
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x * torch.arange(len(x))[:, None]
+def capped(batch: torch.Tensor) -> torch.Tensor:
+    """Return the first three neighbors of each point, by index."""
+    source, target = pairs(batch)
+    rank = torch.stack([(target[:i] == target[i]).sum() for i in range(len(target))])
+    return torch.stack([source, target])[:, rank < 3]
 
 
-class Statistics(Good):
-    """Batch normalization without running statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(2, track_running_stats=False)
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return self.norm(x)
+def paired(batch: torch.Tensor) -> torch.Tensor:
+    """Return pairs by the sum of their indices, so that points have different numbers of neighbors."""
+    return pairs(batch)[:, pairs(batch).sum(dim=0) % 3 == 0]
 
 
-class Dense(nn.Module):
-    """Includes the padding of clouds in a mean."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x + 0.3).mean(dim=1)[:, None]
+def passed(part: nn.Module, x: torch.Tensor, *_: object) -> torch.Tensor:
+    return part(x)
 
 
-class FilledUp(Good):
-    """Pads clouds to the largest size without a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = Dense()
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x + self.mean(to_dense_batch(x, batch)[0])[batch, 0]
+def padded(part: nn.Module, x: torch.Tensor, pos: torch.Tensor, arrow: torch.Tensor, batch: torch.Tensor):
+    """Pad clouds to the largest size without a mask."""
+    return x + part(to_dense_batch(x, batch)[0])[batch]
 
 
 class FilledUpAtOnce(nn.Module):
-    """The same in one module; besides it, only a layer on single points sees the padding."""
+    """Pads clouds to the largest size in one module; besides it, only a layer on single points sees the padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,38 +164,6 @@ class FilledUpAtOnce(nn.Module):
 
     def forward(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         return self.layer(to_dense_batch(x, batch)[0]).tanh().mean(dim=1)
-
-
-class Half(Good):
-    """Computes distances from the mean in half precision, in a network in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = HalfNorm()
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x + self.layer(pos - global_mean_pool(pos, batch)[batch])
-
-
-class HalfNorm(nn.Module):
-    def forward(self, arrow: torch.Tensor) -> torch.Tensor:
-        return arrow.half().norm(dim=1, keepdim=True).to(arrow)
-
-
-class Drops(Good):
-    """Applies dropout in evaluation too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = AlwaysDrops()
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return self.drop(x)
-
-
-class AlwaysDrops(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(x, 0.5)
 
 
 class Field(nn.Module):
@@ -248,48 +175,37 @@ class Field(nn.Module):
 
     def forward(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         arrow = pos - global_mean_pool(pos, batch)[batch]
-        seen = torch.stack([arrow @ matrix for matrix in cyclic(4).elements.to(pos)], dim=1)
-        return global_add_pool(self.layer(torch.tanh(self.mlp(seen))).sum(dim=1), batch)
+        seen = torch.tanh(self.mlp(torch.stack([arrow @ matrix for matrix in cyclic(4).elements.to(pos)], dim=1)))
+        return global_add_pool(self.layer(seen.flatten(1)).view_as(seen).sum(dim=1), batch)
 
 
-class OverFiber(nn.BatchNorm1d):
-    """Normalizes each frame by its own statistics."""
-
-    def forward(self, field: torch.Tensor) -> torch.Tensor:
-        return super().forward(field.flatten(1)).view_as(field)
-
-
-class MixesFiber(nn.Linear):
-    def forward(self, field: torch.Tensor) -> torch.Tensor:
-        return super().forward(field.flatten(1)).view_as(field)
-
-
+BATCH, ORDER, TURN = "rest of the batch", "order of points", "random 0"
 BROKEN = {
-    "absolute": (Absolute, E(3), "translation", "place", "absolute positions"),
-    "components": (Components, E(3), "random 0", "place", "components of vectors"),
-    "capped": (Capped, E(3), "order of points", "first", "capped neighbors"),
-    "capped around": (CappedAround, E(3), "order of points", "first", "capped neighbors"),
-    "paired": (Paired, E(3), "order of points", "first", "neighbors chosen by order"),
-    "numbered": (Numbered, E(3), "order of points", "", "order of points"),
-    "statistics": (Statistics, E(3), "rest of the batch", "norm", "batch statistics"),
-    "filled up": (FilledUp, E(3), "rest of the batch", "mean", "padding"),
-    "filled up at once": (FilledUpAtOnce, E(3), "rest of the batch", "", "padding"),
-    "drops": (Drops, E(3), "same clouds", "drop", "randomness"),
-    "fiber statistics": (
-        lambda: Field(OverFiber(12)),
-        cyclic(4),
+    "absolute": (absolute, "translation", "part", "absolute positions"),
+    "components": (components, TURN, "part", "components of vectors"),
+    "half": (lambda: halved(Of(lambda x: x.half().norm(dim=1)[:, None].to(x))), TURN, "part", "half precision"),
+    "capped": (lambda: Good(edges=capped), ORDER, "first", "capped neighbors"),
+    "capped around": (lambda: Good(edges=lambda batch: capped(batch).flip(0)), ORDER, "first", "capped neighbors"),
+    "paired": (lambda: Good(edges=paired), ORDER, "first", "neighbors chosen by order"),
+    "numbered": (lambda: Good(lambda _, x, *rest: x * torch.arange(len(x))[:, None]), ORDER, "", ORDER),
+    "statistics": (
+        lambda: Good(passed, nn.BatchNorm1d(2, track_running_stats=False)),
+        BATCH,
+        "part",
+        "batch statistics",
+    ),
+    "filled up": (lambda: Good(padded, Of(lambda x: torch.tanh(x + 0.3).mean(dim=1))), BATCH, "part", "padding"),
+    "filled up at once": (FilledUpAtOnce, BATCH, "", "padding"),
+    "drops": (lambda: Good(passed, Of(partial(nn.functional.dropout, p=0.5))), "same clouds", "part", "randomness"),
+    "statistics of frames": (
+        lambda: Field(nn.BatchNorm1d(12)),
         "element 1",
         "layer",
         "batch statistics over the fiber",
     ),
-    "fiber weights": (
-        lambda: Field(MixesFiber(12, 12)),
-        cyclic(4),
-        "element 1",
-        "layer",
-        "weights that differ between frames",
-    ),
+    "weights of frames": (lambda: Field(nn.Linear(12, 12)), "element 1", "layer", "weights that differ between frames"),
 }
+"""Networks with the change that breaks them, and the layer and cause to be found."""
 
 
 def spoiled(make) -> nn.Module:
@@ -302,7 +218,8 @@ def spoiled(make) -> nn.Module:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_first_layer_that_breaks_is_named_with_its_cause(name):
-    make, group, check, module, cause = BROKEN[name]
+    make, check, module, cause = BROKEN[name]
+    group = cyclic(4) if check == "element 1" else E(3)
     certificate = certify(spoiled(make), clouds(group.dim), group, **QUICK)
     assert certificate.verdict == "failed"
     told = {one.check: one for one in certificate.diagnoses}
@@ -311,19 +228,15 @@ def test_the_first_layer_that_breaks_is_named_with_its_cause(name):
     assert Certificate.from_json(certificate.to_json()) == certificate
 
 
-@pytest.mark.parametrize("container", [list, tuple, np.array], ids=["list", "tuple", "array"])
-def test_names_of_points_are_reordered(container):
-    named = clouds()
-    for cloud in named:
-        cloud.names = container([str(number) for number in range(len(cloud.pos))])
-    assert certify(randomize(Good()), named, E(3), **QUICK).verdict == "kept"
-
-
 def test_a_good_network_is_not_accused():
-    certificate = certify(randomize(Good()), clouds(), E(3), **QUICK)
-    assert certificate.verdict == "kept", str(certificate)
-    assert certificate.diagnoses == ()
-    assert certificate.device == "cpu"
+    named = clouds()
+    for cloud, container in zip(named, (list, tuple, np.array), strict=True):  # names of points are reordered
+        cloud.names = container([str(number) for number in range(len(cloud.pos))])
+    for cloud in named:
+        certificate = certify(randomize(Good()), cloud, E(3), **QUICK)
+        assert certificate.verdict == "kept", str(certificate)
+        assert certificate.diagnoses == ()
+        assert certificate.device == "cpu"
 
 
 def in_boxes(**attributes: object) -> list[Data]:
@@ -386,27 +299,13 @@ def test_crystals_and_molecules_are_certified_together(step):
         certify(Springs(), data, E(3), **QUICK)
 
 
-def test_given_edges_are_not_tested_with_other_images():
-    data = in_boxes(edge_index=torch.tensor([[0, 1], [1, 0]]))
-    assert judged(certify(randomize(Good()), data, E(3), **QUICK), "image") == set()
-
-
-def test_positions_of_points_move_with_their_images():
-    def further(pos: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return pos + x.sum() * 0
-
-    assert judged(certify(further, in_boxes(), E(3), outputs="position", **QUICK), "image") == {True}
-
-
-def test_positions_in_crystals_of_one_atom_are_at_its_image():
+def test_other_images_of_given_edges_and_of_positions():
+    edges = in_boxes(edge_index=torch.tensor([[0, 1], [1, 0]]))
+    assert judged(certify(randomize(Good()), edges, E(3), **QUICK), "image") == set()
     atoms = [Data(pos=torch.rand(1, 3), cell=2 * torch.eye(3)[None]) for _ in range(2)]
-    assert certify(lambda pos: 1.0 * pos, atoms, E(3), outputs="position", **QUICK).verdict == "kept"
-
-
-def test_half_precision_is_seen_where_it_is_computed():
-    certificate = certify(spoiled(Half), clouds(), E(3), **QUICK)
-    (told,) = {(one.module, one.cause) for one in certificate.diagnoses}
-    assert told == ("layer", "half precision"), str(certificate)
+    for data in (in_boxes(), atoms):
+        found = certify(lambda pos: 1.0 * pos, data, E(3), outputs="position", **QUICK)
+        assert (found.verdict, judged(found, "image")) == ("kept", {True})
 
 
 def test_rounding_of_positions_far_from_the_origin_is_seen_where_it_matters():
@@ -421,7 +320,7 @@ def test_rounding_of_positions_far_from_the_origin_is_seen_where_it_matters():
     centers = [cloud.pos.mean(dim=0) for cloud in far]
     apart = [c.norm() / (cloud.pos - c).norm(dim=1).max() for cloud, c in zip(far, centers, strict=True)]
     assert f"float32 rounds them to {2**-23 * float(max(apart)):.0e} of the extent" in one.evidence
-    broken = certify(spoiled(Components), far, E(3), **options)
+    broken = certify(spoiled(components), far, E(3), **options)
     assert one.cause not in {told.cause for told in broken.diagnoses}
 
 
@@ -469,7 +368,7 @@ def of_forces(name: str) -> EnergyForces:
 FEW = {"continuity": False, "rotations": 0, "elements": 1}
 
 
-@pytest.mark.parametrize("atoms", some([5, 10, 20, 40, 100], quick=[20]))
+@pytest.mark.parametrize("atoms", some([5, 10, 20, 40, 100], quick=[10]))
 @pytest.mark.parametrize("name", ["distances", "directions", "framewise"])
 def test_rounding_is_told_from_broken_networks_of_any_size(name, atoms):
     """Right networks failed in float32: moved positions are rounded, and forces of large molecules amplify it."""
@@ -510,37 +409,24 @@ def test_a_function_that_needs_float32_is_judged_without_its_twin():
     assert row.allowed == pytest.approx(1e-5 * max(1.0, float(wrong(batch.pos, batch.batch).abs().max())))
 
 
-class Squares(Good):
+class Trace(nn.Module):
     """Passes tensors to a layer within a layer, which follow no known law, so that the outer one is named."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = Trace()
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x + self.layer(pos - global_mean_pool(pos, batch)[batch])
-
-
-class Trace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.exact = HalfTrace(), nn.Identity()
+        self.exact = nn.Identity()
+        self.inner = Of(lambda tensor: tensor.half().diagonal(dim1=1, dim2=2).sum(dim=1, keepdim=True).to(tensor))
 
     def forward(self, arrow: torch.Tensor) -> torch.Tensor:
         return self.exact(self.inner(arrow[:, :, None] * arrow[:, None]))
 
 
-class HalfTrace(nn.Module):
-    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.half().diagonal(dim1=1, dim2=2).sum(dim=1, keepdim=True).to(tensor)
-
-
 def test_half_precision_within_a_layer_is_seen():
-    certificate = certify(spoiled(Squares), clouds(), E(3), **QUICK)
-    assert {(one.module, one.cause) for one in certificate.diagnoses} == {("layer", "half precision")}, str(certificate)
-    calls = record(Probe(Squares(), torch.float64, as_images=False), clouds())
-    found = {call.name: call.coarsest for call in calls if call.name.startswith("layer")}
-    assert found == {"layer.inner": torch.float16, "layer.exact": torch.float64, "layer": torch.float16}
+    certificate = certify(spoiled(lambda: halved(Trace())), clouds(), E(3), **QUICK)
+    assert {(one.module, one.cause) for one in certificate.diagnoses} == {("part", "half precision")}, str(certificate)
+    calls = record(Probe(halved(Trace()), torch.float64, as_images=False), clouds())
+    found = {call.name: call.coarsest for call in calls if call.name.startswith("part")}
+    assert found == {"part.inner": torch.float16, "part.exact": torch.float64, "part": torch.float16}
 
 
 class Symmetric(nn.Conv2d):
@@ -551,68 +437,8 @@ class Symmetric(nn.Conv2d):
         return self._conv_forward(x, weight, self.bias)
 
 
-class OneSided(nn.ZeroPad2d):
-    def __init__(self) -> None:
-        super().__init__((0, 1, 0, 1))
-
-
 def network_of_images(*layers: nn.Module) -> nn.Module:
     return randomize(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-
-
-PLANAR = {
-    "even sides": (8, (Symmetric(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2)), None, None),
-    "odd sides": (9, (Symmetric(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)), "2", "strided pooling on the wrong"),
-    "strided": (8, (Symmetric(1, 4, 3, stride=2, padding=1), nn.Tanh()), "0", "strided pooling on the wrong residue"),
-    "one side": (8, (Symmetric(1, 4, 3), nn.Tanh(), OneSided(), Symmetric(4, 4, 3), nn.Tanh()), "2", "padding"),
-    "kernel": (8, (nn.Conv2d(1, 4, 3), nn.Tanh()), "0", "unknown"),
-}
-
-
-@pytest.mark.parametrize("name", PLANAR)
-def test_images_break_at_strides_paddings_and_kernels(name):
-    size, layers, module, cause = PLANAR[name]
-    certificate = certify(network_of_images(*layers), images(size), cyclic(4), **QUICK)
-    if module is None:
-        assert certificate.verdict == "kept"
-        return
-    assert certificate.verdict == "failed"
-    assert certificate.diagnoses[0].module == module, str(certificate)
-    assert certificate.diagnoses[0].cause.startswith(cause)
-
-
-class Mirrored(nn.Conv2d):
-    """A convolution whose kernel is invariant to the exchange of left and right."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._conv_forward(x, self.weight + self.weight.flip(3), self.bias)
-
-
-def test_texts_name_the_stride_of_each_axis():
-    layers = Mirrored(1, 4, 3, stride=(3, 2), padding=1), nn.Tanh()
-    (found,) = certify(network_of_images(*layers), images(), reflection(2, axis=0), **QUICK).diagnoses
-    text = "Mirrored with stride 3 x 2 on 8 x 8 pixels samples other ones if the image is reflected"
-    assert (found.module, found.evidence.split(";")[0]) == ("0", text)
-
-
-class TwoInputs(nn.Module):
-    """A part with a stride of its own that needs two inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.stride = Symmetric(1, 4, 3, padding=1), 2
-
-    def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        return factor * self.conv(x)[..., :: self.stride, :: self.stride].tanh()
-
-
-class Scaling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = TwoInputs()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(x, x.new_ones(1))
 
 
 class Shortcut(Symmetric):
@@ -637,19 +463,47 @@ class Method(Symmetric):
         return nn.functional.conv2d(x, weight, self.bias, self.stride(), 1).tanh()
 
 
-STRIDES = {
-    "list": (9, (Symmetric(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d([2, 2])), "2", "strided pooling on the wrong"),
-    "two inputs": (8, (Scaling(),), "0.part", "unknown"),
+STRIDE = "strided pooling on the wrong residue"
+PLANAR = {
+    "even sides": (8, (Symmetric(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2)), None, None),
+    "odd sides": (9, (Symmetric(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)), "2", STRIDE),
+    "list": (9, (Symmetric(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d([2, 2])), "2", STRIDE),
+    "strided": (8, (Symmetric(1, 4, 3, stride=2, padding=1), nn.Tanh()), "0", STRIDE),
+    "one side": (
+        8,
+        (Symmetric(1, 4, 3), nn.Tanh(), nn.ZeroPad2d((0, 1, 0, 1)), Symmetric(4, 4, 3), nn.Tanh()),
+        "2",
+        "padding",
+    ),
+    "kernel": (8, (nn.Conv2d(1, 4, 3), nn.Tanh()), "0", "unknown"),
     "shortcut": (8, (Shortcut(1, 4, 3, stride=2, padding=1),), "0", "unknown"),
     "method": (8, (Method(),), "0", "unknown"),
 }
 
 
-@pytest.mark.parametrize("name", STRIDES)
-def test_strides_of_any_kind_are_diagnosed(name):
-    size, layers, module, cause = STRIDES[name]
-    found = certify(network_of_images(*layers), images(size), cyclic(4), **QUICK).diagnoses[0]
-    assert (found.module, found.cause.startswith(cause)) == (module, True), str(found)
+@pytest.mark.parametrize("name", PLANAR)
+def test_images_break_at_strides_paddings_and_kernels(name):
+    size, layers, module, cause = PLANAR[name]
+    certificate = certify(network_of_images(*layers), images(size), cyclic(4), **QUICK)
+    if module is None:
+        assert certificate.verdict == "kept"
+        return
+    assert certificate.verdict == "failed"
+    assert (certificate.diagnoses[0].module, certificate.diagnoses[0].cause) == (module, cause), str(certificate)
+
+
+class Mirrored(nn.Conv2d):
+    """A convolution whose kernel is invariant to the exchange of left and right."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(x, self.weight + self.weight.flip(3), self.bias)
+
+
+def test_texts_name_the_stride_of_each_axis():
+    layers = Mirrored(1, 4, 3, stride=(3, 2), padding=1), nn.Tanh()
+    (found,) = certify(network_of_images(*layers), images(), reflection(2, axis=0), **QUICK).diagnoses
+    text = "Mirrored with stride 3 x 2 on 8 x 8 pixels samples other ones if the image is reflected"
+    assert (found.module, found.evidence.split(";")[0]) == ("0", text)
 
 
 class MirroredVolumes(nn.Conv3d):
@@ -660,7 +514,7 @@ class MirroredVolumes(nn.Conv3d):
 
 
 VOLUMES = {
-    "strided": (8, MirroredVolumes(1, 4, 3, stride=2, padding=1), "strided pooling on the wrong residue"),
+    "strided": (8, MirroredVolumes(1, 4, 3, stride=2, padding=1), STRIDE),
     "one side": (12, nn.ReplicationPad3d((0, 1, 0, 0, 0, 0)), "padding"),
     "kernel": (8, nn.Conv3d(1, 4, 3), "unknown"),
 }
@@ -733,7 +587,7 @@ def test_functions_of_a_batch_and_forces_that_are_gradients():
     assert row.relative == pytest.approx(0.01, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_forces_are_judged_between_the_kinks_of_an_energy(seed):
     """Steps across a kink say nothing about the slope beside it, so only the last and shortest ones count."""
 
@@ -829,6 +683,7 @@ def test_gradients_are_those_of_one_energy_for_each_cloud():
     assert measured(well) == measured(well, points=1) == [("gradient", True)]
     assert measured(lambda pos, batch: {**well(pos, batch), "forces": pos}) == [("gradient", False)]
     assert measured(lambda pos, batch: {**well(pos, batch), "energy": pos.square().sum(1)}) == [("curl", None)]
+    assert measured(lambda pos, batch: {**well(pos, batch), "forces": torch.nan * pos}) == [("gradient", False)]
     assert measured(well, {"forces": "invariant"}) == measured(well, dtype=torch.float32) == []
 
 
@@ -880,17 +735,16 @@ def test_both_parts_of_complex_outputs_are_compared():
 
 
 def test_networks_that_keep_results_with_their_graph():
-    class Keeps(Good):
-        def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-            self.saved, self.several = x, {"sums": [x.sum()]}
-            return x
+    def keep(part, x, *_):
+        part.saved, part.several = x, {"sums": [x.sum()]}
+        return x
 
-    network = randomize(Keeps()).train()
+    network = randomize(Good(keep, nn.Identity())).train()
     data = Batch.from_data_list(clouds())
     network(data.x, data.pos, data.batch)
-    saved = network.saved
+    saved = network.part.saved
     assert certify(network, clouds(), E(3), **QUICK).verdict == "kept"
-    assert network.saved is saved
+    assert network.part.saved is saved
     assert saved.requires_grad
 
 
@@ -955,14 +809,6 @@ def of_place(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 def test_clouds_after_the_first_may_depend_on_their_batch():
     certificate = certify(of_place, clouds(), E(3), **QUICK)
     assert [found.check for found in certificate.diagnoses] == ["rest of the batch"]
-
-
-def test_forces_that_are_not_numbers_are_no_gradient():
-    def network(pos: torch.Tensor, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"energy": distances(pos, batch), "forces": torch.nan * pos}
-
-    certificate = certify(network, clouds(), E(3), outputs={"forces": "vector"}, **QUICK)
-    assert [row.passed for row in certificate.rows if row.check == "gradient"] == [False]
 
 
 # --- code of other people -------------------------------------------------------------------------------------
@@ -1088,20 +934,9 @@ def test_a_search_says_what_outputs_are():
     assert not math.isnan(certificate.spread)
 
 
-class Root(nn.Module):
-    """Takes roots of numbers that are negative only because of rounding, which does not happen in float64."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (-x - 1).sqrt()
-
-
-class NotFinite(Good):
-    def __init__(self) -> None:
-        super().__init__()
-        self.root = Root()
-
-    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        return x + self.root(pos.norm(dim=1, keepdim=True))
+def rooted() -> nn.Module:
+    """Return a network with roots of numbers below 0."""
+    return Good(lambda part, x, pos, *_: x + part(pos.norm(dim=1, keepdim=True)), Of(lambda x: (-x - 1).sqrt()))
 
 
 def not_finite(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
@@ -1110,13 +945,12 @@ def not_finite(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("group", [E(3), "search"], ids=str)
 def test_outputs_that_are_not_finite_fail_for_that_alone(group):
-    for network, module in ((randomize(NotFinite()), "root"), (not_finite, None)):
+    for network, module in ((randomize(rooted()), "part"), (not_finite, None)):
         certificate = certify(network, clouds(), group, **QUICK)
         assert certificate.verdict == "failed"
         (told,) = certificate.diagnoses
         assert (told.check, told.module, told.cause) == ("any clouds", module, "not finite")
         assert "3 of 3 numbers are not finite" in str(told)
-        assert "outputs that are not finite" in certificate.to_html()
         assert certificate.failure == "outputs are not finite"
         assert "Outputs are not finite." in certificate.to_html()
 
@@ -1157,43 +991,15 @@ def test_elements_that_were_never_promised_have_no_cause():
 # --- the card -------------------------------------------------------------------------------------------------
 
 
-class Reader(HTMLParser):
-    """Checks that all tags are closed in order, and records the words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.words: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        assert not any(name in ("src", "href") for name, _ in attrs)
-        if tag not in ("meta", "line", "circle") or (tag == "circle"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list) -> None:
-        assert tag == "line"
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
 def test_the_card_is_one_page_that_says_it_all():
-    certificate = certify(spoiled(Absolute), clouds(), E(3), continuity=False, elements=1)
-    reader = Reader()
-    reader.feed(certificate.to_html())
-    text = " ".join(reader.words)
-    assert reader.open == []
-    assert "failed" in text
-    assert "place (Linear)" in text
-    assert "absolute positions" in text
-    assert certificate._repr_html_() == certificate.to_html()
-    assert "<script" not in certificate.to_html()
+    certificate = certify(spoiled(absolute), clouds(), E(3), continuity=False, elements=1)
+    text = certificate.to_html()
+    for words in ("failed", "part (Linear)", "absolute positions", "Errors, worst of each check", "FAILED"):
+        assert words in text
+    assert certificate._repr_html_() == text
+    assert not any(words in text for words in ("<script", "src=", "href="))
     found = certify(lambda pos, batch: {"<b>": distances(pos, batch)}, clouds(), "search", **QUICK)
-    assert "&lt;b&gt;" in found.to_html()
-    assert "Symmetries found" in found.to_html()
+    assert "searched SO(3) (&lt;b&gt;)" in found.to_html()
 
 
 # --- the command, tests and training --------------------------------------------------------------------------
@@ -1215,8 +1021,8 @@ def test_the_command_takes_networks_by_name(tmp_path, capsys):
     assert main(["certify", f"{__name__}:not_finite", *quick, *group]) == 1
     told = capsys.readouterr().out
     assert "guarantee NOT kept: outputs are not finite\n" in told
-    assert main(["certify", f"{__name__}:Absolute", *quick, *group]) == 1
-    assert "first broken by place (Linear)" in capsys.readouterr().out
+    assert main(["certify", f"{__name__}:absolute", *quick, *group]) == 1
+    assert "first broken by part (Linear)" in capsys.readouterr().out
     assert main(["certify", f"{__name__}:Scaled", "--model.by", "0", *few]) == 1
     assert "guarantee vacuous" in capsys.readouterr().out
 
@@ -1326,8 +1132,8 @@ def test_the_command_says_what_is_wrong(arguments, message, capsys):
 
 def test_an_assertion_shows_the_layer():
     assert assert_certified(randomize(Good()), clouds(), E(3), **QUICK).verdict == "kept"
-    with pytest.raises(AssertionError, match=r"first broken by place \(Linear\); likely cause: absolute positions"):
-        assert_certified(randomize(Absolute()), clouds(), E(3), **QUICK)
+    with pytest.raises(AssertionError, match=r"first broken by part \(Linear\); likely cause: absolute positions"):
+        assert_certified(randomize(absolute()), clouds(), E(3), **QUICK)
     with pytest.raises(AssertionError, match="verdict: vacuous"):
         assert_certified(lambda pos, batch: 0 * distances(pos, batch), clouds(), E(3), **QUICK)
     with pytest.raises(TypeError, match="network: expected a network, a function of a batch, or an ASE calculator"):
@@ -1352,7 +1158,7 @@ def test_the_error_is_logged_while_a_network_is_trained(tmp_path):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
     found = {}
-    for make in (Good, Absolute):
+    for make in (Good, absolute):
         loaders = [DataLoader(clouds(), batch_size=3) for _ in range(2)]
         options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
         trainer = lightning.Trainer(
@@ -1363,7 +1169,7 @@ def test_the_error_is_logged_while_a_network_is_trained(tmp_path):
             trainer.fit(Task(randomize(make())), *loaders)
         found[make] = float(trainer.callback_metrics["equivariance_error"])
     assert 1e-10 < found[Good] < 1e-5  # in float32
-    assert found[Absolute] > 1e-3
+    assert found[absolute] > 1e-3
     with pytest.raises(ValueError, match="clouds: expected an integer of at least 1"):
         EquivarianceMonitor(clouds=0)
 
@@ -1434,18 +1240,6 @@ def test_outputs_of_an_undeclared_kind_are_named():
     assert turned.evidence == "'push' moves as a vector; if this is meant, declare outputs={'push': 'vector'}"
     declared = {"push": "vector", "place": "position"}
     assert certify(EnergyAndForces(), clouds, SE(3), outputs=declared, continuity=False).verdict == "kept"
-
-
-def test_a_network_with_arguments_of_other_names_is_refused():
-    with pytest.raises(ValueError, match=r"network: expected one argument, a batch, .* got a function of \(h, x\)"):
-        certify(lambda h, x: h, Data(pos=torch.randn(3, 3)), SE(3))
-
-
-def test_a_search_refuses_outputs_of_a_wrong_size():
-    with pytest.raises(
-        ValueError, match=r"network: expected an output \[clouds, \*\] .* 1 cloud and 3 points, got \(\)"
-    ):
-        certify(lambda pos: pos.sum(), Data(pos=torch.randn(3, 3)), "search")
 
 
 def generator_of(seed: int = 0) -> torch.Generator:

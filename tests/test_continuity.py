@@ -11,7 +11,7 @@ import lieattn
 from lieattn.certify import certify
 from lieattn.certify._rows import paths
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
-from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral, trivial
+from lieattn.groups import SE, Translations, cyclic, cyclic_about, octahedral, tetrahedral, trivial
 from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
@@ -526,9 +526,10 @@ def test_symmetries_that_networks_state(stated):
 
 @pytest.mark.parametrize("smooth", [True, False])
 def test_certificates_of_models_measure_their_jumps(smooth):
-    network = randomize(_lie(Radius(RADIUS, smooth=smooth), frames=tetrahedral()))
+    options = {"frames": cyclic_about(2), "channels": 4, "layers": 1, "heads": 1}
+    network = randomize(LieTransformer(2, 1, Radius(RADIUS, smooth=smooth), **options))
     cloud = Data(pos=torch.randn(6, 3), x=torch.randn(6, 2))
-    certificate = certify(network, cloud, elements=1, rotations=0)
+    certificate = certify(network, cloud, elements=1, rotations=0, dtypes=[torch.float64])
     assert certificate.passed
     judged = {row.passed for row in certificate.rows if row.check in ("continuity", "first derivative")}
     assert judged == ({True} if smooth else {None})
@@ -537,6 +538,7 @@ def test_certificates_of_models_measure_their_jumps(smooth):
 
 def test_certificates_see_principal_axes_turn_over():
     network = randomize(_lie(SMOOTH, frames=PrincipalFrames()))
-    certificate = certify(network, Data(pos=torch.randn(6, 3), x=torch.randn(6, 2)), elements=1, rotations=0)
+    few = {"elements": 1, "rotations": 0, "dtypes": [torch.float64]}
+    certificate = certify(network, Data(pos=torch.randn(6, 3), x=torch.randn(6, 2)), **few)
     assert certificate.worst("continuity")["float64"] > 1e-4
     assert certificate.passed  # it does not guarantee otherwise

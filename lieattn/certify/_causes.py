@@ -278,7 +278,7 @@ def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe
     if check == "order of points":
         return _cause_of_order(found)
     if check == "rest of the batch":
-        return _cause_of_batch(found, change)
+        return _cause_of_batch(found)
     if check == "translation":
         return "absolute positions", "outputs depend on where the cloud is, and not only on differences of positions"
     if check == "periodic images":
@@ -310,8 +310,7 @@ def _cause_of_features(found: _Break) -> tuple[str, str]:
             return "batch statistics over the fiber", text
         return "weights that differ between frames", "its input is permuted along the fiber, but its output is not"
     if any(name != "invariant" for name in found.inputs):
-        text = "it treats components of vectors like invariant numbers"
-        return "components of vectors", text
+        return "components of vectors", "it treats components of vectors like invariant numbers"
     return "unknown", "its inputs transform by known laws, and its outputs by none"
 
 
@@ -341,27 +340,22 @@ def _first_edges(first: Sequence[Call], second: Sequence[Call], change: Change) 
     return None
 
 
-def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:
-    call, after = found.call, found.moved
-    if call is None or after is None:
-        return "other clouds", "outputs of a cloud depend on the other clouds of the batch"
-    if isinstance(call.module, _NORMS):
-        return "batch statistics", f"{type(call.module).__name__} computes statistics over all clouds of a batch"
-    pairs = [*zip(call.inputs, after.inputs, strict=True), *zip(call.outputs, after.outputs, strict=True)]
-    if any(_is_padded(first, second, change) for first, second in pairs):
-        return _PADDING
+def _cause_of_batch(found: _Break) -> tuple[str, str]:
+    if found.call is not None and isinstance(found.call.module, _NORMS):
+        kind = type(found.call.module).__name__
+        return "batch statistics", f"{kind} computes statistics over all clouds of a batch"
     return "other clouds", "outputs of a cloud depend on the other clouds of the batch"
 
 
 def _pads(first: Sequence[Call], second: Sequence[Call], found: _Break, change: Change) -> bool:
-    """Return whether the module that breaks the symmetry passes padded clouds to the modules that it calls."""
+    """Return whether the module that breaks the symmetry, or one that it calls, gets or returns padded clouds."""
     if found.call is None:
         return False
-    within = f"{found.call.name}." if found.call.name else ""
+    name = found.call.name
     return any(
         _is_padded(*pair, change)
         for before, after in zip(first, second, strict=False)
-        if before.name == after.name and before.name.startswith(within)
+        if before.name == after.name and (name in ("", before.name) or before.name.startswith(f"{name}."))
         for pair in zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=False)
     )
 
@@ -400,8 +394,6 @@ def _strides(module: nn.Module) -> tuple[int, ...]:
 
 def _is_kept_without_stride(call: Call, after: Call, change: Change) -> bool:
     """Return whether a layer with one input is equivariant if its stride is set to 1."""
-    if len(call.inputs) != 1:
-        return False
     layer = copy.deepcopy(call.module)
     vars(layer)["stride"] = 1 if isinstance(layer.stride, int) else (1,) * len(_strides(layer))
     dtype = next((weight.dtype for weight in layer.parameters()), torch.float64)
@@ -414,15 +406,8 @@ def _is_kept_without_stride(call: Call, after: Call, change: Change) -> bool:
 
 
 def _diagnosis(check: str, found: _Break, cause: str, evidence: str) -> Diagnosis:
-    call = found.call
-    return Diagnosis(
-        check=check,
-        module=None if call is None else call.name,
-        type=None if call is None else type(call.module).__name__,
-        inputs=found.inputs,
-        cause=cause,
-        evidence=evidence,
-    )
+    name, kind = (None, None) if found.call is None else (found.call.name, type(found.call.module).__name__)
+    return Diagnosis(check, name, kind, found.inputs, cause, evidence)
 
 
 # --- coarse dtypes ------------------------------------------------------------------------------------------------

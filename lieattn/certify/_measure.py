@@ -92,31 +92,26 @@ def certify(
     TF32 on GPUs. The network may also be a function of a batch, a function of tensors whose arguments have the names of
     attributes of the data (``forward(z, pos, batch)``), or an ASE calculator, which is measured in float64.
 
-    *Periodic clouds.* In clouds with a ``cell``, single points are shifted by vectors of the lattice, which changes
-    nothing but the positions of the points. This is left out if the data have edges, which would change.
+    *Periodic clouds.* In clouds with a ``cell``, single points are shifted by vectors of the lattice. This is left out
+    if the data have edges, which would change.
 
-    *Search.* With ``group="search"``, the function searches for the symmetry of the network among translations,
-    rotations and reflections, finite groups about the coordinate axes, permutations of the points, periodic images, and
-    scales.
+    *Search.* With ``group="search"``, the symmetry is searched among translations, rotations and reflections, finite
+    groups about the coordinate axes, permutations of the points, periodic images, and scales.
 
-    *Diagnoses.* If a promise is broken, :attr:`Certificate.diagnoses` name the first layer that breaks it, and the
-    likely cause.
+    *Broken promises.* :attr:`Certificate.diagnoses` name the first layer that breaks a symmetry, and the likely cause.
 
     *Forces.* If the outputs include an energy and forces, the forces must be minus the gradient of the energy.
 
-    *Degenerate clouds.* Errors are likely where a frame or a direction is not determined. So the moves are also applied
-    to clouds that are derived from the last cloud: one point, two points, coincident points, points on a line, and a
-    square or an octahedron. Outputs of the kind rotation are not judged there, because rotations may map such a cloud
-    to itself.
+    *Degenerate clouds.* The moves are also applied to clouds, derived from the last one, in which a frame or a
+    direction is not determined: one point, two points, coincident points, points on a line, and a square or an
+    octahedron. Outputs of the kind rotation are not judged there, because rotations may map such a cloud to itself.
 
-    *Constant outputs.* A constant output is invariant to everything. So each point is also moved at random,
-    independently of the others. If an output never differs between clouds by more than rounding, the verdict is
-    *vacuous*.
+    *Constant outputs.* A constant output is invariant to everything. So each point is also moved at random. If an
+    output never differs between clouds by more than rounding, the verdict is *vacuous*.
 
     *Continuity.* The smallest cloud is changed along two paths: one of its points crosses the cloud and leaves it, and
     the cloud is stretched until two of its second moments cross. The steps in which an output or its derivative changes
-    most are divided repeatedly, until only a jump can remain. Outputs jump, for example, where a point enters a
-    neighborhood, or where an axis of a frame is reversed.
+    most are divided repeatedly, until only a jump can remain.
 
     The promise of a network is read from its attributes, which are all optional: ``guarantee`` (in words), ``symmetry``
     (a :class:`lieattn.models.Symmetry`, or a group; with a finite group, translations are promised too; None if nothing

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lieattn._core.checks import TOLERANCE
@@ -13,16 +14,6 @@ from lieattn.groups import FiniteGroup, SemidirectProduct
 
 if TYPE_CHECKING:
     from lieattn.certify import Certificate
-
-__all__ = [
-    "TOLERANCE",
-    "assert_certified",
-    "assert_equivariant",
-    "equivariance_error",
-    "random_cloud",
-    "randomize",
-    "relative_error",
-]
 
 
 def randomize(module: nn.Module, seed: int = 0, spread: float = 0.5) -> nn.Module:
@@ -39,8 +30,8 @@ def randomize(module: nn.Module, seed: int = 0, spread: float = 0.5) -> nn.Modul
 
 def random_cloud(
     group: FiniteGroup, points: int, *, clouds: int = 1, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
-    """Return standard normal coordinates ``[points, dim]`` and their unsorted cloud indices ``[points]`` int64."""
+) -> tuple[Float[Tensor, "points dim"], Int[Tensor, " points"]]:
+    """Return standard normal coordinates and their unsorted cloud indices, int64."""
     generator = torch.Generator().manual_seed(seed)
     pos = torch.randn(points, group.dim, generator=generator, dtype=torch.float64).to(dtype)
     batch = torch.randint(clouds, (points,), generator=generator)
@@ -64,8 +55,8 @@ def relative_error(found: Tensor, expected: Tensor, floor: float = 1.0) -> float
 def equivariance_error(
     call: Callable[[Tensor, Tensor], Tensor],
     group: FiniteGroup,
-    x: Tensor,
-    pos: Tensor,
+    x: Float[Tensor, "points *fiber channels"],
+    pos: Float[Tensor, "points dim"],
     *,
     input_field: bool = True,
     output_field: bool = True,
@@ -76,7 +67,7 @@ def equivariance_error(
 
     The output for h · x and points h pos + t is compared with h · y. ``x`` is a field ``[points, fiber, channels]``
     that H translates, or, with ``input_field=False``, invariant features ``[points, channels]``. ``output_field``
-    states the same for the output. ``pos`` is ``[points, dim]``. ``elements`` are the indices of the elements h, by
+    states the same for the output. ``elements`` are the indices of the elements h, by
     default of all. Elements that generate H are enough: a call that commutes with them at all inputs commutes with H.
     """
     chosen = range(group.order) if elements is None else tuple(elements)
@@ -98,8 +89,8 @@ def equivariance_error(
 def assert_equivariant(
     call: Callable[[Tensor, Tensor], Tensor],
     group: FiniteGroup,
-    x: Tensor,
-    pos: Tensor,
+    x: Float[Tensor, "points *fiber channels"],
+    pos: Float[Tensor, "points dim"],
     *,
     input_field: bool = True,
     output_field: bool = True,

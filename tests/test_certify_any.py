@@ -295,7 +295,7 @@ def test_crystals_and_molecules_are_certified_together(step):
     stressed = certify(EnergyForces(Springs().double(), stress=True, jumps="allow"), data, E(3), **QUICK)
     assert stressed.verdict == "kept", str(stressed)
     del molecule.charge
-    with pytest.raises(ValueError, match=rf"data\.charge: .* got none in cloud {1 if step == 1 else 0}"):
+    with pytest.raises(ValueError, match=rf"data\.charge: .*none in cloud {1 if step == 1 else 0}"):
         certify(Springs(), data, E(3), **QUICK)
 
 
@@ -757,7 +757,7 @@ def test_boolean_outputs_have_no_derivatives():
 def test_attributes_are_given_by_name():
     assert certify(randomize(Good()), clouds(), E(3), **QUICK).passed
     bare = [Data(pos=cloud.pos) for cloud in clouds()]
-    with pytest.raises(ValueError, match="data: expected 'x', which is an argument of the network, got clouds with"):
+    with pytest.raises(ValueError, match=r"data: .*'x'"):
         certify(randomize(Good()), bare, E(3), **QUICK)
 
 
@@ -927,7 +927,7 @@ def test_a_search_says_what_outputs_are():
     assert certify(lambda pos, batch: spring(Data(pos=pos, batch=batch)), clouds(), "search", **QUICK).group == "E(3)"
     found = certify(lambda pos, batch: triple(pos, batch).abs() * 0 + 1, clouds(), "search", **QUICK)
     assert (found.group, found.verdict) == ("E(3)", "vacuous")
-    with pytest.raises(ValueError, match="since a search needs 2 or 3 dimensions, got clouds with 4"):
+    with pytest.raises(ValueError, match=r"group: .*4"):
         certify(distances, clouds(4), "search", **QUICK)
     certificate = certify(network_of_images(Symmetric(1, 4, 3), nn.Tanh()), images(), "search", **QUICK)
     assert certificate.group in ("C4", dihedral(4).name)
@@ -1040,7 +1040,7 @@ def test_names_lead_to_objects_of_modules(tmp_path, monkeypatch):
     assert given_clouds("things_by_name:clouds", 2, {}) == [1, 2]
     assert made("TARGET", "things_by_name:build", {}) == 3
     assert made("TARGET", "things_by_name:network", {})("data") == "data"
-    with pytest.raises(UsageError, match=r"things_by_name:clouds is a list, which takes no arguments, got \['size'\]"):
+    with pytest.raises(UsageError, match=r"things_by_name:clouds .*\['size'\]"):
         given_clouds("things_by_name:clouds", 2, {"size": 3})
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):  # and not that there is no module needy_things
         made("TARGET", "needy_things:network", {})
@@ -1132,11 +1132,11 @@ def test_the_command_says_what_is_wrong(arguments, message, capsys):
 
 def test_an_assertion_shows_the_layer():
     assert assert_certified(randomize(Good()), clouds(), E(3), **QUICK).verdict == "kept"
-    with pytest.raises(AssertionError, match=r"first broken by part \(Linear\); likely cause: absolute positions"):
+    with pytest.raises(AssertionError, match=r"part \(Linear\).*absolute positions"):
         assert_certified(randomize(absolute()), clouds(), E(3), **QUICK)
     with pytest.raises(AssertionError, match="verdict: vacuous"):
         assert_certified(lambda pos, batch: 0 * distances(pos, batch), clouds(), E(3), **QUICK)
-    with pytest.raises(TypeError, match="network: expected a network, a function of a batch, or an ASE calculator"):
+    with pytest.raises(TypeError, match=r"network: .*3"):
         assert_certified(3, clouds(), E(3))
 
 
@@ -1170,7 +1170,7 @@ def test_the_error_is_logged_while_a_network_is_trained(tmp_path):
         found[make] = float(trainer.callback_metrics["equivariance_error"])
     assert 1e-10 < found[Good] < 1e-5  # in float32
     assert found[absolute] > 1e-3
-    with pytest.raises(ValueError, match="clouds: expected an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"clouds: .*0"):
         EquivarianceMonitor(clouds=0)
 
 

@@ -135,7 +135,7 @@ def test_without_an_envelope_they_do(name):
     assert float((inside - outside).abs().max()) > 1e-3
     for found in (network, MODELS[name](sharp)):
         assert any("smooth=True" in jump for jump in found.jumps)
-    with pytest.raises(ValueError, match=r"its energies jump.*smooth=True.*jumps='allow'"):
+    with pytest.raises(ValueError, match=r"model: .*smooth=True"):
         EnergyForces(found)
     assert found.neighborhood == sharp
     assert EnergyForces(found, jumps="allow").model.neighborhood == sharp
@@ -230,7 +230,7 @@ JUMPING = {
 def test_energies_that_jump_are_refused(word):
     network = JUMPING[word]()
     assert any(word in jump for jump in network.jumps)
-    with pytest.raises(ValueError, match=f"model: .*{word}.*jumps='allow'"):
+    with pytest.raises(ValueError, match=f"model: .*{word}"):
         EnergyForces(network)
     with pytest.raises(ValueError, match=word):
         HamiltonianDynamics(network)
@@ -276,7 +276,7 @@ def test_an_open_radius_becomes_smooth_wherever_it_is(around, make):
     # Heads are added to a copy, and the network itself does not change.
     assert network.neighborhood == (Radius(RADIUS) if around == "field model" else SMOOTH)
     sharp = WRAPPED[around](_lie(Radius(RADIUS, smooth=False), frames=tetrahedral()))
-    with pytest.raises(ValueError, match="its energies jump"):
+    with pytest.raises(ValueError, match="smooth=True"):
         make(sharp)
 
 
@@ -305,9 +305,9 @@ def test_weights_decide_what_was_left_open(tmp_path):
     # Weights trained without an envelope do not load into a network with one.
     again = made()
     again.load_state_dict(sharp.state_dict())
-    with pytest.raises(ValueError, match=r"smooth=False\): use Radius\(1.5, smooth=True\)"):
+    with pytest.raises(ValueError, match=r"model: .*smooth=False"):
         EnergyForces(again)
-    with pytest.raises(RuntimeError, match=r"the weights are for .*smooth=False.*, the module has .*smooth=True"):
+    with pytest.raises(RuntimeError, match=r"smooth=False.*smooth=True"):
         EnergyForces(made()).load_state_dict(EnergyForces(again, jumps="allow").state_dict())
     lieattn.save(smooth, tmp_path / "energies")
     assert lieattn.load(tmp_path / "energies").model.neighborhood == SMOOTH
@@ -316,7 +316,7 @@ def test_weights_decide_what_was_left_open(tmp_path):
 def test_weights_for_another_radius_are_refused_by_neighborhoods_without_the_point():
     """These cannot be smooth."""
     sharp, other = (_lie(Radius(radius, include_self=False), frames=tetrahedral()) for radius in (RADIUS, 2.0))
-    with pytest.raises(RuntimeError, match=r"the weights are for .*Radius\(radius=2.0"):
+    with pytest.raises(RuntimeError, match=r"Radius\(radius=2.0"):
         sharp.load_state_dict(other.state_dict())
 
 
@@ -328,7 +328,7 @@ def test_configuration_files_leave_it_open():
     assert build(torch.nn.Module, network, "it").neighborhood == Radius(RADIUS)
     assert build(torch.nn.Module, energies, "it").model.neighborhood == SMOOTH
     lie["neighborhood"]["init_args"]["smooth"] = False
-    with pytest.raises(UsageError, match="its energies jump"):
+    with pytest.raises(UsageError, match="smooth=True"):
         build(torch.nn.Module, energies, "it")
 
 
@@ -345,7 +345,7 @@ def test_what_is_trained_by_itself_stays_sharp():
 def test_field_models_jump_where_their_network_does():
     network = GSANet(cyclic(4), 2, 1, neighborhood=Radius(1.0), channels=8, heads=2)
     assert FieldModel(network, VectorHead(8, 2)).jumps == network.jumps != ()
-    with pytest.raises(ValueError, match="jumps: expected"):
+    with pytest.raises(ValueError, match="jumps: "):
         EnergyForces(network, jumps="maybe")
 
 
@@ -512,7 +512,7 @@ def test_an_ensemble_has_one_group():
     """The sentence of a user may be the same for different groups."""
     networks = [Silent(), Silent()]
     networks[1].symmetry = tetrahedral()
-    with pytest.raises(ValueError, match=r"networks: expected the same guarantee for all, got .*SE\(3\)"):
+    with pytest.raises(ValueError, match=r"networks: .*SE\(3\)"):
         Ensemble(networks)
 
 
@@ -527,7 +527,7 @@ def test_symmetries_that_networks_state(stated):
 @pytest.mark.parametrize("smooth", [True, False])
 def test_certificates_of_models_measure_their_jumps(smooth):
     options = {"frames": cyclic_about(2), "channels": 4, "layers": 1, "heads": 1}
-    network = randomize(LieTransformer(2, 1, Radius(RADIUS, smooth=smooth), **options))
+    network = randomize(LieTransformer(2, 1, neighborhood=Radius(RADIUS, smooth=smooth), **options))
     cloud = Data(pos=torch.randn(6, 3), x=torch.randn(6, 2))
     certificate = certify(network, cloud, elements=1, rotations=0, dtypes=[torch.float64])
     assert certificate.passed

@@ -21,6 +21,7 @@ from lieattn.geometry import (
     Nearest,
     PrincipalFrames,
     Radius,
+    ScaleFrames,
     lift,
     pieces,
     pixel_positions,
@@ -34,6 +35,15 @@ from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, 
 from lieattn.ops import RelativeTerms
 from lieattn.spaces import Euclidean
 from lieattn.testing import assert_equivariant
+from lieattn.transforms import (
+    FarthestPoints,
+    KNNGraph,
+    RadiusGraph,
+    knn_graph,
+    periodic_radius_graph,
+    radius,
+    radius_graph,
+)
 from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance, gsa
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -266,6 +276,19 @@ CASES = [
     ("geometry.AllPairs", TypeError, {"include_self": [None]}),
     ("geometry.Given", TypeError, {"edge_index": [zeros(2, 3)]}),
     ("geometry.Given", ValueError, {"edge_index": [integers([0, 1], [1, 2], [2, 0])]}),
+    (lambda: radius_graph(POS, -1.0), ValueError, {}, "r", "-1.0"),
+    (lambda: radius_graph(POS, 1.0, flow="up"), ValueError, {}, "flow", "'up'"),
+    (lambda: periodic_radius_graph(POS, 0.0, torch.eye(2)), ValueError, {}, "r", "0.0"),
+    (lambda: periodic_radius_graph(POS, 1.0, torch.tensor(2.0)), ValueError, {}, "cell", "[]"),
+    (lambda: knn_graph(POS, 0), ValueError, {}, "k", "0"),
+    (lambda: knn_graph(POS / 0, 1, loop=True), ValueError, {}, "pos", "point 0"),
+    (lambda: KNNGraph(2, ties="first"), ValueError, {}, "ties", "'first'"),
+    (lambda: KNNGraph(2)(Data(pos=POS, cell=torch.eye(2)[None])), ValueError, {}, "data.cell", "KNNGraph"),
+    (lambda: radius(POS[:, 0], POS[:, 0], 1.0), ValueError, {}, "x", "(6,)"),
+    (lambda: radius(POS, POS.to("meta"), 1.0), ValueError, {}, "x, y", "meta"),
+    (lambda: radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
+    (lambda: FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
+    (lambda: RadiusGraph(1.0)(Data()), TypeError, {}, "data.pos", "Data"),
     ("geometry.Piece.rows", TypeError, {"found": [None]}),
     ("geometry.Piece.rows", ValueError, {"x": SIGNAL[:2], "found": pieces(GRAPH, 3)}, "x", "(2, "),
     # the operator
@@ -312,6 +335,19 @@ CASES = [
     ),
     ("ops.RelativeTerms.plus", ValueError, {"other": [RelativeTerms(psi=SIGNAL)]}, "both", "'psi'"),
     ("ops.fused_kernel", TypeError, {"device": [None]}),
+    ("ops.edge_units", ValueError, {"seen": [zeros(6, 2, 5), zeros(6, 2)]}),
+    ("ops.edge_units", ValueError, {"shared": [zeros(5, 4)]}),
+    ("ops.edge_units", ValueError, {"weight": [zeros(6, 1)]}),
+    ("ops.edge_units", TypeError, {"weight": [[1.0]]}, "weight", "list"),
+    ("ops.edge_units", ValueError, {"second": [(zeros(4, 4), zeros(3))]}, "second[1]", "(3,)"),
+    ("ops.edge_units", TypeError, {"second": [zeros(4, 4)]}),
+    ("ops.edge_kernels", ValueError, {"maps": [[zeros(2, 4), zeros(2, 5)]]}, "maps[1]", "(2, 5)"),
+    ("ops.edge_kernels", TypeError, {"maps": [[]]}, "maps", "list"),
+    ("ops.edge_messages", ValueError, {"units": [zeros(6, 2, 4)]}),
+    ("ops.edge_messages", ValueError, {"x": [zeros(6, 4, 4), zeros(6, 4)]}),
+    ("ops.edge_messages", TypeError, {"neighbors": [zeros(2, 7)]}),
+    ("ops.edge_moments", ValueError, {"arrows": [zeros(6, 3)]}),
+    ("ops.edge_moments", ValueError, {"functions": [zeros(7)]}),
     # layers
     ("nn.LiftingSelfAttention.forward", ValueError, {"graph": [lift(POS, cyclic(8), Radius(1.5))]}, "graph", "C8"),
     ("nn.LiftingSelfAttention.forward", ValueError, {"x": [zeros(6, 3), zeros(5, 4), zeros(6, 4, 4)]}),
@@ -463,6 +499,17 @@ CASES = [
     ("models.GSAOptions", ValueError, {"init": ["zero"]}),
     ("models.GSAOptions", ValueError, {"activation": ["tanh"]}),
     ("models.GSAOptions", ValueError, {"length": [-1.0]}),
+    ("models.GSAOptions", ValueError, {"positions": ["polar"]}),
+    ("models.GSAOptions", ValueError, {"positions": ["absolute"]}, "values", "absolute"),
+    (
+        lambda: gsa(
+            frames=ScaleFrames(C4), options=GSAOptions(values=False, positions="none"), neighborhood=Radius(1.0)
+        ),
+        ValueError,
+        {},
+        "positions",
+        "'none'",
+    ),
     ("models.GSANet", ValueError, {"options": [GSAOptions(frame_table=zeros(3, 3).long())]}, "table", "(3, 3)"),
     ("models.Dropouts", ValueError, {"attention": [1.0]}),
     ("models.Dropouts", ValueError, {"value": [1.5]}),

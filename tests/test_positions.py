@@ -1,13 +1,11 @@
 """Positional encodings and equivariance: GSA-Nets, Propositions 4.1 and 4.2, and Definition 4.3."""
 
-import math
-
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
-from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, SampledFrames, ScaleFrames, lift
+from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
 from lieattn.models import GSANet, GSAOptions
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
@@ -121,12 +119,3 @@ def test_absolute_encodings_see_keys_in_the_frames(group):
     seen = torch.einsum("aij,pj->pai", torch.linalg.inv(group.elements), graph.pos) / 1.5
     expected = torch.cat([net(c) for net, c in zip(encoding.axes, seen.unbind(-1), strict=True)], dim=-1)
     torch.testing.assert_close(terms.positional_key[terms.row][:, :, 0], expected[graph.neighbors.source])
-
-
-def test_what_cannot_be_is_told():
-    with pytest.raises(ValueError, match="values: expected False with absolute positions"):
-        GSAOptions(positions="absolute")
-    with pytest.raises(ValueError, match=r"positions: expected .*'relative'.* got 'polar'"):
-        GSAOptions(positions="polar")
-    with pytest.raises(ValueError, match="positions: expected 'relative' with ScaleFrames, got 'none'"):
-        network("none", ScaleFrames(cyclic(4)), Radius(math.pi))

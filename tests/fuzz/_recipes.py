@@ -116,7 +116,7 @@ LARGE = torch.rand(1, 3, 96, 96)
 def gsa(**options: Any) -> nn.Module:
     """Return a small network on points with four features."""
     small = {"neighborhood": AllPairs(), "channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "out_channels": 3}
-    return models.GSANet(C4, **{**small, **options}).eval()
+    return models.GSANet(**{"frames": C4, **small, **options}).eval()
 
 
 def edge_terms() -> RelativeTerms:

@@ -61,10 +61,10 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1301, 13, 0),
+    "_core": (1295, 13, 0),
     "ase": (315, 1, 0),
     "bench": (1411, 13, 4),
-    "certify": (3089, 15, 7),
+    "certify": (2902, 11, 7),
     "cli": (2380, 11, 3),
     "compare": (1671, 8, 16),
     "geometry": (4324, 15, 40),
@@ -75,12 +75,12 @@ BUDGETS = {
     "ops": (9763, 44, 31),
     "reps": (674, 3, 15),
     "spaces": (353, 2, 5),
-    "testing": (593, 3, 9),
+    "testing": (584, 3, 9),
     "train": (2886, 15, 31),
-    "transforms": (354, 1, 0),
+    "transforms": (364, 1, 0),
     "viz": (2536, 10, 12),
     "datasets": (8103, 28, 74),
-    "tests": (52525, 145, 0),
+    "tests": (52237, 145, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

@@ -1120,7 +1120,10 @@ class Scaled(nn.Module):
         ([f"{__name__}:no_such_name"], f"TARGET: {__name__} has no 'no_such_name'"),
         ([f"{__name__}:spring", "--data", f"{__name__}:QUICK"], "--data: expected clouds"),
         ([f"{__name__}:spring", "--device", "nothing"], "cannot use 'nothing'"),
-        ([f"{__name__}:Good", "--model.z", "5"], "Good: got an unexpected keyword argument 'z', it takes ()"),
+        (
+            [f"{__name__}:FilledUpAtOnce", "--model.z", "5"],
+            "FilledUpAtOnce: got an unexpected keyword argument 'z', it takes ()",
+        ),
         ([f"{__name__}:Scaled"], "Scaled: missing a required argument: 'by', it takes (by:"),
     ],
     ids=["module", "name", "data", "device", "unknown argument", "missing argument"],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import math
 import sys
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -353,20 +352,15 @@ _WORDS = {  # for the names of classes
 @cache
 def _hints(of: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotation of each argument that has a name."""
-    module = sys.modules.get(of.__module__)
-    # Names that a module imports only for type checkers are Any.
-    unknown = {name: Any for name in _names(of) if not hasattr(builtins, name)}
-    hints = get_type_hints(of, localns=unknown if module is None else unknown | vars(module))
+    hints: dict[str, Any] | None = None
+    unknown: dict[str, Any] = {}  # names that a module imports only for type checkers are Any
+    while hints is None:
+        try:
+            hints = get_type_hints(of, localns=unknown)
+        except NameError as error:
+            unknown[str(error.name)] = Any
     parameters = inspect.signature(of).parameters.values()
     return {p.name: hints[p.name] for p in parameters if p.kind not in _VARIADIC and p.name in hints}
-
-
-def _names(of: Callable[..., Any]) -> Iterator[str]:
-    """Yield the names in the annotations of a function or dataclass."""
-    for home in of.__mro__ if isinstance(of, type) else (of,):
-        for text in inspect.get_annotations(home).values():
-            if isinstance(text, str):
-                yield from compile(text, "<annotation>", "eval").co_names
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

@@ -273,8 +273,8 @@ class TestMeshFolder:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"labels": {"0.off": "a"}}, "there is no label for 1.off"),
-            ({"labels": {"0.off": "a", "1.off": "b", "2.off": "b"}}, "there is no file for 2.off"),
+            ({"labels": {"0.off": "a"}}, "got no label for 1.off"),
+            ({"labels": {"0.off": "a", "1.off": "b", "2.off": "b"}}, "got no file for 2.off"),
             ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels: expected all strings .* or all numbers .* got both"),
             ({"labels": {"0.off": 1.0, "1.off": np.nan}}, "targets: expected finite"),
             ({"validation": 1}, "validation: expected 0 for a folder without CLASS/train"),

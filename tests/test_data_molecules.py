@@ -208,7 +208,7 @@ class TestFeatures:
         [
             *((lambda s=s: ld.MoleculeFeatures(s), "species: expected diff") for s in ((), (1, 1), (0, 6), (1, 119))),
             (lambda: ld.MoleculeFeatures(powers=0), "powers: expected an integer of at least 1"),
-            (lambda: ld.MoleculeFeatures()(Data(z=torch.tensor([6, 16]))), r"data\.z: expected only the species .* 16"),
+            (lambda: ld.MoleculeFeatures()(Data(z=torch.tensor([6, 16]))), r"only the species .*\[16\]"),
             (lambda: ld.MoleculeFeatures()(Data(pos=torch.zeros(1, 3))), r"data\.z: expected"),
             (lambda: ld.MoleculeFeatures()(Data(z=torch.ones(2, 1).long())), r"data\.z: expected .*, got \[2, 1\]"),
             (lambda: ld.StandardizeTargets(0.0, 0.0), "mean, std: .* positive finite numbers"),
@@ -782,7 +782,7 @@ class TestGFN2Molecules:
     def test_bad_arguments(self):
         for error, options, message in (
             (TypeError, {"smiles": "CC"}, "smiles: expected a sequence"),
-            (ValueError, {"conformers": 0}, "conformers, noise: expected an integer of at least 1"),
+            (ValueError, {"conformers": 0}, "conformers: expected an integer of at least 1"),
             (ValueError, {"split": "dev"}, "split: expected one of"),
             (ValueError, {"split": "valid", "smiles": ["C", "CC"]}, "smiles: expected at least one .*'valid', got 2"),
         ):
@@ -1138,7 +1138,7 @@ class TestFrames:
     @pytest.mark.parametrize(
         ("keys", "message"),
         [
-            ({"force": "forces"}, "keys: expected names for energy, forces, .* got one for 'force'"),
+            ({"force": "forces"}, "keys: expected names for energy, forces, .* got some for .*force"),
             ({"energy": "E"}, "keys: expected a name that the frames have for energy, some of .*, got 'E'"),
         ],
     )
@@ -1192,7 +1192,7 @@ class TestFrames:
             ("2\n\nH 0 0 0\n", "lines are missing: line 1 promises 2 atoms, but the file has lines for 1"),
             ("0\n\n1\n\nH 0 0 0\n", "line 1: expected the number of atoms of a frame, got '0'"),
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4: expected the number"),
-            ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
+            ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "expected at most 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz .* 'Xx' is no symbol of an element"),
             ("1\n\n8 0 0 0\n", "frames.xyz .* '8' is no symbol of an element; name nuclear charges Z:I:1"),
             ("1\nProperties=species:I:1:pos:R:3\n8 0 0 0\n", "expected species:S:1 for symbols or Z:I:1"),

@@ -19,7 +19,7 @@ from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
 from lieattn_datasets._meshes import MeshError, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._mnist import MNIST, Digits, FashionMNIST, FashionMNIST900, RotatedMNIST, RotatedMNISTRecipe
 from lieattn_datasets._modelnet import MeshFolder, ModelNet
-from lieattn_datasets._molecules import MoleculeFeatures, Molecules
+from lieattn_datasets._molecules import ExtendedXYZ, MoleculeFeatures, Molecules
 from lieattn_datasets._nbody import (
     ChargedParticles,
     NBody,
@@ -45,7 +45,6 @@ from lieattn_datasets._transforms import (
 )
 from lieattn_datasets._wind import WindOnSphere, wind_vectors
 from lieattn_datasets._xtb import SMALL_MOLECULES, GFN2Labels, GFN2Molecules, embed_molecule, label_gfn2
-from lieattn_datasets._xyz import ExtendedXYZ
 
 __all__ = [
     "CARDS",

@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 
 from tqdm import tqdm
 
+from lieattn_datasets._checks import needs_extra
 from lieattn_datasets._files import Archive, Release, Source, remove_abandoned, write_atomically
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
@@ -25,14 +26,8 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
     """Download the files of a release that are missing under the root. Existing files are not changed.
 
     Files are stored in the first of the release's folders. A file gets its name after it is complete and its digest is
-    checked, so an interrupted download leaves no file that a loader would read.
-
-    Raises
-    ------
-    OSError
-        If no address provides the published file, or the file cannot be written.
-    ValueError
-        If the downloaded file is not an archive, although it should be one.
+    checked, so an interrupted download leaves no file that a loader would read. OSError is raised if no address
+    provides the published file, or it cannot be written.
     """
     folder = Path(root, *release.folders[:1])
     for source in release.sources:
@@ -58,11 +53,9 @@ def _missing(release: Release, root: str | Path, name: str) -> bool:
 
 def _retrieve(release: Release, source: Source, staging: Path) -> Path:
     """Download a file from the first address that provides the published file."""
-    try:
+    with needs_extra(f"{release.dataset}: download=True", "data"):
         import pooch
         import requests
-    except ImportError as error:
-        raise ImportError(f"{release.dataset}: download=True needs pooch: pip install 'lieattn[data]'") from error
     faults: dict[str, str] = {}
     options: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": 2.0, "leave": False, "disable": None}
     for address in source.addresses * _ATTEMPTS:

@@ -5,7 +5,6 @@ import functools
 import gzip
 import hashlib
 import io
-import math
 import os
 import posixpath
 import re
@@ -33,7 +32,6 @@ _ENCRYPTED = 0x1
 _END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; its count if there are more members
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # other methods allocate any size that a header requests
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def portable_name(name: str) -> str:
@@ -50,18 +48,8 @@ def portable_name(name: str) -> str:
 class Archive(contextlib.AbstractContextManager["Archive"]):
     """The members of a zip archive, which are never written to disk.
 
-    Parameters
-    ----------
-    path
-        The archive.
-    refuse
-        Function from a description of the problem to the error that names the archive.
-
-    Raises
-    ------
-    ValueError
-        If the archive is damaged, has two members with the same name, has members that overlap, or lists fewer members
-        than its final record promises.
+    ``refuse`` turns a description of a problem into the error that names the archive. It is raised if the archive is
+    damaged, has members that overlap or have the same name, or lists fewer than its final record promises.
     """
 
     def __init__(self, path: Path, refuse: Callable[[str], ValueError]) -> None:
@@ -95,11 +83,8 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Open a member for reading.
 
-        Raises
-        ------
-        ValueError
-            If the member is encrypted, is compressed with another method than deflate, or promises more than
-            :data:`MOST_BYTES` bytes; or, during reading, if it is damaged.
+        The error is raised if it is encrypted, is compressed with another method than deflate, or promises more than
+        :data:`MOST_BYTES` bytes; or, during reading, if it is damaged.
         """
         info = self._members[name]
         if info.flag_bits & _ENCRYPTED:
@@ -140,18 +125,10 @@ def _members_promised(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Source:
-    """A published file.
+    """A published file with this name at these URLs, which are tried in order.
 
-    Parameters
-    ----------
-    name
-        Published name of the file.
-    addresses
-        URLs, which are tried in this order.
-    digest
-        ``"md5:..."`` or ``"sha256:..."`` of the file, or None if no digest is published.
-    members
-        Names of the files that are unpacked from it. If there are none, the file is stored as it is.
+    The digest is ``"md5:..."`` or ``"sha256:..."`` of the file, or None if none is published. The files with the names
+    in ``members`` are unpacked from it; if there are none, the file is stored as it is.
     """
 
     name: str
@@ -166,10 +143,8 @@ class Release:
 
     Parameters
     ----------
-    dataset
-        Name of the data set in error messages.
-    origin
-        Origin of the files, in words. It is the end of every error message.
+    dataset, origin
+        Name of the data set and origin of the files, in words: beginning and end of every error message.
     digests
         Map from file names to ``"md5:..."`` or ``"sha256:..."`` of the uncompressed content. Files that are not in the
         map have no published digest that could be confirmed. The digest of an ``.npz`` archive, ``"content:..."``, is
@@ -178,9 +153,9 @@ class Release:
         Members of an archive that were computed in floating-point arithmetic. They may differ in their last digits
         between machines, and are left out of the digest.
     folders
-        Folders under the root that are searched, in this order, after the root itself.
+        Folders under the root that are searched, in this order, after the root itself. Downloads go to the first.
     sources
-        Sources for downloads, which are stored in the first of the folders.
+        Sources for downloads.
     """
 
     dataset: str
@@ -197,15 +172,9 @@ class Release:
         return next((path for path in candidates if path.is_file()), None)
 
     def locate(self, root: str | Path, *names: str, verify: bool = False) -> Path:
-        """Return the path of the first of the files that exists under the root.
+        """Return the path of the first of the files that exists under the root; with ``verify``, compare its digest.
 
-        Raises
-        ------
-        FileNotFoundError
-            If none exists. The message lists the names that were searched for and the files that exist, and says what
-            to do.
-        ValueError
-            With ``verify``, if the file has another digest than that of its name.
+        The message of FileNotFoundError lists the names and the files that exist, and says what to do.
         """
         path = self.find(root, *names)
         if path is not None:
@@ -307,20 +276,10 @@ class Release:
     def read_npz(self, path: Path, expected: Mapping[str, str]) -> list[NDArray[Any]]:
         """Return arrays of an ``.npz`` archive; pickled objects are never loaded.
 
-        Parameters
-        ----------
-        path
-            The archive.
-        expected
-            Map from keys to descriptions of the arrays, for example ``"uint8 [images, 28, 28]"``. A description has a
-            type, which is a type of NumPy or ``boolean``, ``integer``, ``number`` (an integer or floating type) or
-            ``text``, and then sizes. A named size must be the same in all arrays. Numbers must be finite and within
-            :data:`LARGEST`.
-
-        Raises
-        ------
-        ValueError
-            If the archive is damaged, or an array is missing or does not match its description.
+        ``expected`` maps keys to descriptions of the arrays, for example ``"uint8 [images, 28, 28]"``: a type, which is
+        one of NumPy's or ``boolean``, ``integer``, ``number`` (an integer or floating type) or ``text``, and sizes. A
+        named size must be the same in all arrays. Numbers must be finite and within :data:`LARGEST`. ValueError is
+        raised if the archive is damaged, or an array is missing or does not match its description.
         """
         with Archive(path, functools.partial(self.damaged, path)) as archive:
             present = [name.removesuffix(".npy") for name in archive.names if name.endswith(".npy")]
@@ -360,14 +319,12 @@ def within_bounds(array: NDArray[Any]) -> bool:
 
 
 def parse_npy(content: bytes) -> NDArray[Any]:
-    """Read the format of ``numpy.save``. A header that promises more than the content allocates no memory."""
+    """Read the format of ``numpy.save``, of any version and order; objects, which are pickled, are refused."""
     stream = io.BytesIO(content)
-    shape, by_columns, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
-    size = len(content) - stream.tell()
-    if dtype.hasobject or size != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"its header promises {dtype} {list(shape)}, but there are {size} bytes")
-    array = np.frombuffer(content, dtype, offset=stream.tell())
-    return array.reshape(shape, order="F" if by_columns else "C").astype(dtype.newbyteorder("="), copy=False)
+    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    if rest := len(content) - stream.tell():
+        raise ValueError(f"{rest} bytes follow the array")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _fits(array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> bool:
@@ -422,12 +379,7 @@ def files_below(root: Path) -> dict[str, Path]:
     """Return the files below a folder by their names in it, as :func:`portable_name` gives them, without hidden ones.
 
     Links to folders are followed in the upper four levels, because they may lead to a folder above. Broken links are
-    returned, so that reading them is an error.
-
-    Raises
-    ------
-    ValueError
-        If two files have the same name.
+    returned, so that reading them is an error. ValueError is raised if two files have the same name.
     """
     places = {*root.rglob("*"), *(path for depth in (2, 3, 4) for path in root.glob("/".join("*" * depth)))}
     found: dict[str, Path] = {}

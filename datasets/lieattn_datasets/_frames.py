@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import real_array
+from lieattn_datasets._checks import needs_extra, real_array, require
 from lieattn_datasets._files import LARGEST
 from lieattn_datasets._targets import Units, fit_atoms
 
@@ -66,21 +66,18 @@ def describe_frames(
 
 def _check_frames(frames: Sequence[Any]) -> None:
     """Raise TypeError or ValueError unless there are frames, all of them of ase."""
-    try:
+    with needs_extra("Molecules.from_ase", "chem"):
         from ase import Atoms
-    except ImportError as error:
-        raise ImportError("frames need ase: pip install 'lieattn[chem]'") from error
     for number, frame in enumerate(frames):
         if not isinstance(frame, Atoms):
             raise TypeError(f"frames: expected ase.Atoms, got {type(frame).__name__} for frame {number}")
-    if not len(frames):
-        raise ValueError("frames: expected at least one ase.Atoms, got none")
+    require(len(frames), "frames", "at least one ase.Atoms", "none")
 
 
 def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, list[Any]]:
     """Return each property of all frames, with None where it is missing; warn if it may be there by another name."""
-    if unknown := sorted(set(keys) - {*_ATTRIBUTES, *_STATES}):
-        raise ValueError(f"keys: expected names for {', '.join((*_ATTRIBUTES, *_STATES))}, got one for {unknown[0]!r}")
+    unknown = sorted(set(keys) - {*_ATTRIBUTES, *_STATES})
+    require(not unknown, "keys", f"names for {', '.join((*_ATTRIBUTES, *_STATES))}", f"some for {unknown}")
     _warn_of_changes(frames)
     entries = [{**frame.arrays, **frame.info, **_results(frame)} for frame in frames]
     there = sorted(set().union(*entries))
@@ -91,8 +88,8 @@ def _properties(frames: Sequence[Any], keys: Mapping[str, str]) -> dict[str, lis
 
     found = {name: read(name, key) for name, key in keys.items()}
     for name, key in keys.items():
-        if all(value is None for value in found[name]):
-            raise ValueError(f"keys: expected a name that the frames have for {name}, some of {there}, got {key!r}")
+        some = any(value is not None for value in found[name])
+        require(some, "keys", f"a name that the frames have for {name}, some of {there}", repr(key))
     names = _of_one_level(there, keys)
     found |= {name: read(name, names.get(name)) for name in _ATTRIBUTES if name not in keys}
     found |= {name: read(name, name) for name in _STATES if name not in keys}
@@ -219,8 +216,8 @@ def _apart(frames: Sequence[Any], known: Mapping[str, list[Any]]) -> NDArray[np.
 
 def _known(name: str, number: int, value: Any) -> Any:
     """Return a stored property of a frame. Numbers that are all NaN count as none, where frames may lack them."""
-    if value is not None and np.asarray(value).dtype == bool:
-        raise ValueError(f"{name} of frames: expected numbers, got {value} for frame {number}")
+    right = value is None or np.asarray(value).dtype != bool
+    require(right, f"{name} of frames", "numbers", f"{value} for frame {number}")
     missing = isinstance(value, float | np.ndarray) and np.asarray(value).dtype.kind == "f" and np.size(value)
     return None if missing and name in ("forces", "stress", "virial", "dipole") and np.isnan(value).all() else value
 
@@ -257,11 +254,8 @@ def _results(frame: Any) -> dict[str, Any]:
 def _complete(found: list[Any], name: str) -> list[Any]:
     """Return a property of all frames, or an empty list if no frame has it; raise ValueError if only some have it."""
     missing = [number for number, value in enumerate(found) if value is None]
-    if 0 < len(missing) < len(found):
-        raise ValueError(
-            f"frames: expected {name} in all frames or in none, got {len(missing)} without it, the first is frame "
-            f"{missing[0]}"
-        )
+    got = f"{len(missing)} without it, the first is frame {min(missing, default=None)}"
+    require(len(missing) in (0, len(found)), "frames", f"{name} in all frames or in none", got)
     return [] if missing else found
 
 
@@ -309,8 +303,7 @@ def _full(stress: ArrayLike) -> NDArray[Any]:
 def _shaped(values: ArrayLike, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return numbers of frames, which may be NaN; raise ValueError for another shape."""
     found = real_array(f"{name} of frames", values, finite=False)
-    if found.shape != shape:
-        raise ValueError(f"{name} of frames: expected {list(shape)}, got {list(found.shape)}")
+    require(found.shape == shape, f"{name} of frames", str(list(shape)), list(found.shape))
     return found
 
 
@@ -319,6 +312,6 @@ def _within(values: ArrayLike, name: str, shape: tuple[int, ...] | None = None) 
     found = real_array(f"{name} of frames", values)
     if shape is not None:
         _shaped(found, name, shape)
-    if np.abs(found).max(initial=0) > LARGEST:
-        raise ValueError(f"{name} of frames: expected at most {LARGEST:g} in size, got {np.abs(found).max():g}")
+    largest = np.abs(found).max(initial=0)
+    require(largest <= LARGEST, f"{name} of frames", f"at most {LARGEST:g} in size", f"{largest:g}")
     return found

@@ -3,16 +3,16 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, needs_extra, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import files_below, listed
 from lieattn_datasets._images import ImagePoints
-from lieattn_datasets._splits import progress, seeded
+from lieattn_datasets._splits import SplitOrAll, progress, seeded
 
 _SUFFIXES = (".png", ".apng", ".jpg", ".jpeg")
 _FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
@@ -52,7 +52,7 @@ class ImageFolder(ImagePoints):
     split_seed
         Seed of the permutation. Use the same for all splits.
     transform
-        Function that is applied to each new ``Data``.
+        As for :class:`ImagePoints`.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class ImageFolder(ImagePoints):
     def __init__(
         self,
         root: str | Path,
-        split: Literal["train", "valid", "test", "all"] = "train",
+        split: SplitOrAll = "train",
         *,
         size: int | Sequence[int] | None = None,
         color: bool = False,
@@ -81,8 +81,8 @@ class ImageFolder(ImagePoints):
     ) -> None:
         check_arguments(ImageFolder.__init__, locals())
         sides = None if size is None else tuple(size) if isinstance(size, Sequence | np.ndarray) else (size, size)
-        if sides is not None and (len(sides) != 2 or min(sides) < 1):
-            raise ValueError(f"size: expected one or two numbers of pixels of at least 1, got {size!r}")
+        right = sides is None or (len(sides) == 2 and min(sides) >= 1)
+        require(right, "size", "one or two numbers of pixels of at least 1", repr(size))
         paths, labels, classes = _choose(Path(root), split, shares, split_seed)
         images = _read_all(paths, color, sides)
         super().__init__(images, labels, num_classes=len(classes), channels=3 if color else 1, transform=transform)
@@ -129,10 +129,7 @@ def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None)
             broken.append(f"{path}: {type(error).__name__}: {str(error)[:_SHOWN]}")
     if broken:
         raise ValueError(f"{len(broken)} of {len(paths)} images cannot be used: {listed(broken, '; ')}")
-    if len(names) > 1:
-        raise ValueError(
-            f"images: expected images of one size, or the argument size, got {listed(list(names.values()))}"
-        )
+    require(len(names) < 2, "images", "images of one size, or the argument size", listed(list(names.values())))
     if len({image.dtype for image in images}) > 1:
         images = [image * np.uint16(257) if image.dtype == np.uint8 else image for image in images]
     return np.stack(images)
@@ -140,10 +137,8 @@ def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None)
 
 def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[Any]:
     """Return an image ``[height, width]`` or, if ``color``, ``[height, width, 3]``, uint8 or uint16."""
-    try:
+    with needs_extra("ImageFolder", "data"):
         from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ImportError("ImageFolder needs Pillow: pip install 'lieattn[data]'") from error
     formats = ("PNG", "JPEG")
     with warnings.catch_warnings():
         # Pillow only warns above its limit of pixels, and raises an error above twice the limit.

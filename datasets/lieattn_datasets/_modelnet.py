@@ -12,13 +12,13 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._checks import check_arguments, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Archive, Release, files_below, is_hidden, listed, portable_name
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
-from lieattn_datasets._splits import SPLITS, Split, frozen_stream, hold_out, progress, seeded
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out, progress, seeded
 
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
 _RELEASES = {
@@ -98,7 +98,7 @@ class MeshFolder(ShapePoints):
     ) -> None:
         check_arguments(MeshFolder.__init__, locals())
         place = Path(root)
-        half = "test" if split == "test" else "train"
+        half = half_of(split)
         with contextlib.ExitStack() as stack:
             found = _list_meshes(place, stack)
             meshes = sorted(found, key=str)
@@ -122,12 +122,10 @@ class MeshFolder(ShapePoints):
         targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
         super().__init__(pos, normal, numbers[chosen], classes or [_name(place)], targets=targets, **options)
         self._files = [name for name, _ in entries]
-        if given and half == "train":
+        if given:
             self._indices = hold_out(len(entries), validation, split)
-        elif validation and not given:
-            raise ValueError(
-                f"validation: expected 0 for a folder without CLASS/train/*, got {validation}; use shares instead"
-            )
+        got = f"{validation}; use shares instead"
+        require(given or not validation, "validation", "0 for a folder without CLASS/train/*", got)
 
 
 class ModelNet(MeshFolder):
@@ -179,10 +177,9 @@ class ModelNet(MeshFolder):
         place = folder if folder.is_dir() else archive or release.locate(root, name)
         options: dict[str, Any] = {"points": points, "validation": validation, "task": task}
         super().__init__(place, split, rotate=rotate, seed=seed, transform=transform, **options)
-        half = "test" if split == "test" else "train"
-        if verify and len(self._labels) != _COUNTS[version][half]:
-            found = f"holds {len(self._labels)} shapes for {half}, but the official set has {_COUNTS[version][half]}"
-            raise release.damaged(place, found)
+        if verify:
+            half = half_of(split)
+            release.check_count(place, len(self._labels), _COUNTS[version][half], f"shapes for {half}")
 
 
 def _sample(
@@ -230,21 +227,15 @@ def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequen
 
     If ``named`` is False, folders have no meaning, since the classes are given.
     """
-    other = sorted({*meshes} - {*official}) if official else []
-    if other:
-        raise ValueError(
-            f"{place} has meshes in CLASS/train/* or CLASS/test/*, and meshes that are in no split: "
-            f"{listed([str(path) for path in other])}"
-        )
+    if other := sorted({*meshes} - {*official}) if official else []:
+        found = "meshes in CLASS/train/* or CLASS/test/*, and meshes that are in no split"
+        raise ValueError(f"{place} has {found}: {listed([str(path) for path in other])}")
     if {"train", "test"} <= {path.parts[-3].lower() for path in meshes if len(path.parts) > 2}:
         raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: rename them to CLASS/train/* and CLASS/test/*")
     of_class = -3 if official else -2
     places = {(len(path.parts) > 1, path.parts[:of_class]): str(path) for path in meshes}
-    if named and len(places) > 1:
-        raise ValueError(
-            f"{place}: expected meshes CLASS/* or only files, or CLASS/train/* and CLASS/test/*, with all classes in "
-            f"one folder, got {listed(list(places.values()))}"
-        )
+    layouts = "meshes CLASS/* or only files, or CLASS/train/* and CLASS/test/*, with all classes in one folder"
+    require(not named or len(places) < 2, str(place), layouts, listed(list(places.values())))
 
 
 def _name(place: Path) -> str:
@@ -261,11 +252,8 @@ def _kinds(
     names, labels = [str(path) for path in meshes], {portable_name(name): kind for name, kind in labels.items()}
     for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
         missing = sorted({*one} - {*other})
-        if missing:
-            raise ValueError(
-                f"labels: expected one for each mesh of {place}, but there is {argument} for {listed(missing)}"
-            )
+        require(not missing, "labels", f"one for each mesh of {place}", f"{argument} for {listed(missing)}")
     found = [labels[name] for name in names]
-    if len({isinstance(kind, str) for kind in found}) > 1:
-        raise ValueError("labels: expected all strings (classes) or all numbers (targets), got both")
+    of_one_kind = len({isinstance(kind, str) for kind in found}) < 2
+    require(of_one_kind, "labels", "all strings (classes) or all numbers (targets)", "both")
     return found

@@ -1,6 +1,9 @@
 """Molecules as concatenated arrays of atoms."""
 
+import io
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -9,13 +12,26 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, check_attribute, dtype_of_places, plain_array, real_array
+from lieattn_datasets._checks import (
+    at_least_one,
+    check_arguments,
+    check_attribute,
+    dtype_of_places,
+    needs_extra,
+    plain_array,
+    real_array,
+    require,
+)
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._frames import describe_frames
+from lieattn_datasets._splits import SplitOrAll, seeded
 from lieattn_datasets._transforms import Configured
 
 HEAVIEST = 118  # nuclear charge of the heaviest element
 _LISTED = 4
+_MOST_COLUMNS = 1000  # for each atom
+_SKEW = 0.01  # largest difference of a stress and its transpose, relative to its largest component
+_SHOWN = 200  # characters of a problem in a message
 
 
 class Molecules(Clouds):
@@ -74,14 +90,11 @@ class Molecules(Clouds):
         self._y = real_array("y", y, finite=False)
         self.target_names, self.target_units = tuple(target_names), tuple(target_units)
         expected = (count, len(self.target_names))
-        if self._y.shape != expected or len(self.target_units) != expected[1]:
-            raise ValueError(
-                f"y: expected {list(expected)}, and one of target_units for each of target_names, got "
-                f"{list(self._y.shape)} and {len(self.target_units)} units"
-            )
-        if not np.isfinite(self._y).all():
-            advice = "targets that some molecules lack belong to of_molecule, with masks such as gap_mask"
-            raise ValueError(f"y: expected finite numbers, got NaN or infinity; {advice}")
+        alike = self._y.shape == expected and len(self.target_units) == expected[1]
+        wanted = f"{list(expected)}, and one of target_units for each of target_names"
+        require(alike, "y", wanted, f"{list(self._y.shape)} and {len(self.target_units)} units")
+        advice = "targets that some molecules lack belong to of_molecule, with masks such as gap_mask"
+        require(np.isfinite(self._y).all(), "y", "finite numbers", f"NaN or infinity; {advice}")
         _check_names(of_molecule or {}, of_atom or {})
         self._of_molecule = _tables("of_molecule", of_molecule, count)
         self._of_atom = _tables("of_atom", of_atom, len(self._z))
@@ -196,6 +209,72 @@ class Molecules(Clouds):
         return tuple(values.mean(axis=0).tolist()), tuple(values.std(axis=0).tolist())
 
 
+class ExtendedXYZ(Molecules):
+    """Frames of an extended XYZ file, with energies, forces, stress, virial, dipole and cell if the file has them.
+
+    The file is read with the package ase, in its units angstrom, eV and e. Items are as in :meth:`Molecules.from_ase`.
+
+    Parameters
+    ----------
+    path
+        The file. Each frame consists of the number of atoms, a line of properties such as ``Lattice="..."``,
+        ``Properties=species:S:1:pos:R:3:forces:R:3`` and ``energy=-31.7``, and a line for each atom.
+    split
+        ``"train"``, ``"valid"`` or ``"test"``, by a permutation of the frames; or ``"all"``. Successive frames of a
+        simulation are correlated, so test on frames of another file.
+    shares
+        Shares of ``"train"`` and ``"valid"``. The other frames are ``"test"``.
+    split_seed
+        Seed of the permutation. Use the same for all splits.
+    energy_unit, keys
+        As for :meth:`Molecules.from_ase`.
+    references
+        Whether a sum over the atoms is subtracted from the energy. It has one number per element, fitted to the frames
+        of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy
+        unit).
+    transform
+        Function that is applied to each new ``Data``.
+
+    Warns
+    -----
+    UserWarning
+        As :meth:`Molecules.from_ase`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file does not exist.
+    ValueError
+        If the file is damaged or incomplete, only some frames have an energy, a charge or a spin, no frame has one of
+        the ``keys``, an element has no reference because no training frame contains it, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        split: SplitOrAll = "train",
+        *,
+        shares: Sequence[float] = (0.8, 0.1),
+        split_seed: int = 0,
+        energy_unit: str = "eV",
+        references: bool = True,
+        keys: Mapping[str, str] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(ExtendedXYZ.__init__, locals())
+        frames = _read_xyz(Path(path))
+        alike = np.zeros(len(frames), dtype=np.int64)
+        chosen = seeded(alike, split, shares, split_seed)
+        train = chosen if split == "all" else seeded(alike, "train", shares, split_seed)
+        try:
+            described, energies = describe_frames(frames, energy_unit, train if references else None, keys)
+            super().__init__(**described, transform=transform)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        self._of_frames(energies)
+        self._indices = chosen
+
+
 class MoleculeFeatures(Configured):
     r"""Add the features :math:`x_{3a + q} = [\,z = z_a\,]\,(z / z_\mathrm{max})^q` of the nuclear charge of each atom.
 
@@ -221,23 +300,18 @@ class MoleculeFeatures(Configured):
         check_arguments(MoleculeFeatures.__init__, locals())
         self.species = tuple(int(charge) for charge in species)
         known = set(self.species)
-        if not known or len(known) != len(self.species) or not all(1 <= charge <= HEAVIEST for charge in known):
-            raise ValueError(f"species: expected different nuclear charges in 1 .. {HEAVIEST}, got {species}")
-        if powers < 1:
-            raise ValueError(f"powers: expected an integer of at least 1, got {powers}")
+        right = known and len(known) == len(self.species) and all(1 <= charge <= HEAVIEST for charge in known)
+        require(right, "species", f"different nuclear charges in 1 .. {HEAVIEST}", species)
+        at_least_one(powers=powers)
         self.powers = powers
 
     def __call__(self, data: Data) -> Data:
         check_arguments(MoleculeFeatures.__call__, locals())
-        if data.get("z") is None:
-            raise ValueError("data.z: expected the nuclear charges of the atoms, got nothing")
-        if check_attribute(data, "z").dim() != 1:
-            raise ValueError(f"data.z: expected nuclear charges [atoms], got {list(data.z.shape)}")
+        require(check_attribute(data, "z").dim() == 1, "data.z", "nuclear charges [atoms]", list(data.z.shape))
         table = torch.tensor(self.species, device=data.z.device)
         one_hot = data.z[:, None] == table
         unknown = data.z[~one_hot.any(dim=1)]
-        if len(unknown):
-            raise ValueError(f"data.z: expected only the species {self.species}, got {int(unknown[0])}")
+        require(not len(unknown), "data.z", f"only the species {self.species}", unknown.tolist())
         scaled = data.z[:, None].float() / max(self.species)
         powers = scaled ** torch.arange(self.powers, device=data.z.device)
         described = data.__copy__()
@@ -252,32 +326,24 @@ def check_atoms(
     for argument, values in (("z", z), ("pos", pos), ("offsets", offsets)):
         real_array(argument, values)
     charges, places, ends = np.asarray(z), np.asarray(pos), np.asarray(offsets, dtype=np.int64)
-    if charges.ndim != 1 or not np.issubdtype(charges.dtype, np.integer):
-        raise ValueError(f"z: expected integers [atoms], got {charges.dtype} {list(charges.shape)}")
-    if charges.size and not (1 <= int(charges.min()) and int(charges.max()) <= HEAVIEST):
-        raise ValueError(f"z: expected nuclear charges in 1 .. {HEAVIEST}, got {charges.min()} .. {charges.max()}")
-    if places.shape != (len(charges), 3):
-        raise ValueError(
-            f"pos: expected [{len(charges)}, 3] for the {len(charges)} atoms of z, got {list(places.shape)}"
-        )
-    if not np.isfinite(places).all():
-        raise ValueError("pos: expected finite numbers, got NaN or infinity")
-    ordered = ends.ndim == 1 and len(ends) > 0 and ends[0] == 0 and ends[-1] == len(charges)
-    if not ordered or (np.diff(ends) < 0).any():
-        raise ValueError(
-            f"offsets: expected numbers that rise from 0 to the number of atoms, {len(charges)}, got "
-            f"{ends.ravel()[:8].tolist()}"
-        )
+    right = charges.ndim == 1 and np.issubdtype(charges.dtype, np.integer)
+    require(right, "z", "integers [atoms]", f"{charges.dtype} {list(charges.shape)}")
+    low, high, atoms = charges.min(initial=1), charges.max(initial=1), len(charges)
+    require(low >= 1 and high <= HEAVIEST, "z", f"nuclear charges in 1 .. {HEAVIEST}", f"{low} .. {high}")
+    require(places.shape == (atoms, 3), "pos", f"[{atoms}, 3] for the {atoms} atoms of z", list(places.shape))
+    ordered = ends.ndim == 1 and len(ends) > 0 and ends[0] == 0 and ends[-1] == atoms and (np.diff(ends) >= 0).all()
+    expected = f"numbers that rise from 0 to the number of atoms, {atoms}"
+    require(ordered, "offsets", expected, ends.ravel()[:8].tolist())
     return charges, places, ends
 
 
 def _check_names(of_molecule: Mapping[str, ArrayLike], of_atom: Mapping[str, ArrayLike]) -> None:
     """Raise ValueError if an attribute would replace one that items have already."""
     for argument, names in (("of_molecule", of_molecule), ("of_atom", of_atom)):
-        if taken := [name for name in ("z", "pos", "y") if name in names]:
-            raise ValueError(f"{argument}: expected other names than z, pos, y, got {taken[0]!r}")
-    if twice := [name for name in of_atom if name in of_molecule]:
-        raise ValueError(f"of_atom: expected other names than those of of_molecule, got {twice[0]!r}")
+        for name in names:
+            require(name not in ("z", "pos", "y"), argument, "other names than z, pos, y", repr(name))
+    for name in of_atom:
+        require(name not in of_molecule, "of_atom", "other names than those of of_molecule", repr(name))
 
 
 def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) -> dict[str, NDArray[Any]]:
@@ -288,8 +354,8 @@ def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) ->
         known = np.asarray(tables.get(f"{name}_mask", True))
         masked = known.dtype == bool and known.shape == (rows,)
         found[name] = plain_array(f"{argument}[{name!r}]", values, finite=not masked)
-        if found[name].shape[:1] != (rows,):
-            raise ValueError(f"{argument}[{name!r}]: expected {rows} rows, got {list(found[name].shape)}")
+        shape = found[name].shape
+        require(shape[:1] == (rows,), f"{argument}[{name!r}]", f"{rows} rows", list(shape))
         if masked:
             plain_array(f"known rows of {argument}[{name!r}]", found[name][known])
     return found
@@ -299,3 +365,69 @@ def _tensor(values: NDArray[Any], dtype: type[np.floating[Any]] = np.float32) ->
     """Return a copy as a tensor: floating numbers in a dtype, integers as int64, booleans unchanged."""
     kind = {"f": dtype, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype)
     return torch.from_numpy(values.astype(kind))
+
+
+def _read_xyz(path: Path) -> list[Any]:
+    """Read all frames with ase, after a check that the file contains the atoms that its headers promise."""
+    with needs_extra("ExtendedXYZ", "chem"):
+        from ase.io import read
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        _check_lines(text)
+        frames: Any = read(io.StringIO(text), index=":", format="extxyz", properties_parser=_xyz_properties)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+        if isinstance(error, KeyError):
+            number = str(error.args[0]).isdigit()
+            problem += f" is no symbol of an element{'; name nuclear charges Z:I:1 in Properties' if number else ''}"
+        raise ValueError(f"{path} is damaged, or is not an extended XYZ file: {problem}") from error
+    return list(frames)
+
+
+def _check_lines(text: str) -> None:
+    """Raise ValueError unless all lines belong to frames and have the columns that ``Properties`` promises.
+
+    ase ignores everything after an empty line and all further columns.
+    """
+    lines = text.rstrip().split("\n")
+    at = 0
+    while at < len(lines):
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[at]) or int(lines[at]) == 0:
+            raise ValueError(f"line {at + 1}: expected the number of atoms of a frame, got {lines[at]!r}")
+        atoms, there = int(lines[at]), max(0, len(lines) - at - 2)
+        if atoms > there:
+            raise ValueError(
+                f"lines are missing: line {at + 1} promises {atoms} atoms, but the file has lines for {there}"
+            )
+        columns = str(_xyz_properties(lines[at + 1]).get("Properties", "")).split(":")[2::3]
+        for number in range(at + 2, at + 2 + atoms) if columns else ():
+            if len(lines[number].split()) != sum(map(int, columns)):
+                raise ValueError(f"line {number + 1}: expected the columns of Properties, got {lines[number]!r}")
+        at += atoms + 2
+
+
+def _xyz_properties(line: str) -> dict[str, Any]:
+    """Return the properties of a frame; raise ValueError for those that ase would read as something else."""
+    from ase.io.extxyz import key_val_str_to_dict
+
+    found: dict[str, Any] = key_val_str_to_dict(line)
+    for name in [other for other in found if other.lower() == "pbc"]:
+        found["pbc"] = found.pop(name)
+    for name in ("Properties", "Lattice"):
+        if name not in found and re.search(rf"(?<![\w-]){name}\s*=", line, re.IGNORECASE):
+            raise ValueError(f"expected {name}=..., got it in lower case or after an open quote: {line[:_SHOWN]!r}")
+    given = str(found.get("Properties", "species:S:1:pos:R:3"))
+    columns = given.split(":")
+    few = sum(int(size) for size in columns[2::3]) <= _MOST_COLUMNS
+    require(few, "Properties", f"at most {_MOST_COLUMNS} columns", given)
+    placed = len(columns) % 3 == 0 and {"pos", "positions"} & {*columns[::3]}
+    require(placed, "Properties", "the column pos:R:3", given)  # ase would place all atoms at the origin
+    kinds = dict(zip(columns[::3], columns[1::3], strict=True))
+    named = kinds.get("species", "S") == "S" and {"species", "symbols", "Z", "numbers"} & set(kinds)
+    require(named, "Properties", "species:S:1 for symbols or Z:I:1 for nuclear charges", given)
+    stress = found.get("stress")
+    if stress is not None and np.abs(stress - stress.T).max() > _SKEW * np.abs(stress).max():
+        raise ValueError(f"stress: expected a symmetric matrix, got {stress.T.tolist()}")  # ase reads one half of it
+    return found

@@ -174,18 +174,12 @@ class NBodySimulated(ChargedParticles):
 
     Parameters
     ----------
-    split
-        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
-    size
-        Number of systems. Default: 3,000, 2,000 and 2,000. A smaller data set is the beginning of a larger one.
+    split, size, seed, transform
+        As for :class:`Springs`.
     particles
         Number of particles of each system.
     start_time, end_time
         Times of input and target, multiples of 0.001.
-    seed
-        Non-negative integer.
-    transform
-        Function that is applied to each new ``Data``.
     """
 
     def __init__(

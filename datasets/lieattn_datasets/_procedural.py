@@ -112,10 +112,8 @@ class ProceduralShapes(ShapePoints):
 
     Parameters
     ----------
-    split
-        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
-    size
-        Number of shapes. Default: 1,600, 320 and 480. A smaller data set is the beginning of a larger one.
+    split, size, seed
+        As for :class:`Springs`; by default 1,600, 320 and 480 shapes.
     points
         Number of points per shape.
     stretch
@@ -131,8 +129,6 @@ class ProceduralShapes(ShapePoints):
         Names of the kinds that are made. Default: all. Labels are indices into ``SHAPE_CLASSES`` in any case.
     task, rotate, transform
         As for :class:`ShapePoints`. Shapes stand upright, with the z axis up, unless they are rotated.
-    seed
-        Non-negative integer.
     """
 
     def __init__(
@@ -185,10 +181,8 @@ class ProceduralScenes(ShapePoints):
 
     Parameters
     ----------
-    split
-        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
-    size
-        Number of scenes. Default: 800, 160 and 240. A smaller data set is the beginning of a larger one.
+    split, size, seed
+        As for :class:`Springs`; by default 800, 160 and 240 scenes.
     solids
         Number of solids in a scene.
     points
@@ -197,8 +191,6 @@ class ProceduralScenes(ShapePoints):
         Names of the kinds that occur, from ``SHAPE_CLASSES``.
     task, rotate, transform
         As for :class:`ShapePoints`. Scenes stand upright, with the z axis up, unless they are rotated.
-    seed
-        Non-negative integer.
     """
 
     def __init__(

@@ -267,7 +267,7 @@ class AdrenalMNIST3D(ShapePoints):
         ADRENAL.require(right, path, f"{found}, expected [masks, bits / 8] with at least one mask")
         masks = np.unpackbits(packed, axis=1)[:, :cells].reshape(-1, *size).astype(bool)
         empty = np.flatnonzero(~masks.any(axis=(1, 2, 3))).tolist()
-        ADRENAL.require(not empty, path, f"has an empty mask, number {empty[:1]} of {key}")
+        ADRENAL.require(not empty, path, f"has an empty mask, number {min(empty, default=None)} of {key}")
         options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
         self._images: NDArray[np.bool_] | None = None
         if voxels:

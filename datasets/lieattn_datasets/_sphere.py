@@ -181,13 +181,11 @@ class SphericalMNIST(Clouds):
         Number of points that are kept of the 3,600 points of the grid. They are chosen once so that all represent about
         the same area (the grid itself is dense at the poles). Default: all.
     validation
-        Number of training digits that are set aside as ``"valid"``, by a permutation with a fixed seed.
+        As for :class:`MNIST`, of the training digits.
     seed
         Seed of the choice of points.
-    verify
-        Whether to compare the digest and the number of images. If False, any file in the same format is read.
-    transform
-        Function that is applied to each new ``Data``.
+    verify, transform
+        As for :class:`FashionMNIST900`.
     """
 
     num_classes = 10
@@ -310,16 +308,9 @@ def in_radians(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
     """Return latitudes and longitudes in radians, and the units in which they were given.
 
-    Parameters
-    ----------
-    latitude, longitude
-        Angles in the same units.
-    units
-        ``"degrees"`` or ``"radians"``. If it is None, they are those of the attribute ``units`` of xarray, or the only
-        ones that are possible for the values.
-    grid
-        Whether the angles are those of rows and columns. They are known to be radians if there is a pole among them or
-        the columns surround the sphere; angles of points never are.
+    If ``units`` is None, they are those of the attribute ``units`` of xarray, or the only ones that are possible for
+    the values. With ``grid``, the angles are those of rows and columns. They are known to be radians if there is a pole
+    among them or the columns surround the sphere; angles of points never are.
     """
     phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
     expected = "at least one angle, [rows] and [columns]" if grid else "[points] both"
@@ -377,23 +368,9 @@ def choose_on_rings(
     """Choose points of a latitude-longitude grid so that all represent about the same area.
 
     The grid itself is dense at the poles. The number of points on each ring is proportional to the area of the ring,
-    and they are evenly spaced from a random longitude on.
-
-    Parameters
-    ----------
-    sizes
-        Number of points on each ring, ``[rings]``; the grid lists ring after ring.
-    areas
-        Area of each ring, ``[rings]``.
-    points
-        Number of chosen points; None for all.
-    stream
-        Generator of the random longitudes.
-
-    Returns
-    -------
-    tuple
-        Increasing indices ``[points]``, and the area of each point, scaled so that their sum is that of all rings.
+    and they are evenly spaced from a random longitude on. The grid lists ring after ring, with these ``sizes``
+    ``[rings]`` and ``areas`` ``[rings]``. Increasing indices ``[points]`` are returned, of all points for None, and the
+    area of each point, scaled so that their sum is that of all rings.
     """
     most, ring = np.asarray(sizes, dtype=np.int64), np.asarray(areas, dtype=np.float64)
     total = int(most.sum())

@@ -48,27 +48,10 @@ def half_of(split: str) -> str:
 
 
 def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
-    """Return the indices of a split of an official half, if a part of the training items is set aside.
+    """Return the increasing indices of a split of an official half with ``size`` items, for all sets in the same way.
 
-    Parameters
-    ----------
-    size
-        Number of items of the half.
-    validation
-        Number of training items that are set aside for validation, by a permutation with a fixed seed.
-    split
-        ``"valid"`` for the items that are set aside, ``"train"`` for the others, ``"test"`` for all of the test half.
-
-    Returns
-    -------
-    NDArray
-        Increasing indices, int64. With ``validation=0``, ``"train"`` contains all items.
-
-    Raises
-    ------
-    ValueError
-        If ``validation`` is negative or leaves no training item, or if the split is ``"valid"`` and ``validation`` is
-        0.
+    ``validation`` of the training items are set aside as ``"valid"``, by a permutation with a fixed seed; ``"train"``
+    is the others, and ``"test"`` all of the test half. ValueError is raised if no training or validation item is left.
     """
     if split == "test":
         return np.arange(size)
@@ -89,20 +72,8 @@ def stratified(
 ) -> list[NDArray[np.int64]]:
     """Divide indices into parts with the same share of every class.
 
-    Parameters
-    ----------
-    labels
-        Class of each example, int64 ``[examples]``.
-    fractions
-        Share of each part except the last, which gets the rest.
-    generator
-        Generator of the permutations. Default: one with a fixed seed.
-
-    Returns
-    -------
-    list of NDArray
-        Increasing indices of each part. The parts are disjoint and contain all indices; there is one more part than
-        fractions.
+    ``labels`` ``[examples]`` are the classes, and ``fractions`` the shares of all parts but the last, which gets the
+    rest. The permutations are those of the generator, by default one with a fixed seed. The indices of a part increase.
     """
     generator = np.random.RandomState(_SEED) if generator is None else generator
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(len(fractions) + 1)]
@@ -117,16 +88,8 @@ def stratified(
 def seeded(labels: NDArray[np.int64], split: str, shares: Sequence[float], seed: int) -> NDArray[np.int64]:
     """Return the indices of a split of examples without official splits, with the same share of every class.
 
-    Parameters
-    ----------
-    labels
-        Class of each example, int64 ``[examples]``.
-    split
-        ``"train"``, ``"valid"``, ``"test"`` or ``"all"``.
-    shares
-        Shares of ``"train"`` and ``"valid"``. The rest is ``"test"``.
-    seed
-        Seed of the permutation.
+    ``labels`` ``[examples]`` are the classes, and ``shares`` those of ``"train"`` and ``"valid"``. The rest is
+    ``"test"``; ``"all"`` is in order.
     """
     right = len(shares) == 2 and min(shares) >= 0 and sum(shares) <= 1
     require(right, "shares", "those of train and valid, not negative and with a sum of at most 1", shares)

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ENERGIES = ("eV", "meV", "Ha", "kcal/mol")
-DIPOLES = ("D", "e angstrom", "e bohr")
-LENGTHS = ("bohr", "angstrom")
+from lieattn_datasets._checks import check_choice
+
+_ALLOWED = {
+    "energy": ("eV", "meV", "Ha", "kcal/mol"),
+    "dipole": ("D", "e angstrom", "e bohr"),
+    "length": ("bohr", "angstrom"),
+}
 
 _FACTORS = {
     "eV": ("energy", 1.0),
@@ -26,23 +30,15 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class Units:
-    """Units of the results. Quantities other than energies, dipoles and lengths are not converted.
-
-    Parameters
-    ----------
-    energy, dipole, length
-        One of ``ENERGIES``, ``DIPOLES``, ``LENGTHS``.
-    """
+    """Units of the results. Quantities other than energies, dipoles and lengths are not converted."""
 
     energy: str = "eV"
     dipole: str = "D"
     length: str = "bohr"
 
     def __post_init__(self) -> None:
-        for argument, allowed in (("energy", ENERGIES), ("dipole", DIPOLES), ("length", LENGTHS)):
-            value = getattr(self, argument)
-            if value not in allowed:
-                raise ValueError(f"{argument}_unit: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+        for dimension, allowed in _ALLOWED.items():
+            check_choice(f"{dimension}_unit", getattr(self, dimension), allowed)
 
     def convert(self, unit: str, power: int = 1) -> tuple[float, str]:
         """Return the factor that converts a number in ``unit ** power``, and the name of its new unit."""
@@ -135,27 +131,10 @@ def select(
     units: Units,
     references: bool,
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Select targets from the stored table, subtract contributions of free atoms, and convert the units.
+    """Return chosen targets ``[molecules, names]`` of a table ``[molecules, 19]``, and the unit of each.
 
-    Parameters
-    ----------
-    table
-        All targets ``[molecules, 19]``, in the units of ``stored``.
-    stored
-        Unit of each column.
-    names
-        Names of the selected targets.
-    atoms
-        Number of atoms of each molecule, ``[molecules]``.
-    units
-        Units of the result.
-    references
-        Whether energies and heat capacities of the free atoms are subtracted.
-
-    Returns
-    -------
-    tuple
-        Targets ``[molecules, names]`` and the unit of each.
+    The columns of the table have the units ``stored``. With ``references``, energies and heat capacities of the free
+    atoms are subtracted, of which each molecule has ``atoms`` ``[molecules]``.
     """
     order = list(stored)
     columns, labels = [], []

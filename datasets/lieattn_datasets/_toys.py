@@ -52,10 +52,8 @@ class Constellation(Clouds):
 
     Parameters
     ----------
-    split
-        ``"train"``, ``"valid"`` or ``"test"``: three different random streams of the same seed.
-    size
-        Number of constellations. Default: 10,000, 1,000 and 1,000. A smaller data set is the beginning of a larger one.
+    split, size, transform
+        As for :class:`Springs`; by default 10,000, 1,000 and 1,000 constellations.
     repetitions
         Largest number of occurrences of each pattern.
     drop
@@ -72,8 +70,6 @@ class Constellation(Clouds):
         and tests on pairs of these.
     seed
         Non-negative integer. The constellations before the motion depend only on the seed.
-    transform
-        Function that is applied to each new ``Data``.
     """
 
     patterns = tuple(_PATTERNS)

@@ -80,10 +80,8 @@ class WindOnSphere(Clouds):
         Number of items per month, with different points and different sensors.
     seed
         Seed of points and sensors.
-    verify
-        Whether to compare the digest. If False, any file in the same format is read.
-    transform
-        Function that is applied to each new ``Data``.
+    verify, transform
+        As for :class:`FashionMNIST900`.
 
     Attributes
     ----------

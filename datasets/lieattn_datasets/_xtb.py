@@ -4,16 +4,16 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import check_arguments, check_number
+from lieattn_datasets._checks import at_least_one, check_arguments, check_number, needs_extra, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import listed
 from lieattn_datasets._molecules import Molecules, check_atoms
-from lieattn_datasets._splits import SPLITS, frozen_stream, progress
+from lieattn_datasets._splits import SPLITS, SplitOrAll, frozen_stream, progress
 from lieattn_datasets._targets import Units, fit_atoms
 
 SMALL_MOLECULES = tuple(
@@ -46,18 +46,14 @@ _LARGEST_FORCE = 200.0  # eV/angstrom. With a noise of 0.1 angstrom, the largest
 
 @dataclass(frozen=True)
 class GFN2Labels:
-    """Result of a single-point calculation, in eV, angstrom, debye and e.
+    """Result of a single-point calculation.
 
     Parameters
     ----------
-    energy
-        Total energy in eV.
-    force
-        Forces ``[atoms, 3]`` in eV/angstrom.
-    dipole
-        Dipole moment ``[3]`` in debye.
-    charge
-        Partial charges ``[atoms]`` in e.
+    energy, force
+        Total energy in eV, and forces ``[atoms, 3]`` in eV/angstrom.
+    dipole, charge
+        Dipole moment ``[3]`` in debye, and partial charges ``[atoms]`` in e.
     """
 
     energy: float
@@ -114,7 +110,7 @@ class GFN2Molecules(Molecules):
 
     def __init__(
         self,
-        split: Literal["train", "valid", "test", "all"] = "train",
+        split: SplitOrAll = "train",
         *,
         smiles: Sequence[str] = SMALL_MOLECULES,
         conformers: int = 4,
@@ -127,18 +123,12 @@ class GFN2Molecules(Molecules):
     ) -> None:
         check_arguments(GFN2Molecules.__init__, locals())
         units = Units(energy_unit, dipole_unit)
-        if not len(smiles):
-            raise ValueError("smiles: expected a sequence of at least one SMILES, got none")
+        require(len(smiles), "smiles", "a sequence of at least one SMILES", "none")
         check_number("noise", noise)
-        if conformers < 1 or noise < 0:
-            raise ValueError(
-                "conformers, noise: expected an integer of at least 1 and a number of at least 0, got "
-                f"{conformers} and {noise}"
-            )
-        if split != "all" and not _shares(len(smiles))[split].size:
-            raise ValueError(
-                f"smiles: expected at least one molecule for split={split!r}, got {len(smiles)} for all splits"
-            )
+        at_least_one(conformers=conformers)
+        require(noise >= 0, "noise", "a number of at least 0", noise)
+        enough = split == "all" or _shares(len(smiles))[split].size
+        require(enough, "smiles", f"at least one molecule for split={split!r}", f"{len(smiles)} for all splits")
         jobs = [(text, number) for text in smiles for number in range(conformers)]
         _check_molecules(jobs, seed, noise)
         made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
@@ -203,13 +193,10 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
         conformer, a minimum is not found, or the atoms at the minimum have other bonds or another stereochemistry.
     """
     check_arguments(embed_molecule, locals())
-    if not 0 <= seed < 2**31:
-        raise ValueError(f"seed: expected an integer in 0 .. {2**31 - 1}, got {seed}")
-    try:
+    require(0 <= seed < 2**31, "seed", f"an integer in 0 .. {2**31 - 1}", seed)
+    with needs_extra("embed_molecule", "chem"):
         from rdkit import Chem, rdBase
         from rdkit.Chem import AllChem
-    except ImportError as error:
-        raise ImportError("conformers need rdkit: pip install 'lieattn[chem]'") from error
     chemistry: Any = AllChem
     with rdBase.BlockLogs():
         molecule = Chem.MolFromSmiles(smiles)
@@ -314,13 +301,11 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
     ValueError
         If the self-consistent charges do not converge, or the input is not a molecule with an even number of electrons.
     """
-    try:
+    with needs_extra("GFN2-xTB", "chem"):
         from tblite.interface import Calculator
-    except ImportError as error:
-        raise ImportError("GFN2-xTB needs tblite: pip install 'lieattn[chem]'") from error
     charges, places, _ = check_atoms(z, pos, [0, np.size(z)])
-    if int(charges.sum()) % 2:
-        raise ValueError(f"z: expected a closed shell, got {int(charges.sum())} electrons, an odd number")
+    electrons = int(charges.sum())
+    require(electrons % 2 == 0, "z", "a closed shell", f"{electrons} electrons, an odd number")
     try:
         calculator = Calculator("GFN2-xTB", charges, places.astype(np.float64) / _BOHR)
         calculator.set("verbosity", 0)
@@ -328,8 +313,8 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
         result = calculator.singlepoint()
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"GFN2-xTB failed for these z and pos: {error}") from error
-    if not np.isfinite(result.get("energy")):
-        raise ValueError(f"z, pos: expected a molecule of elements that GFN2-xTB supports, got z={charges.tolist()}")
+    supported = np.isfinite(result.get("energy"))
+    require(supported, "z, pos", "a molecule of elements that GFN2-xTB supports", f"z={charges.tolist()}")
     return GFN2Labels(
         energy=float(result.get("energy")) * _HARTREE,
         force=-np.asarray(result.get("gradient")) * _HARTREE / _BOHR,

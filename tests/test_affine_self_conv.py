@@ -334,9 +334,6 @@ def test_psi_and_beta_start_with_unit_variance(positions):
         assert abs(float(table.detach().mean())) < 0.1
 
 
-# --- controls: a test that cannot fail proves nothing ---------------------------------------------------------
-
-
 # --- networks -------------------------------------------------------------------------------------------------
 
 Z2, P4 = trivial(2), cyclic(4)

@@ -21,7 +21,7 @@ from lieattn.nn.relative import EdgeNetwork
 from lieattn.ops import RelativeTerms
 from lieattn.testing import randomize, relative_error
 from tests.cases import moved, random_clouds
-from tests.test_framewise import CHANNELS, network
+from tests.test_framewise import network
 
 KLEIN = dihedral_about(2)
 
@@ -153,21 +153,6 @@ def test_blocks_with_messages_need_a_local_graph():
     block = FramewiseBlock(group, 4, messages=3)
     with pytest.raises(TypeError, match=r"graph\.local: expected a graph with terms"):
         block(torch.zeros(3, 2, 4), lift(torch.zeros(3, 2), group, AllPairs()))
-
-
-def test_positions_may_be_left_to_the_neighborhood():
-    group = tetrahedral()
-    options = FramewiseOptions(basis=3, hidden=5, positions=False)
-    model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=1, neighborhood=Radius(2.0), options=options)
-    randomize(model.double())
-    assert model.embed_vectors is None
-    data = random_clouds(group.dim, (6, 3))
-    expected = model(data)
-    for h in (1, 5):
-        assert relative_error(model(moved(data, group.elements[h])), expected) < 1e-10
-    stretched = data.clone()
-    stretched.pos = 1.3 * data.pos
-    assert relative_error(model(stretched), expected) > 1e-4
 
 
 @pytest.mark.parametrize("frames", [PrincipalFrames(), tetrahedral()], ids=["axes", "T"])

@@ -187,45 +187,6 @@ def test_elements_lie_over_their_points(space):
     assert torch.equal(frames, graph.elements[..., :dim, :dim])
 
 
-def frames_moved_along(space, g, pos, frames):
-    """Return stabilizer parts of the elements g s(x) h over the points g x."""
-    before = space.lift(pos, frames)
-    section = space.section(moved_by(space, g, pos))[:, None]
-    h = space.group.linear(torch.linalg.inv(section) @ g @ before)
-    k = space.stabilizer.dim
-    return h[..., -k:, -k:]
-
-
-@every_lifted_space
-@pytest.mark.parametrize("dtype", [F64, torch.float32])
-def test_frames_that_move_along_leave_coordinates_alone(space, dtype):
-    pos, batch = random_clouds(space, dtype)
-    frames = frames_for(space).frames
-    g = random_motion(space)
-    moved = frames_moved_along(space, g, pos.double(), frames)
-    neighborhood = neighborhood_for(space)
-    before = lift_to(pos, space, GivenFrames(frames), neighborhood, batch=batch, length=2.0)
-    after = lift_to(moved_by(space, g, pos), space, GivenFrames(moved), neighborhood, batch=batch, length=2.0)
-    assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
-    allowed = TOLERANCE[dtype]
-    assert largest_error(coordinates_of(after), coordinates_of(before)) < allowed
-    # Control: frames that do not move with the points.
-    fixed = lift_to(moved_by(space, g, pos), space, GivenFrames(frames), neighborhood, batch=batch, length=2.0)
-    assert largest_error(coordinates_of(fixed), coordinates_of(before)) > 1e-2
-
-
-@pytest.mark.parametrize("name", [name for name, space in SPACES.items() if space.stabilizer is None])
-def test_spaces_without_frames_are_exact(name):
-    space = SPACES[name]
-    for dtype in (F64, torch.float32):
-        pos, batch = random_clouds(space, dtype)
-        g = random_motion(space)
-        before, after = (
-            lift_to(p, space, None, neighborhood_for(space), batch=batch) for p in (pos, moved_by(space, g, pos))
-        )
-        assert largest_error(coordinates_of(after), coordinates_of(before)) < TOLERANCE[dtype]
-
-
 @pytest.mark.parametrize("kind", ["smooth", "log"])
 @pytest.mark.parametrize("name", ["SE(2)", "SE(3)", "orbits of SO(3)", "sphere", "positions with directions", "Sim(2)"])
 def test_gradients_with_respect_to_points(name, kind):
@@ -580,17 +541,6 @@ def test_the_order_of_points_that_a_symmetry_exchanges_does_not_matter(case):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["methane", "ammonia", "benzene"])
-def test_the_order_of_points_matters_at_single_points_of_symmetric_clouds(case):
-    """The axes point to one of the points that the symmetry exchanges, so these points have different values."""
-    shape = DEGENERATE[case]
-
-    def of_pairs(pos):
-        return quietly(invariants_of, "cloud", pos, F64).unflatten(0, (len(pos), len(pos)))
-
-    assert largest_error(of_pairs(shape.flip(0)), of_pairs(shape).flip(0, 1)) > 1e-3
-
-
 @pytest.mark.parametrize("of", ["cloud", "neighborhood"])
 @pytest.mark.parametrize("case", PLACES)
 def test_places_give_frames_without_a_warning(case, of):
@@ -608,19 +558,6 @@ def test_planar_clouds_are_fine():
     expected = invariants_of("cloud", pos, F64)
     turn = SO(3).sample(generator=generator(2), dtype=F64)
     assert largest_error(invariants_of("cloud", pos @ turn.T, F64), expected) < 1e-10
-
-
-def test_clouds_of_a_batch_are_judged_one_by_one():
-    """A degenerate cloud in a batch does not change the frames of another cloud."""
-    space, generic = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 6)
-    pos = torch.cat([generic, CUBE])
-    batch = torch.tensor([0] * 6 + [2] * 8)
-    with pytest.warns(DegenerateFramesWarning):
-        both = lift_to(pos, space, PrincipalFrames(), AllPairs(), batch=batch)
-    alone = lift_to(generic, space, PrincipalFrames(), AllPairs())
-    assert torch.equal(both.frames[:6], alone.frames)
-    vague = PrincipalFrames().degenerate(Sites(both, both.neighbors, space))
-    assert vague.tolist() == [False] * 6 + [True] * 8
 
 
 @pytest.mark.parametrize("name", ["SE(2)", "SE(3)", "Sim(3)", "E(3)", "orbits of SO(3)"])
@@ -981,20 +918,3 @@ def test_degenerate_neighborhoods_are_told_point_by_point():
     clouds, space = point_clouds(pos), Euclidean(SE(2))
     sites = Sites(clouds, lift(clouds, cyclic(1), Radius(9.0)).neighbors, space)
     assert PrincipalFrames(of="neighborhood").degenerate(sites).tolist() == [False] * 5 + [True]
-
-
-def test_values_are_printed_on_one_screen():
-    """The printed form omits the entries of tensors."""
-    pos = torch.randn(30, 3)
-    graph = lift(pos, octahedral(), Radius(1.0))
-    assert repr(graph).startswith("LiftedGraph(points=30, dim=3, clouds=1, dtype=float32, device=cpu, fiber=24, edges=")
-    assert repr(graph).endswith("space=R^3 under R^3 x| O)")
-    network = GSANet(octahedral(), 1, 10, neighborhood=Radius(1.5))
-    first, *parts = str(network).splitlines()
-    total = sum(weight.numel() for weight in network.parameters())
-    assert first == f"GSANet: {total:,} parameters; {network.guarantee}"
-    assert sum(int(line.split()[-1].replace(",", "")) for line in parts) == total
-    assert len(parts) < 20
-    for value in (graph, graph.relative, graph.neighbors, graph.space, octahedral(), PrincipalFrames()):
-        assert "tensor" not in repr(value)
-        assert len(str(value)) < 200

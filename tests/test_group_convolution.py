@@ -11,6 +11,7 @@ from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_position
 from lieattn.groups import cyclic, cyclic_about, dihedral, reflection, trivial
 from lieattn.nn import (
     FieldBatchNorm,
+    GridAttentiveConvolution,
     GridGroupConvolution,
     GridLiftingConvolution,
     GridSpatialPool,
@@ -20,7 +21,6 @@ from lieattn.nn import (
     grid_images,
     to_grid,
 )
-from lieattn.nn._grid import published_measure
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import GROUPS, SMALL_GROUPS, turns
@@ -226,13 +226,13 @@ def test_equal_maxima_share_the_gradient(dim):
 
 
 def test_measures_are_those_of_the_code():
-    values = [
-        (published_measure(g), published_measure(g, attentive=True)) for g in (cyclic(4), dihedral(4), trivial(2))
-    ]
+    def measures(group):
+        return [kind(group, 1, 1, 3).measure for kind in (GridGroupConvolution, GridAttentiveConvolution)]
+
     pi = torch.pi
-    assert values == [(pi / 2, pi / 2), (pi, pi / 4), (1.0, 1.0)]
-    assert GridGroupConvolution(cyclic(4), 1, 1, 3).measure == pi / 2
-    assert published_measure(SMALL_GROUPS["O"]) == 1.0
+    assert [measures(group) for group in (cyclic(4), dihedral(4))] == [[pi / 2, pi / 2], [pi, pi / 4]]
+    assert [measures(group) for group in (trivial(2), reflection(2), SMALL_GROUPS["O"])] == [[1.0, 1.0]] * 3
+    assert GridLiftingConvolution(cyclic(4), 1, 1, 3).measure == 1.0
 
 
 @pytest.mark.parametrize(

@@ -207,27 +207,17 @@ def moved_kernels(weight: Tensor, taps: Tensor) -> Tensor:
     return moved.unflatten(-1, (-1, *weight.shape[taps.ndim :])).transpose(1, 2)
 
 
-def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
-    """Return the weight of the sum over the input fiber in the authors' code.
-
-    It is 2π/n for n rotations, and twice as much with reflections (π for p4m). For the attentive layers it is 2π/|H|
-    (π/4 for p4m). For groups without rotations or of other dimensions it is 1.
-    """
-    rotations = int((torch.linalg.det(group.elements) > 0).sum())
-    if group.dim != 2 or rotations == 1:
-        return 1.0
-    if attentive:
-        return 2 * math.pi / group.order
-    return 2 * math.pi / rotations * (group.order // rotations)
-
-
 def checked_measure(measure: float | None, group: FiniteGroup, *, lifting: bool, attentive: bool = False) -> float:
     """Return the given weight of the sum over the input fiber, or the default; ValueError if it is not finite.
 
-    The default is that of :func:`published_measure`, and 1 for lifting.
+    The default is that of the authors' code: 2π/n for n rotations, and twice as much with reflections (π for p4m); for
+    the attentive layers 2π/|H| (π/4 for p4m). For lifting and for groups without rotations or of other dimensions it is
+    1.
     """
     if measure is None:
-        measure = 1.0 if lifting else published_measure(group, attentive=attentive)
+        rotations = int((torch.linalg.det(group.elements) > 0).sum())
+        published = not lifting and group.dim == 2 and rotations > 1
+        measure = 2 * math.pi / (group.order if attentive else rotations**2 / group.order) if published else 1.0
     if not math.isfinite(measure):
         raise ValueError(f"measure: expected a finite number, got {measure}")
     return float(measure)

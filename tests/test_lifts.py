@@ -188,23 +188,6 @@ def test_elements_lie_over_their_points(space):
 
 
 @pytest.mark.parametrize("kind", ["smooth", "log"])
-@pytest.mark.parametrize("name", ["SE(2)", "SE(3)", "orbits of SO(3)", "sphere", "positions with directions", "Sim(2)"])
-def test_gradients_with_respect_to_points(name, kind):
-    space = SPACES[name]
-    pos = random_points(space, 4)
-    frames = GivenFrames(space.stabilizer.sample(4, 2, generator=generator(1), dtype=F64))
-
-    def call(pos):
-        if isinstance(space, Sphere):
-            pos = pos / pos.norm(dim=1, keepdim=True)
-        if isinstance(space, PositionDirection):
-            pos = torch.cat([pos[:, :3], pos[:, 3:] / pos[:, 3:].norm(dim=1, keepdim=True)], dim=1)
-        return coordinates_of(lift_to(pos, space, frames, AllPairs(), coordinates=kind))
-
-    assert torch.autograd.gradcheck(call, (pos.requires_grad_(),), fast_mode=True)
-
-
-@pytest.mark.parametrize("kind", ["smooth", "log"])
 @every_lifted_space
 def test_gradients_are_finite_at_coincident_points(space, kind):
     if kind == "log" and isinstance(space.stabilizer, O):

@@ -276,23 +276,6 @@ def test_lifted_elements_see_the_images(frames):
         torch.testing.assert_close(after, before, rtol=0, atol=1e-10)
 
 
-def test_gradients_with_respect_to_positions_and_cell():
-    """Forces and stress: derivatives of a pair energy agree with finite differences."""
-    pos, cell, pbc, radius = system("skewed", points=4)
-
-    def energy(pos, cell):
-        graph = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
-        length2 = graph.relative.positions[:, 3].square().sum(-1)
-        return (1 - length2).clamp(min=0).pow(3).sum()
-
-    inputs = pos.requires_grad_(), cell.requires_grad_()
-    assert torch.autograd.gradcheck(energy, inputs)
-    forces, stress = torch.autograd.grad(energy(*inputs), inputs)
-    assert forces.abs().max() > 1e-3
-    assert stress.abs().max() > 1e-3
-    torch.testing.assert_close(forces.sum(0), torch.zeros(3, dtype=F64), rtol=0, atol=1e-12)
-
-
 def test_a_deformed_graph_has_the_deformed_cell():
     """A part of its points, whose neighbors are found again, is that of a new lift, with derivatives."""
     pos, cell, pbc, radius = system("skewed", points=4)

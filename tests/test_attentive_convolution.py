@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lieattn.bench import _attentive as bench
+from lieattn.bench import _literal as bench
 from lieattn.groups import cyclic, cyclic_about, dihedral, octahedral, trivial
 from lieattn.models import (
     AttentiveAllCNN,
@@ -815,4 +815,4 @@ def test_the_benchmark_compares_like_with_like():
     network = settled(AttentiveCNN(P4, channels=2, attention="full", spatial_size=3), 1, 28)
     images = torch.randn(1, 1, 28, 28, dtype=torch.float64)
     expected = network(images)
-    torch.testing.assert_close(bench.literal(network)(images), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(bench.literal_attentive(network)(images), expected, rtol=1e-10, atol=1e-10)

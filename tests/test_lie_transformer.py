@@ -579,7 +579,7 @@ def test_whole_clouds_with_scores_of_pairs_are_dense(normalize, batch):
 
 
 def test_literal_evaluation_of_the_benchmark_is_the_layer():
-    from lieattn.bench import _lietransformer as bench
+    from lieattn.bench import _literal as bench
 
     space = Euclidean(SE(3))
     pos = points_of(space, 12)

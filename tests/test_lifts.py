@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lieattn.bench import _lifts
+from lieattn.bench import BENCHMARKS
 from lieattn.geometry import (
     AllPairs,
     DegenerateFramesWarning,
@@ -814,11 +814,9 @@ def test_bad_arguments_of_subsampling():
 # --- the table of errors --------------------------------------------------------------------------------------
 
 
-def test_a_whole_model_is_exact_with_exact_frames_and_not_with_sampled_ones(monkeypatch):
+def test_a_whole_model_is_exact_with_exact_frames_and_not_with_sampled_ones():
     """The table of docs/exactness.md, on smaller clouds."""
-    for name, value in {"CLOUDS": 2, "POINTS": 8}.items():
-        monkeypatch.setattr(_lifts, name, value)
-    records = quietly(_lifts.run, 1)
+    records = quietly(BENCHMARKS["lifts"].records, 1, "cpu", {"clouds": 2, "points": 8})
     for record in records:
         if record.case.startswith(("principal", "given")) or record.way == "motions of its group":
             assert record.float64 < 1e-10
@@ -828,7 +826,7 @@ def test_a_whole_model_is_exact_with_exact_frames_and_not_with_sampled_ones(monk
         else:
             assert record.float64 > 1e-5
     assert len(records) == 15
-    assert _lifts.table(records).count("\n") == 16
+    assert BENCHMARKS["lifts"].table(records).count("\n") == 16
 
 
 @pytest.mark.parametrize("of", ["cloud", "neighborhood"])

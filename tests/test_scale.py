@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lieattn.bench import _scales
+from lieattn.bench import BENCHMARKS
 from lieattn.geometry import LiftedGraph, Radius, ScaleFrames, lift, point_clouds
 from lieattn.groups import SE, SO, Translations, cyclic, dihedral, octahedral, trivial
 from lieattn.models import GSANet, GSAReadout
@@ -358,10 +358,9 @@ def test_frames_outside_of_the_space_are_refused():
     assert lift(pos, ScaleFrames(trivial(2)), neighborhood, Euclidean(Translations(2))).fiber == 1
 
 
-def test_the_table_of_errors_at_the_ends(monkeypatch):
+def test_the_table_of_errors_at_the_ends():
     """The table of docs/exactness.md with smaller clouds: exact inside, but not at the ends."""
-    monkeypatch.setattr(_scales, "POINTS", 15)
-    found = _scales.run(1)
+    found = BENCHMARKS["scales"].records(1, "cpu", {"points": 15})
     records = {(record.case, record.way): record.error for record in found}
     for layers in range(4):
         inside = range(layers, 6 - layers)
@@ -369,4 +368,4 @@ def test_the_table_of_errors_at_the_ends(monkeypatch):
             error = records[f"lifting + {layers}", f"k={k}"]
             assert (error < 1e-10) == (k in inside)
             assert (records[f"GSA-Net, blocks: {layers}", f"k={k}"] < 1e-10) == (k in inside)
-    assert _scales.table(found).count("\n") == 9
+    assert BENCHMARKS["scales"].table(found).count("\n") == 9

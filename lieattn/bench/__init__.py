@@ -1,5 +1,26 @@
 """Benchmarks that users can run on their own machines: ``lieattn bench NAME [--json FILE]``."""
 
-from lieattn.bench._measure import BENCHMARKS, Benchmark, peak_memory, use_toy_sizes
+from collections.abc import Mapping
 
-__all__ = ["BENCHMARKS", "Benchmark", "peak_memory", "use_toy_sizes"]
+from lieattn.bench._literal import ATTENTIVE, GSA_NET, LIETRANSFORMER
+from lieattn.bench._measure import Benchmark, peak_memory
+from lieattn.bench._operators import ATTENTION, SCALING, WHOLE_CLOUDS
+from lieattn.bench._steps import EPOCHS, FIBERS, FRAMEWISE
+from lieattn.bench._symmetry import ENDS, LIFTS
+
+__all__ = ["BENCHMARKS", "Benchmark", "peak_memory"]
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "attention": ATTENTION,
+    "whole-clouds": WHOLE_CLOUDS,
+    "epochs": EPOCHS,
+    "attentive": ATTENTIVE,
+    "gsa-net": GSA_NET,
+    "framewise": FRAMEWISE,
+    "fibers": FIBERS,
+    "lietransformer": LIETRANSFORMER,
+    "lifts": LIFTS,
+    "scales": ENDS,
+    "scaling": SCALING,
+}
+"""The benchmarks by name."""

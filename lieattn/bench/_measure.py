@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,6 @@ from torch import Tensor
 
 from lieattn._core.reports import aligned
 from lieattn.ops import release_memory
-
-BENCHMARKS = {
-    "attention": "one group attention layer on images: plain PyTorch (scatter), unfolded windows, and the fused kernel",
-    "whole-clouds": "framewise attention over whole clouds, compared with FlexAttention and torch's own attention",
-    "epochs": "training steps of one main network of each paper, at the size of its data",
-    "attentive": "attentive group convolution: a layer and a rotated MNIST network, compared with a direct evaluation",
-    "gsa-net": "a training step of the rotated MNIST networks, compared with the published cubic formula",
-    "framewise": "a training step of the framewise transformer, compared with torch's TransformerEncoder",
-    "fibers": "a training step with fibers of 4 to 60 frames at equal width, and its parts (CPU time)",
-    "lietransformer": "an SE(3) attention layer of LieTransformer, compared with a direct dense evaluation",
-    "lifts": "equivariance error of LieTransformer with each lift (--repeats: number of motions)",
-    "scales": "equivariance error of the scale fiber at its ends (--repeats: number of clouds)",
-    "scaling": "time and memory as functions of the number of points, the group order, and the number of neighbors",
-}
-"""The benchmarks by name, and what each of them measures."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +47,10 @@ Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
 Clock = Callable[[], float]
 """A clock in seconds with any origin."""
 
+Sizes = Mapping[str, Any]
+"""Sizes of the problems of a benchmark by name."""
+
 NAN = float("nan")
-_TOYS: list[str] = []  # modules that have toy sizes
-
-
-def use_toy_sizes(*names: str) -> None:
-    """Give benchmarks, by the names of their modules, the sizes ``SMALL``, also where memory is measured."""
-    for name in names:
-        module: Any = importlib.import_module(name)
-        vars(module).update(module.SMALL)
-        _TOYS.append(name)
 
 
 def mean_square(forward: Callable[[], Tensor]) -> Problem:
@@ -124,7 +102,7 @@ def compare(
 def peak_memory(build: Callable[[], Problem]) -> float:
     """Return the largest increase of resident memory in MiB during a step, in a fresh process; NaN if it fails."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=use_toy_sizes, initargs=tuple(_TOYS)) as pool:
+    with ProcessPoolExecutor(1, context) as pool:
         try:
             return pool.submit(_peak, build, torch.get_num_threads()).result()
         except (OSError, RuntimeError):  # it does not fit, or memory cannot be measured
@@ -147,22 +125,28 @@ def table(records: list[Record]) -> str:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark of the command: its records for a number of repeats and a device, their table, and remarks."""
+    """A benchmark of the command: what it measures, its sizes, toy sizes in place of some, and its cases.
 
-    run: Callable[..., list[Any]]
+    ``run`` makes other records than those of the cases; it is called with the sizes, the number of repeats and the
+    device. ``options`` are those of :func:`compare`.
+    """
+
+    text: str
+    sizes: Sizes
+    small: Sizes
+    cases: Callable[[Sizes, str], Cases] = lambda sizes, device: {}
+    run: Callable[[Sizes, int | None, str], list[Any]] | None = None
     table: Callable[[list[Any]], str] = table
-    remarks: Callable[[list[Any]], list[str]] = lambda records: []
+    remarks: Callable[[list[Any], Sizes], list[str]] = lambda records, sizes: []
     on_gpus: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-
-def timed(cases: Callable[[str], Cases], remarks: Any = Benchmark.remarks, **options: Any) -> Benchmark:
-    """Return the benchmark of the cases on a device, with ``options`` of :func:`compare`."""
-
-    def run(repeats: int | None = None, device: str = "cpu") -> list[Record]:
-        given = options if repeats is None else options | {"repeats": repeats}
-        return compare(cases(device), device=device, **given)
-
-    return Benchmark(run, remarks=remarks)
+    def records(self, repeats: int | None, device: str, sizes: Sizes) -> list[Any]:
+        """Return the records of all cases."""
+        if self.run is not None:
+            return self.run(sizes, repeats, device)
+        given = self.options if repeats is None else {**self.options, "repeats": repeats}
+        return compare(self.cases(sizes, device), device=device, **given)
 
 
 def _timed(problem: Problem, device: str = "cpu", clock: Clock = time.perf_counter) -> tuple[float, float]:

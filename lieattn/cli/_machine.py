@@ -104,9 +104,9 @@ def _version(package: str) -> str:
 
 def _bench(arguments: Sequence[str]) -> int:
     """Run one benchmark, print its table and write its records."""
-    from lieattn.bench import BENCHMARKS, Benchmark, use_toy_sizes
+    from lieattn.bench import BENCHMARKS
 
-    lines = [f"  {benchmark:14} {text}" for benchmark, text in BENCHMARKS.items()]
+    lines = [f"  {name:14} {benchmark.text}" for name, benchmark in BENCHMARKS.items()]
     form, described = argparse.RawDescriptionHelpFormatter, "benchmarks:\n" + "\n".join(lines)
     parser = ArgumentParser(prog="lieattn bench", description=described, formatter_class=form)
     add = parser.add_argument
@@ -116,19 +116,18 @@ def _bench(arguments: Sequence[str]) -> int:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (default: cpu)")
     add("--small", action="store_true", help="use toy sizes and one step, to check that the benchmark runs")
     options = parser.parse_args(arguments)
-    module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
-    benchmark: Benchmark = module.BENCHMARK
+    benchmark = BENCHMARKS[options.benchmark]
     if options.device != "cpu" and not benchmark.on_gpus:
         parser.error(f"argument --device: expected cpu, since {options.benchmark} measures the cores of this machine")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no CUDA device on this machine")
-    if options.small:
-        use_toy_sizes(module.__name__)
-    records = benchmark.run(1 if options.small and options.repeats is None else options.repeats, options.device)
+    sizes = {**benchmark.sizes, **(benchmark.small if options.small else {})}
+    repeats = 1 if options.small and options.repeats is None else options.repeats
+    records = benchmark.records(repeats, options.device, sizes)
     here = [counted(torch.get_num_threads(), "thread"), cpu_kernels().get("instruction set")]
     machine = [torch.cuda.get_device_name()] if options.device == "cuda" else here
-    print(f"{BENCHMARKS[options.benchmark]}; {', '.join(filter(None, [f'torch {torch.__version__}', *machine]))}\n")
-    print("\n".join([benchmark.table(records), *benchmark.remarks(records)]))
+    print(f"{benchmark.text}; {', '.join(filter(None, [f'torch {torch.__version__}', *machine]))}\n")
+    print("\n".join([benchmark.table(records), *benchmark.remarks(records, sizes)]))
     if options.json is not None:
         content = with_finite([asdict(record) for record in records])
         replace_text(options.json, json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -49,8 +49,8 @@ from lieattn.train import (
     TrainingInterrupted,
     UsageError,
 )
+from lieattn.train._callbacks import _WholeFiles
 from lieattn.train._data import random_state, set_random_state, set_random_states
-from lieattn.train._last_checkpoint import _WholeFiles
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

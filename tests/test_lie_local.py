@@ -11,7 +11,7 @@ from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import LieSelfAttention, VectorHead
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import randomize, relative_error
-from lieattn.train._configuration import build
+from lieattn.train import build
 from tests.cases import moved, random_clouds, random_rotation
 
 DOUBLE = torch.float64

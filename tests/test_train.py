@@ -65,8 +65,9 @@ from lieattn.train import (
     read_yaml,
 )
 from lieattn.train._checkpoint import describe_input
-from lieattn.train._checks import check_loss, check_weights
 from lieattn.train._data import random_state, set_random_state
+from lieattn.train._tasks import _check_loss, _check_weights
+from lieattn_datasets import RandomRotatePoints
 from tests.cases import some
 
 pytestmark = [
@@ -94,19 +95,6 @@ class ToyClouds(Dataset):
         pos = (1 + index % 2) * torch.randn(5, 2, generator=generator)
         pos = pos + self.noise * torch.randn(5, 2)
         return Data(x=torch.ones(5, 1), pos=pos, y=torch.tensor([index % 2]))
-
-
-class RotatedClouds(ToyClouds):
-    """Clouds without noise, rotated at random at every access."""
-
-    def __init__(self) -> None:
-        from lieattn_datasets import RandomRotatePoints
-
-        super().__init__(noise=0.0)
-        self.rotate = RandomRotatePoints(3)
-
-    def __getitem__(self, index: int) -> Data:
-        return self.rotate(super().__getitem__(index))
 
 
 class ToyStream(IterableDataset):
@@ -196,20 +184,6 @@ def write(path: Path, content: dict) -> str:
     return str(path)
 
 
-def command(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(
-        [sys.executable, "-m", "lieattn", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=environment,
-        check=False,
-    )
-
-
 def weights(path: Path) -> dict:
     return torch.load(path, weights_only=True)["state_dict"]
 
@@ -270,13 +244,6 @@ def test_milestones_are_those_of_torch():
     assert [smooth.factor(step, 10, 10) for step in (0, 1, 4, 5, 9)] == [0.5, 1, 1, 0.5, 0.5]
 
 
-def test_defaults_of_schedules():
-    assert vars(WarmupCosine()) == {"warmup_epochs": 10, "floor": 0.0}
-    assert vars(Plateau()) == {"patience": 10, "gamma": 0.1, "warmup_epochs": 0}
-    assert MultiStep([3]).factor(3, 9, 1) == 0.1
-    assert AveragedWeights().decay == 0.999
-
-
 def test_epochs_are_rounded_to_the_nearest_step():
     """0.29 * 100 is a little less than 29 in double precision."""
     cosine, steps = WarmupCosine(0.29), MultiStep([0.29])
@@ -296,11 +263,8 @@ def test_plateau_of_errors_and_of_accuracies(mode, worse):
 
     assert rates([1.0, worse, worse]) == 0.25
     assert rates([worse, 1.0]) == 1.0
-
-
-def test_plateau_after_a_warmup_of_two_steps():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    rise, _ = Plateau(warmup_epochs=1).schedulers(optimizer, math.inf, 2, 2, ("val/error", "min"))
+    rise, _ = Plateau(warmup_epochs=1).schedulers(optimizer, math.inf, 2, 2, ("val/quality", mode))  # of two steps
     assert optimizer.param_groups[0]["lr"] == 0.5
     optimizer.step()
     rise["scheduler"].step()
@@ -547,14 +511,15 @@ def test_masked_targets_do_not_count_where_other_clouds_have_no_mask():
     plain, masked, known = (three_points(y=torch.tensor([[value]])) for value in (1.0, 1000.0, 2.0))
     masked.y_mask, known.y_mask = NO[None], ~NO[None]
     whole = plain.clone().update({"y_mask": ~NO[None]})
-    for clouds in ([whole, masked, known], [plain, masked, known], [known, masked, plain], [masked, plain, known]):
+    for clouds in ([whole, masked, known], [known, masked, plain], [masked, plain, known]):
         torch.manual_seed(0)
         task = PointSetRegressor(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), "y", shift=[])
-        trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
-        trainer.fit(task, PointSetData(clouds, clouds, batch_size=3, shuffle=False))
-        losses.append(float(trainer.callback_metrics["train/loss"]))
+        task.log = lambda *arguments, **options: None
+        task.measure(clouds)
+        (batch,) = PointSetData(clouds, batch_size=3, shuffle=False).train_dataloader()
+        losses.append(float(task.evaluate(batch, "train").detach()))
     assert losses[0] < 10
-    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
 def test_the_batches_that_are_overfitted_are_the_first_ones():
@@ -601,17 +566,26 @@ def test_failing_items_do_not_change_the_random_generators(error):
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == wanted
 
 
-def test_random_transforms_depend_on_the_item_alone():
-    torch.manual_seed(5)
+@pytest.mark.parametrize("transform", [lambda data: data, RandomRotatePoints(3)], ids=["noise", "rotations"])
+def test_random_transforms_depend_on_the_item_alone(transform):
+    """The generators of the transforms of lieattn_datasets must not depend on the items before."""
+
+    class Transformed(ToyClouds):
+        def __getitem__(self, index):
+            return transform(super().__getitem__(index))
+
+    def batches(start=0, **options):
+        loader = PointSetData(Transformed(), batch_size=BATCH, **options).train_dataloader()
+        loader.sampler.start(0, start * BATCH)
+        return [batch.pos for batch in loader]
+
     before = torch.get_rng_state()
-    plain = list(PointSetData(ToyClouds(), batch_size=BATCH).train_dataloader())
+    whole = batches()
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    working = list(PointSetData(ToyClouds(), batch_size=BATCH, workers=1).train_dataloader())
-    other = list(PointSetData(ToyClouds(), batch_size=BATCH, seed=1).train_dataloader())
-    for one, two in zip(plain, working, strict=True):
-        assert torch.equal(one.pos, two.pos)
-    assert not torch.equal(plain[0].pos, other[0].pos)
+    for others in (batches(workers=1), [*whole[:2], *batches(2)]):
+        assert all(torch.equal(*pair) for pair in zip(whole, others, strict=True))
+    assert not torch.equal(whole[0], batches(seed=1)[0])
 
 
 class Drawn(Dataset):
@@ -655,21 +629,6 @@ def test_sizes_and_sets_of_evaluation():
     assert [batch.num_graphs for batch in plain.predict_dataloader()] == [2, 2, 2]
 
 
-def test_random_rotations_depend_on_the_item_alone():
-    """The generators of the transforms of lieattn_datasets must not depend on the items before."""
-
-    def batches(start=0, **options):
-        data = PointSetData(RotatedClouds(), batch_size=BATCH, **options)
-        loader = data.train_dataloader()
-        loader.sampler.start(0, start * BATCH)
-        return [batch.pos for batch in loader]
-
-    whole = batches()
-    for others in (batches(workers=1), [*whole[:2], *batches(2)]):
-        assert all(torch.equal(*pair) for pair in zip(whole, others, strict=True))
-    assert not torch.equal(whole[0], batches(seed=1)[0])
-
-
 def test_random_state_returns():
     import numpy as np
 
@@ -687,12 +646,14 @@ class Crash(Exception):
 
 
 class CrashAt(Callback):
-    def __init__(self, step: int | None) -> None:
-        self.step = step
+    """Raises an error before a given step or batch, where accumulated batches are one step."""
+
+    def __init__(self, number: int | None, by: str = "step", error: type[BaseException] = Crash) -> None:
+        self.number, self.by, self.error = number, by, error
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.global_step == self.step:
-            raise Crash
+        if self.number == (trainer.global_step if self.by == "step" else trainer.fit_loop.total_batch_idx):
+            raise self.error
 
 
 def fit(
@@ -732,24 +693,20 @@ def fit(
     return model
 
 
-def assert_continues(root: Path, crash: int, **options) -> None:
-    whole = fit(root / "whole", **options)
-    with pytest.raises(Crash):
-        fit(root / "parts", crash=crash, **options)
-    parts = fit(root / "parts", resume=True, **options)
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, parts.state_dict()[key]), key
-
-
-@pytest.mark.parametrize("step", some([1, 4, 5, 6, 10, 13], [4, 10]))
-def test_continued_from_any_step(tmp_path, step):
-    """Steps 5 and 10 begin epochs, so their checkpoint was saved after the validation."""
-    assert_continues(tmp_path, step)
+def assert_same(one: PointSetClassifier, other: PointSetClassifier) -> None:
+    """Assert that two tasks have had the same steps, bit by bit."""
+    assert one.trainer.global_step == other.trainer.global_step
+    found = other.state_dict()
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, found[key]), key
 
 
 @pytest.mark.parametrize(
     "options",
     [
+        *some(
+            [{"crash": step} for step in (1, 4, 5, 6, 10, 13)], [{"crash": 4}, {"crash": 10}]
+        ),  # 5 and 10 begin epochs
         pytest.param({"workers": 1}, marks=pytest.mark.slow),
         {"accumulate_grad_batches": 2},
         pytest.param({"max_steps": 12, "max_epochs": -1, "crash": 6}, marks=pytest.mark.slow),
@@ -767,17 +724,13 @@ def test_continued_from_any_step(tmp_path, step):
     ],
     ids=lambda options: " ".join(f"{k}={type(v).__name__ if k == 'schedule' else v}" for k, v in options.items()),
 )
-def test_continued_with_other_settings(tmp_path, options):
-    assert_continues(tmp_path, **{"crash": 7, **options})
-
-
-class CrashAtBatch(Callback):
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.fit_loop.total_batch_idx == self.batch:
-            raise Crash
+def test_continued_like_one_that_was_not_interrupted(tmp_path, options):
+    crash = options.get("crash", 7)
+    options = {key: value for key, value in options.items() if key != "crash"}
+    whole = fit(tmp_path / "whole", **options)
+    with pytest.raises(Crash):
+        fit(tmp_path / "parts", crash=crash, **options)
+    assert_same(whole, fit(tmp_path / "parts", resume=True, **options))
 
 
 @pytest.mark.parametrize("batch", some([4, 7, 8, 13], [7]))
@@ -791,11 +744,8 @@ def test_scheduled_accumulation_continues_within_an_epoch(tmp_path, scheduling, 
 
     whole = run("whole")
     with pytest.raises(Crash):
-        run("parts", CrashAtBatch(batch))
-    parts = run("parts", resume=True)
-    assert parts.trainer.global_step == whole.trainer.global_step
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, parts.state_dict()[key]), key
+        run("parts", CrashAt(batch, by="batch"))
+    assert_same(whole, run("parts", resume=True))
 
 
 class Validations(Callback):
@@ -853,11 +803,9 @@ def test_stopped_within_an_epoch_and_continued(tmp_path, stop, options):
     expected = run("whole", whole)
     run("parts", first, **{key: value for key, value in stop.items() if key == "max_steps"})
     found = run("parts", second, resume=True)
-    assert found.trainer.global_step == expected.trainer.global_step
     assert found.trainer.current_epoch == EPOCHS
     assert second.steps == whole.steps
-    for key, value in expected.state_dict().items():
-        assert torch.equal(value, found.state_dict()[key]), key
+    assert_same(expected, found)
 
 
 class SignalOnStop(Callback):
@@ -916,26 +864,41 @@ def test_interrupted_in_the_step_that_ends_the_training(tmp_path, stop, behind, 
             callbacks[-1].sends = bool(more) and behind == "epoch"
         return fit(tmp_path / name, more=[*callbacks, *more], every=0, resume=resume, **options)
 
-    def same(one: PointSetClassifier, other: PointSetClassifier) -> None:
-        assert one.trainer.global_step == other.trainer.global_step
-        for key, value in one.state_dict().items():
-            assert torch.equal(value, other.state_dict()[key]), key
-
     whole = run("whole")
     assert whole.trainer.global_step < EPOCHS * ITEMS // BATCH
     with pytest.raises(TrainingInterrupted):
         run("parts", SignalOnStop(behind))
-    same(whole, run("parts", resume=True))
-    same(run("whole", resume=True, stops=False), run("parts", resume=True, stops=False))
+    assert_same(whole, run("parts", resume=True))
+    assert_same(run("whole", resume=True, stops=False), run("parts", resume=True, stops=False))
 
 
-@pytest.mark.parametrize("crash", [7, 8])
-def test_no_validation_is_left_out(tmp_path, crash):
-    """Checkpoints at a validated step are saved after its validation."""
-    with pytest.raises(Crash):
-        fit(tmp_path, crash=crash, val_check_interval=2, more=[Validations()])
-    fit(tmp_path, resume=True, val_check_interval=2, more=[parts := Validations()])
+@pytest.mark.parametrize(("stop", "saved"), [("crash", 7), ("crash", 8), ("signal", 7), ("signal", 8)])
+def test_no_validation_is_left_out(tmp_path, stop, saved):
+    """Checkpoints at a validated step, such as the seventh one, are saved after its validation."""
+    crash, more = (saved, []) if stop == "crash" else (None, [SignalAt(saved - 1, signal.SIGTERM)])
+    with pytest.raises((Crash, TrainingInterrupted)):
+        fit(tmp_path, crash=crash, val_check_interval=2, more=[Validations(), *more])
+    assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["global_step"] == saved
+    found = fit(tmp_path, resume=True, val_check_interval=2, more=[parts := Validations()])
     assert parts.steps == [2, 4, 7, 9, 12, 14]
+    assert found.trainer.global_step == EPOCHS * ITEMS // BATCH
+
+
+class SavedAtStart(Callback):
+    """Saves the state when the training starts, and ends it there."""
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        trainer.save_checkpoint(trainer.ckpt_path)
+        raise Crash
+
+
+def test_a_continued_run_may_be_saved_before_its_first_step(tmp_path):
+    fit(tmp_path / "whole", max_epochs=2)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    options = {"resume": True, "batch_size": 5}  # with another number of batches in an epoch
+    with pytest.raises(Crash):
+        fit(tmp_path / "parts", more=[SavedAtStart()], **options)
+    assert_same(fit(tmp_path / "whole", **options), fit(tmp_path / "parts", **options))
 
 
 def test_the_comparison_sees_the_noise(tmp_path):
@@ -1020,12 +983,10 @@ class Blind(ToyNetwork):
         return 0 * super().forward(data) + torch.nn.functional.one_hot(classes, 2)
 
 
-@pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("seeing", [True, False])
-def test_a_network_that_only_knows_the_share_of_a_class_is_noted(monkeypatch, tmp_path, seeing, alike):
+def test_a_network_that_only_knows_the_share_of_a_class_is_noted(monkeypatch, tmp_path, seeing):
     def item(self, index, make=ToyClouds.__getitem__):
         data = make(self, index)
-        data.x = data.x * index if alike else torch.rand_like(data.x)
         data.y = torch.tensor([int(index % 3 == 0)])
         return data
 
@@ -1034,8 +995,7 @@ def test_a_network_that_only_knows_the_share_of_a_class_is_noted(monkeypatch, tm
     monkeypatch.setattr(Blind, "seeing", seeing)
     monkeypatch.setattr(_classifier, "rank_zero_info", told.append)
     fit(tmp_path, network=Blind(cyclic(4)), max_epochs=1, schedule=Constant())
-    note = "val/accuracy: the network gives class 1 for all .* accuracy is the share of this class, 0.333"
-    note += "; all points of a cloud have the same x, as in images of one color$" if alike else "$"
+    note = "val/accuracy: the network gives class 1 for all .* accuracy is the share of this class, 0.333$"
     assert len(told) == (not seeing)
     assert all(re.match(note, line) for line in told)
 
@@ -1062,29 +1022,21 @@ def test_loss_that_is_not_finite_stops_and_the_last_checkpoint_stays(tmp_path):
     [
         ("32-true", "Lower the learning rate, or clip gradients with trainer.gradient_clip_val"),
         ("16-true", "trainer.precision 16-true has no loss scaling, .*: use bf16-mixed, 16-mixed or 32-true"),
+        ("16-mixed", "Numbers in float16 end at 65504: .*"),
     ],
 )
-def test_errors_about_numbers_that_are_not_finite_name_the_precision(precision, advice):
+def test_errors_about_numbers_that_are_not_finite_name_the_precision(monkeypatch, precision, advice):
     task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
-    task.trainer = Trainer(accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False)
-    check_loss(torch.tensor(3e38), task)
-    check_weights(task)
+    task.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    monkeypatch.setattr(Trainer, "precision", precision)  # on CPUs, Lightning replaces some of them
+    _check_loss(torch.tensor(3e38), task)
+    _check_weights(task)
     for value in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(NonFiniteError, match=rf"training loss is {value} at step .*\. {advice}$"):
-            check_loss(torch.tensor(value), task)
+            _check_loss(torch.tensor(value), task)
         task.network.mlp[0].bias.data[0] = value
         with pytest.raises(NonFiniteError, match=rf"weights of network\.mlp\.0\.bias are not finite .*\. {advice}$"):
-            check_weights(task)
-
-
-def test_numbers_of_half_precision_end_early(monkeypatch):
-    task = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
-    with pytest.raises(NonFiniteError, match="Lower the learning rate, or clip gradients"):
-        check_loss(torch.tensor(torch.inf), task)
-    task.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    monkeypatch.setattr(Trainer, "precision", "16-mixed")  # on CPUs, Lightning replaces it
-    with pytest.raises(NonFiniteError, match="Numbers in float16 end at 65504"):
-        check_loss(torch.tensor(torch.inf), task)
+            _check_weights(task)
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
@@ -1093,20 +1045,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
             if trainer.global_step == 3:
                 pl_module.network.mlp[0].bias.data[0] = float("inf")
 
-    seed_everything(7, verbose=False)
-    trainer = Trainer(
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        callbacks=[Poison(), LastCheckpoint(every_n_train_steps=1)],
-        max_epochs=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    data = PointSetData(ToyClouds(), ToyClouds(4), batch_size=BATCH)
-    model = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
     with pytest.raises(NonFiniteError, match=r"network\.mlp\.0\.bias are not finite after step 3"):
-        trainer.fit(model, data)
+        fit(tmp_path, more=[Poison()])
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
 
 
@@ -1218,35 +1158,39 @@ def test_no_flipped_bit_loads_as_good(finished, tmp_path, number):
     assert refused > 16
 
 
-@pytest.mark.parametrize("part", ["state_dict", "optimizer_states", "loops", "lieattn", "pytorch-lightning_version"])
+EDITS = {
+    "state_dict": lambda part: part["network.mlp.0.bias"].mul_(1.0001),
+    "optimizer_states": lambda part: part[0]["param_groups"][0].update(lr=0.3),
+    "loops": lambda part: part["fit_loop"]["epoch_progress"]["total"].update(completed=7),
+    "lieattn": lambda part: part["config"]["data"].update(batch_size=5),
+}
+
+
+@pytest.mark.parametrize("part", EDITS)
 def test_edited_content_is_named(finished, tmp_path, part):
-    def change(content: dict) -> None:
-        match part:
-            case "state_dict":
-                content[part]["network.mlp.0.bias"][2] += 1e-6
-            case "optimizer_states":
-                content[part][0]["param_groups"][0]["momentum"] += 1e-6
-            case "loops":
-                content[part]["fit_loop"]["epoch_progress"]["total"]["completed"] += 1
-            case "lieattn":
-                content[part]["config"]["data"]["batch_size"] += 1
-            case _:
-                content[part] = "2.5.0"  # older than all versions that are supported
-
-    path = rewrite(finished / "checkpoints/last.ckpt", tmp_path / "edited.ckpt", change)
-    with pytest.raises(CheckpointError, match=rf"edited\.ckpt is damaged: not as they were saved are '{part}'$"):
+    path = tmp_path / "checkpoints/last.ckpt"
+    path.parent.mkdir()
+    rewrite(finished / "checkpoints/last.ckpt", path, lambda content: EDITS[part](content[part]))
+    message = rf"is damaged: not as they were saved are '{part}'$"
+    with pytest.raises(CheckpointError, match=rf"last\.ckpt {message}"):
         read_checkpoint(path)
+    with pytest.raises(CheckpointError, match=f"the checkpoint {message}"):
+        fit(tmp_path, resume=True)
 
 
-def test_newer_format_says_to_update(finished, tmp_path):
-    path = rewrite(
-        finished / "checkpoints/last.ckpt",
-        tmp_path / "new.ckpt",
-        lambda content: content["lieattn"].update(format=FORMAT + 1),
-        digests=True,
-    )
+def test_versions_of_checkpoints(finished, tmp_path):
+    """Newer formats are refused; Lightning may write its version while it reads a checkpoint of another one."""
+    path = finished / "checkpoints/last.ckpt"
+    newer = rewrite(path, tmp_path / "new.ckpt", lambda content: content["lieattn"].update(format=FORMAT + 1))
     with pytest.raises(CheckpointError, match=r"new\.ckpt has format 3, .* pip install --upgrade lieattn"):
-        read_checkpoint(path)
+        read_checkpoint(newer)
+    content = read_checkpoint(path)
+    content["legacy_pytorch-lightning_version"] = content["pytorch-lightning_version"]
+    content["pytorch-lightning_version"] = "9.9.9"
+    check_content(content, "it")
+    del content["legacy_pytorch-lightning_version"]
+    with pytest.raises(CheckpointError, match="'pytorch-lightning_version'"):
+        check_content(content, "it")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -1266,28 +1210,37 @@ def test_weights_that_are_not_finite_are_refused(finished, tmp_path, capsys, val
         fit(tmp_path, resume=True)
 
 
-def test_bare_trainer_checks_the_content_before_it_continues(tmp_path):
-    fit(tmp_path, max_epochs=2)
-    last = tmp_path / "checkpoints/last.ckpt"
-    rewrite(last, last, lambda content: content["optimizer_states"][0]["param_groups"][0].update(lr=0.3))
-    with pytest.raises(CheckpointError, match=r"the checkpoint is damaged: .* 'optimizer_states'"):
-        fit(tmp_path, resume=True)
+def framewise(radius: float = 1.0) -> FramewiseTransformer:
+    return FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1, neighborhood=Radius(radius))
 
 
-def test_checkpoint_of_another_version_of_lightning_is_whole(finished):
-    content = read_checkpoint(finished / "checkpoints/last.ckpt")
-    content["legacy_pytorch-lightning_version"] = content["pytorch-lightning_version"]
-    content["pytorch-lightning_version"] = "9.9.9"  # as Lightning does when it reads a checkpoint
-    check_content(content, "it")
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Path:
+    """Return the checkpoint of a Trainer without a configuration, whose network records its arguments."""
+    root = tmp_path_factory.mktemp("bare")
+    fit(root, network=framewise(), max_epochs=1, limit_train_batches=2, schedule=Constant())
+    return root / "checkpoints/last.ckpt"
 
 
-def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, monkeypatch, capsys):
-    network = FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)
-    data = PointSetData(ToyClouds())
-    fit(tmp_path, network=network, max_epochs=2)
-    path, item = str(tmp_path / "checkpoints/last.ckpt"), next(iter(data.train_dataloader()))
-    assert torch.equal(load_network(path)(item), network.eval()(item))
-    assert load_task(path).classes == 2
+def test_checkpoints_of_a_bare_trainer_open_in_python(bare):
+    checkpoint = read_checkpoint(bare)
+    task = load_task(bare)
+    found = [task, PointSetClassifier.load_from_checkpoint(bare), PointSetClassifier.load_from_checkpoint(str(bare))]
+    for loaded in (*found, load_network(bare)):
+        prefix = "" if isinstance(loaded, PointSetClassifier) else "network."
+        for name, value in loaded.state_dict().items():
+            assert torch.equal(value, checkpoint["state_dict"][prefix + name])
+    assert task.classes == 2
+    with pytest.raises(CheckpointError, match="expected a PointSetRegressor, got PointSetClassifier"):
+        PointSetRegressor.load_from_checkpoint(bare)
+    with pytest.raises(ValueError, match=r"lieattn.train.load_network opens its network, and load_task its task"):
+        load(bare)
+    with pytest.raises(CheckpointError, match=r"neighborhood: the weights are for Radius\(radius=1.0"):
+        load_weights(framewise(2.0), checkpoint, "the network", "network.")
+
+
+def test_checkpoints_of_a_bare_trainer_open_in_the_command(bare, tmp_path, monkeypatch, capsys):
+    path = str(bare)
     assert main(["certify", path]) == 0
     options = ["--ckpt_path", path, "--data.test", "tests.test_train.ToyClouds", "--trainer.accelerator", "cpu"]
     assert main(["test", *options, "--trainer.default_root_dir", str(tmp_path)]) == 0
@@ -1302,7 +1255,7 @@ def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, monkeypatch, ca
         assert "trainer.default_root_dir: cannot write " in capsys.readouterr().err
     assert main(predict) == 0
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + ITEMS
-    fit(tmp_path / "own", max_epochs=2)
+    fit(tmp_path / "own", max_epochs=1, limit_train_batches=1, schedule=Constant())
     capsys.readouterr()
     assert main(["certify", str(tmp_path / "own/checkpoints/last.ckpt")]) == 2
     assert "ToyNetwork does not record the arguments" in (told := capsys.readouterr().err)
@@ -1315,14 +1268,6 @@ def test_the_checkpoint_is_not_blamed_for_the_command_line(finished, tmp_path, m
     path = str(finished / "checkpoints/last.ckpt")
     assert main(["test", "--ckpt_path", path, "--trust", *TRUST, "--data.test", "foreign.Clouds"]) == 2
     assert f"the command line, or a file that {path} refers to, names foreign.Clouds, which" in capsys.readouterr().err
-
-
-def test_weights_for_another_radius_are_refused(tmp_path):
-    made = [FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1, neighborhood=Radius(r)) for r in (1.0, 2.0)]
-    fit(tmp_path, network=made[0], max_epochs=2)
-    checkpoint = read_checkpoint(tmp_path / "checkpoints/last.ckpt")
-    with pytest.raises(CheckpointError, match=r"neighborhood: the weights are for Radius\(radius=1.0"):
-        load_weights(made[1], checkpoint, "the network", "network.")
 
 
 def test_subclass_adds_to_checkpoints(tmp_path):
@@ -1340,33 +1285,16 @@ def test_subclass_adds_to_checkpoints(tmp_path):
     assert torch.equal(loaded.network.mlp[0].weight, task.network.mlp[0].weight)
 
 
-def test_checkpoints_open_in_the_ways_of_lightning_and_of_the_library(tmp_path):
-    fit(
-        tmp_path,
-        network=FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1, neighborhood=Radius(1.0)),
-        max_epochs=2,
-    )
-    path = tmp_path / "checkpoints/last.ckpt"
-    for loaded in (PointSetClassifier.load_from_checkpoint(path), PointSetClassifier.load_from_checkpoint(str(path))):
-        assert isinstance(loaded, PointSetClassifier)
-        wanted = load_task(path).state_dict()
-        assert all(torch.equal(value, wanted[name]) for name, value in loaded.state_dict().items())
-    with pytest.raises(CheckpointError, match="expected a PointSetRegressor, got PointSetClassifier"):
-        PointSetRegressor.load_from_checkpoint(path)
-    with pytest.raises(ValueError, match=r"lieattn.train.load_network opens its network, and load_task its task"):
-        load(path)
-
-
 def test_checkpoints_of_compiled_networks(tmp_path):
     """They are opened as those of the original network."""
-    network = FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)
+    network = framewise()
     task = PointSetClassifier(torch.compile(network, backend="eager"), 2)
     task.trainer = trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, max_epochs=1)
     trainer.strategy.connect(task)
     trainer.save_checkpoint(tmp_path / "c.ckpt")
     for loaded in (load_network(tmp_path / "c.ckpt"), load_task(tmp_path / "c.ckpt").network):
         assert all(torch.equal(value, network.state_dict()[name]) for name, value in loaded.state_dict().items())
-    again = PointSetClassifier(torch.compile(FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)), 2)
+    again = PointSetClassifier(torch.compile(framewise()), 2)
     load_weights(again, read_checkpoint(tmp_path / "c.ckpt"), "the task")
     assert torch.equal(again.network.norm.weight, network.norm.weight)
 
@@ -1405,7 +1333,7 @@ def test_pickles_are_not_run(finished, tmp_path, capsys):
     [
         ("network", "os.system", {"command": "touch MARKER"}),
         ("network", "subprocess.Popen", {"args": ["touch", "MARKER"]}),
-        ("network", "lieattn.train._last_checkpoint.os.system", {"command": "touch MARKER"}),
+        ("network", "lieattn.train._callbacks.os.system", {"command": "touch MARKER"}),
         ("network", "lieattn.compare.write_json", {"path": "MARKER", "content": 1}),
         ("network", "torch.hub.load", {"repo_or_dir": "MARKER", "model": "m", "source": "local"}),
         ("network", "hostile_package.Network", {}),
@@ -1464,9 +1392,8 @@ def test_classes_of_trusted_packages_alone(finished):
     with pytest.raises(CheckpointError, match=rf"names {__name__}\.ToyClouds"):
         load_data(path)
     assert len(load_data(path, trust=TRUST)) == ITEMS
-    assert not list(
-        untrusted_names({"a": ["torch.nn.functional.gelu", "torch.optim.Adam", "runs/x.y", "x", 1.5, None]})
-    )
+    for harmless in ("torch.nn.functional.gelu", "torch.optim.Adam", "torch.nn.Gone", "no_such_package.json"):
+        assert not list(untrusted_names({"a": [harmless, "runs/x.y", "json.dumps writes it", 1.5, None]}))
     assert list(untrusted_names({"a": ["torch.nn.modules.module.functools.partial"]}))
 
 
@@ -1477,10 +1404,6 @@ def test_untrusted_names_are_found_everywhere(found):
     """Also in keys and tuples, and in packages whose names begin like those of trusted ones."""
     assert len(list(untrusted_names({"a": found}))) == 1
     assert not list(untrusted_names({"a": found}, ["json", "torch", "lieattn"]))
-
-
-def test_texts_that_import_nothing_are_no_untrusted_names():
-    assert not list(untrusted_names(["torch.nn.Gone", "no_such_package.json", "json.dumps writes it"]))
 
 
 # The command line
@@ -1551,25 +1474,6 @@ def test_groups_are_found_inside_of_other_modules():
     network = FieldModel(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), VectorHead(4, 3))
     assert describe_group(network) == {"name": "T", "order": 12, "dim": 3}
     assert describe_group(nn.Linear(2, 2)) is None
-
-
-@pytest.mark.slow  # test_checkpoint_alone_continues_its_run is interrupted in this process
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signum):
-    """Interrupted before step 8, the third of its epoch. The last regular checkpoint is that of step 6."""
-    stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signum)}}
-    file = write(tmp_path / "run.yaml", config(tmp_path, callbacks=[stop]))
-    stopped = command("fit", "--config", file)
-    checkpoint = tmp_path / "checkpoints/last.ckpt"
-    saved = torch.load(checkpoint, weights_only=True)["global_step"]
-    if signum == signal.SIGKILL:
-        assert (stopped.returncode, saved) == (-signum, 6)
-    else:
-        assert (stopped.returncode, saved) == (128 + signum, 8), stopped.stderr
-        assert f"stopped by {signum.name} after step 8; the state is in {checkpoint}" in stopped.stderr
-        assert "To continue: the same command with --ckpt_path last" in stopped.stderr
-    assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path)), "--ckpt_path", "last"]) == 0
-    assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -1659,13 +1563,9 @@ def test_interrupts_are_not_lost_while_loaders_start():
     assert not due
 
 
-class InterruptAt(Callback):
+class InterruptAt(CrashAt):
     def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.global_step == self.step:
-            raise KeyboardInterrupt
+        super().__init__(step, error=KeyboardInterrupt)
 
 
 def test_interrupts_are_no_failures(tmp_path, capsys):
@@ -1679,29 +1579,6 @@ def test_interrupts_are_no_failures(tmp_path, capsys):
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "lieattn fit: interrupted"
-
-
-@pytest.mark.slow  # tests/test_distributed.py trains in two processes without the command
-def test_two_processes_have_the_gradients_of_one(tmp_path):
-    """After one step of gradient descent with rate 1 in float64, the weights show the gradients."""
-    step = {"max_epochs": 1, "limit_train_batches": 1, "precision": "64-true", "gradient_clip_val": None}
-    for name, batch_size, devices in (("one", 8, 1), ("two", 4, 2)):
-        content = config(tmp_path / name, devices=devices, strategy="ddp" if devices > 1 else "auto", **step)
-        content["data"]["batch_size"] = batch_size
-        content["model"]["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
-        content["model"]["init_args"].pop("schedule")
-        content["model"]["init_args"]["network"]["init_args"]["dropout"] = 0.0
-        arguments = "fit", "--config", write(tmp_path / f"{name}.yaml", content)
-        if devices == 1:
-            assert main([*arguments]) == 0
-        else:
-            done = command(*arguments)
-            assert done.returncode == 0, done.stderr
-    one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
-    assert len(two["lieattn"]["random"]) == 2
-    for key, value in one["state_dict"].items():
-        assert value.dtype == torch.float64
-        torch.testing.assert_close(two["state_dict"][key], value, rtol=0, atol=1e-12)
 
 
 def test_evaluation_needs_nothing_but_the_checkpoint(finished, tmp_path, monkeypatch, capsys):
@@ -1789,7 +1666,6 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
         ("fit RUN --trainer.max_epochs x", "trainer.max_epochs: Expected a <class 'int'>; Given value: x"),
         ("fit RUN --trainer.accelerator quantum", "accelerator='quantum'"),
         ("fit RUN --trainer.devices 99999999999", "trainer.devices: expected at most 512, got 99999999999"),
-        ("fit RUN --data.workers 99999999999", "workers: expected at most 512 processes, got 99999999999"),
         ("fit RUN --trainer.accumulate_grad_batches 0", "accumulate_grad_batches: Not of type PositiveInt: 0"),
         ("fit RUN --trainer.check_val_every_n_epoch 0", "every_n_epoch: Not of type PositiveInt.*: 0"),
         ("fit RUN --trainer.gradient_clip_val -1", "clip_val: Not of type NonNegativeFloat.*: -1"),
@@ -1861,19 +1737,19 @@ def test_unknown_key_is_named(tmp_path, capsys, place, message):
 def test_a_section_that_occurs_twice_is_named(tmp_path, monkeypatch, capsys, command):
     """YAML would drop the first one without a message."""
     monkeypatch.chdir(tmp_path)
-    content = yaml.safe_dump(config(tmp_path))
-    at = content.splitlines().index("trainer:") + 1
-    twice = content + "trainer: {max_epochs: 1}\n"
-    Path("run.yaml").write_text(twice)
+    Path("run.yaml").write_text("data: {}\ntrainer: {}\nmodel: {}\ntrainer: {max_epochs: 1}\n")
     assert main([command, "--config", "run.yaml"]) == 2
-    found = f"'trainer' in lines {at} and {len(twice.splitlines())}"
-    assert f"run.yaml: expected each key of a section once, got {found}" in capsys.readouterr().err
+    told = "run.yaml: expected each key of a section once, got 'trainer' in lines 2 and 4"
+    assert told in capsys.readouterr().err
 
 
-def test_sections_that_are_too_deep_are_one_message(tmp_path):
-    (tmp_path / "run.yaml").write_text(f"a: {'[' * 3000}{']' * 3000}")
+def test_yaml_with_merged_sections_aliases_and_too_many_levels(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: [*a, *a]\n")
+    assert read_yaml(path, "settings") == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": 2 * [{"x": 1, "y": 2}]}
+    path.write_text(f"a: {'[' * 500}{']' * 500}")
     with pytest.raises(UsageError, match=r"run.yaml cannot be read: maximum recursion depth"):
-        read_yaml(tmp_path / "run.yaml", "settings")
+        read_yaml(path, "settings")
 
 
 @pytest.mark.parametrize(
@@ -1905,12 +1781,6 @@ def test_files_that_options_name_are_checked_too(tmp_path, capsys):
     assert re.fullmatch(r"lieattn fit: .*part\.yaml: .*got 'init_args' in lines 2 and 3\n", capsys.readouterr().err)
 
 
-def test_yaml_may_repeat_keys_of_merged_sections_and_aliases(tmp_path):
-    (tmp_path / "run.yaml").write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: [*a, *a]\n")
-    found = read_yaml(tmp_path / "run.yaml", "settings")
-    assert found == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": 2 * [{"x": 1, "y": 2}]}
-
-
 def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, capsys):
     content = config(tmp_path)
     (tmp_path / "parts").mkdir()
@@ -1925,19 +1795,6 @@ def test_sections_may_be_files_beside_the_configuration(tmp_path, monkeypatch, c
     assert f"class_path: {__name__}.ToyClouds" in capsys.readouterr().out
 
 
-def test_checkpoint_of_another_group_on_the_command_line(finished, tmp_path, capsys):
-    file = write(tmp_path / "run.yaml", config(tmp_path, group=6))
-    assert main(["fit", "--config", file, "--ckpt_path", str(finished / "checkpoints/last.ckpt")]) == 2
-    assert "trained for C4 (order 4, in 2 dimensions), the network is built for C6" in capsys.readouterr().err
-
-
-def test_checkpoint_without_configuration_says_so(tmp_path):
-    fit(tmp_path, max_epochs=2)
-    with pytest.raises(CheckpointError, match="does not say how its network was built"):
-        load_network(tmp_path / "checkpoints/last.ckpt")
-    assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["lieattn"]["group"]["name"] == "C4"
-
-
 def test_missing_extra_is_named(monkeypatch, capsys):
     import importlib.util
 
@@ -1946,10 +1803,13 @@ def test_missing_extra_is_named(monkeypatch, capsys):
     assert 'lieattn fit needs lightning: pip install "lieattn[train]"' in capsys.readouterr().err
 
 
-def test_missing_extra_is_named_in_python():
+def test_missing_extra_is_named_in_python_and_help_needs_none():
     code = """
 import sys
 sys.modules |= dict.fromkeys(["lightning", "jsonargparse", "torchmetrics"])
+from lieattn.cli import main
+main(["--help"])
+print("---")
 from lieattn import train
 from lieattn.train import Constant, Muon
 for used in ("train.PointSetRegressor", "train.load_task('x')", "train.build(dict, {}, 'x')", "import lieattn.compare"):
@@ -1964,17 +1824,10 @@ for used in ("train.PointSetRegressor", "train.load_task('x')", "train.build(dic
     wanted = [
         f'{line}: pip install "lieattn[train]"' for line in (*wanted, "lieattn.compare needs the package lightning")
     ]
-    assert done.stdout.splitlines() == wanted
-
-
-def test_help_lists_every_subcommand_without_lightning():
-    code = "import sys; from lieattn.cli import main; main(['--help']); sys.exit('lightning' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
-
-
-PRUNING = {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured", "amount": 0.2}}
+    told = done.stdout.splitlines()
+    end = told.index("---")
+    assert all(any(line.startswith(f"  {name} ") for line in told[:end]) for name in COMMANDS)
+    assert told[end + 1 :] == wanted
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -1982,13 +1835,11 @@ PRUNING = {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstruc
     ("callback", "message"),
     [
         ("LearningRateFinder", r"trainer: .*one of these fields: \('lr', 'learning_rate'\)"),
-        ("BackboneFinetuning", "trainer.callbacks: BackboneFinetuning needs a task with the attribute backbone"),
-        (PRUNING, "trainer.callbacks: expected one of pruning and averaging, got ModelPruning, which adds masks"),
         ("lieattn.train.LastCheckpoint", "trainer: Found more than one stateful callback of type `La"),
     ],
 )
 def test_callbacks_that_do_not_fit_are_refused(tmp_path, capsys, callback, message):
-    content = config(tmp_path, callbacks=[{"class_path": callback} if isinstance(callback, str) else callback])
+    content = config(tmp_path, callbacks=[{"class_path": callback}])
     assert main(["fit", "--config", write(tmp_path / "run.yaml", content), "--ema", "0.9"]) == 2
     assert re.match(f"lieattn fit: {message}", capsys.readouterr().err.splitlines()[-1])
 

@@ -7,19 +7,23 @@ from lieattn._core.messages import needs_extra
 
 if TYPE_CHECKING:
     from lieattn.io import CheckpointError, UsageError, check_trusted, load_weights, read_checkpoint
-    from lieattn.train._averaging import AveragedWeights
-    from lieattn.train._checkpoint import load_data, load_network, random_clouds
-    from lieattn.train._checks import NonFiniteError
+    from lieattn.train._callbacks import AveragedWeights, EquivarianceMonitor, LastCheckpoint, TrainingInterrupted
+    from lieattn.train._checkpoint import (
+        build,
+        load_data,
+        load_network,
+        random_clouds,
+        read_yaml,
+        register_types,
+        short_message,
+    )
     from lieattn.train._classifier import PointSetClassifier
-    from lieattn.train._configuration import build, read_yaml, register_types, short_message
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
-    from lieattn.train._equivariance import EquivarianceMonitor
-    from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._muon import Muon
     from lieattn.train._regressor import PointSetRegressor
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._targets import named_outputs
-    from lieattn.train._tasks import PointSetTask, load_task
+    from lieattn.train._tasks import NonFiniteError, PointSetTask, load_task
 
 __all__ = [
     "AveragedWeights",
@@ -56,10 +60,7 @@ __all__ = [
 ]
 
 # The modules that do not import Lightning come first.
-_OWN = (
-    *("_configuration", "_checkpoint", "_schedule", "_muon", "_targets", "_last_checkpoint", "_averaging"),
-    *("_equivariance", "_data", "_checks", "_classifier", "_tasks", "_regressor"),
-)
+_OWN = "_checkpoint _schedule _muon _targets _callbacks _data _classifier _tasks _regressor".split()
 _HOMES = ("lieattn.io", *(f"lieattn.train.{home}" for home in _OWN))
 
 

@@ -80,7 +80,7 @@ class PointSetClassifier(PointSetTask):
             raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing, self.per = classes, labels, label_smoothing, per
         self.losses = Losses([1.0])
-        self._counts, self._alike = torch.zeros(2, classes, dtype=torch.int64), True
+        self._counts = torch.zeros(2, classes, dtype=torch.int64)
         # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
         stages = ("train", "val", "test") if per == "point" else ()
@@ -112,7 +112,7 @@ class PointSetClassifier(PointSetTask):
 
     def on_validation_epoch_start(self) -> None:
         """Count the predictions and the labels of each class from here on."""
-        self._counts, self._alike = torch.zeros_like(self._counts), True
+        self._counts.zero_()
 
     def on_fit_end(self) -> None:
         """Note if the network gave the same class for everything in the last validation."""
@@ -120,10 +120,9 @@ class PointSetClassifier(PointSetTask):
         (predicted, present), kinds = self._counts, (self._counts > 0).sum(dim=1).tolist()
         if kinds[0] == 1 < kinds[1]:
             number, share = int(predicted.argmax()), float(present[predicted.argmax()] / present.sum())
-            alike = "; all points of a cloud have the same x, as in images of one color" if self._alike else ""
             rank_zero_info(
                 f"val/accuracy: the network gives class {number} for all of the last validation, so that the accuracy "
-                f"is the share of this class, {share:.3g}{alike}"
+                f"is the share of this class, {share:.3g}"
             )
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
@@ -146,7 +145,6 @@ class PointSetClassifier(PointSetTask):
         if stage == "val":
             counts = [torch.bincount(classes, minlength=self.classes) for classes in (predicted, labels)]
             self._counts += torch.stack(counts).cpu()
-            self._alike = self._alike and _points_are_alike(batch)
         # Of NaN among the logits, argmax is the first.
         accuracy.update(right.masked_fill(logits.isnan().any(dim=1), math.nan), weights)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
@@ -158,12 +156,3 @@ class PointSetClassifier(PointSetTask):
 
     def _rows(self, batch: Batch) -> int:
         return int(batch.num_graphs if self.per == "cloud" else batch.num_nodes)
-
-
-def _points_are_alike(batch: Batch) -> bool:
-    """Whether all points of each cloud have the same features ``x``."""
-    x = batch.get("x")
-    if not isinstance(x, Tensor) or len(x) != batch.num_nodes:
-        return False
-    rows, clouds = x.reshape(len(x), -1), batch.batch
-    return bool(((rows[1:] == rows[:-1]).all(dim=1) | (clouds[1:] != clouds[:-1])).all())

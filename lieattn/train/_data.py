@@ -25,7 +25,6 @@ from lieattn._core.checks import check_arguments, check_count, check_counts
 from lieattn.io import UsageError
 from lieattn.train._weights import REPEATED
 
-_MOST_WORKERS = 512
 _Items = Dataset[Any] | list[Data]
 _TENSORS = ("pos", "x", "z", "y", "grid", "cell", "pbc")
 
@@ -316,8 +315,6 @@ class PointSetData(LightningDataModule):
         for name, value in counts.items():
             if value is not None:
                 check_count(name, value, least=int(name.endswith("size")))
-        if workers > _MOST_WORKERS:  # all of them would be started before an error is noticed
-            raise ValueError(f"workers: expected at most {_MOST_WORKERS} processes, got {workers}")
         self.sets: dict[str, _Items | None] = {"train": train, "val": val, "test": test, "predict": predict}
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size

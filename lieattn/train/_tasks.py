@@ -13,8 +13,8 @@ from typing import Any, Self, cast
 
 import torch
 import torch.distributed
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -36,21 +36,24 @@ from lieattn.io import (
     settle,
 )
 from lieattn.models import Captured
-from lieattn.train._averaging import check_averaging
+from lieattn.train._callbacks import check_averaging
 from lieattn.train._checkpoint import describe_input, loaded_from
-from lieattn.train._checks import (
-    check_callbacks,
-    check_loss,
-    check_weights,
-    refuse_other_states,
-    resume_accumulation,
-    setting_of_no_step,
-    warn_of_no_step,
-)
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
+_ADVICE = {
+    "16-true": "trainer.precision 16-true has no loss scaling, and rounds small numbers such as the eps of Adam to 0: "
+    "use bf16-mixed, 16-mixed or 32-true",
+    "16-mixed": "Numbers in float16 end at 65504: use trainer.precision bf16-mixed, lower the learning rate, or clip "
+    "gradients with trainer.gradient_clip_val",
+}
+_IN_GENERAL = "Lower the learning rate, or clip gradients with trainer.gradient_clip_val"
+_OTHER_RUN = "continue with the optimizer and no_decay of the run, or start from its weights: --weights FILE"
+
+
+class NonFiniteError(FloatingPointError):
+    """The loss or some weights became NaN or infinite in training."""
 
 
 class _WatchedValidation(LightningModule):
@@ -186,7 +189,7 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         if begins:
             self._input = describe_input(batch)
         loss = self.evaluate(batch, "train")
-        check_loss(loss, self)
+        _check_loss(loss, self)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
         if begins and float(loss.detach()) > self._large_loss:
@@ -213,10 +216,10 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         """Make the optimizer, and the schedule if the rate changes."""
         groups = self._parameter_groups()
         try:
-            optimizer = refuse_other_states(self.make_optimizer(groups))
+            optimizer = _refuse_other_states(self.make_optimizer(groups))
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
-        short = cast(Any, self.trainer).fast_dev_run or setting_of_no_step(self.trainer)  # too short for a warm-up
+        short = cast(Any, self.trainer).fast_dev_run or _setting_of_no_step(self.trainer)  # too short for a warm-up
         if isinstance(self.schedule, Constant) or short:
             return optimizer
         self.trainer.fit_loop.setup_data()  # counts the batches
@@ -249,11 +252,13 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
 
         Lightning calls this hook after all others. Entries that a subclass adds after it have no digest.
         """
-        check_weights(self)
-        states: list[dict[str, Any]] = [random_state()]
-        if self.trainer.world_size > 1:
-            states *= self.trainer.world_size
-            torch.distributed.all_gather_object(states, states[0])
+        _check_weights(self)
+        states, watched = self._random, self._watched
+        if states is None:  # otherwise, a continued training has not begun yet
+            states, watched = [random_state()], self._unseen()
+            if self.trainer.world_size > 1:
+                states *= self.trainer.world_size
+                torch.distributed.all_gather_object(states, states[0])
         checkpoint[KEY] = {
             "format": FORMAT,
             "config": self.config,
@@ -261,7 +266,7 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
             "group": describe_group(self.network),
             "input": self._input,
             "random": states,
-            "watched": self._unseen(),
+            "watched": watched,
         }
         add_digests(checkpoint)
 
@@ -294,24 +299,23 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         self._random = entry.get("random")
         self._watched = entry.get("watched")
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Add no callbacks; UsageError if those of the trainer do not fit."""
-        check_callbacks(self.trainer, self)  # before their own hooks, which would raise other errors
-        return []
-
     def on_fit_start(self) -> None:
         """Settle the choices that the network left open: a radius that was not made smooth is sharp from now on."""
         if self._trainer is not None:
             check_averaging(self._trainer, {})
+            callbacks: list[Any] = self._trainer.callbacks  # type: ignore[attr-defined]
+            if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
+                lost = "StochasticWeightAveraging averages the weights after the last checkpoint, so no checkpoint has them"
+                rank_zero_warn(f"trainer.callbacks: {lost}; lieattn.train.AveragedWeights (--ema) saves averages")
         settle(self.network)
 
     def on_fit_end(self) -> None:
         """Warn if the training had no step."""
-        warn_of_no_step(self.trainer)
+        _warn_of_no_step(self.trainer)
 
     def on_train_start(self) -> None:
         """Restore the random generators from the checkpoint; each process draws its own numbers."""
-        resume_accumulation(self.trainer)
+        _resume_accumulation(self.trainer)
         set_random_states(self._random, self.trainer.global_rank)
         if isinstance(self.schedule, Plateau):
             self._show(self._watched)
@@ -325,3 +329,78 @@ def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
     """
     check_arguments(load_task, locals())
     return loaded_from(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
+
+
+def _check_loss(loss: Tensor, task: LightningModule) -> None:
+    """Raise NonFiniteError if the training loss of a task is NaN or infinite."""
+    if not torch.isfinite(loss):
+        raise NonFiniteError(
+            f"the training loss is {float(loss.detach())} at step {task.global_step} (epoch {task.current_epoch}); "
+            f"checkpoints, if there are any, are from before. {_advice(task)}"
+        )
+
+
+def _check_weights(task: LightningModule) -> None:
+    """Raise NonFiniteError if weights of a task that are to be saved are NaN or infinite."""
+    for name, weight in task.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise NonFiniteError(
+                f"weights of {name} are not finite after step {task.global_step}: nothing is saved, the last "
+                f"checkpoint stays. {_advice(task)}"
+            )
+
+
+def _advice(task: LightningModule) -> str:
+    precision = "" if task._trainer is None else task._trainer.precision
+    return _ADVICE.get(precision, _IN_GENERAL)
+
+
+def _refuse_other_states(optimizer: Optimizer) -> Optimizer:
+    """Let an optimizer raise UsageError for the state of another one, and return it.
+
+    Torch raises errors about groups of parameters, or about a missing entry.
+    """
+    optimizer.register_load_state_dict_pre_hook(_check_state)
+    return optimizer
+
+
+def _check_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    found = [len(group["params"]) for group in state["param_groups"]]
+    wanted = [len(group["params"]) for group in optimizer.param_groups]
+    if found != wanted:
+        raise UsageError(
+            f"optimizer: expected a checkpoint with groups of {wanted} parameters, got one with {found}; {_OTHER_RUN}"
+        )
+    for saved, present in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        # Schedules add settings, and new versions of torch do; another optimizer has others.
+        added, missing = saved.keys() - present.keys(), optimizer.defaults.keys() - saved.keys()
+        if added and missing:
+            name = type(optimizer).__name__
+            raise UsageError(
+                f"optimizer: expected a checkpoint of {name}, got one of another optimizer, with {sorted(added)} and "
+                f"without {sorted(missing)}; {_OTHER_RUN}"
+            )
+
+
+def _resume_accumulation(trainer: Trainer) -> None:
+    """Accumulate as many batches as the scheduler of the trainer says, if there is one.
+
+    Lightning calls the scheduler at the beginning of an epoch only, and never if a training continues within an epoch.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
+
+
+def _setting_of_no_step(trainer: Trainer) -> str:
+    """Return the setting of a trainer with which a training has no step, such as ``trainer.max_epochs``, or ``""``."""
+    names = ("limit_train_batches", "max_epochs", "max_steps")
+    return next((f"trainer.{name}" for name in names if getattr(trainer, name) == 0), "")
+
+
+def _warn_of_no_step(trainer: Trainer) -> None:
+    """Warn if a training has ended without any step, and say why."""
+    setting = _setting_of_no_step(trainer)
+    if setting or trainer.global_step == 0:
+        reason = f"{setting} is 0" if setting else "trainer.max_time is over, or a callback has stopped it"
+        rank_zero_warn(f"no training step was made: {reason}")

@@ -34,7 +34,7 @@ _junk = st.one_of(
     st.builds(lambda size: torch.full((size,), torch.nan), st.integers(0, 3)),
     st.builds(lambda: torch.zeros(1).expand(10**6)),
 )
-_HOSTILE = ("os.system", "subprocess.run", "lieattn.train._last_checkpoint.os.system", "builtins.exec", "pathlib.Path")
+_HOSTILE = ("os.system", "subprocess.run", "lieattn.train._callbacks.os.system", "builtins.exec", "pathlib.Path")
 
 
 class _Payload:

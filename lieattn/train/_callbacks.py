@@ -1,12 +1,14 @@
-"""The checkpoint from which a run continues."""
+"""Callbacks for the Trainer of Lightning."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,11 +16,18 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, WeightAveraging
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch_geometric.data import Batch, Data
 
-from lieattn.io import KEY, add_digests, replacing
+from lieattn._core.checks import check_arguments, check_counts
+from lieattn.certify import TOLERANCES, certify
+from lieattn.groups import Group
+from lieattn.io import KEY, UsageError, add_digests, replacing
 
+_TRAINED = "current_model_state"  # Lightning's entry for the weights that are not averages
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -210,3 +219,182 @@ def _unfinished_epoch(trainer: Trainer) -> Iterator[None]:
     finally:
         for count in (progress.total, progress.current):
             count.processed += 1  # type: ignore[attr-defined]
+
+
+class AveragedWeights(WeightAveraging):
+    r"""Exponential moving average of the weights, which is validated, saved and left in the task after training.
+
+    .. math::  \bar w_n = d_n \bar w_{n-1} + (1 - d_n) w_n, \qquad d_n = \min(d, (1 + n) / (10 + n))
+
+    The averages are updated after each optimizer step, beginning with the weights :math:`\bar w_0 = w_0` after the
+    first one. The decays grow to d, so that the initial weights are soon forgotten.
+
+    This is a :class:`lightning.pytorch.callbacks.WeightAveraging`. A checkpoint stores the averages as
+    ``"state_dict"``, which is loaded for tests and predictions, and the trained weights as ``"current_model_state"``,
+    from which a run continues. Running statistics of normalizations are averaged like weights. Constant buffers, such
+    as the tables of a group, stay bitwise equal, and integers are copied. Lightning's own EMAWeightAveraging is
+    refused because it rounds integers down.
+
+    Averages of weights in half precision, as with ``Trainer(precision="bf16-true")``, are kept in float32, because
+    half precision cannot resolve their small steps. They are rounded for validation and in ``"state_dict"``.
+
+    Parameters
+    ----------
+    decay
+        The decay d in [0, 1); ValueError is raised for other numbers. The average covers about 1 / (1 - d) steps.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        check_arguments(AveragedWeights.__init__, locals())
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay: expected a number in [0, 1), got {decay}")
+        super().__init__(multi_avg_fn=self._average)
+        self.decay = decay
+        self._kept: list[Tensor] | None = None  # unrounded averages, kept while rounded ones are validated
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Create the averages in the precision that the weights will have, but at least in float32."""
+        if stage == "fit":
+            # Lightning converts the module later, when the weights of a checkpoint have already been rounded.
+            trainer.precision_plugin.convert_module(pl_module)
+        super().setup(trainer, pl_module, stage)
+        self._kept = None
+        for average in _tensors(self._average_model):
+            if average.is_floating_point() and average.element_size() < 4:
+                average.data = average.data.float()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start from the present state of the task, which may have measured its data since the averages were made."""
+        average = self._average_model
+        if average is not None and average.n_averaged == 0:
+            average.module.load_state_dict(pl_module.state_dict())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        """Update the averages after an optimizer step."""
+        weights: Any = _Widened(pl_module, self._average_model)
+        super().on_train_batch_end(trainer, weights, *rest)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the averages as ``"state_dict"``, together with the metadata of the weights."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        averages = OrderedDict(checkpoint["state_dict"])
+        for name, weight in checkpoint.get(_TRAINED, {}).items():
+            if averages[name].dtype != weight.dtype:  # a continued run loads the unrounded averages
+                checkpoint["averaging_state"][f"module.{name}"] = averages[name]
+                averages[name] = averages[name].to(weight.dtype)
+        vars(averages)["_metadata"] = getattr(pl_module.state_dict(), "_metadata", {})
+        checkpoint["state_dict"] = averages
+
+    def _average(self, averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:
+        """Move averages of one dtype toward the weights; an average that equals its weight does not change."""
+        done = int(steps)
+        decay = min(self.decay, (1 + done) / (10 + done))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, weights, 1 - decay)
+        else:
+            torch._foreach_copy_(averages, weights)
+
+    def _swap_models(self, pl_module: LightningModule) -> None:
+        """Swap weights and averages for a validation; before the first step there are no averages."""
+        if self._average_model is None or self._average_model.n_averaged == 0:
+            return
+        pairs = zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True)
+        finer = [average for average, weight in pairs if average.dtype != weight.dtype]
+        kept, self._kept = self._kept, [average.detach().clone() for average in finer]
+        super()._swap_models(pl_module)
+        if kept is not None:  # the averages are swapped back after they were rounded
+            for average, value in zip(finer, kept, strict=True):
+                average.data.copy_(value)
+            self._kept = None
+
+
+class _Widened:
+    """Parameters and buffers of a module, converted to the dtypes of their averages."""
+
+    def __init__(self, module: nn.Module, averages: AveragedModel | None) -> None:
+        self.module, self.averages = module, averages.module if averages else module
+
+    def parameters(self) -> Iterator[Tensor]:
+        return map(_in_dtype_of, self.module.parameters(), self.averages.parameters())
+
+    def buffers(self) -> Iterator[Tensor]:
+        return map(_in_dtype_of, self.module.buffers(), self.averages.buffers())
+
+
+def _in_dtype_of(weight: Tensor, average: Tensor) -> Tensor:
+    return weight.detach().to(average.dtype)
+
+
+def _tensors(module: nn.Module | None) -> Iterator[Tensor]:
+    return iter(()) if module is None else itertools.chain(module.parameters(), module.buffers())
+
+
+def check_averaging(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Raise UsageError if averaging would change tables of a network, or a run would drop its checkpoint's averages."""
+    found = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
+    for callback in found:
+        if not isinstance(callback, AveragedWeights):
+            name = type(callback).__name__
+            raise UsageError(f"trainer.callbacks: {name} changes tables of networks, use lieattn.train.AveragedWeights")
+    if trainer.training and _TRAINED in checkpoint and not found:
+        expected = "continue with --ema, or in Python with lieattn.train.AveragedWeights among the callbacks"
+        raise UsageError(f"ema: the checkpoint is of a training with averaged weights: {expected}")
+
+
+class EquivarianceMonitor(Callback):
+    """Logs ``equivariance_error`` at the end of each validation, measured on clouds of its first batch.
+
+    It is the largest error in float32 under elements of the group, relative to max(1, largest output): about 1e-6 for
+    an exactly equivariant network. Each element comes with a translation if the group has translations. The batches
+    must be batches of PyTorch Geometric. A copy of the network in eval mode is evaluated about ten times.
+
+    Parameters
+    ----------
+    group
+        Group to measure; by default the group for which the network guarantees equivariance.
+    clouds, elements
+        Number of clouds, and number of random elements of a Lie group.
+    every_n_epochs
+        Measure in every n-th epoch only.
+    network
+        Name of the attribute of the LightningModule that holds the network; ``""`` for the module itself.
+    """
+
+    def __init__(
+        self,
+        group: Group | None = None,
+        *,
+        clouds: int = 2,
+        elements: int = 2,
+        every_n_epochs: int = 1,
+        network: str = "network",
+    ) -> None:
+        check_arguments(EquivarianceMonitor.__init__, locals())
+        check_counts(clouds=clouds, elements=elements, every_n_epochs=every_n_epochs)
+        self.group, self.clouds, self.elements = group, clouds, elements
+        self.every_n_epochs, self.network = every_n_epochs, network
+        self._seen: list[Data] = []
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keep clouds of the first batch."""
+        if batch_idx == 0 and dataloader_idx == 0:
+            if not isinstance(batch, Batch):
+                raise TypeError(f"batch: expected a torch_geometric Batch to measure on, got {type(batch).__name__}")
+            self._seen = batch.to_data_list()[: self.clouds]
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the error and log it."""
+        if trainer.sanity_checking or trainer.current_epoch % self.every_n_epochs or not self._seen:
+            return
+        network = getattr(pl_module, self.network) if self.network else pl_module
+        quick: dict[str, Any] = {"rotations": 0, "permute": False, "continuity": False, "elements": self.elements}
+        (dtype,) = quick["dtypes"] = [min(TOLERANCES, key=lambda dtype: dtype.itemsize)]
+        rows = certify(network, self._seen, self.group, tolerances=TOLERANCES, **quick).rows
+        errors = [
+            TOLERANCES[dtype] * row.max_error / row.allowed for row in rows if row.check == "element" and row.allowed
+        ]
+        if not errors:
+            raise ValueError("group: expected a group, since the network has no exact guarantee, got None")
+        pl_module.log("equivariance_error", max(errors), batch_size=len(self._seen), rank_zero_only=True)

@@ -305,8 +305,9 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
             check_averaging(self._trainer, {})
             callbacks: list[Any] = self._trainer.callbacks  # type: ignore[attr-defined]
             if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
-                lost = "StochasticWeightAveraging averages the weights after the last checkpoint, so no checkpoint has them"
-                rank_zero_warn(f"trainer.callbacks: {lost}; lieattn.train.AveragedWeights (--ema) saves averages")
+                found = "StochasticWeightAveraging averages the weights after the last checkpoint, so no"
+                advice = "lieattn.train.AveragedWeights (--ema) saves averages"
+                rank_zero_warn(f"trainer.callbacks: {found} checkpoint has them; {advice}")
         settle(self.network)
 
     def on_fit_end(self) -> None:

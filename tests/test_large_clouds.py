@@ -14,7 +14,6 @@ from lieattn.cli import main
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
-    LiftedGraph,
     Nearest,
     PrincipalFrames,
     Radius,
@@ -253,20 +252,14 @@ def test_edges_of_pieces_keep_their_coordinates_and_measure(kind):
             assert torch.equal(piece.graph.log_measure, graph.log_measure[edges])
 
 
-def test_clouds_are_cut_apart_first():
+def test_sizes_and_clouds_of_pieces():
+    """Different clouds are separated first, most pieces have the given size, and parts can be given and be empty."""
     batch = torch.arange(40) % 2
     graph = lift(100 * clouds(40).pos, trivial(3), Radius(40.0), batch=batch)
     assert [set(batch[piece.points].tolist()) for piece in pieces(graph, 20)] == [{0}, {1}]
-
-
-def test_most_pieces_have_the_given_size():
     graph = lift(clouds(50).pos, trivial(3), Radius(0.4))
     assert [len(piece.own) for piece in pieces(graph, 20)] == [20, 20, 10]
-
-
-def test_pieces_of_given_parts():
-    graph = GRAPHS["finite"]()
-    parts = torch.arange(60) % 3 * 2
+    graph, parts = GRAPHS["finite"](), torch.arange(60) % 3 * 2
     found = pieces(graph, parts)
     assert [len(piece.own) for piece in found] == [20, 0, 20, 0, 20]
     for number, piece in enumerate(found):
@@ -274,27 +267,28 @@ def test_pieces_of_given_parts():
         assert piece.graph.neighbors.num_edges == sum(graph.neighbors.degree[parts == number])
 
 
-@pytest.mark.parametrize(
-    ("parts", "error", "message"),
-    [
-        (0, ValueError, "parts: expected an integer of at least 1"),
-        (1.5, TypeError, "parts"),
-        (torch.zeros(3, dtype=torch.int64), ValueError, "parts: expected the part of each of 60 points"),
-        (torch.zeros(0, dtype=torch.int64), ValueError, "parts: expected the part of each of 60 points, .* got 0"),
-        (torch.full((60,), -1), ValueError, "parts: expected .* from -1"),
-        (torch.zeros(60), TypeError, "parts: expected an int64 tensor"),
-    ],
-    ids=["none", "float", "few", "empty", "negative", "floats"],
-)
-def test_parts_that_are_none_are_refused(parts, error, message):
-    with pytest.raises(error, match=message):
-        pieces(GRAPHS["finite"](), parts)
+BATCH = AttentionOptions(norm="batch_pre")
+REFUSED = {
+    "none": (lambda: pieces(GRAPHS["finite"](), 0), "parts: expected an integer of at least 1"),
+    "float": (lambda: pieces(GRAPHS["finite"](), 1.5), "parts"),
+    "few": (lambda: pieces(GRAPHS["finite"](), torch.zeros(3, dtype=torch.int64)), "parts: .* each of 60 points"),
+    "empty": (lambda: pieces(GRAPHS["finite"](), torch.zeros(0, dtype=torch.int64)), "parts: .* 60 points, .* got 0"),
+    "negative": (lambda: pieces(GRAPHS["finite"](), torch.full((60,), -1)), "parts: expected .* from -1"),
+    "floats": (lambda: pieces(GRAPHS["finite"](), torch.zeros(60)), "parts: expected an int64 tensor"),
+    "scales": (lambda: pieces(lift(clouds(9).pos, ScaleFrames(trivial(3)), Radius(0.4)), 4), "graph: .* 3 scales"),
+    "zero": (lambda: Lifting(piece=0), "piece: expected an integer of at least 1, got 0"),
+    "batch norm": (lambda: small_lie(lifting=Lifting(piece=9), attention=BATCH), "piece: norm="),
+    "lieconv": (
+        lambda: LieConvNet(2, neighborhood=AllPairs(), frames=PrincipalFrames(), lifting=Lifting(piece=9)),
+        "piece: expected None, since LieConvNet evaluates all points at once",
+    ),
+}
 
 
-def test_scales_are_not_cut():
-    graph = lift(clouds(9).pos, ScaleFrames(trivial(3)), Radius(0.4))
-    with pytest.raises(ValueError, match="graph: expected one scale, since a graph of 3 scales cannot be cut"):
-        pieces(graph, 4)
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_pieces_that_cannot_be_are_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
 
 
 OPTIONS = {
@@ -334,92 +328,3 @@ def test_relative_elements_of_pieces_are_not_kept(monkeypatch):
     for relative in (graph.relative, *(piece.graph.relative for piece in made)):
         assert relative._coordinates is None
         assert relative._positions is None
-
-
-BATCH = AttentionOptions(norm="batch_pre")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Lifting(piece=0), "piece: expected an integer of at least 1, got 0"),
-        (
-            lambda: small_lie(lifting=Lifting(piece=9), attention=BATCH),
-            "piece: norm=",
-        ),
-        (
-            lambda: LieConvNet(2, neighborhood=AllPairs(), frames=PrincipalFrames(), lifting=Lifting(piece=9)),
-            "piece: expected None, since LieConvNet evaluates all points at once",
-        ),
-    ],
-    ids=["zero", "batch norm", "lieconv"],
-)
-def test_pieces_that_cannot_be_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-class Machine:
-    """State of one simulated machine: its piece, and the field at its own points."""
-
-    def __init__(self, piece, x: Tensor) -> None:
-        self.piece = piece
-        self.own = piece.points[piece.own]
-        self.halo = piece.points[~torch.isin(piece.points, self.own)]
-        self.x = x[self.own]
-
-    def send(self, points: Tensor) -> Tensor:
-        """Return rows of the field that another machine requests, all of them at own points."""
-        assert torch.isin(points, self.own).all()
-        return self.x[torch.searchsorted(self.own, points)]
-
-    def receive(self, others: list[Machine]) -> Tensor:
-        """Return the field on all points of the piece: own rows, and the halo from the machines that own it."""
-        field = self.x.new_full((len(self.piece.points), *self.x.shape[1:]), torch.nan)
-        field[self.piece.own] = self.x
-        for other in others:
-            wanted = self.halo[torch.isin(self.halo, other.own)]
-            field[torch.searchsorted(self.piece.points, wanted)] = other.send(wanted)
-        assert field.isfinite().all()
-        return field
-
-
-def evaluated(graph: LiftedGraph, layers: int) -> tuple[list[LieBlock], Tensor, Tensor]:
-    """Return blocks, a field, and the output of the blocks on the whole graph."""
-    whole = x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
-    blocks = [LieBlock(LieSelfAttention(4, graph.relative.num_coordinates, heads=2), 4) for _ in range(layers)]
-    for seed, block in enumerate(blocks):
-        whole = randomize(block, seed).double()(whole, graph)
-    return blocks, x, whole
-
-
-@pytest.mark.parametrize("machines", [2, 5])
-def test_halo_exchange_between_layers_gives_the_field_of_the_whole_cloud(machines):
-    """Three blocks, where machine m owns the m-th slab of the cloud."""
-    data = clouds(200)
-    graph = lift(data.pos, cyclic_about(4), Nearest(8))
-    blocks, x, whole = evaluated(graph, 3)
-    found = [Machine(piece, x) for piece in pieces(graph, (data.pos[:, 0] * machines).long())]
-    assert all(len(machine.halo) for machine in found)
-    for block in blocks:
-        fields = [machine.receive(found) for machine in found]
-        for machine, field in zip(found, fields, strict=True):
-            machine.x = block(field, machine.piece.graph)[machine.piece.own]
-    for machine in found:
-        torch.testing.assert_close(machine.x, whole[machine.own], rtol=0, atol=1e-10)
-
-
-def test_halos_of_all_layers_need_no_exchange():
-    """A halo of depth radius times layers, computed from the points only, without edges of the whole cloud."""
-    data, radius, layers = clouds(300), 0.15, 3
-    graph = lift(data.pos, cyclic_about(4), Radius(radius))
-    blocks, x, whole = evaluated(graph, layers)
-    for low, high in ((0.0, 0.5), (0.5, 1.0)):
-        place = data.pos[:, 0]
-        seen = ((place >= low - layers * radius) & (place < high + layers * radius)).nonzero()[:, 0]
-        own = (place[seen] >= low) & (place[seen] < high)
-        assert len(seen) < 300
-        part, field = lift(data.pos[seen], cyclic_about(4), Radius(radius)), x[seen]
-        for block in blocks:
-            field = block(field, part)
-        torch.testing.assert_close(field[own], whole[seen[own]], rtol=0, atol=1e-10)

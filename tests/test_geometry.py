@@ -638,6 +638,14 @@ def network(group, neighborhood, blocks=(2,), crops=None):
     return GSANet(group, 1, 3, channels=8, heads=2, neighborhood=neighborhood, blocks=stages)
 
 
+def test_a_batch_without_clouds_has_no_logits():
+    data = Data(x=torch.zeros(0, 1), pos=torch.zeros(0, 2), batch=torch.zeros(0, dtype=torch.int64))
+    assert network(PLANE, Radius(1.0)).eval()(data).shape == (0, 3)
+    data.ptr, data.grid = torch.tensor([0]), torch.zeros(0, 2, dtype=torch.int64)
+    for net in (network(PLANE, Radius(1.0)), network(PLANE, PixelSquare(3), blocks=(1, 1), crops=(1, 0))):
+        assert net.eval()(data).shape == (0, 3)
+
+
 def test_geometry_made_beforehand_gives_the_same_logits():
     net = network(PLANE, PixelSquare(3), blocks=(1, 1), crops=(1, 0)).eval()
     batch = Batch.from_data_list([image(6, 8), image(10, 4)])

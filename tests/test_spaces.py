@@ -53,7 +53,6 @@ SPACES = {
 }
 every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 WITH_STABILIZER = {name: space for name, space in SPACES.items() if space.stabilizer is not None}
-JUMPING = {name: SPACES[name] for name in ("S^2", "R^3 x S^2", "R^3 under SO(3)", "R^3 under R+xSO(3)")}
 
 
 def normal(*shape, seed=0):
@@ -339,60 +338,52 @@ def test_points_may_be_as_inexact_as_single_precision():
 
 @every_space
 def test_shapes_and_dtypes_are_refused(space):
-    with pytest.raises(ValueError, match=rf"x: expected points \[\*, {space.dim}\] of .*, got \(4, 9\)"):
-        space.lift(torch.ones(4, 9))
-    with pytest.raises(TypeError, match=r"x: expected floating points of .*, got a tensor of torch.int64"):
-        space.lift(torch.ones(4, space.dim, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"x: expected floating points of .*, got list"):
-        space.lift([[0.0]])
+    for error, message, x in (
+        (ValueError, rf"x: expected points \[\*, {space.dim}\] of .*, got \(4, 9\)", torch.ones(4, 9)),
+        (TypeError, "x: expected floating points .* torch.int64", torch.ones(4, space.dim, dtype=torch.int64)),
+        (TypeError, "x: expected floating points of .*, got list", [[0.0]]),
+    ):
+        with pytest.raises(error, match=message):
+            space.lift(x)
     with pytest.raises(ValueError, match=r"got shape|got \(4, 9\)"):
         space.act(space.group.identity(torch.ones(1)), torch.ones(4, 9))
 
 
-def test_frames_that_do_not_fit_are_refused():
-    x = torch.ones(4, 3)
-    space = Euclidean(SE(3))
-    with pytest.raises(ValueError, match=r"h: h\[1\] is not an element of SO\(3\): it is improper"):
-        space.lift(x, torch.stack([torch.eye(3), -torch.eye(3)]))
-    with pytest.raises(ValueError, match=r"h: h\[0\] is not an element of SO\(3\): its columns are not orthonormal"):
-        space.lift(x, torch.ones(1, 3, 3))
-    with pytest.raises(ValueError, match=r"h: expected elements \[\*, 3, 3\] of SO\(3\), got \(2, 4, 4\)"):
-        space.lift(x, torch.eye(4).expand(2, 4, 4))
-    with pytest.raises(ValueError, match=r"h: expected \[fiber, k, k\] or \[\*, fiber, k, k\], got \(3, 3\)"):
-        space.lift(x, torch.eye(3))
-    Euclidean(E(3)).lift(x, torch.stack([torch.eye(3), -torch.eye(3)]))
+THREE, INVERSION = torch.ones(4, 3), torch.stack([torch.eye(3), -torch.eye(3)])
+MINE = HomogeneousSpace("mine", SO(3), 3, SO(2))
+REFUSED = {
+    "improper": (
+        ValueError,
+        r"h: h\[1\] .* of SO\(3\): it is improper",
+        lambda: Euclidean(SE(3)).lift(THREE, INVERSION),
+    ),
+    "not orthonormal": (ValueError, "h: .* not orthonormal", lambda: Euclidean(SE(3)).lift(THREE, torch.ones(1, 3, 3))),
+    "size": (ValueError, r"h: .* got \(2, 4, 4\)", lambda: Euclidean(SE(3)).lift(THREE, torch.eye(4).expand(2, 4, 4))),
+    "no fiber": (ValueError, r"h: .* got \(3, 3\)", lambda: Euclidean(SE(3)).lift(THREE, torch.eye(3))),
+    "not in T": (ValueError, r"h: h\[1\] .* of T: it is not", lambda: Euclidean(tetrahedral()).lift(THREE, INVERSION)),
+    "no translations": (TypeError, "group: expected Translations .* use Orbits", lambda: Euclidean(SO(3))),
+    "translations": (TypeError, r"group: expected SO\(2\), .* use Euclidean", lambda: Orbits(SE(2))),
+    "reflections": (TypeError, "group: expected SO", lambda: Orbits(O(3))),
+    "finite": (TypeError, r"group: expected SO\(2\)", lambda: Orbits(cyclic(4))),
+    "no group": (TypeError, r"group: expected a group such as SO\(3\), got 'C4'", lambda: Euclidean("C4")),
+    "no group of orbits": (TypeError, r"group: expected a group such as SO\(3\), got 'C4'", lambda: Orbits("C4")),
+    "no stabilizer": (TypeError, "stabilizer: expected a group", lambda: HomogeneousSpace("mine", SO(3), 3, "C4")),
+    "no section": (NotImplementedError, "mine does not define a section", lambda: MINE.section(torch.ones(3))),
+    "no embedding": (NotImplementedError, "implement embed", lambda: MINE.embed(torch.eye(2))),
+}
 
 
-def test_groups_that_do_not_act_so_are_refused():
-    with pytest.raises(TypeError, match=r"group: expected Translations or a SemidirectProduct .* use Orbits"):
-        Euclidean(SO(3))
-    with pytest.raises(TypeError, match=r"group: expected SO\(2\), SO\(3\), .* use Euclidean"):
-        Orbits(SE(2))
-    with pytest.raises(TypeError, match="group: expected SO"):
-        Orbits(O(3))
-    with pytest.raises(TypeError, match=r"group: expected SO\(2\)"):
-        Orbits(cyclic(4))
-    for make in (Euclidean, Orbits):
-        with pytest.raises(TypeError, match=r"group: expected a group such as SO\(3\), got 'C4'"):
-            make("C4")
-    with pytest.raises(TypeError, match="stabilizer: expected a group"):
-        HomogeneousSpace("mine", SO(3), 3, "C4")
+@pytest.mark.parametrize(("error", "message", "call"), REFUSED.values(), ids=REFUSED)
+def test_groups_and_frames_that_do_not_fit_are_refused(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_a_finite_group_is_short_for_its_semidirect_product_with_the_translations():
     space = Euclidean(tetrahedral())
     assert space == Euclidean(SemidirectProduct(tetrahedral()))
     assert space.stabilizer == tetrahedral()
-    with pytest.raises(ValueError, match=r"h: h\[1\] is not an element of T: it is not one of its matrices"):
-        space.lift(torch.ones(4, 3), torch.stack([torch.eye(3), -torch.eye(3)]))
-
-
-def test_a_space_says_what_it_does_not_define():
-    space = HomogeneousSpace("mine", SO(3), 3, SO(2))
-    with pytest.raises(NotImplementedError, match="mine does not define a section"):
-        space.section(torch.ones(3))
-    with pytest.raises(NotImplementedError, match="implement embed"):
-        space.embed(torch.eye(2))
+    assert Euclidean(E(3)).lift(THREE, INVERSION).shape == (4, 2, 4, 4)
 
 
 @pytest.mark.parametrize(

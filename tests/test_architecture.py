@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2536, 10, 12),
     "datasets": (7882, 27, 74),
-    "tests": (51687, 145, 0),
+    "tests": (51632, 145, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
@@ -399,6 +399,16 @@ def test_importing_the_library_is_light(then, parts):
     assert parts_imported(found["modules"]) >= parts
     assert parts_imported(found["modules"]).isdisjoint(TOOLS)
     assert found["seconds"] < 2.0
+
+
+@pytest.mark.parametrize("path", DATASET_FILES, ids=lambda path: path.name)
+def test_data_sets_import_heavy_packages_where_they_use_them(path):
+    """Packages of extras, and trimesh and scipy, which take long."""
+    body = ast.Module(
+        [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)], []
+    )
+    found = {name.split(".")[0] for name in imported(ast.unparse(body), "lieattn_datasets")}
+    assert found.isdisjoint({*HEAVY, "PIL", "pooch", "manifold3d", "rdkit", "tblite", "lieattn"} - {"torch_geometric"})
 
 
 def test_names_of_the_library_are_its_parts():

@@ -1,11 +1,13 @@
 """Hostile files: every loader refuses them, runs no code, and reads only its own files."""
 
 import gzip
+import inspect
 import io
 import json
 import os
 import pickle
 import random
+import shutil
 import struct
 import warnings
 import zipfile
@@ -13,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import trimesh
 
 import lieattn_datasets as ld
@@ -22,6 +25,7 @@ from tests import test_datasets
 from tests.fuzz._data_sets import CASES, Case, of_loaders
 from tests.fuzz._target import Verdict
 from tests.fuzz.data_files import DAMAGES, judge
+from tests.test_data_dynamics import GENERATED
 from tests.test_data_shapes import off
 
 HARMFUL = ("hostile pickle", "hostile torch file", "bomb", "other array", "false promise")
@@ -42,6 +46,123 @@ def test_harmful_files_are_refused(name, damage):
                 warnings.simplefilter("ignore")
                 verdict = judge(case, file, content, damage, f"{name} {file} {seed}")
             assert verdict in (Verdict.NAMED, Verdict.CORRECT), verdict
+
+
+DATA_SETS = {
+    **{
+        n: lambda case=c: case.load(case.folder) for n, c in CASES.items() if inspect.isclass(getattr(ld, n.split()[0]))
+    },
+    **{name: lambda make=make: make(size=2) for name, make in GENERATED.items()},
+    "Digits": ld.Digits,
+}
+OF_SPLITS = sorted(
+    {kind for kind in map(str, of_loaders()) if "split" in inspect.signature(getattr(ld, kind)).parameters}
+)
+
+
+def equal_items(one, other):
+    items = [data[index].to_dict() for data in (one, other) for index in range(len(one))]
+    pairs = zip(items[: len(one)], items[len(one) :], strict=True)
+    return all(
+        first.keys() == second.keys() and all(map(same, first.values(), second.values())) for first, second in pairs
+    )
+
+
+def same(one, other):
+    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_what_every_data_set_promises(name):
+    """Copies by pickle, as in worker processes, and views have the same items, which own their memory."""
+    data = DATA_SETS[name]()
+    assert equal_items(data, pickle.loads(pickle.dumps(data)))
+    view = data.subset([-1, 0]).with_transform(lambda item: item.y)
+    assert torch.equal(view[1].nan_to_num(), data[0].y.nan_to_num())
+    assert data.transform is None
+    before = data[0].clone()
+    for key, value in data[0].to_dict().items():
+        if key != "pos" or not isinstance(data, ld.ImagePoints):  # images share their grid
+            value.zero_()
+    assert all(same(value, data[0][key]) for key, value in before.to_dict().items())
+    assert type(data).__name__ in repr(data)
+
+
+@pytest.mark.parametrize("name", OF_SPLITS)
+def test_missing_files_and_unknown_splits(tmp_path, name):
+    kind = getattr(ld, name)
+    with pytest.raises(ValueError, match=r"split: expected one of 'train'.* got 'dev'"):
+        kind(tmp_path, split="dev")
+    with pytest.raises(FileNotFoundError) as caught:
+        kind(tmp_path / "absent")
+    assert "absent" in str(caught.value)
+
+
+PUBLISHED = [name for name in OF_SPLITS if "verify" in inspect.signature(getattr(ld, name)).parameters]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_other_files_than_the_published_ones_are_refused(tmp_path, name):
+    """By their digest, or, where none is published, by the number of their items."""
+    case = CASES[name]
+    shutil.copytree(case.folder, tmp_path, dirs_exist_ok=True)
+    kind, options = getattr(ld, name), {"number": 2} if name == "RMD17" else {}
+    options |= {"molecule": "uracil"} if name == "RMD17Subset" else {}
+    options |= {"points": 8} if name == "ModelNet" else {}
+    with pytest.raises(ValueError, match=r"has the digest|but the official file holds"):
+        kind(tmp_path, split="test", **options)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"needs the file .* in root=.*(is empty|no such folder).* yourself.*\. The|no meshes",
+    ):
+        kind(tmp_path / "empty", split="test", **options)
+
+
+ALTERED = [
+    ("FashionMNIST900", {"x": lambda x: x[:, :5]}, r"has x of uint8 .*, expected uint8 \[images, 28, 28\]"),
+    ("FashionMNIST900", {"y": lambda y: y + 1}, r"has y in 1 \.\. 10, expected 0 \.\. 9"),
+    ("FashionMNIST900", {"x": lambda x: x.astype(object)}, "has x, which is not a plain array"),
+    ("FashionMNIST900", {"y": None}, "has no array 'y', only x"),
+    ("CIFAR10Subset", {"x_test": lambda x: x[..., 0]}, r"has x_test of .* expected uint8 \[images, 32, 32, 3\]"),
+    ("RotatedMNISTRecipe", {"x_test": lambda x: x[:0], "y_test": lambda y: y[:0]}, "has no images of test"),
+    ("QM9Subset", {"split_test": lambda s: [7, 4]}, "does not have each of its 8 molecules in exactly one split"),
+    ("QM9Subset", {"target_names": lambda t: t[::-1]}, "has targets named C, B, A, .*, expected mu, alpha"),
+    ("QM9Subset", {"offsets": lambda o: [0, 3, 8]}, "does not hold molecules: offsets: expected numbers that rise"),
+    ("QM9Subset", {"z": lambda z: 0 * z + 16}, "holds atoms other than"),
+    ("QM9GFN2", {"gdb_index": lambda g: g + 1}, "has labels of different molecules than qm9_subset.npz"),
+    ("NBody", {"vel": lambda v: v[:, :2]}, "has vel of float32"),
+    ("SphericalMNIST", {"x_test_r": lambda x: x[..., :7]}, "has alpha of"),
+    ("SphericalMNIST", {"beta": lambda b: b[::-1]}, "has beta other than"),
+    ("SphericalMNIST", {"alpha": lambda a: 45.0 * np.arange(8)}, "has beta .* or alpha in degrees"),
+    ("SphericalMNIST", {"y_test": lambda y: 0 * y + 10}, r"has y_test in 10 \.\. 10, expected 0 \.\. 9"),
+    ("SphericalMNIST", {"y_test": lambda y: y[:1]}, "has 1 labels for 2 images"),
+    ("WindOnSphere", {"u": lambda u: u[..., :11]}, "has v of float32"),
+    ("WindOnSphere", {"u": lambda u: u * np.nan}, "has u with numbers that are not finite"),
+    ("WindOnSphere", {"lat": lambda lat: 0.9 * lat}, "has latitudes that are not equally spaced from 90 to -90"),
+    ("ModelNet10Tiny", {"label": lambda y: np.zeros(3)}, r"has label of float64 \[3\], expected integer"),
+    ("ModelNet10Tiny", {"split_test": lambda s: [6]}, r"has split_test in 6 \.\. 6, expected 0 \.\. 5"),
+    ("AdrenalMNIST3D", {"label_test": lambda y: y * 0.5}, "has label_test of float64"),
+    ("AdrenalMNIST3D", {"voxels_packed_test": lambda v: 0 * v}, "has an empty mask, number 0 of test"),
+    ("AdrenalMNIST3D", {"voxel_shape": lambda v: v + 1}, r"has voxels .* for masks of \[7, 7, 7\]"),
+    ("RMD17", {"coords": lambda x: x[:, :3]}, r"has coords of float64 .* with .*'atoms': 4"),
+    ("RMD17", {"energies": lambda e: e.astype(np.float32)}, "has energies of float32 .*, expected float64"),
+    ("RMD17", {"forces": lambda f: f * np.nan}, "has forces with numbers that are not finite"),
+    ("RMD17", {"nuclear_charges": lambda z: 0 * z}, r"has nuclear_charges \[0, 0, 0, 0\], expected nuclear charges"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), ALTERED, ids=[f"{name} {[*c]}" for name, c, _ in ALTERED])
+def test_altered_arrays_are_named(tmp_path, name, changes, message):
+    shutil.copytree(CASES[name].folder, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.rglob("*.npz"):
+        content = dict(np.load(path))
+        if name != "QM9GFN2" or "energy" in content:
+            made = {key: change(content[key]) for key, change in changes.items() if change}
+            kept = {key: value for key, value in (content | made).items() if changes.get(key, True)}
+            np.savez(path, **kept)
+    with pytest.raises(ValueError, match=rf"\.npz {message}"):
+        CASES[name].load(tmp_path)
 
 
 def test_the_judge_sees_what_runs():

@@ -5,10 +5,7 @@ import hashlib
 import math
 import pickle
 import struct
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,13 +106,6 @@ class TestImages:
         assert dataset[0].pos.data_ptr() == dataset[5].pos.data_ptr()
         assert dataset._images.dtype == np.uint8
         assert len(pickle.dumps(dataset)) < 2_000
-
-    def test_items_own_their_intensities(self):
-        images = np.full((1, 2, 2), 0.5, dtype=np.float32)
-        data = ld.ImagePoints(images, [0], peak=2.0)[0]
-        assert (data.x == 0.25).all()
-        data.x.zero_()
-        assert (images == 0.5).all()
 
     def test_views(self):
         dataset = small_images()
@@ -468,17 +458,6 @@ class TestArchives:
         np.savez(path, **{x: images, y: labels})
         dataset = kind(tmp_path, split, verify=False)
         np.testing.assert_allclose(image_of(dataset[1]).squeeze(), images[1] / 255, atol=1e-7)
-        with pytest.raises(ValueError, match="has the digest content:"):
-            kind(tmp_path, split)
-        for arrays, message in (
-            ({x: images}, f"has no array '{y}'"),
-            ({x: images[:, :5], y: labels}, "expected uint8 .images"),
-            ({x: images, y: labels + 1}, rf"has {y} in 1 .. 10, expected 0 .. 9"),
-            ({x: images.astype(object), y: labels}, "is not a plain array"),
-        ):
-            np.savez(path, **arrays)
-            with pytest.raises(ValueError, match=message):
-                kind(tmp_path, split, verify=False)
         path.write_bytes(path.read_bytes()[:200])
         with pytest.raises(ValueError, match=r"is not a complete zip archive"):
             kind(tmp_path, split, verify=False)
@@ -490,32 +469,6 @@ class TestArchives:
         parts = [ld.FashionMNIST900(tmp_path, split, verify=False) for split in splits]
         assert [part.labels.bincount().tolist() for part in parts] == [[n] * 10 for n in (60, 10, 20)]
         assert sorted(np.concatenate([part._indices for part in parts])) == list(range(900))
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (ld.MNIST, "train-images-idx3-ubyte or train-images-idx3-ubyte.gz"),
-        (ld.FashionMNIST, "train-images-idx3-ubyte or train-images-idx3-ubyte.gz"),
-        (ld.RotatedMNIST, AMAT),
-        (ld.CIFAR10, "data_batch_1.bin"),
-        (ld.CIFAR100, "train.bin"),
-        (ld.PatchCamelyon, "camelyonpatch_level_2_split_train_x.h5"),
-        (ld.RotatedMNISTRecipe, "mnist_rot_recipe.npz"),
-        (ld.FashionMNIST900, "fashion_mnist_900.npz"),
-        (ld.CIFAR10Subset, "cifar10_subset.npz"),
-    ],
-)
-def test_missing_files_and_unknown_splits(tmp_path, kind, name):
-    with pytest.raises(FileNotFoundError, match=rf"needs the file {name} in root=.*it is empty. Nothing is"):
-        kind(tmp_path)
-    (tmp_path / "other").touch()
-    with pytest.raises(FileNotFoundError, match=r"it holds: other\. .* put the file there yourself.*\. The "):
-        kind(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        kind(tmp_path / "absent")
-    with pytest.raises(ValueError, match=r"split: expected one of 'train'.* got 'dev'"):
-        kind(tmp_path, "dev")
 
 
 class TestTransforms:
@@ -822,11 +775,3 @@ def test_labels_of_pixels_do_not_stay_behind(transform):
             transform(labeled)
     one = ld.image_to_data(np.zeros((1, 1)), label=1)
     assert isinstance(transform, ld.AveragePixels) or transform(one).y == 1
-
-
-def test_import_is_light():
-    heavy = ("sklearn", "h5py", "scipy.ndimage", "lightning", "matplotlib", "lieattn")
-    script = f"import sys, lieattn_datasets; print([name for name in {heavy!r} if name in sys.modules])"
-    folder = Path(ld.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -272,6 +272,13 @@ def without_times(report: dict, seed: int | None = None, fraction: float | None 
     return found
 
 
+@pytest.fixture(autouse=True)
+def pictures(request, monkeypatch):
+    """Draw pictures for the tests of pictures only, since it takes longest."""
+    if "picture" not in request.node.name:
+        monkeypatch.setattr("lieattn.viz.save", lambda figure, path: path.write_bytes(b"drawn") and path)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
@@ -422,14 +429,14 @@ def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
 
 
 def test_seconds_are_a_budget_too(tmp_path):
-    report = compare(tmp_path, budget={"seconds": 0.3, "evaluations": 3}, **QUICK)
-    for cell in report["cells"]:
-        # No upper bound: on a busy machine a single step may take longer than the whole budget.
-        assert cell["seconds"] >= 0.3
-        assert cell["steps"] >= 1
-        assert 1 <= len(cell["history"]) <= 3
-        assert cell["history"][-1][0] == cell["steps"]
-    assert report["budget"] == {"seconds": 0.3}
+    report = compare(tmp_path, budget={"seconds": 0.1, "evaluations": 3}, models={"it": sized()}, **QUICK)
+    (cell,) = report["cells"]
+    # No upper bound: on a busy machine a single step may take longer than the whole budget.
+    assert cell["seconds"] >= 0.1
+    assert cell["steps"] >= 1
+    assert 1 <= len(cell["history"]) <= 3
+    assert cell["history"][-1][0] == cell["steps"]
+    assert report["budget"] == {"seconds": 0.1}
 
 
 def test_diverging_training_is_reported(tmp_path, capsys):
@@ -445,12 +452,12 @@ def test_tests_that_are_nan_are_reported(tmp_path, capsys, models):
     chosen = {"blind": spec("Distances", outputs=1, fault="blind", until=10**6)}
     if models != "alone":
         chosen["seeing"] = spec("Distances", outputs=1)
-    report = compare(tmp_path, models=chosen, task=REGRESSION, **{**QUICK, "seeds": [0, 1]})
+    report = compare(tmp_path, models=chosen, task=REGRESSION, **QUICK)
     means = {row["model"]: (row["test"]["mean"], row["rotated"]["mean"]) for row in report["summary"]}
     assert means.pop("blind") == (None, None)
     assert all(value is not None for pair in means.values() for value in pair)
     printed = capsys.readouterr().out
-    assert re.search(r"^blind .* 2 +nan +nan +10 ", printed, re.MULTILINE)
+    assert re.search(r"^blind .* 1 +nan +nan +10 ", printed, re.MULTILINE)
     assert re.search(r"^blind +nan +nan\n", printed, re.MULTILINE)  # the validations
     assert re.search(r"^blind .* - +nan -> nan +nan -> nan\n", printed, re.MULTILINE)  # it has no group of its own
     assert (tmp_path / "comparison.png").is_file() == bool(means)
@@ -512,14 +519,14 @@ def test_interrupted_cell_continues_to_the_same_record(finished, tmp_path, monke
             os.kill(os.getpid(), signal.SIGINT)
         real(self, trainer, *rest)
 
-    options = {"seeds": [0], "fractions": [1.0], "ema": ema}
+    options = {"seeds": [0], "fractions": [1.0], "ema": ema, "arguments": ("--models", "distances")}
     with monkeypatch.context() as patch:
         patch.setattr(budgets.Budget, "on_train_batch_end", interrupted)
         compare(tmp_path, status=130, **options)
     assert "To continue: the same command" in capsys.readouterr().err
     assert (tmp_path / "cells/distances-1-0/last.ckpt").is_file()
     whole = reports(finished) if ema is None else compare(tmp_path / "whole", **options)
-    assert without_times(compare(tmp_path, **options)) == without_times(whole, 0, 1)
+    assert without_times(compare(tmp_path, **options)) == without_times(whole, 0, 1)[:1]
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -535,6 +542,7 @@ def test_other_cells_go_on_where_one_ends_with_an_error(tmp_path, capfd, jobs):
     assert "1 of 2 cells are finished, 1 to run" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # processes that import everything; test_cells_are_shared_by_machines shares cells in this one
 def test_jobs_share_the_cells(finished, tmp_path, capfd):
     """Each cell is run once, and the report is that of a single process. If a cell fails, the command fails."""
     models = {**config()["models"], "diverging": sized(fault="diverging", channels=20)}
@@ -822,9 +830,9 @@ def test_seconds_of_the_processor_do_not_pass_while_it_waits(clock):
     trainer = SimpleNamespace(should_stop=False, is_last_batch=True, val_check_batch=1)
     module = SimpleNamespace(device=torch.device("cpu"))
     budget.on_train_batch_start(trainer, module)
-    time.sleep(0.5)
+    time.sleep(0.1)
     budget.on_train_batch_end(trainer, module, None, SimpleNamespace(num_graphs=1))
-    assert (budget.seconds >= 0.5) == (clock == "wall")
+    assert (budget.seconds >= 0.1) == (clock == "wall")
     assert budget.steps == 1
 
 

@@ -84,20 +84,6 @@ def test_hidden_units_of_squeeze_excite():
     assert found == {8: 1, 16: 1, 40: 2}
 
 
-def test_squeeze_excite_keeps_clouds_apart():
-    excite = randomize(GroupSqueezeExcite(4, 2).double())
-    x, batch = torch.randn(6, 3, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2, 2, 0])
-    clouds = lift(torch.randn(6, 2, dtype=torch.float64), cyclic(3), Radius(1.0), batch=batch)
-    scale = excite.scale(x, clouds)
-    assert scale.shape == (3, 4)
-    assert torch.isfinite(scale).all(), "the cloud between has no points"
-    for cloud in (0, 2):
-        mean = x[batch == cloud].mean(dim=(0, 1))
-        wanted = excite.excite(F.relu(excite.squeeze(mean))).sigmoid()
-        torch.testing.assert_close(scale[cloud], wanted)
-        torch.testing.assert_close(excite(x, clouds)[batch == cloud], x[batch == cloud] * wanted)
-
-
 # --- on grids -------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +349,6 @@ def test_parameter_counts_are_those_of_the_paper(name):
 
 WINDOW = RelativePositionTable.square(3, border="zero")
 TALL = RelativePositionTable((*WINDOW.offsets, (0.0, -2.0), (0.0, 2.0)), border="zero")
-LAYERS = ("affine", "simple", "stand-alone", "convolution")
 
 
 def network(group, **options):
@@ -392,15 +377,6 @@ def test_strides_break_reflections_that_reverse_rows(axis, exact):
     model = network(group, layer="convolution", downsampling="strided")
     assert (change(model, group) < 1e-10) == exact
     assert model.symmetry.group == (group if exact else trivial(2))
-
-
-@pytest.mark.parametrize("options", [{}, {"heads": 8}, {"channels": 5}, {"channels": 12}], ids=str)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_layer_goes_with_the_heads_of_the_paper(layer, options):
-    """On p4, the first layers have 8 channels, one for each of eight heads, fewer than there are coordinates."""
-    kept = {name: value for name, value in options.items() if layer != "convolution" or name != "heads"}
-    model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, **kept)
-    assert model(torch.randn(1, 3, 8, 8)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("positions", [SMOOTH, RelativePositionTable.square(3)], ids=["waves", "table"])

@@ -762,9 +762,6 @@ def goldens(pytestconfig):
     return pytestconfig.rootpath / "tests" / "goldens" / "attentive_gconv"
 
 
-# --- the parity runner ----------------------------------------------------------------------------------------
-
-
 # --- pictures and benchmark -----------------------------------------------------------------------------------
 
 
@@ -781,8 +778,7 @@ def test_attention_is_drawn_under_the_group(kind):
     assert [axes.get_title() for axes in figure.axes[:4]] == [f"rotated by {angle}°" for angle in (0, 90, 180, 270)]
     assert float(figure.get_suptitle().split()[-1]) < 1e-10
     picture = attention_picture(network, image[None])
-    other = torch.float32 if image.dtype == torch.float64 else torch.float64
-    torch.testing.assert_close(attention_picture(network, image[None].to(other)), picture, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(attention_picture(network, image[None].float()), picture, rtol=1e-3, atol=1e-5)
     assert picture.shape == (1, 4, 28, 28)
     without = attention_picture(network, image[None], planar=False)
     assert (without >= picture).all()

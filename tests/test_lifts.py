@@ -187,21 +187,6 @@ def test_elements_lie_over_their_points(space):
     assert torch.equal(frames, graph.elements[..., :dim, :dim])
 
 
-@pytest.mark.parametrize("kind", ["smooth", "log"])
-@every_lifted_space
-def test_gradients_are_finite_at_coincident_points(space, kind):
-    if kind == "log" and isinstance(space.stabilizer, O):
-        pytest.skip("improper elements have no logarithm")
-    pos = random_points(space, 4)
-    pos[2] = pos[0]
-    identity = torch.eye(space.stabilizer.dim, dtype=F64).expand(4, 1, -1, -1)
-    pos.requires_grad_()
-    graph = lift_to(pos, space, GivenFrames(identity), AllPairs(), coordinates=kind)
-    (gradient,) = torch.autograd.grad(coordinates_of(graph).sin().sum(), pos)
-    assert torch.isfinite(coordinates_of(graph)).all()
-    assert torch.isfinite(gradient).all()
-
-
 def test_far_from_the_origin_single_precision_keeps_differences():
     """Relative translations are computed from differences of points, not from products of large matrices."""
     pos = random_points(SPACES["SE(3)"]).float()

@@ -296,6 +296,8 @@ BESIDE = {
     "block p4m",
     "block p4 pooled identity",
     "block p4 three of eight",
+    "block p4 identity",
+    "simple p4m k5",
 }
 
 

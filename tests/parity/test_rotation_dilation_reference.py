@@ -190,8 +190,7 @@ def renamed(arrays, pattern, gain="gain"):
     return found
 
 
-@pytest.mark.parametrize("pattern", NAMES)
-@pytest.mark.parametrize("group", ["RxSO2", "T2", "SE2"])
+@pytest.mark.parametrize(("group", "pattern"), [*zip(("RxSO2", "T2", "SE2", "SE2"), NAMES, strict=True)])
 def test_normalizations_of_a_head(group, pattern, tmp_path):
     arrays, meta = finished_model(group, 2 if group == "SE2" else 1, output_norm="layer")
     arrays = renamed(arrays, pattern)

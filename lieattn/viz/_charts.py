@@ -64,31 +64,22 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
     return figure
 
 
-def error_curves(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str, ylabel: str, *, log: bool = False
-) -> Figure:
+def error_curves(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str, ylabel: str) -> Figure:
     """Draw errors on a logarithmic axis against a number or a time, with one labeled line for each entry.
 
     ``curves`` maps the name of a method to the places where it was measured, in any order, and its errors; an error of
-    0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` are the names of both quantities. With ``log`` the axis of places is
-    also logarithmic, and places must be positive.
+    0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` are the names of both quantities.
     """
     check_arguments(error_curves, locals())
     lines = {}
     for name, (places, errors) in _curves(curves, "places", "errors").items():
         if not (errors >= 0).all():
             raise ValueError(f"curves[{name!r}]: expected errors of at least 0, got {errors.min():g}")
-        if log and not (places > 0).all():
-            raise ValueError(f"curves[{name!r}]: expected positive places on a logarithmic axis, got {places.min():g}")
         lines[name] = (places, np.maximum(errors, ROUNDING))
-    figure, axes = _labeled_lines(xlabel, ylabel, lines, log=("x", "y") if log else ("y",))
-    from matplotlib.ticker import MaxNLocator, NullFormatter
+    figure, axes = _labeled_lines(xlabel, ylabel, lines, scale="log")
+    if all(float(place).is_integer() for places, _ in lines.values() for place in places):
+        from matplotlib.ticker import MaxNLocator
 
-    ticks = sorted({float(place) for places, _ in lines.values() for place in places})
-    if log:
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    elif all(tick.is_integer() for tick in ticks):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, min_n_ticks=1, steps=[1, 2, 4, 10]))
     return figure
 
@@ -98,15 +89,12 @@ def _labeled_lines(
     ylabel: str,
     lines: Mapping[str, tuple[Any, Any]],
     ylim: tuple[float, float] | None = None,
-    log: Sequence[str] = (),
+    scale: str = "linear",
 ) -> tuple[Figure, Axes]:
-    """Draw lines with their names at their right ends, moved apart if they would overlap.
-
-    ``log`` contains the names of the logarithmic axes.
-    """
+    """Draw lines with their names at their right ends, moved apart if they would overlap."""
     figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
-    axes.set(**{f"{axis}scale": "log" for axis in log})
+    axes.set_yscale(scale)
     ends = []
     for number, (name, (x, y)) in enumerate(lines.items()):
         style = line_style(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,6 @@ def attention_under_group(
     network: AttentiveNetwork,
     image: Tensor,
     *,
-    arrows: Literal["dominant", "all", "none"] = "dominant",
     passed: bool = False,
 ) -> Figure:
     """Draw the attention of a network for one image moved by every element of its group.
@@ -101,9 +100,6 @@ def attention_under_group(
         See :func:`attention_picture`, also for errors.
     image
         One image ``[in_channels, rows, columns]`` with as many rows as columns; ValueError is raised otherwise.
-    arrows
-        ``"dominant"`` as above; ``"all"`` for the arrows of all frames as in the paper, whose lengths are the products;
-        or ``"none"``.
     """
     draw.require_matplotlib()
     check_arguments(attention_under_group, locals())
@@ -115,15 +111,14 @@ def attention_under_group(
     figure = draw.blank_figure(_CELL * group.order, 2 * _CELL + 0.4, "constrained")
     axes = figure.subplots(2, group.order, squeeze=False)
     top = float(pictures.sum(dim=1).max())
-    lengths = pictures - pictures.mean(dim=1, keepdim=True) if arrows == "dominant" else pictures
+    lengths = pictures - pictures.mean(dim=1, keepdim=True)
     longest = max(float(lengths.max()), 1e-3 * float(pictures.max()))  # so that rounding is not magnified
     for h in range(group.order):
         shown = moved[h].mean(dim=0)
         axes[0][h].imshow(shown.cpu(), cmap="gray")
         axes[0][h].set_title(draw.in_words(group.elements[h]), fontsize=9)
         drawn = axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
-        if arrows != "none":
-            _draw_poses(axes[1][h], group, lengths[h], longest, dominant=arrows == "dominant")
+        _draw_poses(axes[1][h], group, lengths[h].cpu(), longest)
         for axis in axes[:, h]:
             axis.set_axis_off()
     figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the frames")
@@ -133,16 +128,13 @@ def attention_under_group(
     return figure
 
 
-def _draw_poses(axes: Axes, group: FiniteGroup, lengths: Tensor, longest: float, *, dominant: bool) -> None:
+def _draw_poses(axes: Axes, group: FiniteGroup, lengths: Tensor, longest: float) -> None:
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in lengths.shape[-2:]), indexing="ij")
     style: dict[str, Any] = {"color": "white", "scale_units": "x", "scale": max(longest, 1e-30) / _ARROW}
-    style |= {"width": 0.006 if dominant else 0.004, "pivot": "mid" if dominant else "tail"}
-    lengths = lengths.cpu()
-    most = lengths.argmax(dim=0)
     for pose, (right, upward) in enumerate(group.elements[:, :, 1].tolist()):
-        shown = most == pose if dominant else torch.ones_like(most, dtype=torch.bool)
+        shown = lengths.argmax(dim=0) == pose
         length = lengths[pose][shown]
-        axes.quiver(columns[shown], rows[shown], right * length, upward * length, **style)
+        axes.quiver(columns[shown], rows[shown], right * length, upward * length, width=0.006, pivot="mid", **style)
 
 
 def _difference(group: FiniteGroup, pictures: Tensor) -> float:
@@ -155,7 +147,7 @@ def _difference(group: FiniteGroup, pictures: Tensor) -> float:
 # --- rotated weights -------------------------------------------------------------------------------------------------
 
 
-def steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> Figure:
+def steerability(*, size: int = 7, order: int = 16) -> Figure:
     """Draw positional scores, which rotate without interpolation, and a convolution with interpolation.
 
     The picture illustrates Figure 2 of GSA-Nets. The score of a pixel u of the neighborhood is ⟨q, ρ(h⁻¹ u)⟩, a
@@ -172,8 +164,6 @@ def steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> Figure:
     order
         Number of angles in a full turn, a multiple of 4. The chart has all angles of the first quarter, of which up to
         nine are drawn.
-    seed
-        Seed of the encoding and the query.
     """
     draw.require_matplotlib()
     check_arguments(steerability, locals())
@@ -181,27 +171,20 @@ def steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> Figure:
     check_count("order", order, least=4)
     if size % 2 == 0 or order % 4:
         raise ValueError(f"size, order: expected an odd number and a multiple of 4, got {size} and {order}")
-    score = _Score(size, order, seed)
+    score = _Score(size, order)
     turns = range(order // 4 + 1)
-    rows = {
-        "attention,\na function": (
-            [score.of_attention(a) for a in turns],
-            [score.attention_error(a) for a in turns],
-        ),
-        "convolution,\ninterpolated": (
-            [score.interpolated(a) for a in turns],
-            [score.convolution_error(a) for a in turns],
-        ),
-    }
+    attention = [score.upright[:, a] for a in turns], [score.attention_error(a) for a in turns]
+    convolution = [score.interpolated(a) for a in turns], [score.convolution_error(a) for a in turns]
+    rows = {"attention,\na function": attention, "convolution,\ninterpolated": convolution}
     return _drawn(rows, [360 * a / order for a in turns])
 
 
 class _Score:
     """Positional scores of a square of pixels around the query, in all frames."""
 
-    def __init__(self, size: int, order: int, seed: int) -> None:
+    def __init__(self, size: int, order: int) -> None:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             self.encoding = CoordinateEncoding(2, 16).double()
             self.query = torch.randn(16, dtype=torch.float64)
         self.size, self.group = size, cyclic(order)
@@ -221,9 +204,6 @@ class _Score:
         row = middle.nonzero()[:, 0] if terms.row is None else terms.row[middle]
         found: Tensor = terms.positional_key[row][:, :, 0] @ self.query
         return found - self.mean
-
-    def of_attention(self, a: int) -> Tensor:
-        return self.upright[:, a]
 
     def attention_error(self, a: int) -> float:
         """Return the difference of the rotated score at the rotated pixels to the upright score."""

@@ -8,9 +8,9 @@ from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
 from lieattn.models import GSANet, GSAOptions
-from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
-from lieattn.nn.relative import CoordinateEncoding
-from lieattn.testing import TOLERANCE, randomize, relative_error
+from lieattn.nn import GroupConvolution, GroupSelfAttention, LiftingSelfAttention
+from lieattn.nn.relative import CoordinateEncoding, NetworkKernel
+from lieattn.testing import TOLERANCE, further_symmetries, random_cloud, randomize, relative_error
 
 F64 = torch.float64
 POSITIONS = ("relative", "absolute", "none")
@@ -119,3 +119,47 @@ def test_absolute_encodings_see_keys_in_the_frames(group):
     seen = torch.einsum("aij,pj->pai", torch.linalg.inv(group.elements), graph.pos) / 1.5
     expected = torch.cat([net(c) for net, c in zip(encoding.axes, seen.unbind(-1), strict=True)], dim=-1)
     torch.testing.assert_close(terms.positional_key[terms.row][:, :, 0], expected[graph.neighbors.source])
+
+
+def to_output_frame(group):
+    """Table of h⁻¹ m for output, query and key frames (h, g, m)."""
+    return group.relative_index[:, None].expand(*[group.order] * 3).contiguous()
+
+
+FORMS = {
+    "query sum": lambda group, **sizes: GroupSelfAttention(group, 6, 8, **sizes),
+    "query sum to the output": lambda group, **sizes: GroupSelfAttention(
+        group, 6, 8, encoding=CoordinateEncoding(group.dim, 4, group, to_output_frame(group)), **sizes
+    ),
+    "joint": lambda group, **sizes: GroupSelfAttention(group, 6, 8, pattern="joint", **sizes),
+    "convolution": lambda group, **sizes: GroupConvolution(NetworkKernel(group, 6, 8)),
+}
+
+
+@pytest.mark.parametrize("group", [cyclic(3), cyclic(4), dihedral(3), tetrahedral()], ids=lambda group: group.name)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_query_sum_of_the_paper_is_not_uniquely_equivariant(form, group):
+    """It commutes with every pair of motions of fibers and points, and is constant on the fiber of a point alone."""
+    torch.manual_seed(0)
+    layer = randomize(FORMS[form](group, heads=2, head_channels=4)).to(F64)
+    pos, _ = random_cloud(group, 7)
+    x = torch.randn(7, group.order, 6, dtype=F64)
+
+    def call(x, pos):
+        return layer(x, lift(pos, group, Radius(1.5)))
+
+    alone = call(x[:1], pos[:1])
+    if form == "query sum":
+        assert len(further_symmetries(call, group, x, pos)) == group.order * (group.order - 1)
+        assert relative_error(alone, alone[:, :1].expand_as(alone)) < TOLERANCE[F64]
+    else:
+        assert further_symmetries(call, group, x, pos) == []
+        assert relative_error(alone, alone[:, :1].expand_as(alone)) > CHANGED
+
+
+@pytest.mark.parametrize("group", [cyclic(4), dihedral(3)], ids=lambda group: group.name)
+def test_tables_of_relative_frames_are_equivariant(group):
+    printed = group.relative_index[:, group.relative_index]  # h⁻¹ g⁻¹ m, Eq. 16 of GSA-Nets
+    tables = {"query": group.relative_index, "output": to_output_frame(group), "printed": printed}
+    kept = {name: GSAOptions(frame_table=table).equivariant(group) for name, table in tables.items()}
+    assert kept == {"query": True, "output": True, "printed": False}

@@ -107,12 +107,12 @@ class GroupConvolution(TiedWeights):
         """Return an attention layer that computes the same map (GSA-Nets, section 5.3).
 
         The layer has a head for each relative element u of the table. The head puts all its weight on g u, its values
-        are the features, and the output projection applies ψ(u). This shows that attention can represent every
-        convolution with a table. If g u is not in the neighborhood, the head contributes nothing. If several neighbors
-        have the same u, such as points at one place or nodes on several scales, the head averages them, and the
-        convolution sums them. The cost is quadratic in the number of heads, so the layer is for illustration, not for
-        training. ValueError is raised unless the reduction is ``"sum"`` and the kernel is a
-        :class:`lieattn.nn.relative.TableKernel`.
+        are the features, and the output projection applies ψ(u). This shows that joint attention can represent every
+        convolution with a table; :class:`GroupSelfAttention` with its sum over query frames cannot. If g u is not in
+        the neighborhood, the head contributes nothing. If several neighbors have the same u, such as points at one
+        place or nodes on several scales, the head averages them, and the convolution sums them. The cost is quadratic
+        in the number of heads, so the layer is for illustration, not for training. ValueError is raised unless the
+        reduction is ``"sum"`` and the kernel is a :class:`lieattn.nn.relative.TableKernel`.
         """
         kernel = self.kernel
         if not isinstance(kernel, TableKernel) or self.reduction != "sum":

@@ -30,9 +30,15 @@ class GroupSelfAttention(GroupAttention):
         \big( \langle q_e(x_i, g), k_e(x_j, m) + \rho(h^{-1}(x_j - x_i), g^{-1} m) \rangle / \sqrt{C_{in}} \big)
         v_e(x_j, m) .
 
-    With ``"joint"`` the output frame is the query frame (LieTransformer); ``"framewise"`` attends within each frame.
+    With ``"joint"`` the output frame is the query frame, g = h (LieTransformer); ``"framewise"`` attends within each
+    frame.
 
-    **Equivariance.** That of :class:`GroupAttention`. It is exact for every H if neighborhoods are balls.
+    **Equivariance.** That of :class:`GroupAttention`. It is exact for every H if neighborhoods are balls. With
+    ``"joint"`` it is unique (GSA-Nets, Definition 4.3). With ``"query_sum"`` it is not, against what the paper says:
+    the sum over g forgets how fibers are turned against positions, so the layer does not change if all fibers are
+    translated and the points stay, it cannot express a group convolution (section 5.3), and for a point alone its
+    output is constant on the fiber. A table of h⁻¹ m in the encoding has neither defect, but costs |H|³ per edge.
+    Eq. 16 as printed, with h⁻¹ g⁻¹ m, is not equivariant.
 
     Parameters
     ----------

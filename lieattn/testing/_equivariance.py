@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,32 @@ def assert_equivariant(
     error = equivariance_error(call, group, x, pos, elements=elements, **fields)
     if not error <= allowed:
         raise AssertionError(f"equivariance error {error:.1e} under {group.name} exceeds {allowed:.0e}")
+
+
+def further_symmetries(
+    call: Callable[[Tensor, Tensor], Tensor],
+    group: FiniteGroup,
+    x: Tensor,
+    pos: Tensor,
+    *,
+    tolerance: float | None = None,
+) -> list[tuple[int, int]]:
+    """Return pairs (u, v) of different elements that ``call`` commutes with, u on the field and v on the points.
+
+    H acts on a field and its points together, by (u, u). A layer also commutes with (u, v) if its output is translated
+    by some element, within ``tolerance`` (default: as :func:`assert_equivariant`). With no such pair it is uniquely
+    equivariant (GSA-Nets, Definition 4.3); otherwise it does not see how fibers are turned against positions. ``x`` is
+    a field ``[points, fiber, channels]``, and so is the output.
+    """
+    allowed = TOLERANCE[pos.dtype] if tolerance is None else tolerance
+    expected = call(x, pos)
+    translated = [group.translate(w, expected) for w in range(group.order)]
+    found = []
+    for u, v in itertools.permutations(range(group.order), 2):
+        moved = call(group.translate(u, x), group.act(v, pos))
+        if any(relative_error(moved, out) <= allowed for out in translated):
+            found.append((u, v))
+    return found
 
 
 def assert_certified(network: Any, data: Any, group: Any = None, **options: Any) -> Certificate:

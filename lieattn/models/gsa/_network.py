@@ -232,6 +232,7 @@ class GSANet(LiftedNetwork):
             wider,
             heads=heads,
             head_channels=wider // 2,
+            pattern=self.options.pattern,
             encoding=self._encoding(heads, wider // 2),
             dropout=dropout.attention,
         )
@@ -301,7 +302,7 @@ class GSANet(LiftedNetwork):
         """Motions of the points under which the outputs are exactly invariant."""
         notes: tuple[str, ...] = ()
         if self.group is not None and not self.options.equivariant(self.group):
-            note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
+            note = f"frame_table is not a function of relative frames, which breaks equivariance to {self.group.name}"
             return Symmetry(trivial(self.group.dim), translations=self.options.positions != "absolute", notes=(note,))
         promised = super().symmetry
         group = promised.group

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from lieattn._core.autocast import as_without_autocast
@@ -21,6 +22,7 @@ Order = Literal["points_first", "frames_first"]
 Activation = Literal["silu", "relu", "gelu"]
 Init = Literal["balanced", "paper"]
 Positions = Literal["relative", "absolute", "none"]
+FiberPattern = Literal["joint", "query_sum"]
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,10 @@ class GSAOptions:
         Propositions 4.1 and 4.2). ``"absolute"`` and ``"none"`` are for comparison and need ``values=False``.
     frame_table
         Rows of the encoding of pairs of frames, see :class:`lieattn.nn.relative.FiberEncoding`; those of g⁻¹ m if
-        absent. Other tables, such as :func:`lieattn.models.published_table`, are not equivariant; they serve to import
-        published weights.
+        absent. :func:`lieattn.models.published_table`, which published weights need, is not equivariant.
+    pattern
+        Fiber pattern of the blocks, see :class:`lieattn.nn.GroupSelfAttention`: ``"query_sum"`` as in the paper, whose
+        layer is not uniquely equivariant, or ``"joint"``, which is.
     activation
         Activation of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
     init_scale
@@ -161,6 +165,7 @@ class GSAOptions:
     values: bool = True
     positions: Positions = "relative"
     frame_table: Tensor | None = None
+    pattern: FiberPattern = "query_sum"
     activation: Activation = "silu"
     init_scale: float = math.sqrt(2)
     init: Init = "balanced"
@@ -175,9 +180,13 @@ class GSAOptions:
             raise ValueError(f"init_scale: expected a finite standard deviation of at least 0, got {self.init_scale}")
 
     def equivariant(self, group: FiniteGroup | None) -> bool:
-        """Whether the frame table depends on pairs of frames through g⁻¹ m only."""
+        """Whether the frame table does not change when an element of the group acts on all frames."""
         table = self.frame_table
-        return table is None or group is None or bool((table == group.relative_index).all())
+        if table is None or group is None:
+            return True
+        return all(
+            torch.equal(table[torch.meshgrid(*[row] * table.ndim, indexing="ij")], table) for row in group.cayley
+        )
 
     def table_for(self, group: FiniteGroup) -> str:
         """Return a description of the frame table."""

@@ -539,7 +539,7 @@ def test_the_choice_is_explained():
         ({"pattern": "query_sum", "normalize": "mean"}, "normalize='mean'"),
     ):
         choice = explain(q, k, v, **options)
-        assert choice.backend == "plain"
+        assert choice.backend in ("plain", "scatter")
         assert reason in str(choice)
     assert "on meta" in str(explain(*(s.to("meta") for s in (q, k, v))))
     assert "without queries" in str(explain(None, None, v, pattern="pooled"))
@@ -560,7 +560,7 @@ def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
     x, neighbors = torch.randn(7, 3, 2, 4), Radius(4.0)(torch.randn(7, 2))
     choice = explain(x, x, x, neighbors, pattern=pattern, dropout=dropout)
     group_attention(x, x, x, neighbors, pattern=pattern, dropout=dropout)
-    assert choice.backend == ("numba" if calls else "plain")
+    assert (choice.backend == "numba") == bool(calls)
     if pattern == "pooled" and dropout:
         assert choice.obstacles["numba"] == "it does not support dropout with pattern 'pooled'"
 

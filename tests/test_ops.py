@@ -5,13 +5,15 @@ import math
 import re
 import zlib
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from lieattn.geometry import AllPairs, Given, Neighbors, Radius
 from lieattn.groups import cyclic, dihedral, tetrahedral
-from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, group_attention, reference_attention
+from lieattn.ops import RelativeTerms, _pooled, _scatter, backend, expand_kernel, group_attention, reference_attention
 from tests.cases import some
 
 HEADS, DIM, VALUE = 2, 3, 4
@@ -41,18 +43,18 @@ TERMS = {
 }
 
 
-@pytest.fixture(params=["torch", "torch-scatter"])
+@pytest.fixture(params=["plain", "scatter"])
 def scatter(request, monkeypatch):
-    """Use both ways in which PyTorch Geometric sums over neighbors."""
-    import torch_geometric.typing
-
-    if request.param == "torch-scatter":
+    """Use both ways to sum over lists of neighbors; torch-scatter is called in one of them only."""
+    calls = []
+    if request.param == "scatter":
         pytest.importorskip("torch_scatter", reason="torch-scatter is not installed: it needs a C++ compiler")
-        assert torch_geometric.typing.WITH_TORCH_SCATTER
-    else:
-        monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", False)
-    with backend("plain"):  # the kernels do their own sums
+    if find_spec("torch_scatter"):
+        segment_csr = import_module("torch_scatter").segment_csr
+        monkeypatch.setattr("torch_scatter.segment_csr", lambda *a, **k: calls.append(a) or segment_csr(*a, **k))
+    with backend(request.param):
         yield request.param
+    assert bool(calls) == (request.param == "scatter")
 
 
 def problem(pattern, names, fiber=3, points=7, dtype=torch.float64):
@@ -191,7 +193,7 @@ def test_pooled_in_portions(entries, indexed, monkeypatch):
 
     wanted = call()
     monkeypatch.setitem(_pooled._PORTION, "cpu", entries)
-    assert len(_pooled._portions(neighbors, index, 24)) > 1
+    assert len(_pooled._portions(neighbors, index, 24, False)) > 1
     for ours, theirs in zip(call(), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
@@ -429,3 +431,16 @@ def test_terms_that_are_joined_share_their_rows():
         one.plus(RelativeTerms(psi=table))
     with pytest.raises(ValueError, match="row: the displacement tables of both sets"):
         one.plus(RelativeTerms(psi=table, row=row.clone()))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "softmax"])
+def test_torch_scatter_has_all_derivatives(reduction):
+    """Forward, batched and second derivatives, with a target without edges."""
+    pytest.importorskip("torch_scatter", reason="torch-scatter is not installed: it needs a C++ compiler")
+    target, degree = torch.tensor([0, 0, 0, 2, 2, 3]), torch.tensor([3, 0, 2, 1])
+    lists = {scattered: _scatter.edge_lists(target, degree, scattered) for scattered in (False, True)}
+    x = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    call = getattr(lists[True], reduction)
+    torch.testing.assert_close(call(x), getattr(lists[False], reduction)(x), atol=1e-14, rtol=0)
+    torch.autograd.gradcheck(call, x, check_forward_ad=True, check_batched_grad=True)
+    torch.autograd.gradgradcheck(call, x, check_batched_grad=True)

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -19,11 +20,13 @@ from lieattn.groups import cyclic, cyclic_about, octahedral, tetrahedral, trivia
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 
 
-def on_images(order: int, way: Literal["plain", "unfold", "auto"], sizes: Sizes, device: str = "cpu") -> Problem:
+def on_images(
+    order: int, way: Literal["plain", "scatter", "unfold", "auto"], sizes: Sizes, device: str = "cpu"
+) -> Problem:
     """Joint attention on images with 5 x 5 neighborhoods, 8 heads of 8, with a positional key.
 
-    The plain evaluation gathers at the edges and scatters to the points. Unfolding copies every window to a dense
-    array, which is neighborhood attention (NATTEN) written in torch alone.
+    The plain evaluation gathers at the edges and scatters to the points, by torch or by torch-scatter. Unfolding copies
+    every window to a dense array, which is neighborhood attention (NATTEN) written in torch alone.
     """
     group, side = cyclic(order), sizes["side"]
     generator = torch.Generator().manual_seed(0)
@@ -66,12 +69,14 @@ def unfolded(query: Tensor, key: Tensor, value: Tensor, rho: Tensor, side: int) 
 
 
 def _cases_on_images(sizes: Sizes, device: str) -> Cases:
-    ways: dict[str, Any] = {"plain": "plain", "unfold": "unfold", "fused": "auto"}
+    ways: dict[str, Any] = {"plain": "plain", "scatter": "scatter", "unfold": "unfold", "fused": "auto"}
+    if find_spec("torch_scatter") is None:
+        del ways["scatter"]
     return {f"H{n}": {name: partial(on_images, n, way, sizes, device) for name, way in ways.items()} for n in (4, 8)}
 
 
 ATTENTION = Benchmark(
-    "one group attention layer on images: plain PyTorch (scatter), unfolded windows, and the fused kernel",
+    "one group attention layer on images: plain PyTorch, torch-scatter, unfolded windows, and the fused kernel",
     {"images": {"cpu": 8, "cuda": 64}, "side": 28},
     {"images": {"cpu": 1, "cuda": 1}, "side": 6},
     _cases_on_images,

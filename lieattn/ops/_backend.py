@@ -19,11 +19,11 @@ from lieattn._core.functional import transformed
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
 
-Backend = Literal["auto", "plain", "dense", "numba", "triton"]
+Backend = Literal["auto", "plain", "scatter", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
 # Triton reads this variable only once, when it decides whether kernels are interpreted on the CPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_PACKAGES = {"numba": "numba", "triton": "triton (3.6 or newer)"}
+_PACKAGES = {"numba": "numba", "triton": "triton (3.6 or newer)", "scatter": "torch-scatter"}
 _ENOUGH_KEYS = 96  # elements of a cloud from which matrix products are faster than the fused kernel with a bias
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -66,11 +66,12 @@ def backend(name: Backend) -> Iterator[None]:
     Parameters
     ----------
     name
-        ``"plain"`` is the plain evaluation. ``"numba"`` is the fused kernel for CPUs. ``"triton"`` is the fused kernel
-        for CUDA; Triton's interpreter also runs it on CPUs, slowly, if the environment variable ``TRITON_INTERPRET``
-        was 1 from the start. ``"dense"`` is torch's scaled dot product attention for points that attend to their whole
-        clouds. Cases that these do not support are evaluated plainly. ``"auto"``, the default, is the fastest backend
-        that supports the case.
+        ``"plain"`` is the plain evaluation by torch. ``"scatter"`` is the same with sums and softmax over the lists of
+        neighbors by torch-scatter. ``"numba"`` is the fused kernel for CPUs. ``"triton"`` is the fused kernel for CUDA;
+        Triton's interpreter also runs it on CPUs, slowly, if the environment variable ``TRITON_INTERPRET`` was 1 from
+        the start. ``"dense"`` is torch's scaled dot product attention for points that attend to their whole clouds.
+        Cases that these do not support are evaluated plainly, with torch-scatter if it is installed. ``"auto"``, the
+        default, is the fastest backend that supports the case.
 
     Examples
     --------
@@ -102,7 +103,11 @@ def _recent_triton() -> bool:
 
 
 # Constants, since torch.compile cannot trace these calls.
-_INSTALLED = {"numba": find_spec("numba") is not None, "triton": _recent_triton()}
+_INSTALLED = {
+    "numba": find_spec("numba") is not None,
+    "triton": _recent_triton(),
+    "scatter": find_spec("torch_scatter") is not None,
+}
 
 
 def cpu_kernels() -> dict[str, str]:
@@ -178,8 +183,8 @@ def explain(
     >>> import torch
     >>> from lieattn.ops import explain
     >>> x = torch.randn(10, 4, 2, 8)
-    >>> print(explain(x, x, x, return_weights=True))
-    plain (not numba: it cannot return weights, since it never stores them)
+    >>> explain(x, x, x, return_weights=True).obstacles["numba"]
+    'it cannot return weights, since it never stores them'
     """
     check_arguments(explain, locals())
     terms = RelativeTerms() if terms is None else terms
@@ -207,7 +212,28 @@ def choose(problem: Problem, *, return_weights: bool, parts_of_clouds: bool = Fa
     reason = _fused_obstacle(problem, name, return_weights)
     if reason is None:
         return Choice(name, obstacles)
-    return Choice("plain", {**obstacles, name: reason})
+    obstacles[name] = reason
+    reason = _scatter_obstacle(problem.value.device)
+    return Choice("scatter", obstacles) if reason is None else Choice("plain", {**obstacles, "scatter": reason})
+
+
+def _scatter_obstacle(device: torch.device) -> str | None:
+    """Return the reason why torch-scatter does not evaluate the sums over lists of neighbors, or None if it does."""
+    if _State.asked == "plain":
+        return "backend 'plain' was asked for"
+    if not _INSTALLED["scatter"]:
+        return f"the package {_PACKAGES['scatter']} is not installed"
+    if is_recorded():
+        return "it cannot be compiled, exported or traced"
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not _scatters_on_cuda()):
+        return f"it was not built for {device.type}"
+    return None
+
+
+def _scatters_on_cuda() -> bool:
+    import torch_scatter  # noqa: F401  # defines the operator
+
+    return bool(torch.ops.torch_scatter.cuda_version() >= 0)
 
 
 def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:

@@ -141,13 +141,15 @@ def group_attention(
         adapt_waiting()
     if name == "dense":
         out = dense.attend(problem)
-    elif name == "plain":
+    elif name in ("plain", "scatter"):
         if may_read_values(value):
             check_all_lists(problem)
         evaluate = pooled.attend if pattern == "pooled" else plain.attend
         drop = partial(F.dropout, p=dropout) if dropout > 0 else None
         with without_autocast(value.device):
-            out, weights = evaluate(problem.to(problem.common_dtype), drop, return_weights or watched)
+            out, weights = evaluate(
+                problem.to(problem.common_dtype), drop, return_weights or watched, name == "scatter"
+            )
     else:
         out = kernel.attend(problem)
     if value.dtype.itemsize < 4:

@@ -1,7 +1,7 @@
 """The operator in plain maths.
 
-It consists of gathers, small matrix products, and the scatter and softmax of PyTorch Geometric, and can be
-differentiated any number of times on any device. It stores tensors of size edges x fiber x fiber.
+It consists of gathers, small matrix products, and sums over lists of edges, and can be differentiated any number of
+times on any device. It stores tensors of size edges x fiber x fiber.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from torch import Tensor
 
 from lieattn.geometry import Neighbors
 from lieattn.ops._pooled import contract
+from lieattn.ops._scatter import EdgeLists, edge_lists
 from lieattn.ops._terms import Normalization, Pattern, Problem
 
 _Rows = Callable[[Tensor], Tensor]
 
 
 def attend(
-    problem: Problem, drop: Callable[[Tensor], Tensor] | None = None, return_weights: bool = False
+    problem: Problem,
+    drop: Callable[[Tensor], Tensor] | None = None,
+    return_weights: bool = False,
+    scattered: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Evaluate the operator on checked operands of one dtype, for all patterns except ``"pooled"``.
 
     ``drop`` is applied to the weights, which are ``[edges, heads, out, query]`` for the softmax of a query sum, and
-    ``[edges, heads, out, query, key]`` otherwise.
+    ``[edges, heads, out, query, key]`` otherwise. Torch-scatter evaluates the sums if ``scattered``.
     """
-    from torch_geometric.utils import scatter
-
+    lists = edge_lists(problem.neighbors.target, problem.neighbors.degree, scattered)
     query, neighbors, terms = problem.query, problem.neighbors, problem.terms
     summed = problem.pattern == "query_sum"
     # Axes from here on: [edges, heads, out, query, key]; out is 1 if it is the query frame.
@@ -38,7 +41,7 @@ def attend(
     position = _position_score(problem, rows)
     if problem.normalize == "softmax":
         biased = terms.displacement_bias is not None or terms.fiber_bias is not None
-        inner, outer = _softmax_factors(content, position, neighbors, biased=biased)
+        inner, outer = _softmax_factors(content, position, lists, biased=biased)
     else:
         if query is None and terms.displacement_bias is None and terms.fiber_bias is None:
             content = content + 1  # without scores, this is a convolution, and every weight is 1
@@ -52,8 +55,7 @@ def attend(
             inner = drop(inner)
     message = _weighted_values(inner, problem, rows)
     message = _close_fiber(message, outer, summed)
-    out = scatter(message, neighbors.target, dim=0, dim_size=neighbors.num_points, reduce="sum")
-    return out.transpose(1, 2), weights
+    return lists.sum(message).transpose(1, 2), weights
 
 
 def _to_edges(index: Tensor | None, axis: int, table: Tensor) -> Tensor:
@@ -120,11 +122,9 @@ def _position_score(problem: Problem, rows: _Rows) -> Tensor | None:
 
 
 def _softmax_factors(
-    content: Tensor, position: Tensor | None, neighbors: Neighbors, *, biased: bool
+    content: Tensor, position: Tensor | None, lists: EdgeLists, *, biased: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the softmax over (neighbor, key frame) as two factors: over the key fiber, and over the neighbors."""
-    from torch_geometric.utils import softmax
-
     if biased:
         # Scores may all be minus infinity, which has no derivative, so it is replaced by a finite number.
         content = content.clamp(min=torch.finfo(content.dtype).min / 2)
@@ -133,7 +133,7 @@ def _softmax_factors(
     if biased:
         level = level.masked_fill(level < torch.finfo(level.dtype).min / 4, -torch.inf)
     total = level if position is None else level + position
-    return inner, softmax(total, neighbors.target, num_nodes=neighbors.num_points)
+    return inner, lists.softmax(total)
 
 
 def _plain_weights(content: Tensor, position: Tensor | None, neighbors: Neighbors, normalize: Normalization) -> Tensor:

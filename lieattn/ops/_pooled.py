@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from lieattn._core.checks import may_read_values
 from lieattn._core.contexts import may_recompute
 from lieattn.geometry import Neighbors
+from lieattn.ops._scatter import EdgeLists, edge_lists
 from lieattn.ops._terms import Problem
 
 # Number of entries of the largest tensor of a portion, which should fit into the cache.
@@ -26,14 +27,17 @@ _PORTION = {"cpu": 2**19, "cuda": 2**25}
 
 
 def attend(
-    problem: Problem, drop: Callable[[Tensor], Tensor] | None = None, return_weights: bool = False
+    problem: Problem,
+    drop: Callable[[Tensor], Tensor] | None = None,
+    return_weights: bool = False,
+    scattered: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Evaluate the pattern ``"pooled"`` on checked operands of one dtype.
 
-    ``drop`` is applied to the weights ``[edges, out, heads]``.
+    ``drop`` is applied to the weights ``[edges, out, heads]``. Torch-scatter evaluates the sums if ``scattered``.
     """
     row = problem.terms.row
-    portions = _portions(problem.neighbors, row, _entries(problem))
+    portions = _portions(problem.neighbors, row, _entries(problem), scattered)
     evaluate = partial(_attend, problem, drop)
     if len(portions) == 1:
         out, weights = evaluate(portions[0])
@@ -45,17 +49,16 @@ def attend(
 
 
 class _Portion(NamedTuple):
-    """Edges of consecutive targets. ``target`` is relative to the first one, ``source`` an index of all points."""
+    """Edges of consecutive targets. ``lists`` begin with the first one; ``source`` is an index of all points."""
 
     targets: slice
     source: Tensor
-    target: Tensor
-    degree: Tensor
+    lists: EdgeLists
     row: Tensor
     repeats: bool
 
 
-def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[_Portion]:
+def _portions(neighbors: Neighbors, index: Tensor | None, entries: int, scattered: bool) -> list[_Portion]:
     """Divide the targets into portions of limited size, if an edge needs ``entries`` numbers."""
     limit = max(1, _PORTION.get(neighbors.device.type, _PORTION["cuda"]) // max(1, entries))
     points, edges, degree = neighbors.num_points, neighbors.num_edges, neighbors.degree
@@ -69,8 +72,8 @@ def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[
     portions = []
     for (first, last), (start, end) in zip(pairwise(bounds), pairwise(starts), strict=True):
         own, near = slice(first, last), slice(start, end)
-        target = neighbors.target[near] - first
-        portions.append(_Portion(own, neighbors.source[near], target, degree[own], rows[near], index is not None))
+        lists = edge_lists(neighbors.target[near] - first, degree[own], scattered)
+        portions.append(_Portion(own, neighbors.source[near], lists, rows[near], index is not None))
     return portions
 
 
@@ -87,24 +90,20 @@ def _entries(problem: Problem) -> int:
 
 def _attend(problem: Problem, drop: Callable[[Tensor], Tensor] | None, part: _Portion) -> tuple[Tensor, Tensor]:
     """Return output ``[targets, out, heads, value_dim]`` and weights ``[edges, out, heads]`` of a portion."""
-    from torch_geometric.utils import scatter
-
     terms = problem.terms
     values = _summed(problem.value, terms.psi, part)
     weights = _weights(problem, part, values)
     if terms.beta is not None:
         values = values + terms.beta[:, :, 0].index_select(0, part.row)
     message = (weights if drop is None else drop(weights))[..., None] * values
-    return scatter(message, part.target, dim=0, dim_size=len(part.degree), reduce="sum"), weights
+    return part.lists.sum(message), weights
 
 
 def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
     """Return the weights. The sums over the frames of the values are reused if they are also those of the keys."""
-    from torch_geometric.utils import softmax
-
     terms, normalize, score = problem.terms, problem.normalize, None
     if problem.query is not None and problem.key is not None:
-        query = problem.query[part.targets].index_select(0, part.target)
+        query = problem.query[part.targets].index_select(0, part.lists.target)
         same = problem.key is problem.value and terms.key_psi is terms.psi
         keys = values if same else _summed(problem.key, terms.key_psi, part)
         if terms.positional_key is not None:
@@ -119,10 +118,10 @@ def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
     else:
         score = score.expand(-1, -1, heads)
     if normalize == "softmax":
-        return softmax(score, part.target, num_nodes=len(part.degree))
+        return part.lists.softmax(score)
     if normalize == "none":
         return score
-    count = part.degree.index_select(0, part.target).to(score.dtype)[:, None, None]
+    count = part.lists.degree.index_select(0, part.lists.target).to(score.dtype)[:, None, None]
     return (score.exp() if normalize == "exp-mean" else score) / count
 
 

@@ -180,7 +180,12 @@ class GSANet(LiftedNetwork):
     def rot_mnist(
         cls, group: FiniteGroup, *, size: int = 5, dropout: Dropouts = _PAPER_DROPOUT, **options: Any
     ) -> GSANet:
-        """Network for 28 x 28 rotated MNIST (Appendix F.1): 44,428 parameters for C4."""
+        """Network for 28 x 28 rotated MNIST (Appendix F.1): 44,428 parameters for C4.
+
+        Two settings differ from the paper: weights start balanced (:meth:`reset_parameters`), and the read-out is that
+        of the authors' code, a sum over the points before the maximum over the frames. The paper takes the maximum
+        first, and then the mean: ``readout=GSAReadout("mean", "frames_first")``.
+        """
         preset = {"channels": 20, "blocks": Stages((2, 3), crops=(2, 0, 2, 1, 1)), "dropout": dropout}
         return cls(group, 1, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _ROT_MNIST, **options})
 
@@ -195,8 +200,9 @@ class GSANet(LiftedNetwork):
     ) -> GSANet:
         """Network for 32 x 32 CIFAR-10 (Appendix F.2): 3,001,648 parameters without rotations.
 
-        The settings are those of the authors' code. The paper states 2.99 M parameters, and exchanges the dropouts of
-        the input and of the poolings (0.3 and 0.2).
+        The settings are those of the authors' code, with its initialization after He. The paper states 2.99 M
+        parameters, exchanges the dropouts of the input and of the poolings (0.3 and 0.2), and has another read-out, see
+        :meth:`rot_mnist`.
         """
         stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
         preset = {"channels": 96, "blocks": stages, "dropout": dropout}
@@ -214,8 +220,9 @@ class GSANet(LiftedNetwork):
     ) -> GSANet:
         """Network for PatchCamelyon (Appendix F.3): 206,926 parameters without rotations.
 
-        The settings are those of the authors' code. The paper states 205.66 K parameters, which is the number with
-        tables of nine offsets in place of the networks of coordinates.
+        The settings are those of the authors' code, with its initialization after He. The paper states 205.66 K
+        parameters, which is the number with tables of nine offsets in place of the networks of coordinates, and has
+        another read-out, see :meth:`rot_mnist`.
 
         On the 96 x 96 images of the paper, the last pooling drops a row and a column, which breaks rotations; the
         preset issues a warning. On 88 x 88 images all sizes stay even, and the network is exact.
@@ -425,4 +432,4 @@ class GSANet(LiftedNetwork):
 
 # For init="balanced": standard deviation of query biases and of codes of coordinates, and factors of the head.
 _SPREAD, _HEAD, _HEAD_OF_SUM = 2.0, 0.1, 1 / 4096
-_PAPER, _ROT_MNIST = GSAOptions(values=False), GSAOptions(values=False, init_scale=1.0)
+_PAPER, _ROT_MNIST = GSAOptions(values=False, init="paper"), GSAOptions(values=False, init_scale=1.0)

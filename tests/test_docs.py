@@ -97,6 +97,23 @@ def test_links_of_a_page_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_the_rows_of_fidelity_name_what_exists():
+    """Each row has a test file; classes are public, and folders exist."""
+    lines = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "fidelity.md").read_text(), flags=re.MULTILINE)
+    rows = [row for line in lines if (row := re.split(r" (?<!\\)\| ", line))[0] not in ("statement", "---")]
+    packages = ("models", "nn", "nn.relative", "geometry", "groups", "ops", "testing", "certify", "models.published")
+    public = [importlib.import_module(f"lieattn.{name}") for name in packages]
+    assert len(rows) > 35
+    for statement, here, tests, deviation in rows:
+        assert deviation, statement
+        for name in tests.split(", "):
+            assert (ROOT / "tests" / name).is_file(), name
+        for name in re.findall(r"`([A-Z]\w+)", here):
+            assert any(hasattr(package, name) for package in public), name
+        for name in re.findall(r"`(examples/\w+/\w+)", here):
+            assert (ROOT / name).is_dir(), name
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

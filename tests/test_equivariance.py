@@ -12,6 +12,7 @@ from lieattn.groups import cyclic
 from lieattn.nn import (
     AffineSelfConvolution,
     AttentiveConvolution,
+    AttentiveGroupConvolution,
     CloudNorm,
     CloudPool,
     FiberNorm,
@@ -96,6 +97,12 @@ def rotary(values):
     return lambda m: RotaryEncoding(m.dim, HEADS, WIDTH, values=values)
 
 
+def attentive(kind, lifts):
+    return lambda m: AttentiveGroupConvolution(
+        NetworkKernel(m.group, CHANNELS, 2, lifting=lifts, hidden=5), attention=kind
+    )
+
+
 LAYERS = {
     "lifting": lifting(),
     "lifting, mlp": lifting(mlp(False)),
@@ -141,6 +148,11 @@ LAYERS = {
     "lifting, convolution": lambda m: GroupConvolution(
         NetworkKernel(m.group, CHANNELS, 3, lifting=True), reduction="mean"
     ),
+    **{
+        f"{'lifting, ' * lifts}convolution, {kind} attention": attentive(kind, lifts)
+        for kind in ("full", "channel", "spatial", "input", "pose")
+        for lifts in (False, True)
+    },
     "lie convolution": lambda m: LieConvolution(CHANNELS, 3, m.coordinates, rank=3),
     "attentive convolution": lambda m: AttentiveConvolution(lie()(m), m.coordinates, rank=2),
     "linear": lambda m: GroupLinear(m.group, CHANNELS, 5),

@@ -11,6 +11,7 @@ from lieattn.nn._affine_attention import (
     StandAloneSelfAttention,
 )
 from lieattn.nn._attention import GroupAttention
+from lieattn.nn._attentive_convolution import AttentiveGroupConvolution
 from lieattn.nn._blocks import BlockNorm, FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
 from lieattn.nn._convolution import (
     AttentiveConvolution,
@@ -60,6 +61,7 @@ from lieattn.nn._statistics import (
 __all__ = [
     "AffineSelfConvolution",
     "AttentiveConvolution",
+    "AttentiveGroupConvolution",
     "BlockNorm",
     "CloudNorm",
     "CloudPool",

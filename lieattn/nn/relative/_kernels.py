@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -70,6 +71,11 @@ class ConvolutionKernel(RelativeFunction):
     @abc.abstractmethod
     def values(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames outputs inputs"]:
         """Return values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
+
+    def outputs(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
+        """Return the :meth:`values` ``[rows, fiber, frames, in]`` as a function of the output channel."""
+        values = self.values(graph)
+        return lambda o: values[..., o, :]
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``psi`` ``[rows, fiber, frames, out, in]``, where the third axis is the input frame h_b.
@@ -160,6 +166,10 @@ class TableKernel(ExactConstants, ConvolutionKernel):
     def values(self, graph: LiftedGraph) -> Tensor:
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
 
+    def outputs(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
+        row = rows_of_table(graph, self.rows, self.tolerance)
+        return lambda o: self.weight[o].permute(2, 1, 0)[row]
+
 
 class NetworkKernel(ExactConstants, ConvolutionKernel):
     r"""A small network of the relative element, for point clouds, where displacements do not repeat.
@@ -242,6 +252,12 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
         if self.form == "full":
             return torch.einsum("tabm,moc->taboc", units, self.mix)
         return torch.einsum("tam,mo,boc->taboc", units[:, :, 0], self.depth, self.mix)
+
+    def outputs(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
+        units = self.features(graph)
+        if self.form == "full":
+            return lambda o: units @ self.mix[:, o]
+        return lambda o: (units[:, :, 0] @ self.depth[:, o])[..., None, None] * self.mix[:, o]
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         check_features(x, self.mix, self.in_channels)

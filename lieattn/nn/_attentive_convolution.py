@@ -1,0 +1,345 @@
+"""Attentive group convolution on point clouds."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lieattn._core.checks import (
+    check_arguments,
+    check_broadcast,
+    check_choice,
+    check_count,
+    check_features,
+    check_field,
+    check_flag,
+    check_graph,
+    check_tensor,
+)
+from lieattn._core.contexts import recomputed
+from lieattn._core.numerics import attention_of
+from lieattn.geometry import AllPairs, LiftedGraph, lift
+from lieattn.io import TiedWeights
+from lieattn.nn._attention import spread_features
+from lieattn.nn._convolution import GroupConvolution
+from lieattn.nn._grid import checked_measure
+from lieattn.nn._grid_attention import ChannelGate
+from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
+from lieattn.nn.relative._base import check_lifted_to, measured
+from lieattn.ops import AttentionMaps, RelativeTerms, tied_linear
+
+Kind = Literal["full", "channel", "spatial", "input", "pose"]
+Operator = Callable[[Tensor, LiftedGraph], Tensor]
+
+_POINTS = 6  # points of the random cloud on which operators of a user are checked
+_ALLOWED = 1e-8  # allowed relative difference of their maps in float64
+
+
+class AttentiveGroupConvolution(TiedWeights):
+    r"""Group convolution whose responses or inputs are weighted by attention, ``layer(x, graph) -> x``.
+
+    .. math::
+        t_{oc}(x_i, h, \tilde h)
+        &= \sum_{j \in N(i)} \psi_{oc}(h^{-1}(x_j - x_i), h^{-1} \tilde h) f_c(x_j, \tilde h) \\
+        f'_o(x_i, h) &= \mu \sum_{c, \tilde h} (1 - \alpha_X(o, x_i, h, \tilde h)\, \alpha_C(o, h, c, \tilde h))
+        \, t_{oc}(x_i, h, \tilde h)
+
+    where α_C is a function of the mean and maximum of t over the points of the cloud, and α_X is a convolution of the
+    mean and maximum of α_C t over channels. The weights of both depend on :math:`h^{-1} \tilde h` (Romero, Bekkers,
+    Tomczak, Hoogendoorn 2020, Eqs. 14-20, with the attended part subtracted, as in the authors' code). On a full raster
+    the layer equals :class:`lieattn.nn.GridAttentiveConvolution` and its kin; it works on any points and for any finite
+    group. SE-Net, BAM, CBAM and co-attentive networks are special cases.
+
+    **Equivariance.** That of :class:`GroupConvolution`. The maps A are also equivariant:
+    ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.
+
+    **Cost.** The responses of one output channel are stored at a time, and recomputed in the backward pass: memory is
+    linear in the edges, times ``|H|²`` and the input channels.
+
+    Parameters
+    ----------
+    kernel
+        Kernel ψ, which determines the group, the channels, and whether the layer lifts.
+    attention
+        ``"full"`` (α), ``"channel"`` (α_CH, α_X = 1) or ``"spatial"`` (α_SP, α_C = 1); ``"input"`` (α_F): maps of the
+        input that all output channels share; ``"pose"`` (α_RH): co-attention to the frames of the input; or your own
+        operator, for example a module, that maps the responses ``[points, fiber, frames, out, in]`` and the graph to a
+        tensor in place of α_X α_C, which must broadcast to the shape of the responses. The equivariance of A above, the
+        condition of Theorem 1, is tested on random responses for all elements of the group, with random parameters of a
+        module; ValueError is raised if it fails.
+    hidden
+        Hidden width of the channel attention; half the input channels if absent (for lifting, all of them).
+    spatial
+        Kernel of the spatial attention, with 2 input channels, as many output channels as ``kernel`` (1 for
+        ``"input"``), its group and ``lifting``; a :class:`lieattn.nn.relative.NetworkKernel` if absent. It sees the
+        neighbors of the graph. If the graph carries a ``local`` graph, ``kernel`` sees those neighbors instead.
+    measure
+        Factor μ; if absent that of grids, 2π/|H| in the plane (the plain measure for ``"input"`` and ``"pose"``), and 1
+        for lifting.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.geometry import Radius, lift
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.nn.relative import NetworkKernel
+    >>> graph = lift(torch.randn(20, 2), cyclic(8), Radius(1.0))
+    >>> layer = AttentiveGroupConvolution(NetworkKernel(cyclic(8), 4, 6))
+    >>> layer(torch.randn(20, 8, 4), graph).shape
+    torch.Size([20, 8, 6])
+    """
+
+    def __init__(
+        self,
+        kernel: ConvolutionKernel,
+        *,
+        attention: Kind | Operator = "full",
+        hidden: int | None = None,
+        spatial: ConvolutionKernel | None = None,
+        measure: float | None = None,
+    ) -> None:
+        if isinstance(attention, str):
+            check_choice("attention", attention, Kind)
+        check_arguments(AttentiveGroupConvolution.__init__, locals())
+        super().__init__()
+        self.kernel, self.group = kernel, kernel.group
+        gated = attention in ("input", "pose")
+        self.measure = checked_measure(measure, kernel.group, lifting=kernel.lifting, attentive=not gated)
+        self.gate: nn.Module | None = None
+        self.attention: Any
+        if attention == "pose":
+            self.gate, self.attention = _PoseGate(kernel, self.measure), attention
+        elif attention == "input":
+            self.gate, self.attention = (
+                _InputGate(kernel, hidden, _spatial(kernel, spatial, 1), self.measure),
+                attention,
+            )
+        elif isinstance(attention, str):
+            self.attention = _ResponseGate(kernel, attention, hidden, spatial)
+        else:
+            _check_moves_along(kernel, attention)
+            self.attention = attention
+
+    def forward(
+        self, x: Float[Tensor, "points ... channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "nodes fiber outputs"]:
+        """Map features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``.
+
+        ValueError is raised if the shape is wrong, or the graph is not lifted to the group of the kernel.
+        """
+        return self.attend(x, graph)[0]
+
+    def attend(
+        self, x: Tensor, graph: LiftedGraph, *, return_maps: bool = False
+    ) -> tuple[Tensor, AttentionMaps | None]:
+        """Return the output and, with ``return_maps``, the attention maps.
+
+        The channel map is ``[clouds, fiber, frames, out, in]``, the spatial map ``[points, fiber, frames, out, 1]``;
+        those of ``"input"`` and ``"pose"`` are ``[clouds, frames, in]`` and ``[points, frames, 1]``. The map of an own
+        operator is returned as ``spatial``.
+        """
+        check_flag(return_maps=return_maps)
+        kernel = self.kernel
+        check_features(x, next(kernel.parameters()))
+        check_graph(graph, LiftedGraph, x)
+        if kernel.lifting:
+            x = spread_features(x, graph, kernel.in_channels)
+        else:
+            check_lifted_to(graph, self.group)
+            x = check_field(x, graph, kernel.in_channels)
+        local = graph if graph.local is None else graph.local
+        maps: AttentionMaps | None
+        if self.gate is not None:
+            x, maps = cast(tuple[Tensor, AttentionMaps], self.gate(x, graph))
+            return self.measure * kernel.convolve(x, local), maps if return_maps else None
+        seen = x[:, :, None] if kernel.lifting else x[:, self.group.cayley.to(x.device)]  # input frames h⁻¹ h̃
+        response = _responses(kernel, local)
+        if isinstance(self.attention, _ResponseGate):
+            out, found = self.attention(lambda o: response(o, seen), graph, return_maps)
+            return self.measure * out, self._of_frames(found)
+        responses = torch.stack([response(o, seen) for o in range(kernel.out_channels)], dim=3)
+        responses = self._absolute(responses)
+        removed = self.attention(responses, graph)
+        out = ((1 - removed) * responses).sum((2, 4))
+        return self.measure * out, AttentionMaps(spatial=removed) if return_maps else None
+
+    def _of_frames(self, maps: AttentionMaps | None) -> AttentionMaps | None:
+        """Return the same maps for frames h̃ of the input."""
+        if maps is None:
+            return None
+        return AttentionMaps(*(None if x is None else self._absolute(x) for x in (maps.channel, maps.spatial)))
+
+    def _absolute(self, x: Tensor) -> Tensor:
+        """Convert ``[*, fiber, relative frames h⁻¹ h̃, *]`` (axes 1 and 2) to frames h̃."""
+        if self.kernel.lifting:
+            return x
+        frames = torch.arange(self.group.order, device=x.device)[:, None]
+        return x[:, frames, self.group.relative_index.to(x.device)]
+
+
+def _responses(kernel: ConvolutionKernel, graph: LiftedGraph) -> Callable[[int, Tensor], Tensor]:
+    """Return a function of an output channel o and the input ``[points, fiber, frames, in]``, with relative frames.
+
+    Its results are Σ_j ψ_oc(u) x_c(j), ``[points, fiber, frames, in]``, before the sum over frames and inputs.
+    """
+    values, neighbors = kernel.outputs(graph), graph.neighbors
+
+    def response(o: int, x: Tensor) -> Tensor:
+        terms = measured(RelativeTerms(psi=values(o)[..., None, :], row=graph.relative.row), graph, "none", x.dtype)
+        psi = cast(Tensor, terms.psi)[..., 0, :]
+        psi = psi if terms.row is None else psi.index_select(0, terms.row)
+        return neighbors.sum_to_targets(psi * x.index_select(0, neighbors.source))
+
+    return response
+
+
+def _spatial(kernel: ConvolutionKernel, spatial: ConvolutionKernel | None, outputs: int) -> ConvolutionKernel:
+    """Return the kernel of the spatial attention, by default a network; ValueError if it does not fit."""
+    if spatial is None:
+        return NetworkKernel(kernel.group, 2, outputs, lifting=kernel.lifting)
+    found = spatial.group, spatial.in_channels, spatial.out_channels, spatial.lifting
+    if found != (kernel.group, 2, outputs, kernel.lifting):
+        raise ValueError(
+            f"spatial: expected a kernel for {kernel.group.name} with 2 input and {outputs} output channels and "
+            f"lifting={kernel.lifting}, got {spatial.group.name}, {found[1]}, {found[2]} and lifting={found[3]}"
+        )
+    return spatial
+
+
+def _hidden(kernel: ConvolutionKernel, hidden: int | None) -> int:
+    if hidden is None:
+        return kernel.in_channels if kernel.lifting else max(1, kernel.in_channels // 2)
+    check_count("hidden", hidden)
+    return hidden
+
+
+class _ResponseGate(nn.Module):
+    """Attention to the responses, one output channel at a time, for frames of the input relative to the output."""
+
+    def __init__(
+        self, kernel: ConvolutionKernel, attention: str, hidden: int | None, spatial: ConvolutionKernel | None
+    ) -> None:
+        super().__init__()
+        outputs, inputs, frames = kernel.out_channels, kernel.in_channels, kernel.poses
+        self.outputs, self.first, self.second = outputs, None, None
+        if attention != "spatial":
+            width = _hidden(kernel, hidden)
+            bound = 1 / math.sqrt(width * inputs * frames)
+            self.first = nn.Parameter(torch.empty(outputs, width, inputs, frames).uniform_(-bound, bound))
+            self.second = nn.Parameter(torch.empty(outputs, inputs, width, frames).uniform_(-bound, bound))
+        self.spatial = None if attention == "channel" else _spatial(kernel, spatial, outputs)
+
+    def forward(
+        self, responses: Callable[[int], Tensor], graph: LiftedGraph, return_maps: bool
+    ) -> tuple[Tensor, AttentionMaps | None]:
+        """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""
+        attend = None if self.spatial is None else _responses(self.spatial, graph)
+
+        def of_output(o: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            removed, channel, seen = responses(o), None, None
+            out = torch.zeros_like(removed[..., 0])
+            if self.first is not None and self.second is not None:
+                hidden = sum(
+                    torch.einsum("ncb,kabc->kabn", self.first[o], found).relu()
+                    for found in (graph.mean(removed), graph.max(removed))
+                )
+                channel, rest = attention_of(torch.einsum("cnb,kabn->kabc", self.second[o], hidden))
+                out = (rest[graph.batch] * removed).sum(-1)
+                removed = channel[graph.batch] * removed
+            if attend is not None:
+                statistics = torch.stack([removed.mean(-1), removed.amax(-1)], dim=-1)
+                seen, rest = attention_of(attend(o, statistics).sum(-1))
+                out = out + rest * removed.sum(-1)
+            return out.sum(2), channel if return_maps else None, seen if return_maps else None
+
+        found = [recomputed(of_output, o) for o in range(self.outputs)]
+        outs, channels, seen = zip(*found, strict=True)
+        out = torch.stack(outs, dim=-1)
+        if not return_maps:
+            return out, None
+        channel = None if self.first is None else torch.stack(channels, dim=3)
+        spatial = None if attend is None else torch.stack(seen, dim=3)[..., None]
+        return out, AttentionMaps(channel, spatial)
+
+
+class _InputGate(nn.Module):
+    """Attention α_F to the input, of features or of a field."""
+
+    def __init__(
+        self, kernel: ConvolutionKernel, hidden: int | None, spatial: ConvolutionKernel, measure: float
+    ) -> None:
+        super().__init__()
+        group = None if kernel.lifting else kernel.group
+        self.channel = ChannelGate(group, kernel.in_channels, _hidden(kernel, hidden))
+        self.spatial = GroupConvolution(spatial, measure=measure)
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, AttentionMaps]:
+        """Return the weighted input ``[points, frames, in]`` and its maps."""
+        level = self.channel(graph.mean(x).mT, graph.max(x).mT).mT
+        channel, rest = attention_of(level)
+        passed, removed = rest[graph.batch] * x, channel[graph.batch] * x
+        statistics = torch.stack([removed.mean(-1), removed.amax(-1)], dim=-1)
+        lifting = self.spatial.kernel.lifting
+        level = self.spatial.measure * self.spatial.kernel.convolve(statistics, graph)
+        seen, rest = attention_of(level.amax(dim=1, keepdim=True) if lifting else level)
+        return passed + rest * removed, AttentionMaps(channel, seen)
+
+
+class _PoseGate(nn.Module):
+    """Co-attention α_RH to the frames of a field, or to points."""
+
+    def __init__(self, kernel: ConvolutionKernel, measure: float) -> None:
+        super().__init__()
+        self.group, self.measure = kernel.group, measure
+        bound = 1 / math.sqrt(kernel.in_channels)
+        self.weight = nn.Parameter(torch.empty(kernel.poses, 1, kernel.in_channels).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, AttentionMaps]:
+        """Return the weighted input ``[points, frames, in]`` and its map."""
+        if len(self.weight) == 1:
+            level = x @ self.weight[0].T
+        else:
+            level = tied_linear(x, self.weight, self.group.relative_index.to(x.device))
+        seen, rest = attention_of(self.measure * level)
+        return rest * x, AttentionMaps(None, seen)
+
+
+def _check_moves_along(kernel: ConvolutionKernel, attention: Operator) -> None:
+    """Raise an error unless the maps of a user's operator move with random responses, for random parameters."""
+    group, order = kernel.group, kernel.group.order
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(attention, nn.Module):
+        attention = copy.deepcopy(attention).to("cpu", torch.float64).eval()
+        for parameter in attention.parameters():
+            nn.init.normal_(parameter, generator=generator)
+    shape = (_POINTS, order, kernel.poses, kernel.out_channels, kernel.in_channels)
+    pos, responses = (
+        torch.randn(size, generator=generator, dtype=torch.float64) for size in ((_POINTS, group.dim), shape)
+    )
+
+    def maps(responses: Tensor, pos: Tensor) -> Tensor:
+        found = attention(responses, lift(pos, group, AllPairs()))
+        check_tensor("attention: its maps", found, "a floating tensor")
+        check_broadcast("attention: its maps", found.shape, "responses", shape)
+        return found.expand(shape)
+
+    def moved(h: int, x: Tensor) -> Tensor:
+        x = x[:, group.permutation(h)]
+        return x if kernel.lifting else x[:, :, group.permutation(h)]
+
+    with torch.no_grad():
+        before = maps(responses, pos)
+        for h in range(order):
+            difference = maps(moved(h, responses), group.act(h, pos)) - moved(h, before)
+            worst = float(difference.abs().max() / before.abs().max().clamp(min=1))
+            if not worst <= _ALLOWED:
+                raise ValueError(
+                    "attention: expected maps that move with the group, A[L_h f](g, g') = A[f](h^-1 g, h^-1 g'); for "
+                    f"element h = {h} of {group.name} they differ by {worst:.1e}"
+                )

@@ -148,11 +148,8 @@ LAYERS = {
     "lifting, convolution": lambda m: GroupConvolution(
         NetworkKernel(m.group, CHANNELS, 3, lifting=True), reduction="mean"
     ),
-    **{
-        f"{'lifting, ' * lifts}convolution, {kind} attention": attentive(kind, lifts)
-        for kind in ("full", "channel", "spatial", "input", "pose")
-        for lifts in (False, True)
-    },
+    "lifting, convolution, full attention": attentive("full", True),
+    **{f"convolution, {kind} attention": attentive(kind, False) for kind in ("full", "input", "pose")},
     "lie convolution": lambda m: LieConvolution(CHANNELS, 3, m.coordinates, rank=3),
     "attentive convolution": lambda m: AttentiveConvolution(lie()(m), m.coordinates, rank=2),
     "linear": lambda m: GroupLinear(m.group, CHANNELS, 5),

@@ -1,0 +1,174 @@
+"""Attentive group convolution on point clouds: equal to grids, equivariant maps, and networks of others."""
+
+import pytest
+import torch
+
+from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions
+from lieattn.groups import cyclic, tetrahedral, trivial
+from lieattn.nn import (
+    AttentiveGroupConvolution,
+    GridAttentiveConvolution,
+    GridAttentiveLifting,
+    GridGroupConvolution,
+    GridInputAttention,
+    GridLiftingConvolution,
+    GridPoseAttention,
+)
+from lieattn.nn.relative import NetworkKernel, TableKernel
+from lieattn.testing import random_cloud, randomize, relative_error
+from tests.cases import turns
+from tests.test_group_convolution import every_lattice_group
+
+KINDS = ("full", "channel", "spatial", "input", "pose")
+
+
+def same_on_grids(group, kind, lifting):
+    """Return a layer on point clouds, and a function that computes the same by the layers on grids."""
+    kernel = TableKernel.square(group, 3, 2, 3, lifting=lifting)
+    spatial = TableKernel.square(group, 2, 1 if kind == "input" else 2, 3, lifting=lifting)
+    spatial = None if kind in ("channel", "pose") else spatial
+    layer = randomize(AttentiveGroupConvolution(kernel, attention=kind, hidden=2, spatial=spatial)).double()
+    if kind in ("full", "channel", "spatial"):
+        made = GridAttentiveLifting if lifting else GridAttentiveConvolution
+        grid = made(group, 3, 2, 3, pad=1, attention=kind, hidden=2, spatial_size=3).double()
+        pairs = [(grid.weight, kernel.weight)]
+        if kind != "spatial":
+            pairs += [(getattr(grid.attention, part), getattr(layer.attention, part)) for part in ("first", "second")]
+        if spatial is not None:
+            pairs.append((grid.attention.spatial, spatial.weight))
+        call = grid
+    else:
+        plain = (GridLiftingConvolution if lifting else GridGroupConvolution)(group, 3, 2, 3, pad=1).double()
+        if kind == "input":
+            gate = GridInputAttention(group, 3, hidden=2, spatial_size=3, lifting=lifting).double()
+            pairs = [(getattr(gate.channel, part), getattr(layer.gate.channel, part)) for part in ("first", "second")]
+            pairs.append((gate.spatial.weight, spatial.weight))
+        else:
+            gate = GridPoseAttention(group, 3, lifting=lifting).double()
+            pairs = [(gate.weight, layer.gate.weight[:, 0].T)]
+        pairs.append((plain.weight, kernel.weight))
+
+        def call(x):
+            return plain(gate(x))
+
+    with torch.no_grad():
+        for theirs, ours in pairs:
+            theirs.copy_(ours.reshape(theirs.shape))
+    return layer, call
+
+
+@pytest.mark.parametrize("lifting", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@every_lattice_group
+def test_clouds_and_grids_give_the_same(group, kind, lifting):
+    layer, on_grid = same_on_grids(group, kind, lifting)
+    sides = (4, 5) if group.dim == 2 else (3, 2, 3)
+    x = torch.randn(2, 3, *(() if lifting else (group.order,)), *sides, dtype=torch.float64)
+    graph = lift(pixel_positions(*sides, dtype=torch.float64).expand(2, -1, -1), group, PixelSquare(3))
+    points = x.flatten(-group.dim).movedim(-1, 1).flatten(0, 1)
+    with torch.no_grad():
+        found = layer(points if lifting else points.mT, graph)
+        wanted = on_grid(x).flatten(-group.dim).movedim(-1, 1).flatten(0, 1).mT
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", [cyclic(8), cyclic(12), tetrahedral()], ids=lambda group: group.name)
+def test_maps_on_clouds_move_along(group, kind):
+    """Theorem 1, with points that are missing from a raster and in no raster; the maps of clouds are for frames h̃."""
+    kernel = NetworkKernel(group, 2, 2, hidden=4)
+    layer = randomize(AttentiveGroupConvolution(kernel, attention=kind)).double()
+    pos, batch = random_cloud(group, 9, clouds=2)
+    x = torch.randn(9, group.order, 2, dtype=torch.float64)
+    out, maps = layer.attend(x, lift(pos, group, Radius(1.5), batch=batch), return_maps=True)
+    for h in turns(group):
+        graph = lift(group.act(h, pos), group, Radius(1.5), batch=batch)
+        moved, seen = layer.attend(group.translate(h, x), graph, return_maps=True)
+        assert relative_error(moved, group.translate(h, out)) < 1e-10
+        permutation = group.permutation(h)
+        for part in ("channel", "spatial"):
+            before, behind = getattr(maps, part), getattr(seen, part)
+            if before is not None:
+                wanted = before[:, permutation] if before.ndim == 3 else before[:, permutation][:, :, permutation]
+                assert relative_error(behind, wanted) < 1e-10
+
+
+def test_attention_may_see_more_than_the_kernel():
+    """The kernel sees the neighbors of a local graph, spatial attention all; without spatial attention nothing else."""
+    group, pos = cyclic(4), torch.randn(12, 2, dtype=torch.float64)
+    wide, near = lift(pos, group, Radius(2.0)), lift(pos, group, Radius(1.0), length=2.0)
+    x = torch.randn(12, 4, 2, dtype=torch.float64)
+    for kind in ("channel", "spatial"):
+        layer = randomize(AttentiveGroupConvolution(NetworkKernel(group, 2, 3), attention=kind)).double()
+        found = layer(x, wide.carrying(local=near))
+        assert (relative_error(found, layer(x, near)) < 1e-12) == (kind == "channel")
+        assert relative_error(found, layer(x, wide)) > 1e-3
+
+
+def test_derivatives_on_clouds_are_right_to_second_order():
+    group = cyclic(3)
+    layer = randomize(AttentiveGroupConvolution(NetworkKernel(group, 2, 2, hidden=3, window=True))).double()
+    pos = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(5, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def call(x, pos):
+        return layer(x, lift(pos, group, AllPairs(), length=4.0))
+
+    torch.autograd.gradcheck(call, (x, pos))
+    torch.autograd.gradgradcheck(call, (x, pos))
+
+
+def test_networks_of_others_are_special_cases():
+    """SE-Net, BAM and CBAM as attention to the responses t = f of the identity (Eq. 14); the layer passes 1 - A."""
+    group, channels = trivial(2), 3
+    graph = lift(torch.randn(9, 2, dtype=torch.float64), group, Radius(1.5))
+    x = torch.randn(9, channels, dtype=torch.float64)
+    first, second = torch.randn(2, channels, dtype=torch.float64), torch.randn(channels, 2, dtype=torch.float64)
+    kernel = TableKernel(group, channels, channels, torch.zeros(1, 2)).double()
+    with torch.no_grad():
+        kernel.weight.copy_(torch.eye(channels)[..., None, None])
+
+    def shared(found):
+        return (found @ first.T).relu() @ second.T
+
+    def spatial(f, near):
+        statistics = torch.stack([f.mean(-1), f.amax(-1)], dim=-1)
+        return near.sum_to_targets(statistics[near.source].sum(-1))[:, None]
+
+    def cbam(f, near):
+        channel = (shared(f.mean(0)) + shared(f.amax(0))).sigmoid()
+        return channel * spatial(channel * f, near).sigmoid()
+
+    gates = {
+        "SE-Net": lambda f, near: shared(f.mean(0)).sigmoid().expand_as(f),
+        "BAM": lambda f, near: (shared(f.mean(0)) + spatial(f, near)).sigmoid(),
+        "CBAM": cbam,
+    }
+    itself = graph.subset(torch.arange(9), Radius(1e-9))  # each point sees itself, so that responses are ψ f
+    for name, gate in gates.items():
+
+        def operator(t, graph, gate=gate):
+            f = t.diagonal(dim1=3, dim2=4)[:, 0, 0]
+            return (1 - gate(f, graph.neighbors))[:, None, None, :, None]
+
+        layer = AttentiveGroupConvolution(kernel, attention=operator, measure=1.0)
+        found = layer(x[:, None], graph.carrying(local=itself))[:, 0]
+        torch.testing.assert_close(found, gate(x, graph.neighbors) * x, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_operators_on_clouds_must_move_along():
+    class Seen(torch.nn.Module):
+        def __init__(self, frame):
+            super().__init__()
+            self.frame, self.weight = frame, torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, responses, graph):
+            seen = responses if self.frame is None else responses[:, :1]
+            return (self.weight * seen).tanh().mean(-1, keepdim=True)
+
+    kernel = NetworkKernel(cyclic(4), 2, 3)
+    AttentiveGroupConvolution(kernel, attention=Seen(None))
+    with pytest.raises(ValueError, match="attention: expected maps that move with the group"):
+        AttentiveGroupConvolution(kernel, attention=Seen(0))
+    with pytest.raises(ValueError, match="spatial: expected a kernel for C4 with 2 input and 3 output channels"):
+        AttentiveGroupConvolution(kernel, spatial=NetworkKernel(cyclic(4), 2, 1))

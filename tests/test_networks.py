@@ -41,6 +41,7 @@ from lieattn.models import (
     AttentiveAllCNN,
     AttentiveCNN,
     AttentiveDenseNet,
+    AttentiveNet,
     AttentiveResNet,
     ConvolutionOptions,
     DirectionConvNet,
@@ -174,6 +175,18 @@ SMALL = {"blocks": 1, "channels": 2, "squeeze_excite": True}
 NETWORKS = {
     "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0137), channels=8), lambda: firsts(molecules()), "T"),
     "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), "D4"),
+    "attentive_points": (
+        lambda: AttentiveNet(tetrahedral(), 1, 3, neighborhood=Radius(2.0137), channels=4, layers=2, hidden=4),
+        lambda: firsts(molecules()),
+        "T",
+    ),
+    "attentive_points_input": (
+        lambda: AttentiveNet(
+            dihedral(3), 2, 3, neighborhood=AllPairs(), local=Radius(2.0137), attention="input", vector_inputs=("vel",)
+        ),
+        lambda: molecules(2),
+        "D3",
+    ),
     "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), "C8 on pixels"),
     "gsa_published": (
         lambda: gsa(cyclic(4), PixelSquare(3), options=GSAOptions(frame_table=published_table(cyclic(4)))),
@@ -596,7 +609,8 @@ UNCOMPILED = {
 EXCEPT |= {
     f"{name} export": "torch saves but does not load programs with a region without autocast"
     for name in "framewise_vector framewise_point framewise_separable field_vector field_position field_dipole "
-    "field_several field_tensor field_rotation gsa_vectors gsa_scales lie_vector_finite lie_conv_vector".split()
+    "field_several field_tensor field_rotation gsa_vectors gsa_scales lie_vector_finite lie_conv_vector "
+    "attentive_points_input".split()
 }
 EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}
 # Those of slow properties that run without being asked for.

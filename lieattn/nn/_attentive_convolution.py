@@ -82,6 +82,8 @@ class AttentiveGroupConvolution(TiedWeights):
     measure
         Factor μ; if absent that of grids, 2π/|H| in the plane (the plain measure for ``"input"`` and ``"pose"``), and 1
         for lifting.
+    reduction
+        ``"sum"`` over the neighbors, or ``"mean"``, also in the spatial attention.
 
     Examples
     --------
@@ -103,12 +105,13 @@ class AttentiveGroupConvolution(TiedWeights):
         hidden: int | None = None,
         spatial: ConvolutionKernel | None = None,
         measure: float | None = None,
+        reduction: Literal["sum", "mean"] = "sum",
     ) -> None:
         if isinstance(attention, str):
             check_choice("attention", attention, Kind)
         check_arguments(AttentiveGroupConvolution.__init__, locals())
         super().__init__()
-        self.kernel, self.group = kernel, kernel.group
+        self.kernel, self.group, self.reduction = kernel, kernel.group, reduction
         gated = attention in ("input", "pose")
         self.measure = checked_measure(measure, kernel.group, lifting=kernel.lifting, attentive=not gated)
         self.gate: nn.Module | None = None
@@ -116,12 +119,10 @@ class AttentiveGroupConvolution(TiedWeights):
         if attention == "pose":
             self.gate, self.attention = _PoseGate(kernel, self.measure), attention
         elif attention == "input":
-            self.gate, self.attention = (
-                _InputGate(kernel, hidden, _spatial(kernel, spatial, 1), self.measure),
-                attention,
-            )
+            wide = GroupConvolution(_spatial(kernel, spatial, 1), measure=self.measure, reduction=reduction)
+            self.gate, self.attention = _InputGate(kernel, hidden, wide), attention
         elif isinstance(attention, str):
-            self.attention = _ResponseGate(kernel, attention, hidden, spatial)
+            self.attention = _ResponseGate(kernel, attention, hidden, spatial, reduction)
         else:
             _check_moves_along(kernel, attention)
             self.attention = attention
@@ -157,9 +158,10 @@ class AttentiveGroupConvolution(TiedWeights):
         maps: AttentionMaps | None
         if self.gate is not None:
             x, maps = cast(tuple[Tensor, AttentionMaps], self.gate(x, graph))
-            return self.measure * kernel.convolve(x, local), maps if return_maps else None
+            out = _reduced(kernel.convolve(x, local), local, self.reduction)
+            return self.measure * out, maps if return_maps else None
         seen = x[:, :, None] if kernel.lifting else x[:, self.group.cayley.to(x.device)]  # input frames h⁻¹ h̃
-        response = _responses(kernel, local)
+        response = _responses(kernel, local, self.reduction)
         if isinstance(self.attention, _ResponseGate):
             out, found = self.attention(lambda o: response(o, seen), graph, return_maps)
             return self.measure * out, self._of_frames(found)
@@ -183,7 +185,7 @@ class AttentiveGroupConvolution(TiedWeights):
         return x[:, frames, self.group.relative_index.to(x.device)]
 
 
-def _responses(kernel: ConvolutionKernel, graph: LiftedGraph) -> Callable[[int, Tensor], Tensor]:
+def _responses(kernel: ConvolutionKernel, graph: LiftedGraph, reduction: str) -> Callable[[int, Tensor], Tensor]:
     """Return a function of an output channel o and the input ``[points, fiber, frames, in]``, with relative frames.
 
     Its results are Σ_j ψ_oc(u) x_c(j), ``[points, fiber, frames, in]``, before the sum over frames and inputs.
@@ -194,9 +196,16 @@ def _responses(kernel: ConvolutionKernel, graph: LiftedGraph) -> Callable[[int, 
         terms = measured(RelativeTerms(psi=values(o)[..., None, :], row=graph.relative.row), graph, "none", x.dtype)
         psi = cast(Tensor, terms.psi)[..., 0, :]
         psi = psi if terms.row is None else psi.index_select(0, terms.row)
-        return neighbors.sum_to_targets(psi * x.index_select(0, neighbors.source))
+        return _reduced(neighbors.sum_to_targets(psi * x.index_select(0, neighbors.source)), graph, reduction)
 
     return response
+
+
+def _reduced(x: Tensor, graph: LiftedGraph, reduction: str) -> Tensor:
+    """Return sums over neighbors, divided by their number if the reduction is ``"mean"``."""
+    if reduction == "sum":
+        return x
+    return x / graph.degree.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
 
 def _spatial(kernel: ConvolutionKernel, spatial: ConvolutionKernel | None, outputs: int) -> ConvolutionKernel:
@@ -223,9 +232,15 @@ class _ResponseGate(nn.Module):
     """Attention to the responses, one output channel at a time, for frames of the input relative to the output."""
 
     def __init__(
-        self, kernel: ConvolutionKernel, attention: str, hidden: int | None, spatial: ConvolutionKernel | None
+        self,
+        kernel: ConvolutionKernel,
+        attention: str,
+        hidden: int | None,
+        spatial: ConvolutionKernel | None,
+        reduction: str,
     ) -> None:
         super().__init__()
+        self.reduction = reduction
         outputs, inputs, frames = kernel.out_channels, kernel.in_channels, kernel.poses
         self.outputs, self.first, self.second = outputs, None, None
         if attention != "spatial":
@@ -239,7 +254,7 @@ class _ResponseGate(nn.Module):
         self, responses: Callable[[int], Tensor], graph: LiftedGraph, return_maps: bool
     ) -> tuple[Tensor, AttentionMaps | None]:
         """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""
-        attend = None if self.spatial is None else _responses(self.spatial, graph)
+        attend = None if self.spatial is None else _responses(self.spatial, graph, self.reduction)
 
         def of_output(o: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
             removed, channel, seen = responses(o), None, None
@@ -271,13 +286,11 @@ class _ResponseGate(nn.Module):
 class _InputGate(nn.Module):
     """Attention α_F to the input, of features or of a field."""
 
-    def __init__(
-        self, kernel: ConvolutionKernel, hidden: int | None, spatial: ConvolutionKernel, measure: float
-    ) -> None:
+    def __init__(self, kernel: ConvolutionKernel, hidden: int | None, spatial: GroupConvolution) -> None:
         super().__init__()
         group = None if kernel.lifting else kernel.group
         self.channel = ChannelGate(group, kernel.in_channels, _hidden(kernel, hidden))
-        self.spatial = GroupConvolution(spatial, measure=measure)
+        self.spatial = spatial
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, AttentionMaps]:
         """Return the weighted input ``[points, frames, in]`` and its maps."""
@@ -285,9 +298,9 @@ class _InputGate(nn.Module):
         channel, rest = attention_of(level)
         passed, removed = rest[graph.batch] * x, channel[graph.batch] * x
         statistics = torch.stack([removed.mean(-1), removed.amax(-1)], dim=-1)
-        lifting = self.spatial.kernel.lifting
-        level = self.spatial.measure * self.spatial.kernel.convolve(statistics, graph)
-        seen, rest = attention_of(level.amax(dim=1, keepdim=True) if lifting else level)
+        kernel = self.spatial.kernel
+        level = self.spatial.measure * _reduced(kernel.convolve(statistics, graph), graph, self.spatial.reduction)
+        seen, rest = attention_of(level.amax(dim=1, keepdim=True) if kernel.lifting else level)
         return passed + rest * removed, AttentionMaps(channel, seen)
 
 

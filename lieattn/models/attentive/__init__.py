@@ -1,5 +1,6 @@
-"""Attentive group convolutional networks on grids of pixels or voxels."""
+"""Attentive group convolutional networks."""
 
+from lieattn.models.attentive._clouds import AttentiveNet
 from lieattn.models.attentive._deep import (
     AttentiveDenseBlock,
     AttentiveDenseNet,
@@ -15,6 +16,7 @@ __all__ = [
     "AttentiveCNN",
     "AttentiveDenseBlock",
     "AttentiveDenseNet",
+    "AttentiveNet",
     "AttentiveNetwork",
     "AttentiveResNet",
     "AttentiveResidualBlock",

@@ -21,6 +21,7 @@ from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import CloudInputs, in_precision_of_weights, plus_vectors
 from lieattn.models._base.network import Downsampling, ImageNetwork
 from lieattn.nn import (
+    AttentiveGroupConvolution,
     FieldBatchNorm,
     GridAttentiveConvolution,
     GridAttentiveLifting,
@@ -36,12 +37,33 @@ from lieattn.ops import AttentionMaps
 AttentionKind = Literal["none", "full", "channel", "spatial", "input", "pose"]
 """Attention of the convolutions of a network, see :class:`AttentiveCNN`."""
 
-_ATTENTIVE = (GridAttentiveConvolution, GridAttentiveLifting, GridInputAttention, GridPoseAttention)
+_ATTENTIVE = (
+    AttentiveGroupConvolution,
+    GridAttentiveConvolution,
+    GridAttentiveLifting,
+    GridInputAttention,
+    GridPoseAttention,
+)
 _LAST_SIDE = 4  # side of the last kernel of the p4-CNN
 _ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # widths of the paper; that of p4m is smaller than planar / sqrt(|H|)
 _ALL_CNN_SCALE = 0.035
 DEEP: Any = {"init_scale": math.sqrt(2)}
 batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
+
+
+def maps_of(network: nn.Module, data: Any) -> dict[str, AttentionMaps]:
+    """Return the attention maps of every attentive layer of a network by its name."""
+    found: dict[str, AttentionMaps] = {}
+
+    def observe(name: str, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        found[name] = layer.attend(*inputs, return_maps=True)[1]
+
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            if isinstance(module, _ATTENTIVE):
+                hooks.enter_context(module.register_forward_hook(partial(observe, name)))
+        network(data)
+    return found
 
 
 class AttentiveNetwork(ImageNetwork):
@@ -115,17 +137,7 @@ class AttentiveNetwork(ImageNetwork):
 
         The maps are the residual attention α⁻: responses are multiplied by 1 - α⁻.
         """
-        found: dict[str, AttentionMaps] = {}
-
-        def observe(name: str, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            found[name] = layer.attend(inputs[0], return_maps=True)[1]
-
-        with ExitStack() as hooks:
-            for name, module in self.named_modules():
-                if isinstance(module, _ATTENTIVE):
-                    hooks.enter_context(module.register_forward_hook(partial(observe, name)))
-            self(data)
-        return found
+        return maps_of(self, data)
 
 
 class AttentiveCNN(AttentiveNetwork):

@@ -1,0 +1,153 @@
+"""Attentive group convolutional networks on point clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout
+from lieattn.geometry import FiniteFrames, LiftedGraph, Neighborhood, lift, point_clouds
+from lieattn.groups import FiniteGroup
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, in_precision_of_weights
+from lieattn.models._base.jumps import jumps_of_neighbors
+from lieattn.models._base.lifted import LiftedNetwork
+from lieattn.models._base.network import GroupField
+from lieattn.models.attentive._networks import AttentionKind, maps_of
+from lieattn.nn import AttentiveGroupConvolution, GroupConvolution, InvariantHead, PointBatchNorm, Pooling
+from lieattn.nn.relative import NetworkKernel
+from lieattn.ops import AttentionMaps
+
+
+class AttentiveNet(LiftedNetwork):
+    """Attentive group convolutional network on any point clouds and any finite group (Romero et al. 2020).
+
+    A lifting convolution and residual blocks, x + relu(norm(convolution(x))), whose kernels are networks of the
+    relative element; then a linear map after relu, pooled over frames and points.
+
+    **Equivariance.** Outputs are invariant to translations and to H acting on the points, exactly up to rounding, if
+    the neighborhoods rotate with the points. With ``FiniteFrames(H, PrincipalFrames())``, to all rotations.
+
+    Parameters
+    ----------
+    frames
+        A finite group H, or ``FiniteFrames(H, ...)``.
+    in_channels, out_channels
+        Number of input features, or an object that computes them (see :class:`lieattn.models.CloudInputs`); number of
+        outputs.
+    neighborhood, local
+        Neighbors that the spatial attention sees, and those that the kernels see; the same if ``local`` is absent.
+    channels, layers
+        Channels per frame, and number of convolutions, with the lifting.
+    attention
+        Attention of every convolution, as for :class:`AttentiveCNN`; ``"none"`` for group convolutions.
+    reduction
+        The hidden width of channel attention is channels / reduction; in the first layer it is in_channels.
+    hidden
+        Hidden units of the kernels.
+    dropout, pool
+        Dropout probability after each block; pooling over the points, ``"mean"``, ``"sum"``, ``"max"`` or ``"none"``.
+    vector_inputs
+        Names of attributes of the data with vectors ``[points, dim]``. A linear map of their components in the frames
+        is added to the lifted field.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.geometry import Radius
+    >>> from lieattn.groups import cyclic
+    >>> network = AttentiveNet(cyclic(8), 1, 3, neighborhood=Radius(1.5), channels=4)
+    >>> network(Data(x=torch.randn(9, 1), pos=torch.randn(9, 2))).shape
+    torch.Size([1, 3])
+    """
+
+    has_kinks = True  # because of relu and maxima
+
+    def __init__(
+        self,
+        frames: FiniteGroup | FiniteFrames,
+        in_channels: PointInputs = 1,
+        out_channels: int = 10,
+        *,
+        neighborhood: Neighborhood,
+        local: Neighborhood | None = None,
+        channels: int = 12,
+        layers: int = 3,
+        attention: AttentionKind = "full",
+        reduction: int = 2,
+        hidden: int = 12,
+        dropout: float = 0.0,
+        pool: Pooling = "mean",
+        vector_inputs: Sequence[str] = (),
+    ) -> None:
+        check_arguments(AttentiveNet.__init__, locals())
+        super().__init__(frames, in_channels, neighborhood, None, vector_inputs)
+        check_choice("attention", attention, get_args(AttentionKind))
+        check_counts(out_channels=out_channels, channels=channels, layers=layers, reduction=reduction, hidden=hidden)
+        check_dropout("dropout", dropout)
+        self.group = frames if isinstance(frames, FiniteGroup) else frames.group
+        self.local, self.attention, self.dropout = local, attention, dropout
+        narrower = max(1, channels // reduction)
+        self.lifting = self._convolution(self.in_channels, channels, self.in_channels, hidden, lifting=True)
+        self.blocks = nn.ModuleList(self._convolution(channels, channels, narrower, hidden) for _ in range(layers - 1))
+        self.norms = nn.ModuleList(PointBatchNorm(channels) for _ in range(layers))
+        self.vectors = VectorEmbedding(self.vector_inputs, self.group.dim, channels)
+        self.head = InvariantHead(channels, out_channels, readout="point_first", pool=pool, activation="relu")
+
+    def _convolution(
+        self, inputs: int, outputs: int, narrower: int, hidden: int, *, lifting: bool = False
+    ) -> GroupConvolution | AttentiveGroupConvolution:
+        kernel = NetworkKernel(self.group, inputs, outputs, hidden=hidden, lifting=lifting)
+        if self.attention == "none":
+            return GroupConvolution(kernel, reduction="mean")
+        wide = None
+        if self.attention in ("full", "spatial", "input"):
+            maps = 1 if self.attention == "input" else outputs
+            wide = NetworkKernel(self.group, 2, maps, hidden=hidden, lifting=lifting)
+        return AttentiveGroupConvolution(
+            kernel, attention=self.attention, hidden=narrower, spatial=wide, reduction="mean"
+        )
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().jumps, *jumps_of_neighbors(self.local))))
+
+    @in_precision_of_weights
+    def geometry(self, data: Any) -> LiftedGraph:
+        """Lift the clouds, with a local graph if the kernels see other neighbors than the attention."""
+        clouds = point_clouds(data)
+        seen = self.seen_vectors(data, clouds)
+        graph = lift(clouds, self.frames, self.neighborhood, self.space, vectors=seen)
+        if self.local is not None:
+            graph = graph.carrying(
+                local=lift(clouds, self.frames, self.local, self.space, length=graph.length, vectors=seen)
+            )
+        for part in (graph, graph.local):
+            if part is not None:
+                _ = part.relative.row, part.relative.positions  # evaluated by the workers of a loader
+        return graph
+
+    @in_precision_of_weights
+    def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
+        """Return the field ``[points, fiber, channels]`` after the last block, and its graph."""
+        graph = self.geometry(data) if geometry is None else geometry
+        x = self._through(self.lifting, features(data, self.inputs, graph), graph)
+        vectors = self.vectors(data, graph)
+        x = self._after(self.norms[0](x if vectors is None else x + vectors))
+        for block, norm in zip(self.blocks, list(self.norms)[1:], strict=True):
+            x = x + self._after(norm(self._through(block, x, graph)))
+        return GroupField(x, graph)
+
+    def _after(self, x: Tensor) -> Tensor:
+        return F.dropout(F.relu(x), self.dropout, self.training)
+
+    def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
+        """Return the attention maps of every attentive layer by its name, see :class:`AttentiveGroupConvolution`.
+
+        Call ``eval()`` first to disable dropout. The maps are the residual attention α⁻: responses are multiplied by
+        1 - α⁻.
+        """
+        return maps_of(self, data)

@@ -163,7 +163,7 @@ class AttentiveGroupConvolution(TiedWeights):
         seen = x[:, :, None] if kernel.lifting else x[:, self.group.cayley.to(x.device)]  # input frames h⁻¹ h̃
         response = _responses(kernel, local, self.reduction)
         if isinstance(self.attention, _ResponseGate):
-            out, found = self.attention(lambda o: response(o, seen), graph, return_maps)
+            out, found = self.attention.weigh(lambda o: response(o, seen), graph, return_maps)
             return self.measure * out, self._of_frames(found)
         responses = torch.stack([response(o, seen) for o in range(kernel.out_channels)], dim=3)
         responses = self._absolute(responses)
@@ -250,7 +250,7 @@ class _ResponseGate(nn.Module):
             self.second = nn.Parameter(torch.empty(outputs, inputs, width, frames).uniform_(-bound, bound))
         self.spatial = None if attention == "channel" else _spatial(kernel, spatial, outputs)
 
-    def forward(
+    def weigh(
         self, responses: Callable[[int], Tensor], graph: LiftedGraph, return_maps: bool
     ) -> tuple[Tensor, AttentionMaps | None]:
         """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""

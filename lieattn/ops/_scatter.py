@@ -1,4 +1,4 @@
-"""Sums and softmax over sorted lists of edges, by torch-scatter where it is used."""
+"""Reductions over sorted lists of edges, by torch-scatter where it is used."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
-from lieattn.train._targets import find_unused_weights
-from lieattn.train._weights import WeightedMean, WeightedMeans, target_weights, weighted_sums
+from lieattn.train._targets import WeightedMean, WeightedMeans, find_unused_weights, target_weights, weighted_sums
 
 
 class Springs(Dataset):

@@ -17,9 +17,9 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.cli._arguments import ArgumentParser, natural, package, positive, take_settings
 from lieattn.geometry import pixel_positions
-from lieattn.io import loaded, trained_cards
+from lieattn.io import trained_cards
 from lieattn.models import CloudInputs, EquivariantModule, Symmetry
-from lieattn.train import UsageError, load_data, random_clouds, read_yaml, register_types, short_message
+from lieattn.train import UsageError, load_data, parse_yaml, random_clouds, read_yaml, register_types, short_message
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
 def settings_of(section: str, settings: Sequence[str]) -> dict[str, Any]:
     """Return the values in settings ``"section.name=value"`` of a section by name, read as YAML."""
     given = (setting.split("=", 1) for setting in settings if setting.startswith(f"{section}."))
-    return {name.removeprefix(f"{section}."): loaded(f"--{name}", value) for name, value in given}
+    return {name.removeprefix(f"{section}."): parse_yaml(f"--{name}", value) for name, value in given}
 
 
 def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Data] | Tensor:

@@ -14,8 +14,8 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lieattn._core.checks import check_arguments, check_counts
-from lieattn.io import digest_of_json, loaded
-from lieattn.train import UsageError, read_yaml, short_message
+from lieattn.io import digest_of_json
+from lieattn.train import UsageError, parse_yaml, read_yaml, short_message
 
 T = TypeVar("T")
 
@@ -270,7 +270,7 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
         if not equals or not isinstance(_at(content, names[:-1], {}), dict):
             raise UsageError(f"--{path}: expected a setting, or SECTION.SETTING of sections that exist")
         try:
-            content = _merged(content, _nested(names, loaded(f"--{path}", text)))
+            content = _merged(content, _nested(names, parse_yaml(f"--{path}", text)))
         except ValueError as error:
             raise UsageError(str(error)) from error
     try:

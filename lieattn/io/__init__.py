@@ -12,11 +12,9 @@ from lieattn.io._checkpoint import (
     read_checkpoint,
 )
 from lieattn.io._files import CheckpointError, UsageError, digest, digest_of_json, replace_text, replacing
-from lieattn.io._record import Record, Recorded, describe, uncompiled
+from lieattn.io._record import Record, Recorded, TiedWeights, describe, settle, tied_to_group, uncompiled
 from lieattn.io._saved import load, save, trained_cards
-from lieattn.io._tied import TiedWeights, settle, tied_to_group
 from lieattn.io._trust import check_trusted
-from lieattn.io._yaml import loaded
 
 __all__ = [
     "FORMAT",
@@ -37,7 +35,6 @@ __all__ = [
     "digest_of_json",
     "load",
     "load_weights",
-    "loaded",
     "read_checkpoint",
     "replace_text",
     "replacing",

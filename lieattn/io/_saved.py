@@ -18,8 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.values import plain_text
 from lieattn.io._files import CheckpointError, check_format, digest, replacing
-from lieattn.io._record import Record, describe, make, uncompiled, uncompiled_names
-from lieattn.io._tied import TiedWeights
+from lieattn.io._record import Record, TiedWeights, describe, make, uncompiled, uncompiled_names
 
 _KEY, _FORMAT = "lieattn", 1
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them

@@ -15,16 +15,17 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from lieattn._core.checks import check_arguments, check_is
 from lieattn.train._schedule import Schedule
-from lieattn.train._targets import labels_of, read_for
-from lieattn.train._tasks import OptimizerFactory, PointSetTask
-from lieattn.train._weights import (
+from lieattn.train._targets import (
     Losses,
     WeightedMean,
     check_weights_apply,
     counted,
+    labels_of,
+    read_for,
     target_weights,
     weighted_sums,
 )
+from lieattn.train._tasks import OptimizerFactory, PointSetTask
 
 
 class PointSetClassifier(PointSetTask):

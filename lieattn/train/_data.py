@@ -23,7 +23,9 @@ from torch_geometric.loader import DataLoader
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments, check_count, check_counts
 from lieattn.io import UsageError
-from lieattn.train._weights import REPEATED
+
+REPEATED = "repeated"
+"""Attribute bool ``[clouds]`` of batches in several processes: marks clouds that only fill up a batch."""
 
 _Items = Dataset[Any] | list[Data]
 _TENSORS = ("pos", "x", "z", "y", "grid", "cell", "pbc")

@@ -19,33 +19,31 @@ from lieattn._core.kept_tables import WideStatistics
 from lieattn.models import Rescaled
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import (
+    Losses,
+    WeightedMean,
     check_has_stress,
     check_known,
     check_targets,
+    check_weights_apply,
+    counted,
+    degrees,
     entries_of,
     find_unused_weights,
     named_outputs,
+    of_the_other_kind,
+    per_point,
     read_for,
     shifted_targets,
     sources_of_scales,
+    squared_sine,
+    target_weights,
     targets_of,
     training_set,
     warn_of_offset,
     warn_of_units,
-)
-from lieattn.train._tasks import OptimizerFactory, PointSetTask
-from lieattn.train._weights import (
-    Losses,
-    WeightedMean,
-    check_weights_apply,
-    counted,
-    degrees,
-    of_the_other_kind,
-    per_point,
-    squared_sine,
-    target_weights,
     weighted_sums,
 )
+from lieattn.train._tasks import OptimizerFactory, PointSetTask
 
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
 _LARGE = 100  # standard deviations of the targets

@@ -378,25 +378,26 @@ class TestQM9:
         shutil.copytree(tmp_path / "ours" / "raw", tmp_path / "theirs" / "raw")
         published = QM9(str(tmp_path / "theirs"))
         ours = ld.QM9(tmp_path / "ours", "all", verify=False, references=False)
-        again = ld.QM9(tmp_path / "ours", "all", verify=False, references=False)  # from the cache
-        assert (tmp_path / "ours" / "processed" / "lieattn_qm9.npz").is_file()
-        for dataset in (ours, again):
-            for source, data in zip(published, dataset, strict=True):
-                assert data.z.tolist() == source.z.tolist()
-                assert data.gdb_number.item() == source.idx.item() + 1 == int(source.name[4:])
-                assert torch.equal(data.pos, source.pos)
-                assert torch.equal(data.y, source.y)
+        for source, data in zip(published, ours, strict=True):
+            assert data.z.tolist() == source.z.tolist()
+            assert data.gdb_number.item() == source.idx.item() + 1 == int(source.name[4:])
+            assert torch.equal(data.pos, source.pos)
+            assert torch.equal(data.y, source.y)
         assert [data.gdb_number.item() for data in ours] == [1, 2, 4, 5]
         train = ld.QM9(tmp_path / "ours", "train", verify=False)
         assert [data.gdb_number.item() for data in train] == [4, 5, 2]  # in the order of the permutation
         homo = ld.QM9(tmp_path / "ours", "all", verify=False, targets="homo", energy_unit="Ha")
         np.testing.assert_allclose(homo.targets[:, 0], table[[0, 1, 3, 4], 5], rtol=1e-6)
+        sdf = tmp_path / "ours" / "raw" / "gdb9.sdf"
+        sdf.write_bytes(sdf.read_bytes().replace(b" C   0", b" N   0"))  # changed files are read again
+        changed = ld.QM9(tmp_path / "ours", "all", verify=False)
+        assert sum(int((data.z == 7).sum()) for data in changed) > sum(int((data.z == 7).sum()) for data in ours)
 
     def test_nothing_of_torch_geometric_is_unpickled(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         write_raw_qm9(tmp_path)
         (tmp_path / "processed").mkdir()
-        for name in ("data_v3.pt", "pre_transform.pt", "pre_filter.pt", "lieattn_qm9.npz"):
+        for name in ("data_v3.pt", "pre_transform.pt", "pre_filter.pt"):
             torch.save(Hostile(), tmp_path / "processed" / name)
         assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
         (tmp_path / "raw" / "gdb9.sdf").unlink()
@@ -404,41 +405,6 @@ class TestQM9:
         with pytest.raises(FileNotFoundError, match=r"qm9_v3\.pt and .*/data_v3\.pt of torch_geometric are not read"):
             ld.QM9(tmp_path, verify=False)
         assert not (tmp_path / "MARK").exists()
-
-    def test_cache_mends_itself(self, tmp_path, records):
-        write_raw_qm9(tmp_path)
-        expected = ld.QM9(tmp_path, "all", verify=False)
-        cache = tmp_path / "processed" / "lieattn_qm9.npz"
-        good = cache.read_bytes()
-
-        def read_again(message):
-            records.clear()
-            again = ld.QM9(tmp_path, "all", verify=False)
-            assert [record.getMessage().count(message) for record in records] == [1] * bool(message)
-            torch.testing.assert_close(again.targets, expected.targets, rtol=0, atol=0)
-
-        read_again("")
-        flipped = bytearray(good)
-        flipped[len(good) // 2] ^= 1
-        for content in (good[:-100], good[: len(good) // 2], b"", bytes(flipped), b"text"):
-            cache.write_bytes(content)
-            read_again("is damaged or was made from other raw files")
-            read_again("")
-        arrays = dict(np.load(cache))
-        for change in ({"z": np.zeros_like(arrays["z"])}, {"y": arrays["y"][:2]}, {"digest": np.array("0")}):
-            np.savez(cache, **(arrays | change))
-            read_again("is damaged or was made from other raw files")
-        sdf = tmp_path / "raw" / "gdb9.sdf"
-        sdf.write_bytes(sdf.read_bytes().replace(b" C   0", b" N   0"))
-        changed = ld.QM9(tmp_path, "all", verify=False)
-        assert (changed._z == 7).sum() > (expected._z == 7).sum()
-        assert [path.name for path in (tmp_path / "processed").iterdir()] == [cache.name]  # no partial file is left
-
-    def test_folder_that_cannot_be_written(self, tmp_path, records):
-        write_raw_qm9(tmp_path)
-        (tmp_path / "processed").write_text("a file where the folder should be")
-        assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
-        assert "QM9 will be read from its raw files each time" in records[-1].getMessage()
 
     def test_missing_and_damaged_files(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"gdb9.sdf in .*raw.; there is no such folder"):

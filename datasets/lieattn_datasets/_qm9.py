@@ -1,7 +1,6 @@
 """QM9."""
 
-import hashlib
-import logging
+import functools
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import LARGEST, Release, read_text, within_bounds, write_atomically
+from lieattn_datasets._files import LARGEST, Release, read_text, within_bounds
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._splits import SPLITS, SplitOrAll, progress
 from lieattn_datasets._targets import SPECIES, TARGETS, Units, fit_atoms, quantities, select, select_names
@@ -21,7 +20,6 @@ from lieattn_datasets._targets import SPECIES, TARGETS, Units, fit_atoms, quanti
 _CITATION = "QM9: Ramakrishnan, Dral, Rupp, von Lilienfeld, Scientific Data 1, 140022 (2014)."
 
 _SDF = ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt")
-_CACHE = "lieattn_qm9.npz"
 _COLUMNS = ("mol_id", *TARGETS[-3:], *TARGETS[:-3])
 _SYMBOLS = {b"H": 1, b"C": 6, b"N": 7, b"O": 8, b"F": 9}
 _HARTREE, _KCAL = 27.211386246, 0.04336414  # in eV, the values of torch_geometric
@@ -41,7 +39,6 @@ OFFICIAL = Release(
 
 _Arrays = dict[str, NDArray[Any]]
 
-_log = logging.getLogger(__name__)
 
 _MOLECULES = 130_831
 _TRAIN = 100_000
@@ -95,8 +92,7 @@ class QM9(_Quantities):
     ----------
     root
         Folder of ``torch_geometric.datasets.QM9``. Its original files are read: ``raw/gdb9.sdf``, ``raw/gdb9.sdf.csv``
-        and ``raw/uncharacterized.txt``. The result is cached as plain arrays in ``processed/lieattn_qm9.npz``, which is
-        written again if the raw files change or it is damaged. torch_geometric's own ``raw/qm9_v3.pt`` and
+        and ``raw/uncharacterized.txt``, once per process. torch_geometric's own ``raw/qm9_v3.pt`` and
         ``processed/data_v3.pt`` are not read; the latter is a pickle, which could run any code.
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"`` (in the order of QM9).
@@ -329,95 +325,48 @@ def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tu
 
 
 def _load_official(root: str | Path, download: bool) -> tuple[Path, _Arrays]:
-    """Return the path of the molecules, and arrays, from the cache if it was made from the existing files.
+    """Return the path of the molecules, and what :func:`_read_sdf` reads there, once per process for all splits."""
+    raw = Path(root) / "raw"
+    if download:
+        fetch(OFFICIAL, raw, *_SDF)
+    paths = [OFFICIAL.locate(raw, name) for name in _SDF]
+    states = [(path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return paths[0], _read_sdf(*paths, *states)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_sdf(sdf: Path, table: Path, left_out: Path, *states: tuple[int, int]) -> _Arrays:
+    """Read the original files. In other states, sizes and times of change, they are read again.
 
     The arrays are z ``[atoms]``, pos ``[atoms, 3]``, offsets ``[molecules + 1]``, y ``[molecules, 19]`` (float32, eV)
     and gdb_number ``[molecules]``. They are equal to those of ``torch_geometric.datasets.QM9``, bit by bit, since
     targets are multiplied in float32 by the same factors. torch_geometric needs rdkit, and its cache is a pickle.
     """
-    raw, cache = Path(root) / "raw", Path(root) / "processed" / _CACHE
-    if download:
-        fetch(OFFICIAL, raw, *_SDF)
-    paths = [OFFICIAL.locate(raw, name) for name in _SDF]
-    source = " ".join(OFFICIAL.file_digest(path) for path in paths)
-    arrays = _read_cache(cache, source)
-    if arrays is None:
-        arrays = _read_sdf(*paths)
-        _check(paths[0], arrays)
-        try:
-            content: dict[str, Any] = {"digest": np.array(_digest(source, arrays)), **arrays}
-            write_atomically(cache, lambda file: np.savez(file, **content))
-        except OSError as error:
-            _log.warning("QM9 will be read from its raw files each time, since %s cannot be written (%s)", cache, error)
-    return paths[0], arrays
-
-
-def _digest(source: str, arrays: _Arrays) -> str:
-    """Return the SHA-256 of the digests of the raw files and of the arrays that were made from them."""
-    digest = hashlib.sha256(source.encode())
-    for name, values in arrays.items():
-        digest.update(f"{name} {values.dtype} {values.shape}".encode())
-        digest.update(np.ascontiguousarray(values).data)
-    return digest.hexdigest()
-
-
-def _check(path: Path, arrays: _Arrays) -> None:
-    """Raise ValueError if the arrays are not molecules of QM9."""
-    try:
-        check_atoms(arrays["z"], arrays["pos"], arrays["offsets"])
-    except ValueError as error:
-        raise OFFICIAL.damaged(path, f"does not hold molecules: {error}") from error
-    bounded = all(within_bounds(arrays[key]) for key in ("pos", "y"))
-    OFFICIAL.require(bounded, path, f"or its table has numbers that are not finite, or beyond {LARGEST:g}")
-
-
-def _read_cache(path: Path, source: str) -> _Arrays | None:
-    """Return the arrays of the cache, or None if there is no cache, it is damaged, or it belongs to other raw files."""
-    if not path.is_file():
-        return None
-    expected = {
-        "digest": "text []",
-        "z": "integer [atoms]",
-        "pos": "number [atoms, 3]",
-        "offsets": "integer [ends]",
-        "y": "number [molecules, 19]",
-        "gdb_number": "integer [molecules]",
-    }
-    try:
-        arrays = dict(zip(expected, OFFICIAL.read_npz(path, expected), strict=True))
-        if str(arrays.pop("digest")) != _digest(source, arrays):
-            raise OFFICIAL.damaged(path, "was made from other raw files, or changed")
-    except ValueError:
-        _log.warning("%s is damaged or was made from other raw files, and is written again", path)
-        return None
-    return arrays
-
-
-def _read_sdf(sdf: Path, table: Path, left_out: Path) -> _Arrays:
-    """Read the three original files."""
     names, y = _read_table(table)
     skipped = read_left_out(left_out)
     z, pos, sizes = array("B"), array("f"), []
     with sdf.open("rb") as file:
         for number, name in enumerate(progress(names, "reading QM9", len(names)), 1):
             try:
-                charges, places = _read_molecule(file, name)
+                atoms, rows = _read_molecule(file, name)
             except ValueError as error:
                 raise OFFICIAL.damaged(sdf, f"is broken at molecule {number}: {error}") from error
             if number not in skipped:
-                z.extend(charges)
-                pos.extend(places)
-                sizes.append(len(charges))
+                z.extend(atoms)
+                pos.extend(rows)
+                sizes.append(len(atoms))
         end = not file.readline(_LINE).strip()
         OFFICIAL.require(end, sdf, f"has more molecules than the {len(names)} of {table.name}")
     numbers = np.array([number for number in range(1, len(names) + 1) if number not in skipped], dtype=np.int64)
-    return {
-        "z": np.frombuffer(z, dtype=np.uint8),
-        "pos": np.frombuffer(pos, dtype=np.float32).reshape(-1, 3),
-        "offsets": np.cumsum([0, *sizes]),
-        "y": y[numbers - 1],
-        "gdb_number": numbers,
-    }
+    found = np.frombuffer(z, dtype=np.uint8), np.frombuffer(pos, dtype=np.float32).reshape(-1, 3)
+    try:
+        charges, places, offsets = check_atoms(*found, np.cumsum([0, *sizes]))
+    except ValueError as error:
+        raise OFFICIAL.damaged(sdf, f"does not hold molecules: {error}") from error
+    problem = f"or its table has numbers that are not finite, or beyond {LARGEST:g}"
+    chosen = y[numbers - 1]
+    OFFICIAL.require(within_bounds(places) and within_bounds(chosen), sdf, problem)
+    return {"z": charges, "pos": places, "offsets": offsets, "y": chosen, "gdb_number": numbers}
 
 
 def _read_molecule(file: IO[bytes], name: bytes) -> tuple[list[int], list[float]]:

@@ -139,11 +139,6 @@ def _write_qm9(folder: Path) -> None:
     (folder / "raw" / "uncharacterized.txt").write_text("a line\n" * 9 + "2 left out\nend\n")
 
 
-def _write_qm9_cache(folder: Path) -> None:
-    _write_qm9(folder)
-    _qm9(folder)
-
-
 def _write_gfn2(folder: Path) -> None:
     test_data_molecules.write_gfn2(folder, test_data_molecules.write_subset(folder))
 
@@ -247,7 +242,6 @@ CASES: dict[str, Case] = {
         _images(ld.CIFAR10Subset),
     ),
     "QM9": Case(_write_qm9, _qm9, only="raw/gdb9"),
-    "QM9 cache": Case(_write_qm9_cache, _qm9, checksums=True, only="processed"),
     "QM9Subset": _npz(test_data_molecules.write_subset, _images(ld.QM9Subset, "all")),
     "QM9GFN2": _npz(_write_gfn2, _images(ld.QM9GFN2, "all")),
     "RMD17": Case(

@@ -302,12 +302,7 @@ def _compare(valid: Case, values: Any, expected: Any, damage: str, about: str) -
     same = len(values) == len(expected) and all(map(np.array_equal, values, expected))
     if same:
         return Verdict.CORRECT
-    if (
-        (valid.checksums and damage in _NOTICED)
-        or (valid.counts and damage == "truncated")
-        or valid.only == "processed"
-        or damage == "other words"
-    ):
+    if (valid.checksums and damage in _NOTICED) or (valid.counts and damage == "truncated") or damage == "other words":
         return Finding(Verdict.SILENT, f"{about}: values differ from those before the damage")
     if not all(np.isfinite(array).all() for array in values if array.dtype.kind == "f"):
         return Finding(Verdict.SILENT, f"{about}: numbers that are not finite")

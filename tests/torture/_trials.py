@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import random
 import shutil
 import tempfile
@@ -18,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lieattn.train import CheckpointError, read_checkpoint
 from tests.fuzz import Finding, Verdict
@@ -246,19 +243,6 @@ def _command(name: str, file: str, prepare: Callable[[Path], None], beside: str 
     return trial
 
 
-def _check_qm9(folder: Path) -> None:
-    """Check that the molecules are read correctly for any state of the cache, and that old unfinished files go away."""
-    if left := _left_over(folder):
-        os.utime(folder / left[0], (0, 0))
-        (folder / "processed/lieattn_qm9.npz").unlink(missing_ok=True)
-    end = run(lambda: work.read_qm9(folder, remake=False), folder)
-    if end.status != 0:
-        raise Lost(f"cannot be read: {end.said[-300:]}")
-    items, made = torch.load(folder / "items.pt"), torch.load(folder / "made.pt")
-    if not all(torch.equal(item[1], pos) for item, pos in zip(items, made, strict=True)):
-        raise Lost("reads other molecules")
-
-
 _KILLS = ("SIGKILL", "SIGTERM")
 TRIALS: dict[str, Trial] = {
     "fit": _fit(1, 0),
@@ -272,12 +256,6 @@ TRIALS: dict[str, Trial] = {
     ),
     "reports": Trial(_with_notes, work.write_reports, _check_reports, disturbances=(*_KILLS, "full disk")),
     "pictures": Trial(_with_notes, work.write_pictures, _check_pictures, disturbances=_KILLS, seconds=3.0),
-    "cache of QM9": Trial(
-        work.write_qm9,
-        lambda folder: work.read_qm9(folder, remake=True),
-        _check_qm9,
-        disturbances=("SIGKILL", "SIGTERM"),
-    ),
 }
 # Shares of the disturbances of a long run. Kernels are interrupted in a separate process.
 SHARES = {
@@ -290,8 +268,7 @@ SHARES = {
     "predict": 0.03,
     "reports": 0.19,
     "pictures": 0.05,
-    "cache of QM9": 0.09,
-    "kernels": 0.3,
+    "kernels": 0.39,
 }
 
 

@@ -27,8 +27,6 @@ from lieattn.geometry import Radius, lift
 from lieattn.groups import cyclic
 from lieattn.io import replace_text
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
-from lieattn_datasets import QM9
-from lieattn_datasets._targets import TARGETS
 
 BATCH, EPOCHS = 3, 3
 
@@ -181,34 +179,6 @@ def write_pictures(folder: Path) -> int:
         number += 1
         save(training_curves({"loss": [1.0] * (1 + number % 9)}, "loss"), folder / "picture.png")
         note(folder / "notes" / "picture", number)
-
-
-def write_qm9(folder: Path, molecules: int = 400) -> None:
-    """Write a folder of QM9 with random molecules, and their positions."""
-    torch.manual_seed(0)
-    made = [torch.randint(-50, 50, (n, 3)).float() for n in torch.randint(3, 20, (molecules,)).tolist()]
-    (folder / "raw").mkdir()
-    with (folder / "raw/gdb9.sdf").open("w", encoding="ascii") as file:
-        for number, pos in enumerate(made, 1):
-            file.write(f"gdb_{number}\n\n\n{len(pos):3d}  0  V2000\n")
-            file.writelines("".join(f"{value:10.4f}" for value in row) + " C\n" for row in pos.tolist())
-            file.write("M  END\n$$$$\n")
-    header = ",".join(["mol_id", *TARGETS[-3:], *TARGETS[:-3]])
-    rows = [f"gdb_{number}" + ",0.5" * len(TARGETS) for number in range(1, molecules + 1)]
-    (folder / "raw/gdb9.sdf.csv").write_text("\n".join([header, *rows, ""]), encoding="ascii")
-    (folder / "raw/uncharacterized.txt").write_text("\n" * 9 + "end\n", encoding="ascii")
-    torch.save(made, folder / "made.pt")
-
-
-def read_qm9(folder: Path, remake: bool) -> int:
-    """Read the folder and save its items or, with ``remake``, read it repeatedly without its cache."""
-    cache = folder / "processed/lieattn_qm9.npz"
-    while True:
-        cache.unlink(missing_ok=True) if remake else None
-        molecules = QM9(folder, "all", verify=False)
-        if not remake:
-            torch.save([[item.z, item.pos, item.y] for item in molecules], folder / "items.pt")
-            return 0
 
 
 def interrupt_kernels(folder: Path, threads: int, seed: int, number: int) -> int:

@@ -167,7 +167,7 @@ def fps(
     batch: Int[Tensor, " points"] | None = None,
     ratio: float = 0.5,
     *,
-    start: Literal["outermost", "first"] | Int[Tensor, " clouds"] = "outermost",
+    start: Literal["outermost", "first"] = "outermost",
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " chosen"]:
     """Choose a fraction ``ratio`` of the points of each cloud, rounded up, by farthest-point sampling.

@@ -45,13 +45,11 @@ class ScaleFrames:
     its volumes are dilated. Otherwise it has the measure (s_l / s_k)^-d, which depends only on the relative element and
     gives the same softmax. With ``reach=0``, which is lifting (Eq. 20), it is 1.
 
-    **Equivariance.** Exact for R^d ⋊ H. Dilating a cloud by ``base`` shifts a field by one scale: the output of the
-    larger cloud on scale k + 1 is that of the smaller cloud on scale k, unless it depends on scales beyond the first or
-    last one. Lifting layers do not mix scales, and each further layer reaches ``reach`` scales more. After lifting and
-    n layers, the equation is therefore exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends, some
-    keys are missing: see docs/exactness.md. For dilations by other factors, errors are as large as for rotations
-    between the elements of H. Rotary encodings and edge networks read positions that are not divided by the scale, so
-    dilations do not shift the output of layers with them.
+    **Equivariance.** Exact for R^d ⋊ H. Dilating a cloud by ``base`` shifts a field by one scale, unless its values
+    depend on keys beyond the first or last scale: after lifting and n layers, the shift from scale k to k + 1 is exact
+    for n reach ≤ k and k + 1 ≤ levels - 1 - n reach, see docs/exactness.md. For dilations by other factors, errors are
+    as large as for rotations between the elements of H. Rotary encodings and edge networks read positions that are not
+    divided by the scale, so dilations do not shift the output of layers with them.
 
     Parameters
     ----------

@@ -341,11 +341,15 @@ def check_lists(neighbors: object, batch: Tensor) -> None:
     if outside.any():
         got = f"got an edge from point {int(source[first_true(outside)])}"
         raise ValueError(f"{name} edges between points from 0 to {points - 1}, {got}")
-    crossing = batch[source] != batch[target]
+    check_within_clouds(f"{name} edges within clouds", neighbors, batch)
+
+
+def check_within_clouds(expected: str, neighbors: Neighbors, batch: Tensor) -> None:
+    """Raise ValueError if an edge connects points of two clouds."""
+    crossing = batch[neighbors.source] != batch[neighbors.target]
     if crossing.any():
-        edge = first_true(crossing)
-        got = f"got one from point {int(source[edge])} to point {int(target[edge])} of another cloud"
-        raise ValueError(f"{name} edges within clouds, {got}; use the argument batch")
+        source, target = (int(end[first_true(crossing)]) for end in (neighbors.source, neighbors.target))
+        raise ValueError(f"{expected}, got one from point {source} to point {target} of another cloud")
 
 
 def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:

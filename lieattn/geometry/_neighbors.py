@@ -18,7 +18,13 @@ from lieattn._core.checks import check_choice, check_counts, check_flag, check_i
 from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, lattices
 from lieattn.geometry._indices import cloud_index, first_true
-from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index, check_lists
+from lieattn.geometry._neighbor_lists import (
+    Neighbors,
+    all_pairs_of_clouds,
+    check_edge_index,
+    check_lists,
+    check_within_clouds,
+)
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_between, pairs_nearest, pairs_within
 
 OFF_LATTICE = 1e-2  # tolerance in units of the spacing, for the rounding of coordinates far from the origin
@@ -330,11 +336,7 @@ class Given(_Neighborhood):
         if isinstance(self.edge_index, str):
             raise ValueError(f"edge_index: {self} is read from data; call find_neighbors(point_clouds(data), ...)")
         neighbors = Neighbors.from_edge_index(self.edge_index.to(pos.device), len(pos))
-        crossing = cloud[neighbors.source] != cloud[neighbors.target]
-        if crossing.any():
-            ends = [int(end[first_true(crossing)]) for end in (neighbors.source, neighbors.target)]
-            got = f"got one from point {ends[0]} to point {ends[1]} of another cloud"
-            raise ValueError(f"edge_index: expected edges within clouds, {got}")
+        check_within_clouds("edge_index: expected edges within clouds", neighbors, cloud)
         if self.include_self is None:
             return neighbors
         others = neighbors.select((~neighbors.is_loop).nonzero()[:, 0])

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lieattn._core.checks import check_count, check_is, check_tensor
+from lieattn._core.checks import check_choice, check_count, check_is, check_tensor
 from lieattn._core.functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
 from lieattn.geometry._indices import check_indices, first_true, members
@@ -27,7 +27,7 @@ def farthest_points(
     fraction: float | None = None,
     batch: Tensor | None = None,
     ptr: Tensor | None = None,
-    start: Literal["outermost", "first"] | Tensor = "outermost",
+    start: Literal["outermost", "first"] = "outermost",
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " kept"]:
     """Subsample each cloud by repeatedly choosing the point that is farthest from all points chosen before.
@@ -46,10 +46,9 @@ def farthest_points(
         Number of points to keep of each cloud (all points of smaller clouds), or their fraction, rounded, but at least
         one point.
     start
-        First point of each cloud: the point farthest from the mean, the first point, or indices ``[clouds]`` int64. The
-        index of an empty cloud is ignored.
+        First point of each cloud: the point farthest from the mean, or the first one.
     generator
-        Generator that draws the first points, unless ``start`` contains indices.
+        Generator that draws the first points instead.
 
     Examples
     --------
@@ -94,7 +93,9 @@ def farthest_by_distance(
     check_count("count", count)
     if count > size:
         raise ValueError(f"count: expected at most {size}, the number of points of a cloud, got {count}")
-    _check_starts(start, clouds, torch.full((clouds,), size, device=distance.device), distance.device)
+    check_indices("start", start, dim=1, device=distance.device, below=size)
+    if len(start) != clouds:
+        raise ValueError(f"start: expected one point for each of {clouds} clouds, got {len(start)}")
     if mask is None:
         mask = torch.ones(clouds, size, dtype=torch.bool, device=distance.device)
     check_is("mask", mask, Tensor)
@@ -127,22 +128,10 @@ def _wanted(size: Tensor, count: int | None, fraction: float | None) -> Tensor:
     return torch.minimum((fraction * size.double()).round().long().clamp(min=1), size)
 
 
-def _starts(
-    clouds: PointClouds, pos: Tensor, start: Literal["outermost", "first"] | Tensor, generator: torch.Generator | None
-) -> Tensor:
+def _starts(clouds: PointClouds, pos: Tensor, start: str, generator: torch.Generator | None) -> Tensor:
     """Return the first point of each cloud, or -1 for empty clouds."""
     order, first, size = members(clouds.batch, clouds.num_clouds)
-    if isinstance(start, Tensor):
-        _check_starts(start, clouds.num_clouds, torch.where(size > 0, clouds.num_points, -1), clouds.device)
-        start = torch.where(size > 0, start, -1)
-        own = torch.arange(clouds.num_clouds, device=clouds.device)
-        foreign = (start >= 0) & (clouds.batch[start.clamp(min=0)] != own)
-        if foreign.any():
-            cloud = first_true(foreign)
-            raise ValueError(f"start: expected a point of cloud {cloud}, got {int(start[cloud])} of another one")
-        return start
-    if not isinstance(start, str) or start not in ("outermost", "first"):
-        raise ValueError(f"start: expected 'outermost', 'first' or indices of points, got {start!r}")
+    check_choice("start", start, ("outermost", "first"))
     if generator is not None:
         check_is("generator", generator, torch.Generator)
         draw = torch.rand(len(size), generator=generator, dtype=torch.float64, device=generator.device).to(pos.device)
@@ -152,18 +141,6 @@ def _starts(
     else:
         return _first_farthest((pos - clouds.mean(pos)[clouds.batch]).square().sum(-1), clouds)
     return torch.where(size > 0, order[(first + place).clamp(0, len(order) - 1)], -1)
-
-
-def _check_starts(start: Tensor, clouds: int, limit: Tensor, device: torch.device) -> None:
-    """Raise an error for starts that are not below the limit of their cloud. Negative limits allow any start."""
-    check_indices("start", start, dim=1, device=device)
-    if len(start) != clouds:
-        raise ValueError(f"start: expected one point for each of {clouds} clouds, got {len(start)}")
-    limit = limit.to(device)
-    outside = (limit >= 0) & ((start < 0) | (start >= limit))
-    if outside.any():
-        cloud = first_true(outside)
-        raise ValueError(f"start: expected indices from 0 to {int(limit[cloud]) - 1}, got {int(start[cloud])}")
 
 
 def _first_farthest(squared: Tensor, clouds: PointClouds) -> Tensor:

@@ -339,6 +339,8 @@ def test_given_coordinates_keep_their_rows_and_points():
     assert graph.relative.row is rows
     with pytest.raises(ValueError, match="coordinates depend on its points"):
         graph.at(pos + 1.0)
+    with pytest.raises(ValueError, match=r"pos: expected \(12, 2\)"):
+        lift(pos, cyclic(4), PixelSquare(3)).at(pos[1:])
 
 
 def test_gradients_reach_every_coordinate_and_equal_finite_differences():

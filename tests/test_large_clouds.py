@@ -215,16 +215,16 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("size", [1, 13, 1000])
-def test_pieces_give_the_rows_of_the_whole(name, size):
+@pytest.mark.parametrize("parts", [1, 13, 1000, torch.arange(60) % 3 * 2], ids=["1", "13", "1000", "given"])
+def test_pieces_give_the_rows_of_the_whole(name, parts):
     graph = GRAPHS[name]()
     layer = LieSelfAttention(4, graph.relative.num_coordinates, heads=2)
     block = randomize(LieBlock(layer, 4)).double()
     x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
     whole = block(x, graph)
     found = torch.full_like(whole, torch.nan)
-    for piece in pieces(graph, size):
-        assert 0 < len(piece.own) <= size
+    for piece in pieces(graph, parts):
+        assert isinstance(parts, Tensor) or 0 < len(piece.own) <= parts
         assert (piece.points.diff() > 0).all()
         own = piece.points[piece.own]
         assert found[own].isnan().all()

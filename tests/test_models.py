@@ -26,7 +26,6 @@ from lieattn.geometry import (
 from lieattn.groups import (
     SE,
     SO,
-    E,
     FiniteGroup,
     Translations,
     cyclic,
@@ -68,8 +67,6 @@ from tests.cases import moved, random_clouds, random_rotation
 SIZES = {
     "rot_mnist Z2": (GSANet.rot_mnist, trivial(2), 44_368),
     "rot_mnist R4": (GSANet.rot_mnist, cyclic(4), 44_428),
-    "rot_mnist R8": (GSANet.rot_mnist, cyclic(8), 44_508),
-    "rot_mnist R12": (GSANet.rot_mnist, cyclic(12), 44_588),
     "rot_mnist R16": (GSANet.rot_mnist, cyclic(16), 44_668),
     "cifar10 Z2": (GSANet.cifar10, trivial(2), 3_001_648),
     "cifar10 Z2M": (GSANet.cifar10, reflection(2), 3_001_808),
@@ -334,22 +331,22 @@ def test_networks_from_configuration_files(frames, stages):
 
 # --- frames ---------------------------------------------------------------------------------------------------
 
-SPACES = {  # frames, the motions that do not change the outputs, and options
-    "T": (tetrahedral(), tetrahedral(), {}),
-    "T, posed": (FiniteFrames(tetrahedral(), PrincipalFrames()), SE(3), {}),
-    "principal": (PrincipalFrames(), SE(3), {}),
-    "principal, improper": (PrincipalFrames(improper=True), E(3), {}),
-    "principal of neighborhoods": (PrincipalFrames("neighborhood"), SE(3), {"neighborhood": Radius(4.0)}),
-    "principal, in the plane": (PrincipalFrames(), SE(2), {"space": Euclidean(SE(2))}),
-    "C4 on scales": (ScaleFrames(cyclic(4), levels=2), cyclic(4), {}),
+SPACES = {  # frames and options
+    "T": (tetrahedral(), {}),
+    "T, posed": (FiniteFrames(tetrahedral(), PrincipalFrames()), {}),
+    "principal": (PrincipalFrames(), {}),
+    "principal, improper": (PrincipalFrames(improper=True), {}),
+    "principal of neighborhoods": (PrincipalFrames("neighborhood"), {"neighborhood": Radius(4.0)}),
+    "principal, in the plane": (PrincipalFrames(), {"space": Euclidean(SE(2))}),
+    "C4 on scales": (ScaleFrames(cyclic(4), levels=2), {}),
 }
 
 
 def of_frames(name, **more):
-    frames, group, options = SPACES[name]
+    frames, options = SPACES[name]
     options = {"neighborhood": Radius(2.0), "channels": 8, "blocks": (1,), "heads": 2, **options, **more}
     torch.manual_seed(0)
-    return GSANet(frames, 2, 3, **options).double(), group
+    return GSANet(frames, 2, 3, **options).double()
 
 
 @pytest.mark.parametrize(
@@ -391,38 +388,23 @@ def test_dropouts_and_activations_are_where_their_names_say():
     assert [layer.dropout for layer in (network.lifting, *(block.attention for block in network.blocks))] == [0.1] * 3
 
 
-@pytest.mark.parametrize(
-    ("preset", "attention", "others"),
-    [
-        (GSANet.rot_mnist, 0.1, (0.0, 0.0)),
-        (GSANet.cifar10, 0.1, (0.2, 0.3)),
-        (GSANet.pcam, 0.1, (0.0, 0.0)),
-    ],
-)
-def test_presets_have_the_options_of_the_authors(preset, attention, others):
+@pytest.mark.parametrize("preset", [GSANet.rot_mnist, GSANet.cifar10, GSANet.pcam])
+def test_presets_have_the_options_of_the_authors(preset):
     network = preset(cyclic(1), channels=6, heads=2, size=3)
+    others = (0.2, 0.3) if preset == GSANet.cifar10 else (0.0, 0.0)
     assert (network.input_dropout.p, network.pool_dropout.p) == others
-    assert {layer.attention.dropout for layer in network.blocks} == {attention}
+    assert {layer.attention.dropout for layer in network.blocks} == {0.1}
     assert network.options.init_scale == (1.0 if preset == GSANet.rot_mnist else math.sqrt(2))
     assert not network.options.values
     assert network.stages.inexact == ("warn" if preset == GSANet.pcam else "refuse")
 
 
-@pytest.mark.parametrize(
-    ("frames", "order"),
-    [
-        (cyclic(4), "points_first"),
-        (ScaleFrames(cyclic(4), base=1.6, levels=2, reach=1), "points_first"),
-        (FiniteFrames(cyclic(4), PrincipalFrames()), "points_first"),
-        (PrincipalFrames(), "frames_first"),
-    ],
-    ids=["group", "scales", "oriented", "principal"],
-)
-def test_the_order_of_pooling_is_that_of_the_frames(frames, order):
+def test_the_order_of_pooling_is_that_of_the_frames():
     options = {"neighborhood": AllPairs(), "channels": 6, "heads": 2}
-    assert GSANet(frames, **options).head.order == order
-    other = {"points_first": "frames_first", "frames_first": "points_first"}[order]
-    assert GSANet(frames, readout=GSAReadout(order=other), **options).head.order == other
+    for frames in (cyclic(4), ScaleFrames(cyclic(4)), FiniteFrames(cyclic(4), PrincipalFrames())):
+        assert GSANet(frames, **options).head.order == "points_first"
+    assert GSANet(PrincipalFrames(), **options).head.order == "frames_first"
+    assert GSANet(cyclic(4), readout=GSAReadout(order="frames_first"), **options).head.order == "frames_first"
 
 
 def test_other_frames_of_the_points():
@@ -448,7 +430,7 @@ def test_geometry_is_seen_where_features_are_constant(name):
     """Networks use geometry by default; in the presets of the paper, a softmax averages equal values."""
     spread = {}
     for values in (True, False):
-        model, _ = of_frames(name, options=GSAOptions(values=values))
+        model = of_frames(name, options=GSAOptions(values=values))
         drawn = [random_clouds(model.space.group.dim, (12,), features=2, seed=seed) for seed in range(6)]
         outputs = torch.cat([model.eval()(data.update({"x": torch.ones_like(data.x)})) for data in drawn])
         spread[values] = float(outputs.std(0).max() / outputs.abs().max())
@@ -458,24 +440,22 @@ def test_geometry_is_seen_where_features_are_constant(name):
 
 STARTS = {
     **SPACES,
-    "R^2": (trivial(2), None, {}),
-    "C8": (cyclic(8), None, {}),
-    "D4": (dihedral(4), None, {}),
-    "sampled": (SampledFrames(2), None, {"space": Euclidean(SE(3))}),
-    "sphere": (SampledFrames(2), None, {"space": Sphere(), "neighborhood": Nearest(8)}),
-    "no positions in values": (tetrahedral(), None, {"options": GSAOptions(values=False)}),
+    "R^2": (trivial(2), {}),
+    "C8": (cyclic(8), {}),
+    "sampled": (SampledFrames(2), {"space": Euclidean(SE(3))}),
+    "sphere": (SampledFrames(2), {"space": Sphere(), "neighborhood": Nearest(8)}),
+    "no positions in values": (tetrahedral(), {"options": GSAOptions(values=False)}),
 }
 
 
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize("points", [12])
 @pytest.mark.parametrize(("pool", "order"), [("sum", None), ("mean", "frames_first"), ("max", "points_first")])
 @pytest.mark.parametrize("name", STARTS)
 @torch.no_grad()
-def test_first_loss_is_that_of_guessing(name, pool, order, points):
-    frames, _, options = STARTS[name]
+def test_first_loss_is_that_of_guessing(name, pool, order):
+    frames, options = STARTS[name]
     options = {"neighborhood": Radius(1.5), "channels": 12, "heads": 2, "readout": GSAReadout(pool, order), **options}
-    model, labels = GSANet(frames, 1, 10, **options).eval(), torch.arange(10)
+    model, labels, points = GSANet(frames, 1, 10, **options).eval(), torch.arange(10), 12
     dim = model.space.group.dim
     pos = torch.randn(10, points, dim)
     pos = F.normalize(pos, dim=-1) if name == "sphere" else pos
@@ -515,27 +495,28 @@ def test_pixels_need_the_frames_of_a_group():
             GSANet(tetrahedral(), neighborhood=PixelSquare(3), blocks=blocks)
 
 
+def seeing_vectors():
+    """Return a network, and a cloud with a vector at each point."""
+    options = {"neighborhood": AllPairs(), "channels": 8, "blocks": (1,), "vector_inputs": ("vel",)}
+    cloud = Data(x=torch.randn(5, 1), pos=torch.randn(5, 3), vel=torch.randn(5, 3))
+    return randomize(GSANet(tetrahedral(), 1, 2, **options)), cloud
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["x", "pos", "vel"])
 def test_inputs_too_large_to_be_squared_are_named(name, dtype):
-    network = randomize(
-        GSANet(tetrahedral(), 1, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), vector_inputs=("vel",))
-    )
-    inputs = {"x": torch.randn(5, 1), "pos": torch.randn(5, 3), "vel": torch.randn(5, 3)}
-    inputs = {key: value.to(dtype) for key, value in inputs.items()}
-    network = network.to(dtype)
+    network, data = seeing_vectors()
+    network, data = network.to(dtype), data.apply(lambda value: value.to(dtype))
     for factor in (1e-40, 1e-30, 1e10, 1e14):
-        assert torch.isfinite(network(Data(**{**inputs, name: inputs[name] * factor}))).all()
-    with pytest.raises(
-        ValueError, match=rf"{name}: expected at most 1e\+15 in size, so that products stay finite, got"
-    ):
-        network(Data(**{**inputs, name: inputs[name] * 1e20}))
+        assert torch.isfinite(network(data.clone().update({name: data[name] * factor}))).all()
+    too_large = rf"{name}: expected at most 1e\+15 in size, so that products stay finite, got"
+    with pytest.raises(ValueError, match=too_large):
+        network(data.clone().update({name: data[name] * 1e20}))
 
 
 @pytest.mark.parametrize("name", ["x", "vel"])
 def test_missing_values_are_not_a_matter_of_units(name):
-    network = GSANet(tetrahedral(), 1, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), vector_inputs=("vel",))
-    data = Data(x=torch.ones(5, 1), pos=torch.randn(5, 3), vel=torch.randn(5, 3))
+    network, data = seeing_vectors()
     data[name][3, 0] = torch.nan
     with pytest.raises(ValueError, match=f"data.{name}: expected finite numbers, got nan; fill in missing values"):
         network(data)

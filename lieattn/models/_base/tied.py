@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +14,7 @@ from lieattn.io import tied_to_group
 from lieattn.models._base.inputs import CloudInputs, Species
 from lieattn.models._base.jumps import decided
 from lieattn.nn import GroupAttention, Heads, LieBlock
+from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Representation
 from lieattn.spaces import HomogeneousSpace
 
@@ -63,11 +64,31 @@ def tied_lengths(neighborhood: Any, **lengths: float | None) -> dict[str, str]:
     return found
 
 
-def _of_layers(module: Any) -> dict[str, str]:
+def _of_layers(module: nn.Module) -> dict[str, str]:
     """Return the options of the layers of a network, which are not those of other networks within it."""
-    layers = list(_layers(module))
-    found = {name: [value for one in layers if (value := read(one)) is not None] for name, read in _OF_LAYERS.items()}
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
+    found: dict[str, list[str]] = {}
+    for layer in _layers(module):
+        for name, option in _options(layer).items():
+            if option is not None and option not in found.setdefault(name, []):
+                found[name].append(option)
+    return {name: ", ".join(options) for name, options in found.items() if options}
+
+
+def _options(layer: Any) -> dict[str, str | None]:
+    own, block = vars(layer), isinstance(layer, LieBlock)
+    activation, heads = own.get("activation"), own.get("heads")
+    name = activation if isinstance(activation, str) else getattr(activation, "__name__", None)
+    # Other functions may have no name that is the same in every process.
+    known = name is activation or (name and getattr(functional, name, None) is activation)
+    eps = getattr(layer.norm_attention, "eps", None) if block else None
+    return {
+        "activation": name if known else None,
+        "normalize": layer.normalize if isinstance(layer, GroupAttention) else None,
+        "norm": ("post" if layer.post else "pre") if block else None,
+        "eps": None if eps is None else f"{eps:g}",
+        "heads": str(heads) if isinstance(heads, Integral) else None,
+        "border": own["positions"].border if isinstance(own.get("positions"), RelativePositionTable) else None,
+    }
 
 
 def _of_outputs(module: Any) -> dict[str, str]:
@@ -87,38 +108,6 @@ def _layers(module: nn.Module, top: bool = True) -> Iterator[nn.Module]:
         if not is_network and not (top and name == "head"):
             yield part
             yield from _layers(part, top=False)
-
-
-def _activation(layer: Any) -> str | None:
-    found = getattr(layer, "activation", None)
-    name = found if isinstance(found, str) else getattr(found, "__name__", None)
-    # Other functions may have no name that is the same in every process.
-    return name if name is found or (name and getattr(functional, name, None) is found) else None
-
-
-def _eps(layer: Any) -> str | None:
-    found = getattr(layer.norm_attention, "eps", None) if isinstance(layer, LieBlock) else None
-    return None if found is None else f"{found:g}"
-
-
-def _heads(layer: Any) -> str | None:
-    found = getattr(layer, "heads", None)
-    return str(found) if isinstance(found, Integral) else None
-
-
-def _border(layer: Any) -> str | None:
-    found = getattr(getattr(layer, "positions", None), "border", None)
-    return found if isinstance(found, str) else None
-
-
-_OF_LAYERS: dict[str, Callable[[Any], str | None]] = {
-    "activation": _activation,
-    "normalize": lambda layer: layer.normalize if isinstance(layer, GroupAttention) else None,
-    "norm": lambda layer: ("post" if layer.post else "pre") if isinstance(layer, LieBlock) else None,
-    "eps": _eps,
-    "heads": _heads,
-    "border": _border,
-}
 
 
 def _of_heads(head: Any, name: str) -> Any:

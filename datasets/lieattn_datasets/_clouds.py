@@ -96,3 +96,14 @@ class Clouds(Dataset[Data]):
         view = copy.copy(self)
         view.transform = transform
         return view
+
+
+class LabeledClouds(Clouds):
+    """Clouds with classes or counts, integers ``[clouds, ...]``."""
+
+    _labels: NDArray[np.int64]
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes or counts, int64 ``[clouds, ...]``, in the order of this data set."""
+        return torch.from_numpy(self._labels[self._indices])

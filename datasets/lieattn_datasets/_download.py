@@ -1,10 +1,12 @@
 """Download of published files with pooch, on request: their addresses and digests."""
 
+import contextlib
 import gzip
 import logging
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -13,9 +15,10 @@ from typing import IO, Any, cast
 from tqdm import tqdm
 
 from lieattn_datasets._checks import needs_extra
-from lieattn_datasets._files import Archive, Release, Source, remove_abandoned, write_atomically
+from lieattn_datasets._files import Archive, Release, Source
 
 _STAGING = ".download-"  # start of the name of a folder beside the files, which holds incomplete downloads
+_ABANDONED = 3600  # seconds without a change after which such a folder counts as abandoned
 _SECONDS = 30.0  # without an answer until a connection counts as interrupted
 _ATTEMPTS = 2  # at each address, since connections can be interrupted
 
@@ -35,7 +38,7 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
         if any(name.removesuffix(".gz") in wanted for name in names):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                remove_abandoned(folder, f"{_STAGING}*")
+                _remove_abandoned(folder)
                 with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
                     _store(release, source, _retrieve(release, source, Path(staging)), folder, names)
             except ConnectionError:
@@ -44,6 +47,15 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
                 problem = f"{source.name} cannot be written into {folder} ({error.strerror or error})"
                 advice = "free some space there, make it writable, or use another root"
                 raise OSError(error.errno, f"{release.dataset}: {problem}: {advice}") from error
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove folders of incomplete downloads, which killed processes have left behind."""
+    for left in folder.glob(f"{_STAGING}*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has finished it, or removed it
+            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - written > _ABANDONED:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _missing(release: Release, root: str | Path, name: str) -> bool:
@@ -75,9 +87,12 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
 
 def _store(release: Release, source: Source, file: Path, folder: Path, names: Collection[str]) -> None:
     """Move a downloaded file to its folder, or unpack these files of it there."""
+    for name, stream in unpack(file, names) if source.members else ():
+        unpacked = file.with_name(f"unpacked {name}")
+        with unpacked.open("wb") as target:
+            shutil.copyfileobj(stream, target)
+        unpacked.replace(folder / name)
     if source.members:
-        for name, stream in unpack(file, names):
-            write_atomically(folder / name, partial(shutil.copyfileobj, stream))
         return
     if source.digest is None and file.suffix == ".zip":  # without a digest it could be an error page of a server
         with Archive(file, partial(release.damaged, file)):

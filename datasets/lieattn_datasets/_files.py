@@ -8,9 +8,6 @@ import io
 import os
 import posixpath
 import re
-import secrets
-import shutil
-import time
 import unicodedata
 import zipfile
 import zlib
@@ -25,7 +22,6 @@ from numpy.typing import NDArray
 MOST_BYTES = 1 << 30  # limit for the unpacked size of a file: no file that the loaders read is as large
 LARGEST = 1e15  # largest number in a file: typical data are of the order of 1, and squares of 1e19 overflow in float32
 
-_ABANDONED = 3600  # seconds after which an unfinished file counts as abandoned
 _LISTED = 12
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _ENCRYPTED = 0x1
@@ -345,34 +341,6 @@ def _file_digest(path: str, size: int, modified: int, algorithm: str) -> str:
     """Hash a file once per process. Size and modification time are part of the key, so changed files are read again."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that readers see either no file or a complete one, even if the process or the machine stops."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path.parent, f".{path.name}.*")
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with unfinished.open("xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Remove unfinished files and folders of this pattern, which killed processes have left behind."""
-    for left in folder.glob(pattern):
-        with contextlib.suppress(FileNotFoundError):  # another process has finished it, or removed it
-            written = max(path.stat().st_mtime for path in (left, *(left.iterdir() if left.is_dir() else ())))
-            if time.time() - written <= _ABANDONED:
-                continue
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink()
 
 
 def files_below(root: Path) -> dict[str, Path]:

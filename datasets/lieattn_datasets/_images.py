@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._checks import check_arguments, check_attribute, class_array, plain_array, require
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import LabeledClouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._splits import Split, half_of, hold_out
 
@@ -204,7 +204,7 @@ def _make_data(image: NDArray[Any], label: int | None, peak: float) -> Data:
     return data
 
 
-class ImagePoints(Clouds):
+class ImagePoints(LabeledClouds):
     """Labeled images, each converted to a point set on access.
 
     The images are kept in their original form (uint8 stays uint8). All images of one size share the tensor ``pos``, so
@@ -291,11 +291,6 @@ class ImagePoints(Clouds):
         height, width = self.image_shape
         size = f"{height} x {width} x {self.num_channels}"
         return f"{type(self).__name__}({len(self)} images of {size}, {self.num_classes} classes)"
-
-    @property
-    def labels(self) -> Tensor:
-        """Class of each image, int64 ``[images]``, in the order of this data set."""
-        return torch.from_numpy(self._labels[self._indices])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the mean and standard deviation of each channel on [0, 1], before any transform.

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._checks import (
@@ -19,7 +18,7 @@ from lieattn_datasets._checks import (
     real_array,
     require,
 )
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import LabeledClouds, Transform
 from lieattn_datasets._files import Release, read_text
 from lieattn_datasets._meshes import normalize_cloud
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out
@@ -41,7 +40,7 @@ ADRENAL = Release(
 )
 
 
-class ShapePoints(Clouds):
+class ShapePoints(LabeledClouds):
     """Labeled clouds of surface points, with normals if they are known.
 
     For ``task="classification"`` an item has ``pos`` float32 ``[points, 3]``, ``normal`` float32 ``[points, 3]``
@@ -145,11 +144,6 @@ class ShapePoints(Clouds):
     def __repr__(self) -> str:
         known = f"{self.num_classes} classes" if self._targets is None else f"y [1, {self._targets.shape[1]}]"
         return f"{type(self).__name__}({len(self)} shapes of {self._pos.shape[1]} points, {known})"
-
-    @property
-    def labels(self) -> Tensor:
-        """Class of each shape, int64 ``[shapes]``, or point, ``[shapes, points]``, in the order of this data set."""
-        return torch.from_numpy(self._labels[self._indices])
 
 
 class ModelNet10Tiny(ShapePoints):

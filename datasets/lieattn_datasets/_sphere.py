@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._checks import check_arguments, check_choice, check_points, real_array, require
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._images import ImagePoints, data_to_image
 from lieattn_datasets._splits import Split, frozen_stream, half_of, hold_out
@@ -154,7 +154,7 @@ class SphericalImages(Clouds):
         return f"SphericalImages({len(self)} images on {len(self._directions)} points, {self.num_classes} classes)"
 
 
-class SphericalMNIST(Clouds):
+class SphericalMNIST(LabeledClouds):
     """MNIST digits on the sphere, unrotated or with a random rotation each, on a grid of 60 x 60 angles.
 
     A digit is centered at the north pole, by stereographic projection from the south pole with its outermost pixels at
@@ -241,11 +241,6 @@ class SphericalMNIST(Clouds):
 
     def __repr__(self) -> str:
         return f"SphericalMNIST({len(self)} images on {len(self._areas)} points, 10 classes)"
-
-    @property
-    def labels(self) -> Tensor:
-        """Class of each image, int64 ``[images]``, in the order of this data set."""
-        return torch.from_numpy(self._labels[self._indices])
 
 
 def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], areas: NDArray[np.float64]) -> Data:

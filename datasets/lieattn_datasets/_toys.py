@@ -5,11 +5,10 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
 
 _SIZES = (10_000, 1_000, 1_000)
@@ -31,7 +30,7 @@ _PATTERNS = {
 }
 
 
-class Constellation(Clouds):
+class Constellation(LabeledClouds):
     """Triangles, squares, pentagons and L shapes that are scattered over the plane, to be counted.
 
     This is the classification task of LieTransformer (Hutchinson et al., 2021), after the constellations of stacked
@@ -119,22 +118,17 @@ class Constellation(Clouds):
         order = np.argsort(streams[7].uniform(size=places.shape[:2]), axis=1, kind="stable")
         self._places = np.take_along_axis(places, order[:, :, None], axis=1).astype(np.float32)
         self._present = np.take_along_axis(present[:, owner], order, axis=1)
-        self._counts = present.reshape(size, repetitions, len(_PATTERNS)).sum(axis=1)
+        self._labels = present.reshape(size, repetitions, len(_PATTERNS)).sum(axis=1)
 
     def _make(self, index: int) -> Data:
         pos = torch.from_numpy(self._places[index, self._present[index]])
         apart = torch.linalg.vector_norm(pos[:, None] - pos[None], dim=-1).sort(dim=1).values[:, 1:]
         x = torch.zeros(len(pos), self._places.shape[1] - 1)
         x[:, : len(pos) - 1] = apart
-        return Data(x=x, pos=pos, y=torch.from_numpy(self._counts[index : index + 1].copy()))
+        return Data(x=x, pos=pos, y=torch.from_numpy(self._labels[index : index + 1].copy()))
 
     def __repr__(self) -> str:
         return f"Constellation({len(self)} constellations, motion {self.motion})"
-
-    @property
-    def labels(self) -> Tensor:
-        """Number of occurrences of each pattern, int64 ``[constellations, 4]``, in the order of this data set."""
-        return torch.from_numpy(self._counts[self._indices])
 
 
 def _turn(points: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:

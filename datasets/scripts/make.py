@@ -22,7 +22,7 @@ from scipy.spatial.transform import Rotation
 
 from lieattn_datasets import _md17, _mnist, _nbody, _photos, _qm9, _shapes, _sphere, _wind
 from lieattn_datasets._download import SOURCES, fetch, unpack
-from lieattn_datasets._files import Archive, Release, Source, parse_npy, write_atomically
+from lieattn_datasets._files import Archive, Release, Source, parse_npy
 from lieattn_datasets._images import ImagePoints, data_to_image
 from lieattn_datasets._mnist import MNIST
 from lieattn_datasets._nbody import charge_energy, simulate_charges
@@ -421,7 +421,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = given.folder / f"{given.name}.npz"
     try:
         content: dict[str, Any] = {**make(given.folder / "sources")}
-        write_atomically(path, lambda file: np.savez_compressed(file, **content))
+        given.folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **content)
         release.check_file(path)
     except (ImportError, OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")

@@ -151,7 +151,9 @@ class GroupAttention(TiedWeights):
         """
         return self.attend(x, graph)[0]
 
-    def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    def attend(
+        self, x: Float[Tensor, "points ... channels"], graph: LiftedGraph, *, return_weights: bool = False
+    ) -> tuple[Float[Tensor, "nodes fiber outputs"], Float[Tensor, "edges ... heads"] | None]:
         """Return the output and, with ``return_weights``, the weights as :func:`lieattn.ops.group_attention` does."""
         x = self.checked(x, graph)
         query, key, value = self.project(x)
@@ -161,7 +163,7 @@ class GroupAttention(TiedWeights):
         # The result is the same for all frames if no term depends on the output frame.
         return (out.expand(-1, graph.fiber, -1) if out.shape[1] != graph.fiber else out), weights
 
-    def weights(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def weights(self, x: Float[Tensor, "points ... channels"], graph: LiftedGraph) -> Float[Tensor, "edges ... heads"]:
         """Return the attention weights, in the layout of :func:`lieattn.ops.group_attention`."""
         return cast(Tensor, self.attend(x, graph, return_weights=True)[1])
 

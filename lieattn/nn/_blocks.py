@@ -71,7 +71,9 @@ class PreNormBlock(nn.Module):
         self.linear1, self.norm1 = nn.Linear(out_channels, hidden), CloudNorm(hidden)
         self.linear2, self.norm2 = nn.Linear(hidden, out_channels), CloudNorm(out_channels)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "kept fiber outputs"]:
         """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
         If the graph has ``kept`` points, a crop removes the others after the attention.
@@ -201,7 +203,9 @@ class LieBottleneck(nn.Module):
         )
         self.up = nn.Linear(narrow_out, out_channels)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "kept fiber outputs"]:
         """Map a field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
         If the graph has ``kept`` points, the others are removed after the convolution.
@@ -262,8 +266,10 @@ class FramewiseBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.messages = None if messages is None else FrameMessages(messages, channels)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Map a field ``[points, fiber, channels]`` to the same shape.
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
+        """Map a field to a field of the same shape.
 
         Blocks with messages need ``graph.local`` (otherwise TypeError), the graph of :class:`FrameMessages`.
         """

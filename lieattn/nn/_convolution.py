@@ -309,7 +309,9 @@ class LiftingConvolution(nn.Module):
         self.output = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.output)
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "edges fiber *units"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
         """Map ψ of an ``EdgeNetwork``, ``[edges, fiber, (1, 1,) hidden]``, to a field ``[points, fiber, channels]``.
 
         ValueError is raised for other shapes.
@@ -347,8 +349,10 @@ class FrameMessages(nn.Module):
         self.kernel = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.kernel, 2.0)  # so that messages count beside the attention
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Map a field ``[points, fiber, channels]`` to the same shape.
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
+        """Map a field to a field of the same shape.
 
         ``graph.terms`` are those of an ``EdgeNetwork`` on the graph, or W ψ ``[edges, fiber, channels]``, the result of
         ``EdgeNetwork.kernels``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_tensor
@@ -15,7 +16,9 @@ from lieattn.reps import Representation, check_orthogonal, check_representation,
 FrameMatrices = Tensor | FiniteGroup | LiftedGraph  # frames, or objects that have frames
 
 
-def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
+def lift_field(
+    values: Float[Tensor, "points channels"], frames: FrameMatrices, rep: Representation
+) -> Float[Tensor, "points fiber channels"]:
     r"""Lift a field on the points to the group: compute its components in every frame.
 
     .. math::  F(x, h) = \rho(h)^{-1} v(x)
@@ -42,12 +45,14 @@ def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Te
     return rep.act_unchecked(_inverse(matrices, frames, rep), values[:, None])
 
 
-def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
-    r"""Project a field on the group to a field of type ρ on the points, ``[points, rep.dim]``.
+def project_field(
+    values: Float[Tensor, "points fiber channels"], frames: FrameMatrices, rep: Representation
+) -> Float[Tensor, "points channels"]:
+    r"""Project a field on the group to a field of type ρ on the points.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) F(x, h)
 
-    ``values`` are F ``[points, fiber, rep.dim]``. ``project_field(lift_field(v)) == v`` up to rounding, for any frames.
+    ``values`` are F. ``project_field(lift_field(v)) == v`` up to rounding, for any frames.
     See :func:`lift_field` for the other arguments and for exceptions.
 
     **Equivariance.** If R acts on points and frames and F is the same in the rotated frames, the result is ρ(R) v. For

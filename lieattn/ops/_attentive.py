@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.autocast import without_autocast
@@ -63,18 +64,19 @@ class AttentionMaps:
 
 
 def attentive_convolution(
-    x: Tensor,
-    kernels: Tensor,
+    x: Float[Tensor, "batch ins fiber *sides"],
+    kernels: Float[Tensor, "outs order ins fiber *sizes"],
     *,
-    channel: tuple[Tensor, Tensor] | None = None,
-    spatial: Tensor | None = None,
+    channel: tuple[Float[Tensor, "outs order fiber hidden ins"], Float[Tensor, "outs order fiber ins hidden"]]
+    | None = None,
+    spatial: Float[Tensor, "outs order fiber 2 *sides2"] | None = None,
     measure: float = 1.0,
     stride: int = 1,
     pad: int = 0,
     dilation: int = 1,
     spatial_dilation: int = 1,
     return_maps: bool = False,
-) -> tuple[Tensor, AttentionMaps | None]:
+) -> tuple[Float[Tensor, "batch outs order *places"], AttentionMaps | None]:
     r"""Convolve, compute attention from the responses, and sum the weighted responses.
 
     With the responses t_{oc}(y, h, h̃) = Σ_p f_c(h̃, y + p) ψ_{o c}(h, h̃, p), it computes
@@ -190,11 +192,10 @@ def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
     return cast(Tensor, evaluate(kernels, *operands))
 
 
-def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:
-    """Sum the weighted responses, μ Σ_c Σ_h̃ (1 - α⁻) t.
-
-    The responses t are ``[batch, out, order, in, fiber, *sides']``, and the result is ``[batch, out, order, *sides']``.
-    """
+def residual_branch(
+    responses: Float[Tensor, "batch outs order ins fiber *sides"], maps: AttentionMaps, measure: float = 1.0
+) -> Float[Tensor, "batch outs order *sides"]:
+    """Sum the weighted responses t, μ Σ_c Σ_h̃ (1 - α⁻) t."""
     check_tensor("responses", responses, "a floating tensor")
     check_is("maps", maps, AttentionMaps)
     check_number("measure", measure)
@@ -203,8 +204,15 @@ def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0
     return measure * (maps.passed * responses).sum(dim=(3, 4))
 
 
-def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: int = 0, dilation: int = 1) -> Tensor:
-    """Return the responses of a group convolution before any sum, ``[batch, out, order, in, fiber, *sides']``.
+def convolution_responses(
+    x: Float[Tensor, "batch ins fiber *sides"],
+    kernels: Float[Tensor, "outs order ins fiber *sizes"],
+    *,
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+) -> Float[Tensor, "batch outs order ins fiber ..."]:
+    """Return the responses of a group convolution before any sum.
 
     Parameters and errors are those of :func:`attentive_convolution`. The result has a plane for every pair of channels
     and frames.

@@ -22,7 +22,13 @@ _OPERANDS = 6  # number of operands of a network, without its maps
 _KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its call
 
 
-def edge_units(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: tuple[Tensor, Tensor]) -> Tensor:
+def edge_units(
+    seen: Float[Tensor, "edges fiber inputs"],
+    shared: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, " edges"],
+    first: Float[Tensor, "hidden inputs"],
+    second: tuple[Float[Tensor, "hidden hidden"], Float[Tensor, " hidden"]],
+) -> Float[Tensor, "edges fiber hidden"]:
     r"""Compute :math:`w_e\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` for edges e and frames a, where σ is the swish.
 
     A fused kernel recomputes the hidden units in the backward pass, so only the result is stored. The function can be
@@ -31,26 +37,21 @@ def edge_units(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, seco
     Parameters
     ----------
     seen, shared, weight
-        s ``[edges, fiber, inputs]``, t ``[edges, hidden]``, w ``[edges]``.
+        s, t, w.
     first, second
-        A ``[hidden, inputs]``; B ``[hidden, hidden]`` and b ``[hidden]``.
-
-    Returns
-    -------
-    Tensor
-        ``[edges, fiber, hidden]``.
+        A; B and b.
     """
     return _network(_checked(seen, shared, weight, first, second), ())[0]
 
 
 def edge_kernels(
-    seen: Tensor,
-    shared: Tensor,
-    weight: Tensor,
-    first: Tensor,
-    second: tuple[Tensor, Tensor],
-    maps: Sequence[Tensor],
-) -> tuple[Tensor, ...]:
+    seen: Float[Tensor, "edges fiber inputs"],
+    shared: Float[Tensor, "edges hidden"],
+    weight: Float[Tensor, " edges"],
+    first: Float[Tensor, "hidden inputs"],
+    second: tuple[Float[Tensor, "hidden hidden"], Float[Tensor, " hidden"]],
+    maps: Sequence[Float[Tensor, "_ hidden"]],
+) -> tuple[Float[Tensor, "edges fiber _"], ...]:
     """Apply linear maps ``[channels, hidden]`` to :func:`edge_units`, and return ``[edges, fiber, channels]`` for each.
 
     The fused kernel does not store the units. The other parameters and the errors are those of :func:`edge_units`.
@@ -78,14 +79,9 @@ def edge_messages(
     Parameters
     ----------
     units, weight, x
-        z ``[edges, fiber, hidden]``, C ``[channels, hidden]``, f ``[points, fiber, channels]``.
+        z, C, f.
     neighbors
         The edges.
-
-    Returns
-    -------
-    Tensor
-        ``[points, fiber, channels]``.
     """
     check_is("neighbors", neighbors, Neighbors)
     for argument, tensor, size in (("units", units, 3), ("weight", weight, 2), ("x", x, 3)):
@@ -110,7 +106,9 @@ def edge_messages(
     return out
 
 
-def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
+def edge_moments(
+    arrows: Float[Tensor, "edges size"], functions: Float[Tensor, "edges count"], neighbors: Neighbors
+) -> tuple[Float[Tensor, "points size count"], Float[Tensor, "edges count"], Float[Tensor, "edges count"]]:
     r"""Compute moments :math:`M_i = \sum_j a_{ij} \otimes f_{ij}`, and their products with the arrows of each edge.
 
     The sum is over the edges from j to i. The products are :math:`\langle a_{ij}, M_i \rangle` and
@@ -120,15 +118,14 @@ def edge_moments(arrows: Tensor, functions: Tensor, neighbors: Neighbors) -> tup
     Parameters
     ----------
     arrows, functions
-        a ``[edges, size]``, f ``[edges, count]``.
+        a, f.
     neighbors
         The edges.
 
     Returns
     -------
     tuple of Tensor
-        Moments ``[points, size, count]``, and the products with those at the target and at the source of each edge,
-        ``[edges, count]`` each.
+        Moments, and the products with those at the target and at the source of each edge.
     """
     check_is("neighbors", neighbors, Neighbors)
     for argument, tensor in (("arrows", arrows), ("functions", functions)):

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_tensor, kind
@@ -64,8 +65,11 @@ def kinked(name: str) -> bool:
 
 
 def head_networks(
-    rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation = "silu"
-) -> Tensor:
+    rows: Float[Tensor, "rows inputs"],
+    weights: Sequence[Float[Tensor, "heads _ _"]],
+    biases: Sequence[Float[Tensor, "heads _"]],
+    activation: Activation = "silu",
+) -> Float[Tensor, "rows _"]:
     """Evaluate a network for every head: three linear maps, each followed by the activation.
 
     Hidden units are computed in blocks that fit into the cache, and recomputed in the backward pass, so only the result
@@ -75,7 +79,7 @@ def head_networks(
     Parameters
     ----------
     rows
-        ``[rows, inputs]``, the inputs of all networks.
+        The inputs of all networks.
     weights
         ``[heads, inputs, hidden]``, ``[heads, hidden, hidden]``, ``[heads, hidden, outputs]``.
     biases

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
@@ -17,14 +17,15 @@ _TRANSFORM_COST = 4
 _OVERHEAD = 24_000
 
 
-def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
+def expand_kernel(
+    kernel: Float[Tensor, "order outputs inputs"], relative: Int[Tensor, "order order"]
+) -> Float[Tensor, "order outputs order inputs"]:
     """Expand a kernel on H to the matrix W[g, :, h, :] = kernel[g⁻¹ h], which commutes with H.
 
     **Equivariance.** A linear map between signals on H commutes with the left regular representation if and only if it
     has this form. It has |H| times fewer parameters than a dense map.
 
-    ``kernel`` is ``[order, out_channels, in_channels]``, and ``relative`` ``[order, order]`` is the index of g⁻¹ h
-    (:attr:`lieattn.groups.FiniteGroup.relative_index`). The result is ``[order, out_channels, order, in_channels]``.
+    ``relative`` is the index of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`).
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)
@@ -36,14 +37,15 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
 
 
 def tied_linear(
-    x: Float[Tensor, "*batch order inputs"], kernel: Tensor, relative: Tensor
+    x: Float[Tensor, "*batch order inputs"],
+    kernel: Float[Tensor, "order outputs inputs"],
+    relative: Int[Tensor, "order order"],
 ) -> Float[Tensor, "*batch order outputs"]:
     """Compute f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
 
     **Equivariance.** The map commutes with the left regular representation.
 
-    ``x`` is ``[*, order, in_channels]``, ``kernel`` and ``relative`` are those of :func:`expand_kernel`, and the result
-    is ``[*, order, out_channels]``. Entries of ``relative`` are not checked.
+    ``kernel`` and ``relative`` are those of :func:`expand_kernel`; entries of ``relative`` are not checked.
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)
@@ -55,9 +57,9 @@ def tied_linear(
 
 def fourier_linear(
     x: Float[Tensor, "*batch order inputs"],
-    kernel: Tensor,
-    fourier: Tensor,
-    irreps: Sequence[Tensor],
+    kernel: Float[Tensor, "order outputs inputs"],
+    fourier: Float[Tensor, "order order"],
+    irreps: Sequence[Float[Tensor, "order _ _"]],
     copies: Sequence[int],
 ) -> Float[Tensor, "*batch order outputs"]:
     r"""Evaluate :func:`tied_linear` in the Fourier basis of H, in which it is block diagonal.
@@ -67,10 +69,9 @@ def fourier_linear(
     |H|² (for the rotations of the cube, 64 instead of 576), and in addition two products with the orthogonal Fourier
     matrix.
 
-    ``x`` ``[*, order, in_channels]``, ``kernel`` and the result are those of :func:`tied_linear`. ``fourier``
-    ``[order, order]`` contains the bases of all irreps as rows, copy by copy (:class:`lieattn.groups.RealIrrep`).
-    ``irreps`` are the matrices ``[order, degree, degree]`` of each irrep, in the dtype of ``x``, and ``copies`` are
-    their multiplicities in the regular representation.
+    ``x``, ``kernel`` and the result are those of :func:`tied_linear`. ``fourier`` contains the bases of all irreps as
+    rows, copy by copy (:class:`lieattn.groups.RealIrrep`). ``irreps`` are the matrices ``[order, degree, degree]`` of
+    each irrep, in the dtype of ``x``, and ``copies`` are their multiplicities in the regular representation.
     """
     _check_kernel(kernel)
     order, out_channels, in_channels = kernel.shape

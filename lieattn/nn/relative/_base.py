@@ -158,8 +158,10 @@ def distinct_vectors(vectors: Float[Tensor, "n dim"], tolerance: float) -> Float
     return vectors[first == torch.arange(len(vectors), device=vectors.device)]
 
 
-def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
-    """Return displacements ``[offsets, dim]`` in float64; ValueError unless they are finite vectors that H acts on."""
+def checked_offsets(
+    offsets: Float[Tensor, "offsets {group.dim}"], group: FiniteGroup
+) -> Float[Tensor, "offsets {group.dim}"]:
+    """Return displacements in float64; ValueError unless they are finite vectors that H acts on."""
     if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
         raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
     if not torch.isfinite(offsets).all():

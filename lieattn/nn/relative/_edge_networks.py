@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -213,11 +214,10 @@ class AngleFeatures(ExactConstants):
         self.register_constant("traceless", _traceless(dim))
         self.of_points, self.of_edges = count * (count + 1), 4 * count
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Return features of points ``[points, of_points]`` and of edges ``[edges, of_edges]``.
-
-        ``x`` are input features ``[points, in_channels]``.
-        """
+    def forward(
+        self, x: Float[Tensor, "points channels"], graph: LiftedGraph
+    ) -> tuple[Float[Tensor, "points {self.of_points}"], Float[Tensor, "edges {self.of_edges}"]]:
+        """Return features of points and of edges, from input features of points."""
         check_graph(graph, LiftedGraph, x)
         check_features(x, self.other.weight, self.other.in_features)
         if graph.pos.shape[1] != self.dim:
@@ -245,11 +245,13 @@ def _traceless(dim: int) -> Tensor:
     return rep.to_tensor(torch.eye(rep.dim, dtype=torch.float64)).flatten(1).T * math.sqrt(dim / (dim - 1))
 
 
-def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor, Tensor, Tensor]:
+def edge_geometry(
+    graph: LiftedGraph, cutoff: float, power: int
+) -> tuple[Float[Tensor, "edges dim"], Float[Tensor, " edges"], Float[Tensor, " edges"]]:
     """Return directions, squares of the lengths divided by the cutoff, and normalized windows of the edges of a graph.
 
-    All of them are smooth functions of the positions, also where points coincide: directions ``[edges, dim]`` vanish
-    there. Windows ``[edges]`` are divided by sqrt(1 + sum of windows at the target); those of loops are 0.
+    All of them are smooth functions of the positions, also where points coincide: directions vanish there. Windows are
+    divided by sqrt(1 + sum of windows at the target); those of loops are 0.
     """
     neighbors = graph.neighbors
     edges = neighbors.displacements(graph.pos) / cutoff

@@ -66,7 +66,7 @@ class FiberEncoding(KeptTables):
         self.weight = nn.Parameter(torch.randn(order, channels))
         self.register_buffer("table", table.clone(), persistent=False)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "*frames channels"]:
         """Return vectors ``[query, key, channels]`` or ``[out, query, key, channels]``."""
         return self.weight[self.table]
 

@@ -1,4 +1,4 @@
-"""Triton kernels of the public operators, against their definitions: every pattern, difficult clouds, all gradients.
+"""Triton kernels of networks of heads and attentive convolution, against their definitions, with all gradients.
 
 As in ``test_triton.py`` they run in Triton's interpreter, are compiled, and run on a GPU if there is one.
 """
@@ -7,14 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lieattn.geometry import Neighbors
 from lieattn.ops import (
-    RelativeTerms,
     attentive_convolution,
     backend,
-    group_attention,
     head_networks,
-    reference_attention,
 )
 from lieattn.ops._gated_sums import Window
 from tests.cases import some
@@ -25,101 +21,6 @@ pytest.importorskip("triton")
 from lieattn.ops.kernels.triton import _attentive, _head_networks
 
 DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=on_gpu)]
-HEADS, DEPTH, WIDTH, FIBER, TYPES = 2, 3, 5, 2, 2
-ROW_POINTERS = {"isolated points": [0, 0, 2, 3], "one point": [0, 1], "no neighbors": [0, 0], "no points": [0]}
-# Pattern and shapes of its terms.
-PATTERNS = {
-    "joint": ("joint", {"positional_key": (2, 1, DEPTH), "fiber_bias": (2, 2, HEADS)}),
-    "joint, keys and values of pairs": (
-        "joint",
-        {
-            "key_psi": (2, 2, HEADS, DEPTH),
-            "positional_key": (2, 1, DEPTH),
-            "psi": (2, 2, HEADS, WIDTH),
-            "beta": (1, 2, 1, WIDTH),
-        },
-    ),
-    "framewise": ("framewise", {"displacement_bias": (2, 1, HEADS), "psi": (2, 1, HEADS, WIDTH)}),
-    "query sum": ("query_sum", {"positional_key": (3, HEADS, DEPTH), "fiber_key": (2, 2, HEADS, DEPTH)}),
-    "lifting": ("query_sum", {"positional_key": (3, 1, DEPTH)}),
-    "pooled": ("pooled", {"key_psi": (2, 2, 1, DEPTH), "psi": (2, 1, HEADS, WIDTH), "beta": (2, 1, HEADS, WIDTH)}),
-    "pooled, values alone": ("pooled", {"psi": (2, 2, HEADS, WIDTH), "displacement_bias": (2, 1, HEADS)}),
-}
-
-BRIEFLY = ("joint, keys and values of pairs",)  # the others are in `test_triton.py`
-
-
-def operands(case, clouds, dtype=torch.float64, device="cpu"):
-    pattern, shapes = PATTERNS[case]
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
-
-    row_ptr = torch.tensor(ROW_POINTERS[clouds])
-    points, edges = len(row_ptr) - 1, int(row_ptr[-1])
-    target = torch.repeat_interleave(row_ptr.diff())
-    source = (torch.arange(edges) * 2 + 1) % max(points, 1)
-    neighbors = Neighbors(*(part.to(device) for part in (row_ptr, source, target)))
-    tables = {name: draw(*(() if "fiber" in name else (TYPES,)), *shape) for name, shape in shapes.items()}
-    fiber = 1 if case == "lifting" else FIBER
-    signals = [draw(points, fiber, HEADS, size) for size in (DEPTH, DEPTH, WIDTH)]
-    row = (torch.arange(edges) % TYPES).to(device)
-    return signals, neighbors, tables, row, pattern
-
-
-def attended(case, clouds, attend=group_attention, exactly=None, **options):
-    """Return output and gradients of all operands, in the given dtype or ``exactly`` in a more precise one."""
-    signals, neighbors, tables, row, pattern = operands(case, clouds, **options)
-    leaves = [*signals, *tables.values()]
-    if exactly is not None:
-        signals = [signal.to(exactly) for signal in signals]
-        tables = {name: table.to(exactly) for name, table in tables.items()}
-    out = attend(*signals, neighbors, pattern=pattern, terms=RelativeTerms(**tables, row=row))
-    out = out if isinstance(out, torch.Tensor) else out[0]
-    weight = torch.linspace(-1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out)
-    loss = (weight * out).sum() + 0 * leaves[0].sum()  # without points, the definition has no gradients of the operands
-    return out.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)
-
-
-def check_pattern(case, clouds, tolerance, dtype=torch.float64, device="cpu"):
-    with backend("triton"):
-        found = attended(case, clouds, dtype=dtype, device=device)
-    expected = attended(case, clouds, reference_attention, exactly=torch.float64, dtype=dtype)
-    assert found[0].dtype == dtype
-    for one, other in zip(found, expected, strict=True):
-        if other.numel():
-            close(one.cpu(), other, tolerance)
-        else:
-            assert one.shape == other.shape
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", some(PATTERNS, BRIEFLY))
-def test_every_pattern_is_its_definition(case, device):
-    check_pattern(case, "isolated points", 1e-12, device=device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("clouds", ["one point", "no neighbors", "no points"])
-@pytest.mark.parametrize("case", some(["joint", "query sum", "pooled"], ["joint", "query sum"]))
-def test_clouds_of_hardly_any_points(case, clouds, device):
-    check_pattern(case, clouds, 1e-12, device=device)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        ("joint", torch.float16),
-        pytest.param("pooled", torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param("framewise", torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param("joint, keys and values of pairs", torch.float16, marks=pytest.mark.slow),
-    ],
-)
-def test_half_precision_is_rounded_once(case, dtype, device):
-    """The result is exact for the rounded operands, up to a few roundings of output and gradients."""
-    check_pattern(case, "isolated points", 4 * torch.finfo(dtype).eps, dtype=dtype, device=device)
 
 
 def networks(rows=65, inputs=5, hidden=7, dtype=torch.float64, device="cpu"):

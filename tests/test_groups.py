@@ -349,13 +349,6 @@ def test_generate_finds_the_group_and_starts_with_the_identity(generators):
     assert sorted(whole.index(group.elements).tolist()) == list(range(whole.order))
 
 
-@pytest.mark.parametrize("convert", [list, np.array, torch.tensor])
-def test_generate_from_lists_and_arrays(convert):
-    assert FiniteGroup.generate(convert([[[0, -1], [1, 0]]])) == cyclic(4)
-    with pytest.raises(TypeError, match=r"generators: expected numbers \[generators, dim, dim\], got 'C4'"):
-        FiniteGroup.generate("C4")
-
-
 def test_generators_of_an_infinite_group_are_named():
     """The message was only that there are too many elements."""
     rounded = [[-0.5, -0.866], [0.866, -0.5]]

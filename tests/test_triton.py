@@ -95,7 +95,7 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
 
     row_ptr, source = ([0, 3, 3, 5], [0, 2, 1, 2, 0]) if lists is None else lists
     target = torch.repeat_interleave(torch.tensor(row_ptr).diff())
-    neighbors = Neighbors(*(torch.as_tensor(t).to(device) for t in (row_ptr, source, target)))
+    neighbors = Neighbors(*(torch.as_tensor(t, dtype=torch.int64, device=device) for t in (row_ptr, source, target)))
     edges = len(source)
     index = (torch.randint(3, (edges,), generator=generator) + torch.arange(edges) % 2).to(device) if indexed else None
     types, frames = 5 if indexed else edges, 1 if pattern == "lifting" else fiber

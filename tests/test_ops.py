@@ -112,6 +112,21 @@ def test_evaluators_equal_the_reference(pattern, normalize, terms, evaluation):
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("evaluation", ["plain", "numba", "dense"])
+@pytest.mark.parametrize("names", [("pair_bias",), ("displacement_bias", "psi"), ("fiber_bias", "beta_pairs"), ()])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_terms_alone(pattern, names, evaluation):
+    """Without queries, the tables determine the numbers of frames, and axes of size 1 serve all of them."""
+    (_, _, v), neighbors, tables, index = problem(pattern, names)
+    for rows in (tables.tables(), {name: table[..., :1] for name, table in tables.tables().items()}):
+        for normalize in ("softmax", "none"):
+            given = {"pattern": pattern, "normalize": normalize, "terms": RelativeTerms(**rows, row=index)}
+            expected = reference_attention(None, None, v, neighbors, **given)
+            with backend(evaluation):
+                out, _ = group_attention(None, None, v, neighbors, **given)
+            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
 def test_the_reference_at_one_element():
     """One output element with every term, computed with scalars."""
     names = ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs")

@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -48,27 +48,29 @@ _KERNELS = ["plain", "numba", *(["triton"] if _INTERPRETED else [])]
 
 
 @dataclass(frozen=True)
-class Case:
-    """The drawn properties of a case. All others follow from the seed."""
+class Sized:
+    """The drawn properties of a case of a kernel. All others follow from the seed."""
 
     seed: int
-    pattern: str
-    normalize: str
     dtype: torch.dtype
     gradients: bool
 
-    def __repr__(self) -> str:
-        return f"Case{astuple(self)}"
+
+@dataclass(frozen=True)
+class Case(Sized):
+    """The drawn properties of a case of the operator."""
+
+    pattern: str
+    normalize: str
 
 
-_CASES = st.builds(
-    Case,
+_DRAWN = (
     st.binary(min_size=8, max_size=8).map(lambda drawn: int.from_bytes(drawn) % 2**62),
-    st.sampled_from(_PATTERNS),
-    st.sampled_from(_NORMALIZATIONS),
     st.sampled_from((torch.float32, torch.float64)),
     st.booleans(),
 )
+_SIZED = st.builds(Sized, *_DRAWN)
+_CASES = st.builds(Case, *_DRAWN, st.sampled_from(_PATTERNS), st.sampled_from(_NORMALIZATIONS))
 
 
 class Numbers:
@@ -77,9 +79,9 @@ class Numbers:
     least = 0.0  # smallest scale to which errors of results are relative
     roundings = 0.0  # errors of large scores and long sums for every evaluator, in units of the precision
 
-    def __init__(self, seed: int, dtype: torch.dtype, gradients: bool) -> None:
-        self.seed, self.dtype, self.gradients = seed, dtype, gradients
-        self.toss, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    def __init__(self, case: Sized) -> None:
+        self.seed, self.dtype, self.gradients = case.seed, case.dtype, case.gradients
+        self.toss, self.generator = random.Random(case.seed), torch.Generator().manual_seed(case.seed)
 
     def chance(self, probability: float) -> bool:
         return self.toss.random() < probability
@@ -111,7 +113,7 @@ class Drawn(Numbers):
     """Operands of a case: random sizes, strides, broadcast axes, terms, lists and magnitudes."""
 
     def __init__(self, case: Case) -> None:
-        super().__init__(case.seed, case.dtype, case.gradients)
+        super().__init__(case)
         self.case = case
         pattern, choice = case.pattern, self.toss.choice
         self.fiber = choice((1, 1, 2, 2, 3, 3, 4, 4, 6, 8, 12) if self.chance(0.95) else (24,))
@@ -351,28 +353,11 @@ def _check_weights(drawn: Drawn) -> Finding | Verdict:
     return Verdict.CORRECT if good else Finding(Verdict.SILENT, f"weights: {distance:.1e} from the output of {drawn}")
 
 
-@dataclass(frozen=True)
-class Sized:
-    """The drawn properties of a case of a kernel without patterns."""
-
-    seed: int
-    dtype: torch.dtype
-    gradients: bool
-
-
-_SIZED = st.builds(
-    Sized,
-    st.binary(min_size=8, max_size=8).map(lambda drawn: int.from_bytes(drawn) % 2**62),
-    st.sampled_from((torch.float32, torch.float64)),
-    st.booleans(),
-)
-
-
 class Gated(Numbers):
     """Operands of attentive convolution."""
 
     def __init__(self, case: Sized) -> None:
-        super().__init__(case.seed, case.dtype, case.gradients)
+        super().__init__(case)
         choice = self.toss.choice
         out, order, fiber, ins = choice((1, 2, 3)), choice((1, 2, 4)), choice((1, 2, 3, 4)), choice((1, 2, 3, 5, 9))
         size, hidden = choice((1, 2, 3, 5)), choice((1, 2, 3))
@@ -495,7 +480,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _check_networks(case: Sized) -> Finding | Verdict:
-    drawn = Numbers(case.seed, case.dtype, case.gradients)
+    drawn = Numbers(case)
     choice = drawn.toss.choice
     name = choice(("silu", "silu", "silu", *_ACTIVATIONS))
     heads, inputs, hidden = choice((1, 2, 3, 8)), choice((1, 2, 3, 5, 17)), choice((1, 2, 3, 8, 16, 33))
@@ -517,7 +502,7 @@ def _check_networks(case: Sized) -> Finding | Verdict:
 
 
 def _check_edges(case: Sized) -> Finding | Verdict:
-    drawn = Numbers(case.seed, case.dtype, case.gradients)
+    drawn = Numbers(case)
     choice = drawn.toss.choice
     fiber, inputs, hidden = choice((1, 2, 3, 4, 5, 12)), choice((1, 3, 5)), choice((4, 8, 12, 16, 24, 32))
     channels, maps = choice((1, 2, 4, 5, 16, 17, 25)), choice((0, 1, 2, 5))

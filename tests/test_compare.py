@@ -36,7 +36,7 @@ from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
-from lieattn.compare._meter import Meter, count_parameters, scalar
+from lieattn.compare._match import Meter, count_parameters, scalar
 from lieattn.compare._records import _curve
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivial

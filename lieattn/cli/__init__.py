@@ -1,4 +1,4 @@
-"""The command ``lieattn``: one table of subcommands, each imported when it is called, with one message for an error."""
+"""The command ``lieattn``: one table of subcommands, their common options, one message for an error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import sysconfig
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -251,3 +253,69 @@ def _is_raised_in(error: Exception, folders: Sequence[str]) -> bool:
     """Whether an error was raised by a ``raise`` statement in one of these folders."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return any(part in last.filename for part in folders) and (last.line or "").startswith("raise ")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser that raises ``argparse.ArgumentError``, which is reported without a usage page.
+
+    Options cannot be abbreviated, as in ``lieattn fit``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        wide = partial(argparse.HelpFormatter, max_help_position=32, width=110)
+        super().__init__(allow_abbrev=False, **{"formatter_class": wide, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``argparse.ArgumentError``."""
+        raise argparse.ArgumentError(None, message)
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least 1."""
+    return natural(text, least=1)
+
+
+def natural(text: str, least: int = 0) -> int:
+    """Parse an integer from ``least`` to 2^63 - 1, such as a seed."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not least <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
+    return value
+
+
+def output_file(text: str) -> Path:
+    """Parse a path, and check that a file can be written there before the work begins."""
+    path = Path(text)
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)  # "/" has no parents
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        fault = "it is a folder" if path.is_dir() else f"{folder} is not a writable folder"
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {fault}")
+    return path
+
+
+def package(text: str) -> str:
+    """Parse the name of a package."""
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise argparse.ArgumentTypeError(f"expected the name of a package, got {text!r}")
+    return text
+
+
+def take_settings(arguments: Sequence[str], names: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Split the arguments into settings, such as ``"data.batch_size=16"`` for ``--data.batch_size 16``, and others.
+
+    Settings are the options with a dot, as in ``lieattn fit``, and the options in ``names``.
+    """
+    settings, others = [], list[str]()
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or ("." not in name and name not in names):
+            others.append(word)
+            continue
+        if not equals and (value := next(words, "--")).startswith("--"):
+            raise argparse.ArgumentError(None, f"argument --{name}: expected one argument")
+        settings.append(f"{name}={value}")
+    return settings, others

@@ -12,8 +12,7 @@ from types import ModuleType
 
 from torch.utils.data import Dataset
 
-from lieattn.cli import import_catalog
-from lieattn.cli._arguments import ArgumentParser
+from lieattn.cli import ArgumentParser, import_catalog
 from lieattn.io import trained_cards
 from lieattn.models import EquivariantModule, Wrapper
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import counted
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.cli._arguments import ArgumentParser, natural, output_file, positive
+from lieattn.cli import ArgumentParser, natural, output_file, positive
 from lieattn.cli._target import (
     add_cloud_options,
     built,

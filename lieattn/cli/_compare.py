@@ -20,8 +20,7 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
-from lieattn.cli import import_catalog, report, short_warnings
-from lieattn.cli._arguments import ArgumentParser, output_file, positive, take_settings
+from lieattn.cli import ArgumentParser, import_catalog, output_file, positive, report, short_warnings, take_settings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.io import replace_text
 from lieattn.train import TrainingInterrupted, UsageError

@@ -22,7 +22,7 @@ from torch import Tensor
 from lieattn._core.checks import counted
 from lieattn._core.machine import usable_cores
 from lieattn._core.values import with_finite
-from lieattn.cli._arguments import ArgumentParser, output_file, positive
+from lieattn.cli import ArgumentParser, output_file, positive
 from lieattn.geometry import AllPairs, Radius
 from lieattn.io import replace_text
 from lieattn.ops import (

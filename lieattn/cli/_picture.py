@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 from torch_geometric.data import Data
 
-from lieattn.cli._arguments import ArgumentParser, natural, output_file
+from lieattn.cli import ArgumentParser, natural, output_file
 from lieattn.cli._target import (
     add_cloud_options,
     is_network,

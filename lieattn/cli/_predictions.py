@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from lieattn.cli._arguments import output_file
+from lieattn.cli import output_file
 from lieattn.io import replacing
 from lieattn.models import Ensemble, Rescaled, Spread
 from lieattn.train import CheckpointError, PointSetData, PointSetRegressor, PointSetTask, UsageError, load_task

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
-from lieattn.cli._arguments import ArgumentParser, natural, package, positive, take_settings
+from lieattn.cli import ArgumentParser, natural, package, positive, take_settings
 from lieattn.geometry import pixel_positions
 from lieattn.io import trained_cards
 from lieattn.models import CloudInputs, EquivariantModule, Symmetry

@@ -23,7 +23,7 @@ from lieattn.bench import peak_memory
 from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
 from lieattn.compare._build import Sets, build_group, build_task, kinds_of, make_trainer
-from lieattn.compare._meter import WARM_UP, count_parameters, pass_through, scalar, step_operations
+from lieattn.compare._match import WARM_UP, count_parameters, pass_through, scalar, step_operations
 from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group, cyclic, octahedral, reflection

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts
@@ -46,8 +47,10 @@ class PixelConvolution(nn.Module):
         options: dict[str, Any] = {"stride": stride, "pad": 1, "measure": 1.0, "inexact": "allow"}
         self.convolution = GridGroupConvolution(group, channels, channels, 3, **options)
 
-    def forward(self, x: Tensor, raster: Raster) -> Tensor:
-        """Map a field ``[points, fiber, channels]`` to another one."""
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], raster: Raster
+    ) -> Float[Tensor, "after fiber channels"]:
+        """Map a field to another one."""
         return from_grid(self.convolution(raster.unflatten(x).movedim((-1, -2), (1, 2))))
 
 
@@ -75,8 +78,10 @@ class _RasterGraphs:
 class MeanReadout(nn.Linear):
     """Linear map of the mean over frames and pixels."""
 
-    def forward(self, input: Tensor, graph: PointClouds) -> Tensor:  # type: ignore[override]
-        """Map a field ``[points, fiber, channels]`` to ``[images, out_features]``."""
+    def forward(  # type: ignore[override]
+        self, input: Float[Tensor, "points fiber channels"], graph: PointClouds
+    ) -> Float[Tensor, "images outputs"]:
+        """Map a field to an output for each image."""
         return super().forward(graph.mean(input.mean(dim=1)))
 
 
@@ -143,7 +148,9 @@ class BottleneckBlock(nn.Module):
         self.shortcut_linear = GroupLinear(group, in_channels, out_channels, bias=False) if projection else None
         self.shortcut_norm = FieldBatchNorm(out_channels) if projection else None
 
-    def forward(self, x: Tensor, raster: Raster) -> tuple[Tensor, Raster]:
+    def forward(
+        self, x: Float[Tensor, "points order channels"], raster: Raster
+    ) -> tuple[Float[Tensor, "after order outputs"], Raster]:
         """Map a field ``[points, order, in_channels]`` on a raster to a field and its raster."""
         after = raster.halved() if self.downsample else raster
         h = F.relu(self.norm1(self.linear1(x)))

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_tensor
@@ -54,7 +55,7 @@ class AttentiveResidualBlock(nn.Module):
         self.shortcut = make(in_channels, out_channels, 1, strided=strided) if widens else nn.Identity()
         self.pool = GridSpatialPool(2, "max", dim=group.dim) if down and not strided else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "batch channels order *sides"]) -> Float[Tensor, "batch outputs order *after"]:
         """Map ``[batch, in_channels, order, *sides]`` to ``out_channels``; sides are halved if the block goes down."""
         y = self.pool(self.layer1(torch.relu(self.norm1(x))))
         return self.pool(self.shortcut(x)) + self.layer2(torch.relu(self.norm2(y)))
@@ -134,7 +135,7 @@ class AttentiveDenseBlock(nn.Module):
         check_counts(in_channels=in_channels)
         self.norm, self.layer = batch_norm(in_channels), layer
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "batch channels order *sides"]) -> Float[Tensor, "batch more order *inner"]:
         """Map ``[batch, in_channels, order, *sides]`` to more channels and sides that are two pixels shorter."""
         check_tensor("x", x, "a tensor [batch, in_channels, order, *sides]")
         return torch.cat([self.layer(torch.relu(self.norm(x))), nn.functional.pad(x, [-1, -1] * (x.ndim - 3))], dim=1)
@@ -150,7 +151,7 @@ class AttentiveTransition(nn.Module):
         self.norm, self.layer = batch_norm(in_channels), layer
         self.pool = GridSpatialPool(2, "mean", dim=dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "batch channels order *sides"]) -> Float[Tensor, "batch outputs order *half"]:
         """Map ``[batch, in_channels, order, *sides]`` to half the sides."""
         return self.pool(self.layer(torch.relu(self.norm(x))))
 

@@ -274,15 +274,21 @@ def attribute(data: Any, name: str) -> Tensor:
     return value
 
 
-def copied(data: Any) -> Any:
-    """Return a shallow copy of data; while torch compiles, which cannot follow ``copy``, one of the class ``Data``."""
+def copied(data: Any, **changed: Any) -> Any:
+    """Return a shallow copy of data with changed attributes.
+
+    While torch compiles, which can follow neither ``copy`` nor attributes, it is of the class ``Data``.
+    """
     if not torch.compiler.is_dynamo_compiling():
-        return copy.copy(data)
+        found = copy.copy(data)
+        for name, value in changed.items():
+            setattr(found, name, value)
+        return found
     from torch_geometric.data import Data
 
-    found: Any = Data()
-    for name in data.keys():
-        found[name] = data[name]
+    found = Data()
+    for name in (*data.keys(), *changed):
+        found[name] = changed[name] if name in changed else data[name]
     return found
 
 
@@ -380,11 +386,7 @@ def _as_dtype(network: Any, data: Any, dtype: torch.dtype) -> Any:
     others = {name: x.to(dtype) for name, x in others.items() if x.dtype != dtype}
     if "pos" in others:
         others["pos"] = network.rounded_positions(data, dtype)
-    if others:
-        data = copy.copy(data)
-        for name, value in others.items():
-            setattr(data, name, value)
-    return data
+    return copied(data, **others) if others else data
 
 
 def _rounded(found: Any, dtype: torch.dtype) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.functional import transformed
 from lieattn.geometry import PointClouds, point_clouds
+from lieattn.models._base.inputs import copied
 from lieattn.models._base.jumps import Jumps, make_continuous
 from lieattn.models._base.network import Wrapper
 from lieattn.models._base.symmetry import Symmetry
@@ -187,7 +188,7 @@ def differentiated(
         raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
     if not stress:
         values, others, (gradient,) = energy_and_gradients(
-            lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph
+            lambda x: energy(copied(data, pos=x)), pos, create_graph=create_graph
         )
         return EnergyAndForce(values, -gradient), others
     with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
@@ -200,7 +201,7 @@ def differentiated(
         deformation = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) + (strain + strain.mT) / 2
         moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
         strained = {} if cell is None else {"cell": cell @ deformation.to(cell)}
-        return energy(_with(data, pos=moved, **strained))
+        return energy(copied(data, pos=moved, **strained))
 
     values, others, (by_pos, by_strain) = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
     return EnergyForceStress(values, -by_pos, _stresses(by_strain, clouds), -by_strain), others
@@ -216,14 +217,6 @@ def _stresses(by_strain: Tensor, clouds: PointClouds) -> Tensor:
     cells = unit if clouds.cell is None else torch.where(whole, clouds.cell.double(), unit)
     volumes = torch.linalg.det(cells).abs().reshape(-1, 1, 1).to(by_strain)
     return torch.where(whole, by_strain / volumes, torch.nan)
-
-
-def _with(data: Any, **changed: Tensor) -> Any:
-    """Return a shallow copy of data with changed attributes."""
-    data = copy.copy(data)
-    for name, value in changed.items():
-        setattr(data, name, value)
-    return data
 
 
 def _known_clouds(data: Any) -> int | None:

@@ -54,8 +54,8 @@ from tests.test_weights import WEIGHTS
 
 
 def test_every_option_comes_back(tmp_path):
-    for name, weights in WEIGHTS.items():
-        network = weights.make().double()
+    for name, make in WEIGHTS.items():
+        network = make().double()
         if isinstance(network, EquivariantModule) and "irreps" not in name:
             lieattn.save(network, tmp_path / "network")
             again = lieattn.load(tmp_path / "network")

@@ -589,17 +589,6 @@ def test_a_killed_process_ends_the_others(victim, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_message_is_the_error_of_one_process(rank, tmp_path):
-    options = [*write_run(tmp_path), "--trainer.devices", "2", "--data.val.init_args.wrong", str(rank)]
-    process = start("-m", "lieattn", "fit", *options)
-    output = end_of(process)
-    assert process.returncode in (1, 2)
-    message = next(line for line in output.splitlines() if line.startswith("lieattn"))
-    assert message == f"lieattn fit: data: expected labels y in 0 .. 1, got {rank} .. 9"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all(signum, tmp_path):
     options = [*write_run(tmp_path, clouds=4000), "--trainer.devices", "2", "--last.every_n_train_steps", "2"]

@@ -227,22 +227,3 @@ def test_weights_that_are_not_dense_and_real_are_refused(weight, grad, message):
 def test_closures_are_functions():
     with pytest.raises(TypeError, match="closure: expected a function or None, got a tensor"):
         Muon([nn.Parameter(torch.ones(9, 9))]).step(torch.ones(1))
-
-
-@pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.SGD])
-def test_states_of_other_optimizers_are_refused(other):
-    weight = nn.Parameter(torch.ones(9, 9))
-    weight.grad = torch.ones(9, 9)
-    (optimizer := other([weight])).step()
-    with pytest.raises(ValueError, match=r"state_dict: expected the state of Muon, got that of another .*'smallest'"):
-        Muon([weight]).load_state_dict(optimizer.state_dict())
-    for empty in ({}, {"state": None, "param_groups": None}):
-        with pytest.raises(ValueError, match="state_dict: expected the state of Muon"):
-            Muon([weight]).load_state_dict(empty)
-
-
-def test_states_are_loaded_repeatedly():
-    """Torch adds further defaults to an optimizer when a state is loaded."""
-    optimizer, state = Muon([nn.Parameter(torch.ones(9, 9))]), Muon([nn.Parameter(torch.ones(9, 9))]).state_dict()
-    for _ in range(2):
-        optimizer.load_state_dict(state)

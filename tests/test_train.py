@@ -955,24 +955,6 @@ def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_pa
     assert torch.equal(other.mlp[0].weight, before)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"limit_train_batches": 0}, "trainer.limit_train_batches is 0"),
-        ({"limit_train_batches": 0, "schedule": WarmupCosine(1)}, "trainer.limit_train_batches is 0"),
-        ({"max_epochs": 0}, "trainer.max_epochs is 0"),
-        ({"max_epochs": 0, "schedule": WarmupCosine(1)}, "trainer.max_epochs is 0"),
-        ({"max_steps": 0}, "trainer.max_steps is 0"),
-        ({"max_steps": 0, "schedule": WarmupCosine(1)}, "trainer.max_steps is 0"),
-        ({"max_time": {"seconds": 0}, "min_epochs": 0}, "trainer.max_time is over, or a callback has stopped it"),
-    ],
-)
-def test_a_training_without_a_step_says_so(tmp_path, options, reason):
-    with pytest.warns(UserWarning, match=f"no training step was made: {reason}"):
-        fit(tmp_path, **{"schedule": Constant(), **options})
-    assert not (tmp_path / "checkpoints").exists()
-
-
 class Blind(ToyNetwork):
     """Gives class 1 for every cloud, or its label."""
 
@@ -1898,18 +1880,10 @@ def test_checkpoints_delete_no_files_outside_of_the_folder_of_their_run(finished
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"optimizer": {"class_path": "torch.optim.Adam"}}, "of Adam, got one of another optimizer, with ["),
-        ({"no_decay": ["*bias"]}, "expected a checkpoint with groups of ["),
-    ],
-    ids=["another optimizer", "other groups"],
-)
-def test_runs_are_not_continued_with_another_optimizer(finished, tmp_path, capsys, changed, message):
-    """Torch names a missing setting in the first step, or a number of groups."""
+def test_runs_are_not_continued_with_another_optimizer(finished, tmp_path, capsys):
+    """Torch names a missing setting in the first step."""
     content = config(tmp_path, max_epochs=EPOCHS + 1)
-    content["model"]["init_args"] |= changed
+    content["model"]["init_args"] |= {"optimizer": {"class_path": "torch.optim.Adam"}}
     arguments = [
         "--config",
         write(tmp_path / "run.yaml", content),
@@ -1919,5 +1893,5 @@ def test_runs_are_not_continued_with_another_optimizer(finished, tmp_path, capsy
     assert main(["fit", *arguments]) == 2
     told = capsys.readouterr().err
     assert "lieattn fit: optimizer: expected a checkpoint" in told
-    assert message in told
+    assert "of Adam, got one of another optimizer, with [" in told
     assert "--weights FILE" in told

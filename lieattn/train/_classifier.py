@@ -117,7 +117,6 @@ class PointSetClassifier(PointSetTask):
 
     def on_fit_end(self) -> None:
         """Note if the network gave the same class for everything in the last validation."""
-        super().on_fit_end()
         (predicted, present), kinds = self._counts, (self._counts > 0).sum(dim=1).tolist()
         if kinds[0] == 1 < kinds[1]:
             number, share = int(predicted.argmax()), float(present[predicted.argmax()] / present.sum())

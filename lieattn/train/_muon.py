@@ -16,8 +16,6 @@ _COEFFICIENTS = 3.4445, -4.7750, 2.0315  # five steps take singular values from 
 _STEPS = 5
 _SIZE = 0.2  # root mean square of the entries of an update, divided by the rate; about as for AdamW
 
-_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps", "smallest")  # numbers of each group of parameters
-
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError if a number of a group of parameters is out of range."""
@@ -98,15 +96,6 @@ class Muon(torch.optim.Optimizer):
         check_arguments(Muon.__init__, {name: param_group[name] for name in self.defaults if name in param_group})
         _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of another ``Muon``; ValueError if it is that of another optimizer, such as AdamW."""
-        check_arguments(Muon.load_state_dict, locals())
-        for group in state_dict.get("param_groups") or [{}]:
-            if missing := [name for name in _OPTIONS if name not in group]:
-                what = f"got that of another optimizer, without {', '.join(map(repr, missing))}"
-                raise ValueError(f"state_dict: expected the state of Muon, {what}")
-        super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

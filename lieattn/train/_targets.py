@@ -287,44 +287,11 @@ def degrees(difference: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch"]:
     return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
 
-class _WideSums(Metric):
-    """A metric whose sums stay in float32 when its task is cast, since bfloat16 counts to 256 only."""
+class WeightedMeans(Metric):
+    """Sum over targets of factor times mean, where the means are over the entries of all batches and processes.
 
-    def _add_sums(self, first: str, second: str, shape: tuple[int, ...]) -> None:
-        for name in (first, second):
-            # The default dtype is that of the weights where Lightning makes a module.
-            self.add_state(name, torch.zeros(shape, dtype=torch.float32), dist_reduce_fx="sum")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        return super()._apply(lambda value: fn(value).to(value.dtype), exclude_state)
-
-
-class WeightedMean(_WideSums):
-    """Weighted mean of entries over all batches and processes; NaN if an entry is NaN, or if there are no entries.
-
-    MeanMetric of torchmetrics ignores NaN, so that a network with NaN as outputs could have a small error.
+    The sums stay in float32 when the task is cast, since bfloat16 counts to 256 only.
     """
-
-    total: Tensor
-    weight: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._add_sums("total", "weight", ())
-
-    def update(self, values: Tensor, weights: Tensor) -> None:
-        """Add the entries ``[n]`` of one batch with their weights ``[n]``."""
-        total, weight = weighted_sums(values, weights)
-        self.total += total
-        self.weight += weight
-
-    def compute(self) -> Tensor:
-        """Return the mean over all batches so far."""
-        return self.total / self.weight
-
-
-class WeightedMeans(_WideSums):
-    """Sum over targets of factor times mean, where the means are over the entries of all batches and processes."""
 
     sums: Tensor
     weights: Tensor
@@ -332,7 +299,11 @@ class WeightedMeans(_WideSums):
     def __init__(self, factors: list[float]) -> None:
         super().__init__()
         self.factors = factors
-        self._add_sums("sums", "weights", (len(factors),))
+        for name in ("sums", "weights"):  # the default dtype is that of the weights where Lightning makes a module
+            self.add_state(name, torch.zeros(len(factors), dtype=torch.float32), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        return super()._apply(lambda value: fn(value).to(value.dtype), exclude_state)
 
     def update(self, sums: Tensor, weights: Tensor) -> None:
         """Add the sums of weighted entries and the sums of weights of one batch, both ``[targets]``."""
@@ -343,6 +314,24 @@ class WeightedMeans(_WideSums):
         """Return the sum for all batches so far; targets without entries contribute 0."""
         means = means_of(self.sums, self.weights)
         return (means * means.new_tensor(self.factors)).sum()
+
+
+class WeightedMean(WeightedMeans):
+    """Weighted mean of entries over all batches and processes; NaN if an entry is NaN, or if there are no entries.
+
+    MeanMetric of torchmetrics ignores NaN, so that a network with NaN as outputs could have a small error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([1.0])
+
+    def update(self, values: Tensor, weights: Tensor) -> None:
+        """Add the entries ``[n]`` of one batch with their weights ``[n]``."""
+        super().update(*weighted_sums(values, weights)[:, None])
+
+    def compute(self) -> Tensor:
+        """Return the mean over all batches so far."""
+        return (self.sums / self.weights)[0]
 
 
 class Losses(nn.Module):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 import torch.distributed
@@ -216,11 +216,13 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         """Make the optimizer, and the schedule if the rate changes."""
         groups = self._parameter_groups()
         try:
-            optimizer = _refuse_other_states(self.make_optimizer(groups))
+            optimizer = self.make_optimizer(groups)
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
-        short = cast(Any, self.trainer).fast_dev_run or _setting_of_no_step(self.trainer)  # too short for a warm-up
-        if isinstance(self.schedule, Constant) or short:
+        optimizer.register_load_state_dict_pre_hook(_check_state)
+        trainer: Any = self.trainer
+        short = trainer.fast_dev_run or 0 in (trainer.limit_train_batches, trainer.max_epochs, trainer.max_steps)
+        if isinstance(self.schedule, Constant) or short:  # too short for a warm-up
             return optimizer
         self.trainer.fit_loop.setup_data()  # counts the batches
         if math.isinf(self.trainer.num_training_batches):
@@ -310,10 +312,6 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
                 rank_zero_warn(f"trainer.callbacks: {found} checkpoint has them; {advice}")
         settle(self.network)
 
-    def on_fit_end(self) -> None:
-        """Warn if the training had no step."""
-        _warn_of_no_step(self.trainer)
-
     def on_train_start(self) -> None:
         """Restore the random generators from the checkpoint; each process draws its own numbers."""
         _resume_accumulation(self.trainer)
@@ -356,23 +354,12 @@ def _advice(task: LightningModule) -> str:
     return _ADVICE.get(precision, _IN_GENERAL)
 
 
-def _refuse_other_states(optimizer: Optimizer) -> Optimizer:
-    """Let an optimizer raise UsageError for the state of another one, and return it.
-
-    Torch raises errors about groups of parameters, or about a missing entry.
-    """
-    optimizer.register_load_state_dict_pre_hook(_check_state)
-    return optimizer
-
-
 def _check_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    found = [len(group["params"]) for group in state["param_groups"]]
-    wanted = [len(group["params"]) for group in optimizer.param_groups]
-    if found != wanted:
-        raise UsageError(
-            f"optimizer: expected a checkpoint with groups of {wanted} parameters, got one with {found}; {_OTHER_RUN}"
-        )
-    for saved, present in zip(state["param_groups"], optimizer.param_groups, strict=True):
+    """Raise UsageError for the state of another optimizer, for which torch names a missing setting in the first step.
+
+    Torch itself refuses states with other groups of parameters.
+    """
+    for saved, present in zip(state["param_groups"], optimizer.param_groups, strict=False):
         # Schedules add settings, and new versions of torch do; another optimizer has others.
         added, missing = saved.keys() - present.keys(), optimizer.defaults.keys() - saved.keys()
         if added and missing:
@@ -391,17 +378,3 @@ def _resume_accumulation(trainer: Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
             trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
-
-
-def _setting_of_no_step(trainer: Trainer) -> str:
-    """Return the setting of a trainer with which a training has no step, such as ``trainer.max_epochs``, or ``""``."""
-    names = ("limit_train_batches", "max_epochs", "max_steps")
-    return next((f"trainer.{name}" for name in names if getattr(trainer, name) == 0), "")
-
-
-def _warn_of_no_step(trainer: Trainer) -> None:
-    """Warn if a training has ended without any step, and say why."""
-    setting = _setting_of_no_step(trainer)
-    if setting or trainer.global_step == 0:
-        reason = f"{setting} is 0" if setting else "trainer.max_time is over, or a callback has stopped it"
-        rank_zero_warn(f"no training step was made: {reason}")

@@ -61,7 +61,7 @@ def test_a_network_keeps_what_it_promises(name):
     measured = card["certificate"]
     assert measured["verdict"] == "kept"
     tolerances = {getattr(torch, dtype): value for dtype, value in measured["tolerances"].items()}
-    certificate = certify(network, item(card), tolerances=tolerances, rotations=1, elements=4, continuity=False)
+    certificate = certify(network, item(card), tolerances=tolerances, rotations=1, elements=2, continuity=False)
     assert certificate.verdict == "kept", str(certificate)
     assert (certificate.group, certificate.guarantee) == (card["group"], card["guarantee"])
     assert certificate.worst().keys() == measured["errors"]["element"].keys()
@@ -175,7 +175,7 @@ def test_the_command_certifies_a_network_by_its_name(capsys):
 
 def test_the_command_has_the_tolerances_of_the_card(capsys):
     """Rounding of its forces exceeds the default of float32, so its card allows 5e-05."""
-    quick = ["certify", "aspirin-forces", "--dtype", "float32", "--elements", "4", "--outside", "1"]
+    quick = ["certify", "aspirin-forces", "--dtype", "float32", "--elements", "2", "--outside", "1"]
     assert main(quick) == 0
     assert main([*quick, "--tolerance", "1e-9"]) == 1
     assert "guarantee NOT kept" in capsys.readouterr().out

@@ -88,18 +88,6 @@ class TestCharges:
         before, after = (ld.charge_energy(charge, path[:, time], speed[:, time]) for time in (0, 1))
         np.testing.assert_allclose(after, before, atol=5e-3)
 
-    def test_force_is_the_slope_of_the_energy(self):
-        charge, pos, vel = systems(1, 3)
-        step = 1e-4
-        _, speed = ld.simulate_charges(charge, pos, 0 * vel, [step], step=step)
-        for particle in range(3):
-            for axis in range(3):
-                moved = np.stack([pos, pos])
-                moved[0, 0, particle, axis] += 1e-5
-                moved[1, 0, particle, axis] -= 1e-5
-                up, down = (ld.charge_energy(charge, place, 0 * vel)[0] for place in moved)
-                assert speed[0, 0, particle, axis] / step == pytest.approx(-(up - down) / 2e-5, abs=1e-5)
-
     def test_a_step_that_is_too_long_is_refused(self):
         charge = np.array([[1.0, -1.0]])
         pos = np.array([[[0.05, 0, 0], [-0.05, 0, 0]]])
@@ -266,7 +254,7 @@ class TestSprings:
         np.testing.assert_allclose(data.y[:, :, :2].transpose(0, 1), path, atol=1e-5)
         np.testing.assert_allclose(data.y[:, :, 2:].transpose(0, 1), push, atol=1e-4)
 
-    def test_energy_is_conserved_and_its_slope_is_the_force(self):
+    def test_energy_is_conserved(self):
         data = ld.Springs(size=1, chunk=None, seed=3)[0]
         mass, stiffness = data.x.double().numpy().T
         path, push = ld.simulate_springs(mass, stiffness, data.pos, data.momentum, np.linspace(0, 100, 50))
@@ -274,15 +262,6 @@ class TestSprings:
         np.testing.assert_allclose(energy, energy[0], rtol=1e-10)
         assert data.energy.item() == pytest.approx(energy[0], rel=1e-6)
         np.testing.assert_allclose(push.sum(axis=1), 0, atol=1e-5)
-        short = 1e-5
-        _, after = ld.simulate_springs(mass, stiffness, data.pos, data.momentum, [short])
-        for particle in range(6):
-            moved = np.stack([data.pos.double().numpy()] * 2)
-            moved[0, particle, 0] += short
-            moved[1, particle, 0] -= short
-            up, down = ld.spring_energy(mass, stiffness, moved, data.momentum)
-            slope = (after[0, particle, 0] - float(data.momentum[particle, 0])) / short
-            assert slope == pytest.approx(-(up - down) / (2 * short), abs=0.05)
 
     def test_chunks(self):
         parts = ld.Springs(size=50)
@@ -389,17 +368,6 @@ class TestConstellation:
 
 
 class TestMotions:
-    def test_simulation_commutes_with_motions(self):
-        """The physics is symmetric, so a transformed item is the item with transformed initial conditions."""
-        part = ld.NBodySimulated(size=2, start_time=0.0, end_time=0.2)
-        data = part[0]
-        turned = ld.TransformFields(-_transforms.rotation_matrix(RANDOM.normal(size=4)), vectors=part.vectors)(data)
-        end, _ = ld.simulate_charges(data.x.T, turned.pos[None], turned.vel[None], [0.2])
-        np.testing.assert_allclose(turned.y, end[0, 0], atol=1e-5)
-        naive = ld.TransformPoints(-_transforms.rotation_matrix([1.0, 2, 3, 4]))(data)  # control: fixed velocities
-        end, _ = ld.simulate_charges(data.x.T, naive.pos[None], naive.vel[None], [0.2])
-        assert np.abs(end[0, 0] - naive.y.numpy()).max() > 0.1
-
     def test_pairs_of_vectors_in_the_plane(self):
         part = ld.Springs(size=1)
         data = part[0]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
 
 import lieattn_datasets as ld
 from tests.test_data_shapes import off
@@ -475,16 +474,6 @@ class TestOnSphere:
         torch.testing.assert_close(radians, expected)
         assert torch.equal(ld.on_sphere([1.0], [0.3], units="degrees"), expected[:1])
         torch.testing.assert_close(ld.on_sphere([0.0], [0.0]), torch.tensor([[1.0, 0.0, 0.0]]))
-
-    def test_models_take_them(self):
-        models, geometry = pytest.importorskip("lieattn.models"), pytest.importorskip("lieattn.geometry")
-        spaces = pytest.importorskip("lieattn.spaces")
-        rng = np.random.default_rng(0)
-        clouds = [Data(pos=ld.on_sphere(rng.uniform(-90, 90, 9), rng.uniform(-180, 180, 9)), x=torch.ones(9, 1))] * 2
-        small = {"space": spaces.Sphere(), "channels": 8, "layers": 1, "heads": 2}
-        frames = geometry.SampledFrames(2)
-        network = models.LieTransformer(1, 1, frames=frames, neighborhood=geometry.Radius(1.0), **small)
-        assert network(Batch.from_data_list(clouds)).shape == (2, 1)
 
     @pytest.mark.parametrize(
         ("latitude", "longitude", "message"),

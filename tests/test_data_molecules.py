@@ -697,15 +697,6 @@ class TestGFN2Molecules:
             with pytest.raises(error, match=message):
                 ld.GFN2Molecules(**options)
 
-    def test_list_of_molecules(self):
-        from rdkit import Chem
-
-        assert len(ld.SMALL_MOLECULES) >= 60
-        written = {Chem.CanonSmiles(smiles) for smiles in ld.SMALL_MOLECULES}
-        assert len(written) == len(ld.SMALL_MOLECULES)
-        elements = {atom.GetSymbol() for smiles in written for atom in Chem.MolFromSmiles(smiles).GetAtoms()}
-        assert elements == {"C", "N", "O", "F"}
-
 
 @pytest.mark.parametrize(("package", "call"), [("rdkit", "embed_molecule"), ("tblite.interface", "label_gfn2")])
 def test_missing_packages_are_named(monkeypatch, package, call):
@@ -772,6 +763,9 @@ class TestFrames:
             }.items():
                 np.testing.assert_allclose(data[mine], theirs, rtol=1e-6, err_msg=mine)
         assert molecules.vectors == ("pos", "force", "dipole", "cell")
+        turn = ld.RandomRotateFields()  # which turns them without being asked
+        assert {*molecules.vectors} <= {"pos", *turn.vectors}
+        assert {*molecules.tensors} == {"stress", "virial"} <= {*turn.tensors}
 
     @pytest.mark.filterwarnings("ignore:frames. the results of:UserWarning")  # those of the cells before
     @pytest.mark.parametrize("rotate", [lambda: None, lambda: ld.RandomRotateFields(1)], ids=["given", "rotated"])
@@ -799,33 +793,6 @@ class TestFrames:
             torch.testing.assert_close(found.energy, wanted.energy, rtol=1e-5, atol=0)
             error = (found.force - wanted.force).abs().max()
             assert error < 1e-5 * wanted.force.abs().max()
-
-    def test_neighbors_are_those_of_ase(self):
-        """The neighbors are read from a batch, as periodic models do."""
-        neighborlist, geometry = pytest.importorskip("ase.neighborlist"), pytest.importorskip("lieattn.geometry")
-        frames = crystals(3)
-        for frame in frames:
-            frame.calc, frame.pbc = None, (True, True, False)
-        batch = Batch.from_data_list(list(ld.Molecules.from_ase(frames)))
-        found = geometry.find_neighbors(geometry.point_clouds(batch), geometry.Radius(3.5, include_self=False))
-        assert found.num_edges == sum(len(neighborlist.neighbor_list("i", frame, 3.5)) for frame in frames)
-
-    def test_cells_turn_with_their_atoms(self):
-        """Cells and stresses rotate by default: distances across the boundary stay, and the rotation can be undone."""
-        geometry = pytest.importorskip("lieattn.geometry")
-        data = ld.Molecules.from_ase(crystals(1))[0]
-        turned, matrix = ld.RandomRotateFields(1)(data), ld.RandomRotateFields(1)(Data(pos=torch.eye(3))).pos.double().T
-
-        def lengths(of):
-            clouds = geometry.point_clouds(of)
-            found = geometry.find_neighbors(clouds, geometry.Radius(3.5))
-            return found.displacements(of.pos).norm(dim=1).sort().values
-
-        torch.testing.assert_close(lengths(turned), lengths(data), rtol=1e-5, atol=1e-5)
-        for name in ("stress", "virial"):
-            expected = matrix @ data[name].double() @ matrix.T
-            torch.testing.assert_close(turned[name].double(), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(turned.dipole.double(), data.dipole.double() @ matrix.T, rtol=1e-4, atol=1e-5)
 
     def test_energies_less_those_of_the_atoms(self):
         frames = crystals(12)

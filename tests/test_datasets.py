@@ -130,13 +130,6 @@ class TestImages:
         low = ld.ImagePoints(COLOR[:, :2], LABELS[:10]).subset([1, 4])
         np.testing.assert_allclose(low.statistics()[0], COLOR[[1, 4], :2].mean(axis=(0, 1, 2)) / 255)
 
-    def test_loader_batches(self):
-        (batch,) = DataLoader(small_images(), batch_size=6)
-        assert batch.x.shape == (72, 1)
-        assert batch.grid.tolist() == [[3, 4]] * 6
-        assert batch.y.tolist() == [0, 1, 2, 0, 1, 2]
-        assert batch.ptr.tolist() == list(range(0, 73, 12))
-
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
@@ -635,19 +628,6 @@ class TestTransforms:
         assert np.histogram(np.log2(factors), bins=3, range=(-1, 2))[0] == pytest.approx([100] * 3, abs=25)
         again = ld.RandomScalePoints(5, least=0.5, most=4.0)
         assert torch.equal(again(digit).pos, scaled[0].pos)
-
-    def test_random_rotation_in_workers(self):
-        dataset = small_images(8).with_transform(ld.RandomRotatePoints(1))
-
-        def epoch(seed):
-            torch.manual_seed(seed)
-            loader = DataLoader(dataset, batch_size=1, num_workers=2)
-            return torch.stack([batch.pos[0] for batch in loader])
-
-        first = epoch(0)
-        assert len(first.unique(dim=0)) == 8  # the workers do not share one stream
-        assert torch.equal(first, epoch(0))
-        assert not torch.equal(first, epoch(1))
 
     def test_crops_of_a_turned_image_are_the_turned_crops(self):
         image = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))

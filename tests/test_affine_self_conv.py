@@ -530,7 +530,6 @@ def operands(fiber=4, **tables):
     ("pattern", "tables", "message"),
     [
         ("pooled", {"beta": (4, 4, 2, 3)}, "terms.beta: pattern 'pooled' adds it once for each neighbor"),
-        ("pooled", {"displacement_bias": (4, 4, 2)}, "terms.displacement_bias: pattern 'pooled' adds it once"),
         (
             "pooled",
             {"psi": (3, 4, 2, 3)},
@@ -540,7 +539,6 @@ def operands(fiber=4, **tables):
         ("framewise", {"psi": (4, 1, 2, 3, 6)}, "terms.psi: a matrix that mixes channels does not work"),
         ("pooled", {"psi": (4, 4, 2, 3, 3)}, r"terms.psi: expected shape .*, got \(25, 4, 4, 2, 3, 3\)"),
         ("query_sum", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: pattern 'query_sum' does not support factors of keys"),
-        ("pooled", {"key_psi": (4, 4, 2, 2)}, "terms.key_psi: expected shape"),
     ],
 )
 def test_the_operator_refuses_what_a_pattern_does_not_mean(pattern, tables, message):

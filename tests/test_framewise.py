@@ -178,22 +178,11 @@ def _at(data, pos):
     return other
 
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"x": torch.zeros(3, 2)}, ("data.x: ", "3]", "(3, 2)")),
-        ({"vel": torch.zeros(3, 2)}, ("data.vel: ", "(3, 3)", "(3, 2)")),
-        ({"vel": None}, ("data.vel: ", "NoneType")),
-    ],
-    ids=["features", "vectors", "no vectors"],
-)
-def test_bad_data_is_named(change, parts):
-    data = Data(x=torch.zeros(3, 3), pos=torch.zeros(3, 3), vel=torch.zeros(3, 3))
-    for name, value in change.items():
-        setattr(data, name, value)
-    with pytest.raises(ValueError, match=r".") as caught:
+@pytest.mark.parametrize(("vel", "found"), [(torch.zeros(3, 2), r"\(3, 2\)"), (None, "NoneType")])
+def test_bad_vectors_are_named(vel, found):
+    data = Data(x=torch.zeros(3, 3), pos=torch.zeros(3, 3), vel=vel)
+    with pytest.raises(ValueError, match=rf"data.vel: expected vectors \(3, 3\) as in pos, got {found}"):
         network(tetrahedral())(data)
-    assert all(part in str(caught.value) for part in parts)
 
 
 def test_bad_options_are_named():

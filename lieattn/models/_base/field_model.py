@@ -110,11 +110,9 @@ class FieldModel(Network):
 
     def _in_units(self, data: Any) -> Any:
         """Return data whose attributes are divided by their units."""
-        given, data = data, copied(data) if self.units else data
         lattice = {"cell": self.units["pos"]} if "pos" in self.units and getattr(data, "cell", None) is not None else {}
-        for name, number in (lattice | self.units).items():
-            data[name] = attribute(given, name) / number
-        return data
+        units = lattice | self.units
+        return copied(data, **{name: attribute(data, name) / units[name] for name in units}) if units else data
 
     @in_precision_of_weights
     def forward(self, data: Any, geometry: Any = None) -> Any:

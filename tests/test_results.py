@@ -234,3 +234,13 @@ def test_results_of_small_trainings_are_printed(record):
     assert all(is_printed(value, row) for value in record["results"].values()), record["results"]
     time = record["seconds"] if "seconds" in record else record["cpu_minutes"]
     assert any(cell.strip() == f"{time:.0f}" for cell in row.split("|"))
+
+
+def test_the_table_of_fiber_patterns_is_that_of_its_record():
+    runs = json.loads((DOCS / "records" / "gsa_pattern.json").read_text())["runs"]
+    for pattern, turned, random, seconds in printed("results.md", "| pattern | multiples of 45"):
+        own = [run for run in runs if f"`{run['form']}`" == pattern]
+        assert [run["seed"] for run in own] == [0, 1, 2]
+        for name, cell in (("accuracy_45_degrees", turned), ("accuracy_random_angles", random), ("cpu", seconds)):
+            factor = 1 if name == "cpu" else 100
+            assert has_mean([{"result": factor * run[name]} for run in own], cell)

@@ -31,10 +31,12 @@ from lieattn.nn._convolution import GroupConvolution
 from lieattn.nn._grid import checked_measure
 from lieattn.nn._grid_attention import ChannelGate
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
-from lieattn.nn.relative._base import check_lifted_to, measured
-from lieattn.ops import AttentionMaps, RelativeTerms, tied_linear
+from lieattn.nn.relative._base import check_lifted_to
+from lieattn.nn.relative._kernels import to_targets
+from lieattn.ops import AttentionMaps, tied_linear
 
 Kind = Literal["full", "channel", "spatial", "input", "pose"]
+Reduction = Literal["sum", "mean"]
 Operator = Callable[[Tensor, LiftedGraph], Tensor]
 
 _POINTS = 6  # points of the random cloud on which operators of a user are checked
@@ -105,7 +107,7 @@ class AttentiveGroupConvolution(TiedWeights):
         hidden: int | None = None,
         spatial: ConvolutionKernel | None = None,
         measure: float | None = None,
-        reduction: Literal["sum", "mean"] = "sum",
+        reduction: Reduction = "sum",
     ) -> None:
         if isinstance(attention, str):
             check_choice("attention", attention, Kind)
@@ -161,11 +163,11 @@ class AttentiveGroupConvolution(TiedWeights):
             out = _reduced(kernel.convolve(x, local), local, self.reduction)
             return self.measure * out, maps if return_maps else None
         seen = x[:, :, None] if kernel.lifting else x[:, self.group.cayley.to(x.device)]  # input frames h⁻¹ h̃
-        response = _responses(kernel, local, self.reduction)
+        response = _responses(kernel, seen, local, self.reduction)
         if isinstance(self.attention, _ResponseGate):
-            out, found = self.attention.weigh(lambda o: response(o, seen), graph, return_maps)
+            out, found = self.attention.weigh(response, graph, return_maps)
             return self.measure * out, self._of_frames(found)
-        responses = torch.stack([response(o, seen) for o in range(kernel.out_channels)], dim=3)
+        responses = torch.stack([response(o) for o in range(kernel.out_channels)], dim=3)
         responses = self._absolute(responses)
         removed = self.attention(responses, graph)
         out = ((1 - removed) * responses).sum((2, 4))
@@ -185,23 +187,15 @@ class AttentiveGroupConvolution(TiedWeights):
         return x[:, frames, self.group.relative_index.to(x.device)]
 
 
-def _responses(kernel: ConvolutionKernel, graph: LiftedGraph, reduction: str) -> Callable[[int, Tensor], Tensor]:
-    """Return a function of an output channel o and the input ``[points, fiber, frames, in]``, with relative frames.
-
-    Its results are Σ_j ψ_oc(u) x_c(j), ``[points, fiber, frames, in]``, before the sum over frames and inputs.
-    """
-    values, neighbors = kernel.outputs(graph), graph.neighbors
-
-    def response(o: int, x: Tensor) -> Tensor:
-        terms = measured(RelativeTerms(psi=values(o)[..., None, :], row=graph.relative.row), graph, "none", x.dtype)
-        psi = cast(Tensor, terms.psi)[..., 0, :]
-        psi = psi if terms.row is None else psi.index_select(0, terms.row)
-        return _reduced(neighbors.sum_to_targets(psi * x.index_select(0, neighbors.source)), graph, reduction)
-
-    return response
+def _responses(
+    kernel: ConvolutionKernel, x: Tensor, graph: LiftedGraph, reduction: Reduction
+) -> Callable[[int], Tensor]:
+    """Return the responses ``[points, fiber, relative frames, in]`` of an output channel, as a function of it."""
+    found = kernel.responses(x, graph)
+    return lambda o: _reduced(found(o), graph, reduction)
 
 
-def _reduced(x: Tensor, graph: LiftedGraph, reduction: str) -> Tensor:
+def _reduced(x: Tensor, graph: LiftedGraph, reduction: Reduction) -> Tensor:
     """Return sums over neighbors, divided by their number if the reduction is ``"mean"``."""
     if reduction == "sum":
         return x
@@ -237,7 +231,7 @@ class _ResponseGate(nn.Module):
         attention: str,
         hidden: int | None,
         spatial: ConvolutionKernel | None,
-        reduction: str,
+        reduction: Reduction,
     ) -> None:
         super().__init__()
         self.reduction = reduction
@@ -254,7 +248,7 @@ class _ResponseGate(nn.Module):
         self, responses: Callable[[int], Tensor], graph: LiftedGraph, return_maps: bool
     ) -> tuple[Tensor, AttentionMaps | None]:
         """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""
-        attend = None if self.spatial is None else _responses(self.spatial, graph, self.reduction)
+        values = None if self.spatial is None else self.spatial.of_output(graph)
 
         def of_output(o: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
             removed, channel, seen = responses(o), None, None
@@ -267,9 +261,11 @@ class _ResponseGate(nn.Module):
                 channel, rest = attention_of(torch.einsum("cnb,kabn->kabc", self.second[o], hidden))
                 out = (rest[graph.batch] * removed).sum(-1)
                 removed = channel[graph.batch] * removed
-            if attend is not None:
+            if values is not None:
                 statistics = torch.stack([removed.mean(-1), removed.amax(-1)], dim=-1)
-                seen, rest = attention_of(attend(o, statistics).sum(-1))
+                seen, rest = attention_of(
+                    _reduced(to_targets(values(o), statistics, graph), graph, self.reduction).sum(-1)
+                )
                 out = out + rest * removed.sum(-1)
             return out.sum(2), channel if return_maps else None, seen if return_maps else None
 
@@ -279,7 +275,7 @@ class _ResponseGate(nn.Module):
         if not return_maps:
             return out, None
         channel = None if self.first is None else torch.stack(channels, dim=3)
-        spatial = None if attend is None else torch.stack(seen, dim=3)[..., None]
+        spatial = None if values is None else torch.stack(seen, dim=3)[..., None]
         return out, AttentionMaps(channel, spatial)
 
 

@@ -72,7 +72,18 @@ class ConvolutionKernel(RelativeFunction):
     def values(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames outputs inputs"]:
         """Return values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
 
-    def outputs(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
+    def responses(
+        self, x: Float[Tensor, "points fiber frames inputs"], graph: LiftedGraph
+    ) -> Callable[[int], Float[Tensor, "points fiber frames inputs"]]:
+        """Return the terms Σ_j ψ_oc(u) x_c(j, b) as a function of o, before the sum over frames b and inputs c.
+
+        The third axis is the relative frame h_a⁻¹ h_b, in ``x`` too; its size, and that of the fiber of ``x``, may be
+        1. The terms of one output channel at a time need the memory of an array ``[edges, fiber, frames, in]``.
+        """
+        values = self.of_output(graph)
+        return lambda o: to_targets(values(o), x, graph)
+
+    def of_output(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
         """Return the :meth:`values` ``[rows, fiber, frames, in]`` as a function of the output channel."""
         values = self.values(graph)
         return lambda o: values[..., o, :]
@@ -112,6 +123,14 @@ class ConvolutionKernel(RelativeFunction):
             target = target[order]
         out = sums(messages, target, len(x))
         return out.unflatten(1, (graph.fiber, self.out_channels))
+
+
+def to_targets(psi: Tensor, x: Tensor, graph: LiftedGraph) -> Tensor:
+    """Return Σ_j ψ(u) x(j) ``[points, fiber, frames, in]``, with ψ ``[rows, fiber, frames, in | 1]``."""
+    terms = measured(RelativeTerms(psi=psi[..., None, :], row=graph.relative.row), graph, "none", x.dtype)
+    psi = cast(Tensor, terms.psi)[..., 0, :]
+    psi = psi if terms.row is None else psi.index_select(0, terms.row)
+    return graph.neighbors.sum_to_targets(psi * x.index_select(0, graph.neighbors.source))
 
 
 class TableKernel(ExactConstants, ConvolutionKernel):
@@ -166,7 +185,7 @@ class TableKernel(ExactConstants, ConvolutionKernel):
     def values(self, graph: LiftedGraph) -> Tensor:
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
 
-    def outputs(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
+    def of_output(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
         row = rows_of_table(graph, self.rows, self.tolerance)
         return lambda o: self.weight[o].permute(2, 1, 0)[row]
 
@@ -253,11 +272,19 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
             return torch.einsum("tabm,moc->taboc", units, self.mix)
         return torch.einsum("tam,mo,boc->taboc", units[:, :, 0], self.depth, self.mix)
 
-    def outputs(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
+    def of_output(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
         units = self.features(graph)
         if self.form == "full":
             return lambda o: units @ self.mix[:, o]
         return lambda o: (units[:, :, 0] @ self.depth[:, o])[..., None, None] * self.mix[:, o]
+
+    def responses(self, x: Tensor, graph: LiftedGraph) -> Callable[[int], Tensor]:
+        if self.form == "separable" or self.mix.shape[1] == 1:
+            return super().responses(x, graph)
+        # The hidden units are summed over the neighbors once for all output channels.
+        units = self.features(graph).unbind(-1)
+        summed = torch.stack([to_targets(unit[..., None], x, graph) for unit in units], dim=-1)
+        return lambda o: torch.einsum("pabcm,mc->pabc", summed, self.mix[:, o])
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         check_features(x, self.mix, self.in_channels)

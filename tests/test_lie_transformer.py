@@ -170,46 +170,34 @@ def test_networks_of_heads_in_shorter_vectors(monkeypatch):
         assert_alike(net.numbers(x), literal_of(net, x), [x, *net.parameters()], 1e-5)
 
 
+def drawn(rows, heads, sizes, dtype=DOUBLE):
+    """Return rows, and weights and biases of networks of these sizes."""
+    weights = [torch.randn(heads, *size, dtype=dtype, requires_grad=True) for size in sizes]
+    biases = [torch.randn(heads, size[1], dtype=dtype, requires_grad=True) for size in sizes]
+    return torch.randn(rows, sizes[0][0], dtype=dtype, requires_grad=True), weights, biases
+
+
 @pytest.mark.parametrize(("heads", "outputs"), [(1, 5), (3, 2), (3, 16)])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 @pytest.mark.parametrize("name", ["silu", "gelu"])
 def test_networks_of_heads_with_several_outputs(name, evaluation, heads, outputs, threads, monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
-    sizes = ((4, 6), (6, 6), (6, outputs))
     for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
-        rows = torch.randn(97, 4, dtype=dtype, requires_grad=True)
-        weights = [torch.randn(heads, *size, dtype=dtype, requires_grad=True) for size in sizes]
-        biases = [torch.randn(heads, size[1], dtype=dtype, requires_grad=True) for size in sizes]
+        rows, weights, biases = drawn(97, heads, ((4, 6), (6, 6), (6, outputs)), dtype)
         with backend(evaluation):
             found = head_networks(rows, weights, biases, name)
             assert_alike(found, literal(rows, weights, biases, name), [rows, *weights, *biases], tolerance)
 
 
-class Numbers(torch.nn.Module):
-    """A layer that returns the values of a network."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net.numbers(x)
-
-
 @pytest.mark.parametrize("name", [name for name in get_args(Activation) if name != "relu"])
 def test_networks_of_heads_can_be_differentiated_twice(name):
-    net = randomize(PerHeadMLP(2, 3, 4, name).double())
-    x = torch.randn(5, 3, dtype=DOUBLE, requires_grad=True)
-    leaves = (x, *(p.detach().requires_grad_() for p in net.parameters()))
-    names = [n for n, _ in net.named_parameters()]
-    numbers = Numbers(net)
+    rows, weights, biases = drawn(5, 2, ((3, 4), (4, 4), (4, 1)))
 
-    def call(x, *parameters):
-        own = {f"net.{name}": value for name, value in zip(names, parameters, strict=True)}
-        return torch.func.functional_call(numbers, own, (x,))
+    def call(rows, *leaves):
+        return head_networks(rows, leaves[:3], leaves[3:], name)
 
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
+    assert torch.autograd.gradcheck(call, (rows, *weights, *biases))
+    assert torch.autograd.gradgradcheck(call, (rows, *weights, *biases))
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3])
@@ -254,26 +242,23 @@ def test_networks_of_heads_without_rows():
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())
 
 
-def test_networks_of_heads_refuse_what_does_not_fit():
-    net = PerHeadMLP(2, 3, 4)
-    weights, biases = list(net.weights), list(net.biases)
-    with pytest.raises(ValueError, match="weights, biases: expected"):
-        head_networks(torch.zeros(5, 2), weights, biases)
-    with pytest.raises(ValueError, match="weights, biases: expected"):
-        head_networks(torch.zeros(5, 3), weights, biases[::-1])
-    with pytest.raises(ValueError, match="activation: expected one of"):
-        head_networks(torch.zeros(5, 3), weights, biases, "sine")
-    for rows, given, message in (
-        (torch.zeros(100, 3, dtype=torch.float64), weights, "weights: expected torch.float64 on cpu as in rows"),
-        (torch.zeros(100, 3), [*weights[:2], weights[2].double()], "weights: expected torch.float32"),
-        (torch.zeros(5, 3), None, "weights: expected three tensors, got NoneType"),
-        ([[1.0]], weights, "rows: expected floating tensors, got list"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            head_networks(rows, given, biases)
-    for given in ([], [weights[0][0], *weights[1:]]):
-        with pytest.raises(ValueError, match="weights: expected"):
-            head_networks(torch.zeros(5, 3), given, biases)
+@pytest.mark.parametrize(
+    ("error", "message", "changed"),
+    [
+        (ValueError, "weights, biases: expected", {"rows": torch.zeros(5, 2, dtype=DOUBLE)}),
+        (ValueError, "weights, biases: expected", {"biases": drawn(5, 2, ((4, 1), (4, 4), (3, 4)))[2]}),
+        (ValueError, "activation: expected one of", {"activation": "sine"}),
+        (ValueError, "weights: expected", {"weights": []}),
+        (ValueError, "weights: expected", {"weights": [torch.zeros(3, 4, dtype=DOUBLE)] * 3}),
+        (TypeError, "weights: expected torch.float32 on cpu as in rows", {"rows": torch.zeros(100, 3)}),
+        (TypeError, "weights: expected three tensors, got NoneType", {"weights": None}),
+        (TypeError, "rows: expected floating tensors, got list", {"rows": [[1.0]]}),
+    ],
+)
+def test_networks_of_heads_refuse_what_does_not_fit(error, message, changed):
+    rows, weights, biases = drawn(5, 2, ((3, 4), (4, 4), (4, 1)))
+    with pytest.raises(error, match=message):
+        head_networks(**{"rows": rows, "weights": weights, "biases": biases, **changed})
 
 
 def test_networks_of_heads_keep_geometry_in_single_precision():

@@ -263,6 +263,11 @@ NETWORKS = {
         directed,
         "SE(3)",
     ),
+    "gsa_directions_vectors": (
+        lambda: gsa(PrincipalFrames(), AllPairs(), space=PositionDirection(), vector_inputs=("vel",)),
+        lambda: firsts(directed()),
+        "SE(3)",
+    ),
     "lie_logs": (
         lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(6)), lifting=Lifting("log")),
         lambda: molecules(2),
@@ -565,9 +570,10 @@ NETWORKS = {
 }
 # Other rows have the same classes with other outputs, frames or distances.
 VARIANTS = set(
-    "directions framewise_vector framewise_bonds tfn_vector tfn_periodic tfn_cubes_within distances_vector "
-    "lie_finite lie_mirrors lie_similar lie_similar_vectors lie_directions_vectors lie_published_logs direction_cubes "
-    "forces forces_principal forces_several field_vector field_position field_dipole field_tensor".split()
+    "directions framewise_vector framewise_bonds tfn_vector tfn_periodic tfn_cubes_within distances_vector lie_finite "
+    "lie_mirrors lie_similar lie_similar_vectors lie_directions_vectors gsa_directions_vectors lie_published_logs "
+    "direction_cubes forces forces_principal forces_several field_vector field_position field_dipole "
+    "field_tensor".split()
 )
 
 
@@ -587,10 +593,11 @@ OTHER_SYMMETRIES = set(
     "lie_scales lie_vector_finite lie_conv lie_conv_vector field_rotation field_tensor_principal field_lie "
     "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone".split()
 )
+DIRECTED = ("lie_directions", "lie_directions_vectors", "gsa_directions_vectors")
 # Properties that a network does not promise, and why.
 EXCEPT = {
-    **{f"{name} equivariance": "needs kinds, tested below" for name in ("lie_directions", "lie_directions_vectors")},
-    **{f"lie_{name} half": "rounding leaves the space" for name in ("directions", "directions_vectors", "sphere")},
+    **{f"{name} equivariance": "needs kinds, tested below" for name in DIRECTED},
+    **{f"{name} half": "rounding leaves the space" for name in (*DIRECTED, "lie_sphere")},
     **{
         f"finite_se2_squares {way}": "the search for neighbors is not part of its geometry"
         for way in ("compile", "export")
@@ -652,7 +659,7 @@ def test_networks_state_their_symmetry(name):
     assert network.symmetry.name in network.guarantee
 
 
-@pytest.mark.parametrize("name", ["lie_directions", "lie_directions_vectors"])
+@pytest.mark.parametrize("name", DIRECTED)
 def test_positions_with_directions(name):
     options = {"elements": 1, "rotations": 0, "continuity": False}
     assert_certified(*made(name), inputs={"pos": ("position", "vector")}, **options)

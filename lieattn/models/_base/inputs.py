@@ -244,7 +244,8 @@ class CloudInputs:
         for name in self.names:
             value = getattr(data, name, None)
             value = torch.tensor([value]) if isinstance(value, _NUMBERS) else value
-            if not isinstance(value, Tensor) or value.is_complex() or value.shape not in _one_each(clouds):
+            shapes = ((clouds,), (clouds, 1), *([()] if clouds == 1 else []))
+            if not isinstance(value, Tensor) or value.is_complex() or value.shape not in shapes:
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
                 expected = f"a number for each cloud, [clouds={clouds}] or [{clouds}, 1]"
                 raise ValueError(f"data.{name}: expected {expected}, got {got}")
@@ -407,11 +408,6 @@ def with_planes(images: Tensor, inputs: PointInputs, data: Any) -> Tensor:
     numbers = inputs.of_clouds(data, len(images)).to(images)
     planes = numbers.reshape(*numbers.shape, *[1] * (images.ndim - 2)).expand(-1, -1, *images.shape[2:])
     return torch.cat([images, planes], dim=1)
-
-
-def _one_each(clouds: int) -> list[tuple[int, ...]]:
-    """Return the accepted shapes of a tensor with a number for each cloud."""
-    return [(clouds,), (clouds, 1), *([()] if clouds == 1 else [])]
 
 
 def _num_points(clouds: PointClouds) -> int:

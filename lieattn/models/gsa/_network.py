@@ -130,10 +130,9 @@ class GSANet(LiftedNetwork):
         check_count("out_channels", out_channels)
         check_count("channels", channels, least=2)
         self.stages = stages = blocks if isinstance(blocks, Stages) else Stages(blocks)
-        self.options = options = GSAOptions() if options is None else options
-        dropout = Dropouts() if dropout is None else dropout
-        readout = GSAReadout() if readout is None else readout
-        same = isinstance(frames, FiniteFrames | ScaleFrames)
+        self.options = options = options or GSAOptions()
+        dropout, readout = dropout or Dropouts(), readout or GSAReadout()
+        self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
         if stages.follows_raster:
             if not (isinstance(frames, FiniteFrames) and frames.pose is None):
                 need = "crops and poolings of pixels need the frames of a finite group"
@@ -141,7 +140,6 @@ class GSANet(LiftedNetwork):
             if frames.group.dim != 2:
                 found = f"{frames.group.name} in {frames.group.dim} dimensions"
                 raise ValueError(f"blocks: crops and poolings are for pixels in the plane, got {found}")
-        self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
         self.activation: Callable[[Tensor], Tensor] = getattr(F, options.activation)
         self.input_dropout, self.pool_dropout = nn.Dropout(dropout.input), nn.Dropout(dropout.pool)
         made_for, dim = self.group or self.space, self.space.group.dim
@@ -172,7 +170,7 @@ class GSANet(LiftedNetwork):
                 self.between.append(CloudNorm(wider) if stages.norm_between else nn.Identity())
                 width = wider
         self.grid_pool = GridPool(POOL, "max", inexact=stages.inexact)
-        order = readout.order or ("points_first" if same else "frames_first")
+        order = readout.order or ("frames_first" if self.group is None else "points_first")
         self.head = GSAHead(width, out_channels, readout.pool, order)
         self.reset_parameters()
 
@@ -307,21 +305,21 @@ class GSANet(LiftedNetwork):
     @property
     def symmetry(self) -> Symmetry:
         """Motions of the points under which the outputs are exactly invariant."""
-        notes: tuple[str, ...] = ()
+        positions = self.options.positions
         if self.group is not None and not self.options.equivariant(self.group):
-            note = f"frame_table is not a function of relative frames, which breaks equivariance to {self.group.name}"
-            return Symmetry(trivial(self.group.dim), translations=self.options.positions != "absolute", notes=(note,))
-        promised = super().symmetry
-        group = promised.group
-        if self.options.positions == "none":
-            notes = (*notes, "no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
-        elif self.options.positions == "absolute":
-            group = None if group is None or group.only_translates else linear_part(group)
-            promised = replace(promised, translations=False, on_average=None)
-            notes = (*notes, "absolute positions break invariance to translations")
+            note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
+            return Symmetry(trivial(self.group.dim), translations=positions != "absolute", notes=(note,))
+        found = super().symmetry
+        notes = [*found.notes]
+        if positions == "none":
+            notes.append("no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
+        elif positions == "absolute":
+            group = None if found.group is None or found.group.only_translates else linear_part(found.group)
+            found = replace(found, group=group, translations=False, on_average=None)
+            notes.append("absolute positions break invariance to translations")
         if self.stages.follows_raster:
-            notes = (*notes, "sides of images must stay even at all crops and poolings")
-        return replace(promised, group=group, notes=(*promised.notes, *notes))
+            notes.append("sides of images must stay even at all crops and poolings")
+        return replace(found, notes=tuple(notes))
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the stages and the positional encodings."""
@@ -391,15 +389,9 @@ class GSANet(LiftedNetwork):
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: GSAGeometry | None = None) -> GroupField:
-        """Return the field ``[points, fiber, channels]`` after the last block or pooling, and its graph.
+        """Return the field after the last block or pooling, and its graph.
 
-        Parameters
-        ----------
-        data
-            torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, in_channels]``, coordinates ``pos``
-            ``[points, dim]`` and, for images in raster order, ``grid`` ``[clouds, 2]``.
-        geometry
-            Result of :meth:`geometry` for ``data``; computed here if absent.
+        Images in raster order have ``grid`` ``[clouds, 2]`` in their data; see also :meth:`Network.field`.
         """
         geometry = self.geometry(data) if geometry is None else geometry
         x = features(data, self.inputs, geometry.lifting)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Self
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lieattn._core.checks import check_has_numbers, check_is, check_tensor
@@ -66,8 +66,10 @@ def check_grid(grid: Tensor, device: torch.device | None = None, dim: int = 2) -
         raise ValueError(f"grid: expected [clouds, {dim}], {sides} of each image, got {tuple(grid.shape)}")
 
 
-def point_weights(weights: Tensor, pos: Tensor, *, positive: bool = False) -> Tensor:
-    """Return weights ``[points]`` in float64, or raise ValueError unless they are finite and not negative."""
+def point_weights(
+    weights: Shaped[Tensor, " points"], pos: Float[Tensor, "points dim"], *, positive: bool = False
+) -> Float[Tensor, " points"]:
+    """Return weights in float64, or raise ValueError unless they are finite and not negative."""
     if not isinstance(weights, Tensor) or weights.shape != (len(pos),) or weights.device != pos.device:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"weights: expected [points={len(pos)}] on {pos.device}, got {shape}")
@@ -215,12 +217,12 @@ class PointClouds(Movable):
 def point_clouds(
     points: Any,
     *,
-    batch: Tensor | None = None,
-    ptr: Tensor | None = None,
-    mask: Tensor | None = None,
-    grid: Tensor | None = None,
-    cell: Tensor | None = None,
-    pbc: Tensor | None = None,
+    batch: Int[Tensor, " points"] | None = None,
+    ptr: Int[Tensor, " starts"] | None = None,
+    mask: Bool[Tensor, "clouds places"] | None = None,
+    grid: Int[Tensor, "clouds axes"] | None = None,
+    cell: Float[Tensor, "... dim dim"] | None = None,
+    pbc: Bool[Tensor, "... dim"] | None = None,
 ) -> PointClouds:
     """Read point clouds from tensors or a torch_geometric object.
 

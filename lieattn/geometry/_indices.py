@@ -12,8 +12,10 @@ from lieattn._core.checks import check_has_numbers, check_is, check_none, check_
 from lieattn.geometry._movable import Movable
 
 
-def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, int]:
-    """Return the cloud of each point, int64 ``[points]``, and the number of clouds.
+def cloud_index(
+    points: Tensor | int, batch: Int[Tensor, " points"] | None = None, ptr: Int[Tensor, " starts"] | None = None
+) -> tuple[Int[Tensor, " points"], int]:
+    """Return the cloud of each point and the number of clouds.
 
     The ``points`` are a tensor ``[points, ...]`` or their number. ``batch`` is the cloud of each point, int64
     ``[points]``, in any order; clouds may be empty. ``ptr`` contains the first point of each cloud and, as last entry,
@@ -66,8 +68,8 @@ def check_indices(
         check_none(name, (value < 0) | (value >= below), f"is out of range: expected indices from 0 to {below - 1}")
 
 
-def first_true(mask: Tensor) -> int:
-    """Return the first index at which ``mask`` [n] is true."""
+def first_true(mask: Bool[Tensor, " n"]) -> int:
+    """Return the first index at which a mask is true."""
     return int(mask.nonzero()[0])
 
 
@@ -123,7 +125,7 @@ class Padding(Movable):
         return flat if self.place is None else flat.index_select(0, self.place)
 
 
-def padding(batch: Tensor, num_clouds: int) -> Padding:
+def padding(batch: Int[Tensor, " points"], num_clouds: int) -> Padding:
     """Return the padded layout of points with the clouds ``batch`` ``[points]`` int64, in any order.
 
     Clouds may be empty.

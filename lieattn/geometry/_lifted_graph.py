@@ -207,7 +207,7 @@ class LiftedGraph(PointClouds):
         """Return the graph of the same clouds with other relative elements."""
         return replace(self, relative=relative)
 
-    def keeping(self, points: Tensor, clouds: PointClouds) -> LiftedGraph:
+    def keeping(self, points: Int[Tensor, " kept"], clouds: PointClouds) -> LiftedGraph:
         """Return the graph for a block after which only some points remain, given by indices int64 and as clouds."""
         check_indices("points", points, dim=1, device=self.device)
         return replace(self, kept=Kept(points, clouds))
@@ -301,7 +301,7 @@ class Piece(Movable):
     graph: LiftedGraph
 
     @staticmethod
-    def rows(x: Tensor, found: Sequence[Piece]) -> tuple[Tensor, ...]:
+    def rows(x: Shaped[Tensor, " points *rest"], found: Sequence[Piece]) -> tuple[Tensor, ...]:
         """Return the rows of ``x`` ``[points, *]`` for each piece. Their gradients are summed in a single tensor.
 
         ValueError is raised, on the CPU, if ``x`` has fewer rows than the graph has points.
@@ -317,7 +317,7 @@ class Piece(Movable):
         return cast(tuple[Tensor, ...], _Rows.apply(x, *(piece.points for piece in found)))
 
 
-def pieces(graph: LiftedGraph, parts: int | Tensor) -> list[Piece]:
+def pieces(graph: LiftedGraph, parts: int | Int[Tensor, " points"]) -> list[Piece]:
     """Cut a graph into pieces, which can be evaluated one after the other, or on different machines.
 
     If the output of a layer at a point depends only on that point and its neighbors, as for attention with layer

@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_count, check_is, check_tensor
@@ -25,8 +25,8 @@ def farthest_points(
     *,
     count: int | None = None,
     fraction: float | None = None,
-    batch: Tensor | None = None,
-    ptr: Tensor | None = None,
+    batch: Int[Tensor, " points"] | None = None,
+    ptr: Int[Tensor, " starts"] | None = None,
     start: Literal["outermost", "first"] = "outermost",
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " kept"]:
@@ -76,7 +76,10 @@ def farthest_points(
 
 
 def farthest_by_distance(
-    distance: Float[Tensor, "clouds n n"], count: int, start: Tensor, mask: Tensor | None = None
+    distance: Float[Tensor, "clouds n n"],
+    count: int,
+    start: Int[Tensor, " clouds"],
+    mask: Bool[Tensor, "clouds n"] | None = None,
 ) -> Int[Tensor, "clouds {count}"]:
     """Subsample padded clouds by given distances, for example distances of group elements.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_counts, check_index, check_is
@@ -64,7 +65,9 @@ def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4
     return board.figure
 
 
-def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int = 0, channel: int = 0) -> Figure:
+def effective_filters(
+    network: AffineSelfConvNet, image: Float[Tensor, "channels rows columns"], *, block: int = 0, channel: int = 0
+) -> Figure:
     r"""Draw the filters that attention forms from an affine map, for one image and for the image moved by the group.
 
     There is one row for each element g of the group, which moves the image. The columns are the image with three

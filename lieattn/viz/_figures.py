@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_count
@@ -31,8 +32,12 @@ _MOST_DRAWN = 9  # angles
 
 
 def attention_picture(
-    network: AttentiveNetwork, images: Tensor, *, planar: bool = True, passed: bool = False
-) -> Tensor:
+    network: AttentiveNetwork,
+    images: Float[Tensor, "images channels rows columns"],
+    *,
+    planar: bool = True,
+    passed: bool = False,
+) -> Float[Tensor, "images order rows columns"]:
     """Return the product of the spatial attention of all layers, for each frame, at the size of the image.
 
     The map of every layer is resized to the image bilinearly with corner pixels aligned, as in the figures of
@@ -82,7 +87,7 @@ def attention_picture(
 
 def attention_under_group(
     network: AttentiveNetwork,
-    image: Tensor,
+    image: Float[Tensor, "channels side side"],
     *,
     passed: bool = False,
 ) -> Figure:

@@ -349,22 +349,42 @@ def test_field_models_jump_where_their_network_does():
         EnergyForces(network, jumps="maybe")
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        lambda: InvariantHead(8, 1, pool="max"),
-        lambda: InvariantHead(8, 1, activation="relu"),
-        lambda: VectorHead(8, activation="leaky_relu"),
-        lambda: Heads({"smooth": VectorHead(8), "charge": InvariantHead(8, 1, activation="relu")}),
-    ],
-    ids=["maximum", "relu", "leaky relu", "several"],
-)
-def test_kinks_of_heads_are_known(head):
+HEADS = {
+    "maximum": InvariantHead(8, 1, pool="max"),
+    "relu": InvariantHead(8, 1, activation="relu"),
+    "leaky relu": VectorHead(8, activation="leaky_relu"),
+    "several": Heads({"smooth": VectorHead(8), "charge": InvariantHead(8, 1, activation="relu")}),
+}
+RELU, LEAKY = AttentionOptions(activation="relu"), AttentionOptions(activation="leaky_relu")
+PARTS = [
+    (LieTransformer, {"readout": Readout(activation="relu")}),
+    (LieTransformer, {"attention": LEAKY}),
+    (LieConvNet, {"readout": Readout(activation="leaky_relu")}),
+    (LieConvNet, {"readout": Readout(pool="max")}),
+    (LieConvNet, {"convolution": ConvolutionOptions(activation="relu")}),
+    (LieConvNet, {"convolution": ConvolutionOptions(attention=RELU, heads=1)}),
+    *((network, {"pool": "max"}) for network in (TensorFieldNetwork, SE3Transformer, DistanceTransformer)),
+]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_kinks_of_heads_are_known(name):
     network = FramewiseTransformer(tetrahedral(), 1, 1, channels=8, layers=1)
     assert not FieldModel(network, InvariantHead(8, 1)).has_kinks
-    assert FieldModel(network, head()).has_kinks
-    assert network.with_head(head()).has_kinks
+    assert FieldModel(network, HEADS[name]).has_kinks
+    assert network.with_head(HEADS[name]).has_kinks
     assert not network.has_kinks
+
+
+@pytest.mark.parametrize(("network", "part"), PARTS)
+def test_kinks_of_activations_and_maxima_are_known(network, part):
+    """Activations of a network stay with another head."""
+    options = {"frames": tetrahedral()} if network in (LieTransformer, LieConvNet) else {}
+    options |= {"neighborhood": SMOOTH, "channels": 8, "layers": 1}
+    assert not network(1, 1, **options).has_kinks
+    found = network(1, 1, **part, **options)
+    assert found.has_kinks
+    assert not part.keys() & {"attention", "convolution"} or found.with_head(VectorHead(8)).has_kinks
 
 
 def test_forces_may_jump_at_kinks_of_a_head():
@@ -377,31 +397,6 @@ def test_forces_may_jump_at_kinks_of_a_head():
     rows = [row for row in certify(model, cloud).rows if row.output == "force" and row.check == "continuity"]
     assert rows
     assert all(row.passed is None for row in rows)
-
-
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
-def test_activations_with_kinks_are_known(activation):
-    """Activations of a network stay with another head."""
-    options = {"frames": tetrahedral(), "neighborhood": SMOOTH, "channels": 8, "layers": 1}
-    attention = AttentionOptions(activation=activation)
-    for network, part in (
-        (LieTransformer, {"readout": Readout(activation=activation)}),
-        (LieTransformer, {"attention": attention}),
-        (LieConvNet, {"readout": Readout(activation=activation)}),
-        (LieConvNet, {"readout": Readout(pool="max")}),
-        (LieConvNet, {"convolution": ConvolutionOptions(activation=activation)}),
-        (LieConvNet, {"convolution": ConvolutionOptions(attention=attention, heads=1)}),
-    ):
-        assert not network(1, 1, **options).has_kinks
-        found = network(1, 1, **part, **options)
-        assert found.has_kinks
-        assert "readout" in part or found.with_head(VectorHead(8)).has_kinks
-
-
-@pytest.mark.parametrize("network", [TensorFieldNetwork, SE3Transformer, DistanceTransformer])
-def test_maxima_over_points_are_kinks(network):
-    made = {pool: network(1, 1, neighborhood=SMOOTH, channels=4, layers=1, pool=pool) for pool in ("mean", "max")}
-    assert (made["mean"].has_kinks, made["max"].has_kinks) == (False, True)
 
 
 class Tall(torch.nn.Module):

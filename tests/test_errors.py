@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, zeros
 from torch_geometric.data import Batch, Data
 
+from lieattn import transforms
 from lieattn.geometry import (
     AllPairs,
     Given,
@@ -35,15 +36,6 @@ from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, 
 from lieattn.ops import RelativeTerms
 from lieattn.spaces import Euclidean
 from lieattn.testing import assert_equivariant
-from lieattn.transforms import (
-    FarthestPoints,
-    KNNGraph,
-    RadiusGraph,
-    knn_graph,
-    periodic_radius_graph,
-    radius,
-    radius_graph,
-)
 from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance, gsa
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -276,19 +268,19 @@ CASES = [
     ("geometry.AllPairs", TypeError, {"include_self": [None]}),
     ("geometry.Given", TypeError, {"edge_index": [zeros(2, 3)]}),
     ("geometry.Given", ValueError, {"edge_index": [integers([0, 1], [1, 2], [2, 0])]}),
-    (lambda: radius_graph(POS, -1.0), ValueError, {}, "r", "-1.0"),
-    (lambda: radius_graph(POS, 1.0, flow="up"), ValueError, {}, "flow", "'up'"),
-    (lambda: periodic_radius_graph(POS, 0.0, torch.eye(2)), ValueError, {}, "r", "0.0"),
-    (lambda: periodic_radius_graph(POS, 1.0, torch.tensor(2.0)), ValueError, {}, "cell", "[]"),
-    (lambda: knn_graph(POS, 0), ValueError, {}, "k", "0"),
-    (lambda: knn_graph(POS / 0, 1, loop=True), ValueError, {}, "pos", "point 0"),
-    (lambda: KNNGraph(2, ties="first"), ValueError, {}, "ties", "'first'"),
-    (lambda: KNNGraph(2)(Data(pos=POS, cell=torch.eye(2)[None])), ValueError, {}, "data.cell", "KNNGraph"),
-    (lambda: radius(POS[:, 0], POS[:, 0], 1.0), ValueError, {}, "x", "(6,)"),
-    (lambda: radius(POS, POS.to("meta"), 1.0), ValueError, {}, "x, y", "meta"),
-    (lambda: radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
-    (lambda: FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
-    (lambda: RadiusGraph(1.0)(Data()), TypeError, {}, "data.pos", "Data"),
+    (lambda: transforms.radius_graph(POS, -1.0), ValueError, {}, "r", "-1.0"),
+    (lambda: transforms.radius_graph(POS, 1.0, flow="up"), ValueError, {}, "flow", "'up'"),
+    (lambda: transforms.periodic_radius_graph(POS, 0.0, torch.eye(2)), ValueError, {}, "r", "0.0"),
+    (lambda: transforms.periodic_radius_graph(POS, 1.0, torch.tensor(2.0)), ValueError, {}, "cell", "[]"),
+    (lambda: transforms.knn_graph(POS, 0), ValueError, {}, "k", "0"),
+    (lambda: transforms.knn_graph(POS / 0, 1, loop=True), ValueError, {}, "pos", "point 0"),
+    (lambda: transforms.KNNGraph(2, ties="first"), ValueError, {}, "ties", "'first'"),
+    (lambda: transforms.KNNGraph(2)(Data(pos=POS, cell=torch.eye(2)[None])), ValueError, {}, "data.cell", "KNNGraph"),
+    (lambda: transforms.radius(POS[:, 0], POS[:, 0], 1.0), ValueError, {}, "x", "(6,)"),
+    (lambda: transforms.radius(POS, POS.to("meta"), 1.0), ValueError, {}, "x, y", "meta"),
+    (lambda: transforms.radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
+    (lambda: transforms.FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
+    (lambda: transforms.RadiusGraph(1.0)(Data()), TypeError, {}, "data.pos", "Data"),
     ("geometry.Piece.rows", TypeError, {"found": [None]}),
     ("geometry.Piece.rows", ValueError, {"x": SIGNAL[:2], "found": pieces(GRAPH, 3)}, "x", "(2, "),
     # the operator

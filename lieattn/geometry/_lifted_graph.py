@@ -181,6 +181,7 @@ class LiftedGraph(PointClouds):
 
     def spread(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, " nodes *rest"]:
         """Repeat features of points on all scales, ``[points, *]`` to ``[nodes, *]``."""
+        check_is("x", x, Tensor)
         return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
 
     def by_level(self, x: Shaped[Tensor, " nodes *rest"]) -> Shaped[Tensor, "points levels *rest"]:

@@ -164,6 +164,8 @@ def is_named(error: Exception, tried: Entrance, replaced: Mapping[str, Any]) -> 
     files = [str(entry) for entry in entries if isinstance(entry, str | Path) and str(entry)]
     if isinstance(error, OSError | UsageError) and any(file in text for file in files):
         return True
+    if any(text.startswith(f"{Path(entry)} is ") for entry in entries if isinstance(entry, str)):  # a file, or "."
+        return True
     raised = linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
     on_purpose = any(part in frame.filename for part in _LIBRARY) and raised
     # A missing file is also a reason to refuse the call.

@@ -421,19 +421,6 @@ def test_gradients_are_finite_where_elements_coincide_or_are_half_a_turn_apart(g
             assert torch.isfinite(second).all()
 
 
-@every_with_logarithm
-def test_log_of_relative_elements_does_not_move_with_both(group):
-    """The gradient with respect to a common motion vanishes, as forces require."""
-    g, h = proper(group)[:10], proper(group, seed=1)[:10]
-
-    def moved_together(b):
-        k = group.exp(b)
-        return group.log(group.relative(group.product(k, g), group.product(k, h)))
-
-    slope = jacobian(moved_together, normal(10, group.algebra_dim))
-    close(slope, torch.zeros_like(slope), 1e-9)
-
-
 # --- distances and coordinates ------------------------------------------------------------------------------------
 
 

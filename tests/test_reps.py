@@ -204,12 +204,6 @@ def test_polar_z_gives_the_usual_real_harmonics(degree):
     torch.testing.assert_close(found, real_harmonics(degree, points), atol=1e-11, rtol=0)
 
 
-def test_order_of_degree_one():
-    v = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    assert (Irreps("1o").polar_z() @ v).tolist() == [2, 3, 1]
-    torch.testing.assert_close(e3nn_harmonics(1, v), math.sqrt(3) * v)
-
-
 @pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
 def test_change_of_basis_to_irreps_and_back(rep):
     irreps, basis = to_irreps(rep)

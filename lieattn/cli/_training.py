@@ -226,20 +226,11 @@ class _Trainer(Trainer):
         log_every_n_steps: NonNegativeInt | None = None,
         **options: Any,
     ) -> None:
+        given = locals()
         if str(devices).isdecimal() and int(str(devices)) > _MOST_DEVICES:
             raise ValueError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
-        super().__init__(
-            devices=devices,
-            limit_train_batches=limit_train_batches,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-            limit_predict_batches=limit_predict_batches,
-            accumulate_grad_batches=accumulate_grad_batches,
-            check_val_every_n_epoch=check_val_every_n_epoch,
-            gradient_clip_val=gradient_clip_val,
-            log_every_n_steps=log_every_n_steps,
-            **options,
-        )
+        typed = {name: value for name, value in given.items() if name not in ("self", "options", "__class__")}
+        super().__init__(**typed, **options)
 
 
 class _Dropped(logging.Handler):

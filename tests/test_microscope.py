@@ -39,7 +39,7 @@ from lieattn.spaces import Sphere
 from lieattn.testing import randomize
 from lieattn.viz import _draw as draw
 from lieattn.viz import _page, _recording
-from lieattn.viz._draw import bonds_of, camera_of
+from lieattn.viz._draw import bonds_of, camera_of, symbols_of
 from lieattn.viz._recording import Places, Recorder, _moved_to, _partners, rolled_out
 from lieattn.viz._views import _in_input
 
@@ -76,6 +76,12 @@ MODELS = {
     ),
     "AttentiveCNN": lambda: (models.AttentiveCNN(cyclic(4), channels=2, attention="full"), image(28), 0, False),
     "AttentiveDenseNet": lambda: (models.AttentiveDenseNet(cyclic(4), 1, 2, growth=1), image(80), 0, False),
+    "AttentiveNet": lambda: (
+        models.AttentiveNet(cyclic(4), 2, 3, neighborhood=Radius(1.5), channels=4),
+        cloud(2),
+        0,
+        False,
+    ),
     "AttentiveResNet": lambda: (models.AttentiveResNet(cyclic(4), 1, 2, blocks=1), image(16), 0, False),
     "DirectionConvNet": lambda: (
         models.DirectionConvNet(tetrahedral(), 2, 1, **SMALL),
@@ -133,6 +139,9 @@ def test_what_of_each_model_can_be_seen(name):
     assert len(microscope.field_layers) >= 1
     stable = microscope.stabilized()
     assert stable.shape[0] == len(microscope.turns)
+    assert stable.shape[-1] == (
+        network.irreps.dim if name in ("SE3Transformer", "TensorFieldNetwork") else stable.shape[-1]
+    )
     assert float(stable.abs().max()) > 0
     if all(turn.inside for turn in microscope.turns):
         assert microscope.deviation() < 1e-9 * max(1.0, float(stable.abs().max()))
@@ -429,28 +438,23 @@ def test_titles_state_what_was_measured(flat):
     assert "point 27 of blocks.1; its frame 1 (90°); mean over the heads" in rolled
 
 
-@pytest.mark.parametrize(
-    ("view", "unused"),
-    [
-        ("overview", ["frame", "head", "layer", "channel"]),
-        ("attention", ["channel"]),
-        ("rollout", ["head", "channel"]),
-        ("field", ["point", "head"]),
-    ],
-)
-def test_arguments_that_a_view_does_not_depend_on_are_refused(flat, tmp_path, view, unused):
-    for name in unused:
+UNUSED = {
+    "overview": "frame head layer channel",
+    "attention": "channel",
+    "rollout": "head channel",
+    "field": "point head",
+}
+
+
+@pytest.mark.parametrize("view", UNUSED)
+def test_arguments_that_a_view_does_not_depend_on_are_refused(flat, tmp_path, view):
+    for name in UNUSED[view].split():
         with pytest.raises(
             ValueError, match=f"{name}: expected None, since view '{view}' does not depend on it, got 0"
         ):
             flat.picture(view, **{name: 0})
     with pytest.raises(ValueError, match="point: expected None for an animation"):
         flat.save(tmp_path / "a.gif", "attention", point=0)
-
-
-def test_the_overview_says_that_a_rotation_is_not_in_the_group():
-    seen = viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2])
-    assert [axes.get_title() for axes in seen.picture().axes][2] == "the same, rotated by 30°\n(not in the group)"
 
 
 @pytest.mark.parametrize("view", ["overview", "attention", "rollout", "field"])
@@ -463,17 +467,18 @@ def test_views_of_clouds_in_space(spatial, view):
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
-def test_titles_fit_into_animations_of_one_field(tmp_path, monkeypatch):
-    """Their figures are narrow, and the second line says that some maps are not in the group."""
-    figures = []
+def test_rotations_that_are_not_in_the_group_are_named(tmp_path, monkeypatch):
+    """The figures of one field are narrow, so that letters of long titles are smaller."""
+    figures, seen = [], viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2], turns=2)
+    assert [axes.get_title() for axes in seen.picture().axes][2] == "the same, rotated by 180°\n(not in the group)"
     monkeypatch.setattr("lieattn.viz._draw.save_animation", lambda moments, path: figures.extend(moments))
-    viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2]).save(tmp_path / "a.gif", "field")
-    for figure in figures[:2]:
+    seen.save(tmp_path / "a.gif", "field")
+    for figure in figures:
         figure.set_dpi(90)  # of animations
         figure.canvas.draw()
         boxes = [text.get_window_extent() for text in figure.texts if text.get_text()]
         assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
-    assert len(figures) > 1
+    assert len(figures) == 2
 
 
 def test_panels_show_the_weights(flat):
@@ -486,22 +491,24 @@ def test_panels_show_the_weights(flat):
 
 
 def test_bonds():
+    """Bonds are edges of the data, if these are few, or pairs of near atoms, also of large molecules."""
     pytest.importorskip("ase")
     assert bonds_of(water(5)).tolist() == [[0, 1], [0, 2]]
     given = Data(pos=torch.zeros(3, 3), edge_index=torch.tensor([[0, 1, 2, 2], [1, 0, 2, 1]]))
     assert bonds_of(given).tolist() == [[0, 1], [1, 2]]
     assert len(bonds_of(Data(pos=torch.zeros(3, 3)))) == 0
-
-
-def test_bonds_are_short_and_few():
-    pytest.importorskip("ase")
-    carbon = torch.full((2,), 6)
     for distance, count in ((1.85, 1), (1.95, 0)):  # 1.25 times the sum of the covalent radii is 1.9
         pos = torch.tensor([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]])
-        assert len(bonds_of(Data(pos=pos, z=carbon))) == count
+        assert len(bonds_of(Data(pos=pos, z=torch.full((2,), 6)))) == count
     every = torch.cartesian_prod(torch.arange(10), torch.arange(10)).T
     assert len(bonds_of(Data(pos=torch.randn(10, 3), edge_index=every))) == 0
     assert len(bonds_of(Data(pos=torch.randn(10, 3), edge_index=every[:, :80]))) == 9 + 8 + 7 + 6 + 5 + 4 + 3 + 2
+    chain = 1.4 * torch.arange(100_000)[:, None] * torch.tensor([1.0, 0.0, 0.0])  # all pairs would take gigabytes
+    bonds = bonds_of(Data(pos=chain, z=torch.full((100_000,), 6)))
+    assert torch.equal(bonds, torch.stack([torch.arange(99_999), torch.arange(1, 100_000)], dim=1))
+    for z in ([0.5, 1, 2], [200, 1, 2], [-1, 1, 2]):  # no nuclear charges
+        data = Data(pos=torch.zeros(3, 3), z=torch.tensor(z))
+        assert (symbols_of(data), len(bonds_of(data))) == ([], 0)
 
 
 def test_the_camera_sees_the_broadest_side():
@@ -515,23 +522,8 @@ def test_the_camera_sees_the_broadest_side():
     torch.testing.assert_close(camera_of(torch.ones(1, 3)), tilted)
 
 
-def test_bonds_of_large_molecules():
-    """The distances of all pairs of atoms would take hundreds of gigabytes."""
-    pytest.importorskip("ase")
-    chain = Data(pos=1.4 * torch.arange(200_000)[:, None] * torch.tensor([1.0, 0.0, 0.0]), z=torch.full((200_000,), 6))
-    bonds = bonds_of(chain)
-    assert torch.equal(bonds, torch.stack([torch.arange(199_999), torch.arange(1, 200_000)], dim=1))
-
-
-@pytest.mark.parametrize("z", [torch.tensor([0.5, 1, 2]), torch.tensor([200, 1, 2]), torch.tensor([-1, 1, 2])])
-def test_other_numbers_than_nuclear_charges_are_no_atoms(z, tmp_path):
-    microscope = viz.Microscope(framewise(), cloud(points=3, z=z), turns=2)
-    assert microscope.save(tmp_path / "page.html").exists()
-    assert microscope.save(tmp_path / "picture.png").exists()
-
-
 def test_animations_have_a_picture_for_each_query_or_turn(flat, tmp_path):
-    path = flat.save(tmp_path / "made/field.gif", "field", layer=0, frame=0)
+    path = flat.save(tmp_path / "made/field.GIF", "field", layer=0, frame=0)
     with Image.open(path) as picture:
         assert picture.n_frames == 4
         first = np.asarray(picture.convert("RGB"), dtype=float)
@@ -605,7 +597,7 @@ def test_pages_of_large_clouds_have_means_and_sums(monkeypatch):
 
 
 def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
-    text, page = content(flat.save(tmp_path / "page.html", "attention", point=9, layer=2, head=1))
+    text, page = content(flat.save(tmp_path / "page.HTML", "attention", point=9, layer=2, head=1))
     assert not re.search(r"https?://|src=|<link|@import|fetch\(|XMLHttp", text)
     assert page["start"] == {**page["start"], "view": "attention", "layer": 2, "point": 9, "head": 1}
     layer = page["attention"][2]
@@ -655,33 +647,32 @@ class OfPoints(torch.nn.Module):
         return self.layers[0](data.x)
 
 
+def run_script(page, tail=""):
+    """Run the script of a page with node, and return what it prints."""
+    script = (Path(viz.__file__).parent / "microscope.js").read_text()
+    command, given = ["node", "-e", f"{PROBE}\n{script}\n{tail}"], json.dumps(content(page)[1])
+    run = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_script_shows_large_clouds(tmp_path):
     """JavaScript accepts about 120,000 arguments of a function."""
     large = cloud(dim=2, points=130_000).apply(torch.Tensor.float)
-    page = viz.Microscope(OfPoints(), large, turns=2).save(tmp_path / "page.html")
-    code = tmp_path / "run.js"
-    code.write_text(f"{PROBE}\n{(Path(viz.__file__).parent / 'microscope.js').read_text()}")
-    given = json.dumps(content(page)[1])
-    run = subprocess.run(["node", str(code)], input=given, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    run_script(viz.Microscope(OfPoints(), large, turns=2).save(tmp_path / "page.html"))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_script_shows_what_python_computes(flat, tmp_path):
-    _, page = content(flat.save(tmp_path / "page.html"))
     asked = [
         {"view": "attention", "layer": 2, "point": 9, "frame": None, "keys": None, "head": None},
         {"view": "attention", "layer": 1, "point": 3, "frame": 2, "keys": 1, "head": 1},
         {"view": "rollout", "layer": 2, "point": 9, "frame": 1},
         {"view": "field", "layer": 1, "turn": 1, "frame": 2, "channel": 1},
     ]
-    script = (Path(viz.__file__).parent / "microscope.js").read_text()
-    code = tmp_path / "run.js"
-    code.write_text(f"{PROBE}\n{script}\nconst asked = {json.dumps(asked)};{ASKED}")
-    run = subprocess.run(["node", str(code)], input=json.dumps(page), capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    found, ranges = json.loads(run.stdout)
+    told = run_script(flat.save(tmp_path / "page.html"), f"const asked = {json.dumps(asked)};{ASKED}")
+    found, ranges = json.loads(told)
     shown = flat.fields(1)[..., 0]
     np.testing.assert_allclose(ranges[3], [shown.min(), shown.max()])
     np.testing.assert_allclose(found[0][0], flat.attention(9).sum(dim=1), atol=1e-4)
@@ -739,20 +730,6 @@ def test_pages_of_molecules_and_spheres(spatial, tmp_path):
     _, page = content(microscope.save(tmp_path / "b.html", "field"))
     assert page["sphere"]
     assert len(microscope.picture("attention").axes) > 2
-
-
-def test_a_suffix_in_capitals_means_the_same(spatial, tmp_path):
-    with Image.open(spatial.save(tmp_path / "a.GIF", "field")) as animation:
-        assert animation.n_frames == 3
-    assert spatial.save(tmp_path / "a.HTML").read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize("name", ["SE3Transformer", "TensorFieldNetwork"])
-def test_fields_of_steerable_networks_are_irreps(name):
-    network, data, *_ = MODELS[name]()
-    microscope = viz.Microscope(network.double(), data, turns=2)
-    assert microscope.field_layers == ("layers.0", "layers.1")
-    assert microscope.fields().shape[-1] == network.irreps.dim
 
 
 # --- errors and the command -----------------------------------------------------------------------------------------
@@ -814,27 +791,20 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
     assert "got AttentiveCNN without it; it has fields: use view 'field'" in capsys.readouterr().err
 
 
-def test_weights_move_to_other_points_without_the_distances_of_all_pairs(monkeypatch):
+def test_points_are_matched_without_the_distances_of_all_pairs(monkeypatch):
     torch.manual_seed(0)
     pos, flow = pixel_positions(8, 5, dtype=torch.float64), torch.rand(3, 40, 4, dtype=torch.float64)
     below = torch.cat([pos + torch.tensor([0.1, 0.0]), pos - torch.tensor([0.1, 0.0])])  # two are equally near
-    places = Places(point_clouds(below), None, 4)
-    whole, sizes, measure = _moved_to(places, pos, flow), [], torch.cdist
+    sizes, measure = [], torch.cdist
+    near = (measure(pos, below) < 0.2).double() / 2
     monkeypatch.setattr(_recording, "_PAIRS", 300)
     monkeypatch.setattr(torch, "cdist", lambda a, b: sizes.append(len(a) * len(b)) or measure(a, b))
-    torch.testing.assert_close(_moved_to(places, pos, flow), whole, rtol=1e-12, atol=0)
-    assert sum(sizes) == 40 * 80
-    assert max(sizes) <= 300
-    near = (measure(pos, below) < 0.2).double() / 2
-    torch.testing.assert_close(whole, torch.einsum("apf,pq->aqf", flow, near), rtol=1e-12, atol=0)
-
-
-def test_points_in_another_order_are_found_without_the_distances_of_all_pairs(monkeypatch):
-    torch.manual_seed(0)
-    pos = torch.randn(500, 3, dtype=torch.float64)
-    order = torch.randperm(500)
-    moved = pos[order] + 1e-5
+    found = _moved_to(Places(point_clouds(below), None, 4), pos, flow)
+    torch.testing.assert_close(found, torch.einsum("apf,pq->aqf", flow, near), rtol=1e-12, atol=0)
+    assert (sum(sizes), max(sizes) <= 300) == (40 * 80, True)
     monkeypatch.setattr(torch, "cdist", None)
+    order = torch.randperm(40)
+    moved = pos[order] + 1e-5
     assert torch.equal(_partners(moved, pos), order)
-    moved[7] += 1
+    moved[7] += 0.3
     assert _partners(moved, pos) is None

@@ -185,16 +185,6 @@ class TestArchives:
         with pytest.raises(ValueError, match=rf"data\.zip {message}"), Archive(path, refuse) as archive:
             archive.read(name)
 
-    def test_encrypted(self, tmp_path):
-        path = tmp_path / "data.zip"
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a", b"secret")
-        content = bytearray(path.read_bytes())
-        content[6] |= 1  # the encryption flag in both headers
-        content[content.index(b"PK\x01\x02") + 8] |= 1
-        path.write_bytes(content)
-        self.refused(path, r"has the encrypted member a: unpack the archive yourself")
-
     @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
     def test_other_methods(self, tmp_path, method):
         with zipfile.ZipFile(tmp_path / "data.zip", "w", method) as archive:

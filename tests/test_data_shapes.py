@@ -735,14 +735,6 @@ class TestScenes:
                 inner = data.normal[data.solid == number, 2].abs()
                 assert inner.max() > 0.9
 
-    def test_rotated_scenes(self):
-        plain, turned = (
-            ld.ProceduralScenes(size=2, points=16)[1],
-            ld.ProceduralScenes(size=2, points=16, rotate="SO3")[1],
-        )
-        torch.testing.assert_close(turned.pos, plain.pos @ turned.rotation[0].T, rtol=1e-5, atol=1e-6)
-        assert torch.equal(turned.y, plain.y)
-
     @pytest.mark.parametrize(
         ("change", "message"),
         [

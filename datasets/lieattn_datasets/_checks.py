@@ -198,9 +198,3 @@ def check_number(argument: str, value: float) -> None:
     """Raise ValueError, naming the argument, unless a value is a real number whose square is finite."""
     right = isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= _LARGEST
     require(right, argument, f"a number of at most {_LARGEST:g} in size", repr(value))
-
-
-def check_points(points: int) -> None:
-    """Raise ValueError unless a number of points is a positive integer."""
-    right = isinstance(points, Integral) and not isinstance(points, bool) and points >= 1
-    require(right, "points", "an integer of at least 1", repr(points))

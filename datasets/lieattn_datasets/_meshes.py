@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._checks import check_arguments, check_points, class_array, needs_extra, real_array, require
+from lieattn_datasets._checks import at_least_one, check_arguments, class_array, needs_extra, real_array, require
 from lieattn_datasets._files import portable_name
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
@@ -127,7 +127,8 @@ def sample_surface(
         Positions and the unit normals of their faces (right-handed with respect to the order of the corners), both
         float64 ``[points, 3]``.
     """
-    check_points(points)
+    check_arguments(sample_surface, locals())
+    at_least_one(points=points)
     if not isinstance(stream, np.random.RandomState):
         raise TypeError(f"stream: expected a numpy.random.RandomState, got {type(stream).__name__}")
     areas = face_areas(vertices, faces)

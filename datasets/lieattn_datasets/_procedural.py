@@ -8,7 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, check_points, require
+from lieattn_datasets._checks import at_least_one, check_arguments, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
@@ -224,7 +224,7 @@ class ProceduralScenes(ShapePoints):
 
 def _check_options(points: int, kinds: Sequence[str]) -> None:
     """Raise ValueError, naming the argument, before any shape is made."""
-    check_points(points)
+    at_least_one(points=points)
     require(kinds and set(kinds) <= set(SHAPE_CLASSES), "kinds", f"some of {SHAPE_CLASSES}", kinds)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, check_choice, check_points, real_array, require
+from lieattn_datasets._checks import at_least_one, check_arguments, check_choice, real_array, require
 from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._images import ImagePoints, data_to_image
@@ -44,7 +44,8 @@ def fibonacci_sphere(points: int) -> NDArray[np.float64]:
     NDArray
         Unit vectors, float64 ``[points, 3]``, from north to south.
     """
-    check_points(points)
+    check_arguments(fibonacci_sphere, locals())
+    at_least_one(points=points)
     index = np.arange(points)
     height = 1 - (2 * index + 1) / points
     angle = index * math.pi * (3 - math.sqrt(5))

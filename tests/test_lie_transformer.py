@@ -56,6 +56,7 @@ from lieattn.models.lie._network import SeenByFrames, SeenInCoordinates
 from lieattn.models.published import PublishedCoordinates, published_kernel, published_qm9, published_springs
 from lieattn.nn import (
     AttentiveConvolution,
+    BlockNorm,
     GroupAttention,
     LieBottleneck,
     LieConvolution,
@@ -340,8 +341,7 @@ def test_every_kind_of_coordinates_is_invariant(coordinates):
 # --- clouds ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["layer_pre", "layer_post", "batch_pre", "batch_post", "none"])
-@pytest.mark.parametrize("pool", ["mean", "max", "sum"])
+@pytest.mark.parametrize(("norm", "pool"), zip(get_args(BlockNorm), ["mean", "max", "sum", "mean", "max"], strict=True))
 def test_small_empty_and_coincident_clouds_are_finite(norm, pool):
     space = Euclidean(SE(2))
     model = network(

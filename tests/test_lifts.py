@@ -187,6 +187,17 @@ def test_elements_lie_over_their_points(space):
     assert torch.equal(frames, graph.elements[..., :dim, :dim])
 
 
+def test_gradients_flow_into_given_frames():
+    pos = random_points(SPACES["SE(3)"], 4)
+    algebra = torch.randn(4, 2, 3, generator=generator(5), dtype=F64, requires_grad=True)
+
+    def call(a):
+        frames = GivenFrames(SO(3).exp(a))
+        return coordinates_of(lift_to(pos, SPACES["SE(3)"], frames, AllPairs())).sin().sum()
+
+    assert torch.autograd.gradcheck(call, (algebra,))
+
+
 def test_far_from_the_origin_single_precision_keeps_differences():
     """Relative translations are computed from differences of points, not from products of large matrices."""
     pos = random_points(SPACES["SE(3)"]).float()

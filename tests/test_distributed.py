@@ -575,20 +575,6 @@ def test_the_command_in_three_processes_of_lightning_and_two_of_torchrun(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["first", "other"])
-def test_a_killed_process_ends_the_others(victim, tmp_path):
-    options = [*write_run(tmp_path, clouds=4000), "--trainer.devices", "3", "--last.every_n_train_steps", "2"]
-    process = start("-m", "lieattn", "fit", *options)
-    wait_for(tmp_path / "checkpoints/last.ckpt", process)
-    others = [pid for pid in members(process.pid) if pid != process.pid]
-    os.kill(process.pid if victim == "first" else others[0], signal.SIGKILL)
-    output = end_of(process)
-    assert process.returncode in (1, -signal.SIGKILL)
-    assert "Connection" in output
-    torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all(signum, tmp_path):
     options = [*write_run(tmp_path, clouds=4000), "--trainer.devices", "2", "--last.every_n_train_steps", "2"]

@@ -1428,28 +1428,11 @@ def test_options_are_nested_keys_or_objects(nested):
     options = {"Lifting": {"local": 0, "radial": 3}, "AttentionOptions": {"hidden": 4}, "Readout": {"kind": "vector"}}
     given = [value if nested else spec(f"models.{name}", **value) for name, value in options.items()]
     arguments = dict(zip(("lifting", "attention", "readout"), given, strict=True))
-    network = build(
-        nn.Module, spec("models.LieTransformer", frames=spec("geometry.PrincipalFrames"), **LIE, **arguments), "a"
-    )
+    frames = spec("geometry.FiniteFrames", group=spec("groups.tetrahedral"), pose=spec("geometry.PrincipalFrames"))
+    network = build(nn.Module, spec("models.LieTransformer", frames=frames, **LIE, **arguments), "a")
     assert network.lifting == Lifting(local=0, radial=3)
     assert network.kind == "vector"
-
-
-@pytest.mark.parametrize(
-    ("frames", "group"),
-    [
-        (spec("groups.octahedral"), "R^3 x| O"),
-        (spec("geometry.PrincipalFrames"), "SE(3)"),
-        (spec("geometry.SampledFrames", count=2), "R^3"),
-        (
-            spec("geometry.FiniteFrames", group=spec("groups.tetrahedral"), pose=spec("geometry.PrincipalFrames")),
-            "SE(3)",
-        ),
-        (spec("geometry.ScaleFrames", group=spec("groups.tetrahedral"), levels=2), "R^3 x| T"),
-    ],
-)
-def test_frames_from_configurations(frames, group):
-    assert build(nn.Module, spec("models.LieTransformer", frames=frames, **LIE), "a").symmetry.name == group
+    assert network.symmetry.name == "SE(3)"
 
 
 def test_groups_are_found_inside_of_other_modules():

@@ -5,10 +5,15 @@ a display and in threads. If matplotlib is not installed, the functions raise Im
 arguments and in degrees in the pictures.
 """
 
-from lieattn.viz._affine_filters import affine_maps, effective_filters
 from lieattn.viz._charts import accuracy_by_angle, comparison, error_curves, training_curves
 from lieattn.viz._draw import save
-from lieattn.viz._figures import attention_picture, attention_under_group, steerability
+from lieattn.viz._figures import (
+    affine_maps,
+    attention_picture,
+    attention_under_group,
+    effective_filters,
+    steerability,
+)
 from lieattn.viz._microscope import Microscope
 from lieattn.viz._observation import Turn
 

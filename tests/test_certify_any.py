@@ -20,9 +20,9 @@ from torch_geometric.utils import to_dense_batch
 import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._forces import conservation
 from lieattn.certify._moves import Move, degenerate, scrambled, transform
 from lieattn.certify._probe import Probe
+from lieattn.certify._rows import conservation
 from lieattn.certify._trace import record
 from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, Radius, pixel_positions

@@ -18,7 +18,6 @@ from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn.certify._causes import MOVED, diagnose, far_away, is_far, known_group, only_coarse
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._forces import conservation
 from lieattn.certify._moves import (
     Kind,
     Move,
@@ -34,6 +33,7 @@ from lieattn.certify._moves import (
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
 from lieattn.certify._rows import (
     Task,
+    conservation,
     continuity_rows,
     degenerate_rows,
     kinds_of_outputs,

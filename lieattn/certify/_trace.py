@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
-from lieattn.certify._moves import Move, moved
+from lieattn.certify._moves import Move, raster_motion, still
 from lieattn.certify._probe import Probe
-from lieattn.geometry import Raster, pixel_positions, point_clouds
+from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
 
 _MOST_ROWS = 4096  # tensors with more rows are only compared in their order
@@ -277,13 +277,9 @@ def _pixels(sides: tuple[int, ...], linear: Tensor) -> tuple[Tensor, tuple[int, 
 
     None is returned if the rotated pixels are not a raster.
     """
-    try:
-        raster, order = Raster.read(
-            point_clouds(moved(Data(pos=pixel_positions(*sides), grid=torch.tensor([sides])), linear))
-        )
-    except ValueError:
-        return None
-    return order, tuple(raster.sides)
+    image = Data(pos=pixel_positions(*sides), grid=torch.tensor([sides]))
+    found = raster_motion("", replace(still("", [image], len(linear)), linear=linear), [image])
+    return None if found is None or not found.orders or not found.grids else (found.orders[0], found.grids[0])
 
 
 def irreps_of(network: Callable[..., Any], linear: Tensor) -> dict[int, list[Callable[[Tensor], Tensor]]]:

@@ -222,9 +222,11 @@ class TestDigits:
         # published results depend on the split, so it must never change
         digest = hashlib.sha256(np.concatenate([part._indices for part in parts]).tobytes()).hexdigest()
         assert digest.startswith("83f81cac46ae72b7")
-        data = ld.Digits("all")[0]
-        assert data.x.shape == (64, 1)
-        assert data.x.max() == 15 / 16
+        every = ld.Digits("all")
+        content = every._images.tobytes() + every.labels.numpy().astype(np.uint8).tobytes()
+        assert hashlib.sha256(content).hexdigest().startswith("87ff0c9e40dc7e2c")  # and on scikit-learn's images
+        assert every[0].x.shape == (64, 1)
+        assert every[0].x.max() == 15 / 16
         with pytest.raises(ValueError, match="split: expected one of 'train', 'valid', 'test', 'all', got 'val'"):
             ld.Digits("val")
 

@@ -49,6 +49,17 @@ def test_coupling_coefficients_are_those_of_the_precision():
 
 
 @pytest.mark.parametrize("name", ["tfn", "se3"])
+def test_tensor_products_keep_their_precision_under_autocast(name):
+    network, data = (
+        model(name, dtype=torch.float32, kind="invariant", pool="mean"),
+        random_clouds(3, (5,), torch.float32),
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found = network(data)
+    torch.testing.assert_close(found, network(data))
+
+
+@pytest.mark.parametrize("name", ["tfn", "se3"])
 def test_points_closer_than_a_millionth_of_the_cutoff_have_no_direction(name):
     network, data = model(name), random_clouds(3, (5,))
 
@@ -59,6 +70,7 @@ def test_points_closer_than_a_millionth_of_the_cutoff_have_no_direction(name):
     assert relative_error(at(1e-7), at(0.0)) < 1e-9
     assert relative_error(at(2.4e-6), at(0.0)) < 1e-7
     assert relative_error(at(2.6e-6), at(0.0)) > 1e-4
+    assert relative_error(network(moved(data, random_rotation(3))), network(data)) < 1e-10  # at one place
 
 
 @pytest.mark.parametrize("name", ["tfn", "se3"])

@@ -249,6 +249,7 @@ CASES = [
             (GRAPH.to("meta"), "meta and cpu"),
         )
     ),
+    ("geometry.LiftedGraph.spread", TypeError, {"x": [None]}, "x", "NoneType"),
     ("geometry.LiftedGraph.astype", ValueError, {"dtype": [torch.int64]}),
     (lambda: pixel_positions(-1, 3), ValueError, {}, "height", "-1"),
     (lambda: pixel_positions(3, 3, dtype=torch.int64), ValueError, {}, "dtype", "torch.int64"),

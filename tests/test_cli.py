@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.metadata
 import inspect
 import os
 import re
@@ -309,14 +308,6 @@ def test_arguments_that_are_dropped_with_their_class_are_named(home, capsys, opt
     assert all(word in told for word in dropped)
 
 
-def test_predictions_need_weights(home, capsys):
-    assert main(["predict", "--config=run.yaml"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "lieattn predict: predict needs trained weights: use --ckpt_path best, last, or FILE\n"
-    )
-
-
 @pytest.mark.parametrize("option", ["--model.network.channels=3", "--model.optimizer=torch.optim.Adam"])
 def test_options_of_the_model_before_its_class(home, capsys, option):
     assert main(["fit", option, "--config=run.yaml"]) == 2
@@ -406,10 +397,6 @@ def test_cards_are_those_of_the_readme():
     sets = {name for name in listed if issubclass(getattr(lieattn_datasets, name), Dataset)}
     made_of = {"Clouds", "ImagePoints", "Molecules", "ShapePoints", "ChargedParticles"}
     assert sets - made_of == lieattn_datasets.CARDS.keys()
-
-
-def test_version():
-    assert lieattn.__version__ == importlib.metadata.version("lieattn")
 
 
 def test_notes_are_printed_once(capsys):

@@ -558,6 +558,14 @@ def test_pooled_frames_have_no_pairs(name):
         group_attention(None, None, signals[2], neighbors, pattern="pooled", terms=terms)
 
 
+def test_graphs_of_blocks_are_kept_for_few_rasters():
+    graphs = network(P4).graphs
+    for images in range(1, 8):
+        graph = graphs(Raster(images, (2, 3)), torch.device("cpu"))
+        assert graphs(Raster(images, (2, 3)), graph.device) is graph
+    assert len(graphs.known) <= 4
+
+
 def test_heads_of_stand_alone_attention_have_both_coordinates():
     for layer, heads in (("affine", 8), ("stand-alone", 4)):
         assert AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, channels=8).blocks[0].layer.heads == heads

@@ -889,3 +889,17 @@ def test_degenerate_neighborhoods_are_told_point_by_point():
     clouds, space = point_clouds(pos), Euclidean(SE(2))
     sites = Sites(clouds, lift(clouds, cyclic(1), Radius(9.0)).neighbors, space)
     assert PrincipalFrames(of="neighborhood").degenerate(sites).tolist() == [False] * 5 + [True]
+
+
+def test_values_are_printed_on_one_screen():
+    """The printed form omits the entries of tensors."""
+    graph = lift(torch.randn(30, 3), octahedral(), Radius(1.0))
+    assert repr(graph).startswith("LiftedGraph(points=30, dim=3, clouds=1, dtype=float32, device=cpu, fiber=24, edges=")
+    for value in (graph, graph.relative, graph.neighbors, graph.space, octahedral(), PrincipalFrames()):
+        assert "tensor" not in repr(value)
+        assert len(str(value)) < 200
+    network = GSANet(octahedral(), 1, 10, neighborhood=Radius(1.5))
+    first, *parts = str(network).splitlines()
+    total = sum(weight.numel() for weight in network.parameters())
+    assert first == f"GSANet: {total:,} parameters; {network.guarantee}"
+    assert sum(int(line.split()[-1].replace(",", "")) for line in parts) == total

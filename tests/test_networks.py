@@ -620,11 +620,19 @@ EXCEPT |= {
     "attentive_points_input".split()
 }
 EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}
+# A network of each class, for properties that do not depend on options.
+OF_CLASSES = set(
+    "framewise directions_bonds tfn se3_transformer distances gsa_images lie_principal lie_conv_thinned finite_se2 "
+    "stresses field_several attentive_cnn attentive_all_cnn attentive_resnet attentive_densenet affine rescaled "
+    "ensemble hamiltonian".split()
+)
 # Those of slow properties that run without being asked for.
 QUICK = {
+    "save": OF_CLASSES,
+    "repeats": OF_CLASSES,
     "compile": {"framewise", "distances", "directions", "affine_field"},
     "export": {"distances", "gsa_images"},
-    "continuity": {"framewise", "lie_finite", "finite_se2", "distances_vector"},
+    "continuity": {"framewise", "finite_se2", "distances_vector"},
 }
 
 

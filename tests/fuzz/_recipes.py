@@ -330,7 +330,7 @@ OWN: dict[str, dict[str, Any]] = {
         for method in ("attend", "responses", "checked")
     },
     **{f"nn.{name}.forward": {"x": ON_GRID[:, :, 0]} for name in ("GridAttentiveLifting", "GridLiftingConvolution")},
-    "nn.GroupConvolution": {"kernel": NetworkKernel(C4, 4, 3)},
+    **{f"nn.{name}GroupConvolution": {"kernel": NetworkKernel(C4, 4, 3)} for name in ("", "Attentive")},
     "nn.GroupSelfAttention": {"encoding": MLPEncoding(C4, 2), "pattern": "joint", "heads": 2},
     "nn.LieBlock": {"attention": LieSelfAttention(4, COORDINATES, heads=2)},
     "nn.PreNormBlock": {"attention": GroupSelfAttention(C4, 4, 4)},
@@ -427,6 +427,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train.random_clouds": {"kind": describe_input(BATCH), "number": 2, "seed": 0},
     "train.build": {"base": nn.Module, "spec": {"class_path": "torch.nn.Identity"}, "what": "network"},
     "train.read_yaml": {"expected": "settings"},
+    "train.parse_yaml": {"what": "settings", "text": "a: 1"},
     "train.named_outputs": {"outputs": torch.zeros(2), "name": "y"},
     "models.Symmetry.stated_by": {"network": gsa()},
     "certify.certify": {"network": gsa(), "data": [DATA, DATA]},

@@ -264,6 +264,9 @@ def test_plateau_of_errors_and_of_accuracies(mode, worse):
     assert rates([1.0, worse, worse]) == 0.25
     assert rates([worse, 1.0]) == 1.0
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    (loss,) = Plateau(loss=True).schedulers(optimizer, math.inf, 1, 1, ("val/quality", mode))
+    assert (loss["monitor"], loss["scheduler"].mode) == ("val/loss", "min")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     rise, _ = Plateau(warmup_epochs=1).schedulers(optimizer, math.inf, 2, 2, ("val/quality", mode))  # of two steps
     assert optimizer.param_groups[0]["lr"] == 0.5
     optimizer.step()

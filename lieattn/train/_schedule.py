@@ -134,8 +134,8 @@ class MultiStep(Schedule):
 class Plateau(Schedule):
     """Multiply the rate by ``gamma`` if the validation has not improved for more than ``patience`` epochs.
 
-    The task's :attr:`~lieattn.train.PointSetTask.monitor` is passed to torch's ``ReduceLROnPlateau``, with its default
-    threshold, at the end of each epoch that has a validation. ``lieattn compare`` has no epochs and refuses this
+    The result of the validation is passed to torch's ``ReduceLROnPlateau``, with its default threshold, at the end of
+    each epoch that has a validation. ``lieattn compare`` has no epochs and refuses this
     schedule.
 
     Parameters
@@ -146,14 +146,16 @@ class Plateau(Schedule):
         Factor, in (0, 1].
     warmup_epochs
         Length of a linear warm-up at the beginning; the rate rises in each step, as for :class:`WarmupCosine`.
+    loss
+        Whether the loss of the validation counts, and not the task's :attr:`~lieattn.train.PointSetTask.monitor`.
     """
 
-    def __init__(self, patience: int = 10, gamma: float = 0.1, warmup_epochs: float = 0) -> None:
+    def __init__(self, patience: int = 10, gamma: float = 0.1, warmup_epochs: float = 0, loss: bool = False) -> None:
         check_arguments(Plateau.__init__, locals())
         check_count("patience", patience, least=0)
         _check_gamma(gamma)
         _check_warmup(warmup_epochs)
-        self.patience, self.gamma, self.warmup_epochs = patience, gamma, warmup_epochs
+        self.patience, self.gamma, self.warmup_epochs, self.loss = patience, gamma, warmup_epochs, loss
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Return the share of the warm-up that is done; the factors from the validation are applied separately."""
@@ -168,6 +170,7 @@ class Plateau(Schedule):
         if warmup > 1:
             # LinearLR multiplies the present rate, so that both schedulers can change it.
             found.append({"scheduler": LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1), "interval": "step"})
+        monitor = ("val/loss", "min") if self.loss else monitor
         mode: Any = monitor[1]
         plateau = ReduceLROnPlateau(optimizer, mode, factor=self.gamma, patience=self.patience)
         # It follows the last batch and its validation; with interval "epoch" it would come after the checkpoint.

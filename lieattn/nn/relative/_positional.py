@@ -96,7 +96,8 @@ class KeyEncoding(RelativeFunction):
 
     All heads have the same encoding. The first of the ``channels`` of a head encode the displacement in the output
     frame. With a group, the other channels encode the frame h_a⁻¹ h_b (GSA-Nets, Eqs. 14 and 16, with the correction
-    that they depend on h_a⁻¹ h_b only).
+    that they depend on h_a⁻¹ h_b only). In these equations the encoding is added before the key map, so that each head
+    projects it; here, as in the authors' code, after it.
     """
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
@@ -148,7 +149,7 @@ class CoordinateEncoding(KeyEncoding):
         H for layers between fields, None for lifting; table of a :class:`FiberEncoding`.
     absolute
         Whether to encode the position of the key about the origin, h_a⁻¹ x_j / length. This is equivariant to H only:
-        translations change the output (GSA-Nets, Proposition 4.2).
+        translations change the output (GSA-Nets, Proposition 4.2). Eqs. 4 and 10 add the encoding to the query too.
     """
 
     def __init__(

@@ -109,6 +109,7 @@ LAYERS = {
     "lifting, mlp values": lifting(mlp(False, WIDTH)),
     "lifting, mean": lifting(normalize="mean"),
     "query sum": gsa("query_sum"),
+    "query sum, encoded features": gsa("query_sum", encoded="features"),
     "query sum, exp-mean": gsa("query_sum", normalize="exp-mean"),
     "joint": gsa("joint"),
     "joint, mlp": gsa("joint", mlp()),

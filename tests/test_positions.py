@@ -1,5 +1,7 @@
 """Positional encodings and equivariance: GSA-Nets, Propositions 4.1 and 4.2, and Definition 4.3."""
 
+import math
+
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
@@ -163,3 +165,29 @@ def test_tables_of_relative_frames_are_equivariant(group):
     tables = {"query": group.relative_index, "output": to_output_frame(group), "printed": printed}
     kept = {name: GSAOptions(frame_table=table).equivariant(group) for name, table in tables.items()}
     assert kept == {"query": True, "output": True, "printed": False}
+
+
+@pytest.mark.parametrize("lifts", [True, False])
+def test_encoded_features_are_the_printed_equations(lifts):
+    """Eqs. 14 and 16: the key map of a head acts on f + ρ, so that its bias is added once."""
+    group, made = cyclic(4), LiftingSelfAttention if lifts else GroupSelfAttention
+    layer = randomize(made(group, 6, 8, heads=2, head_channels=4, encoded="features")).to(F64)
+    graph = lift(torch.randn(5, 2, dtype=F64), group, Radius(1.5))
+    x = torch.randn(5, *(() if lifts else (4,)), 6, dtype=F64)
+    terms, near = layer.terms(x, graph), graph.neighbors
+    codes = layer.encoding(graph)
+    rho = codes.positional_key[slice(None) if codes.row is None else codes.row][:, :, 0]  # [edges, h, 6]
+    field = x[:, None] if lifts else x
+    pairs = 0 if lifts else codes.fiber_key[None, None, :, :, 0]  # [1, 1, g, m, 6]
+    keys = layer.key(field[near.source][:, None, None] + rho[:, :, None, None] + pairs).unflatten(-1, (2, 4))
+    query = layer.query(field)[near.target].unflatten(-1, (2, 4))
+    score = torch.einsum("eqnd,eoqmnd->eoqmn", query, keys) / math.sqrt(6)
+    weights = torch.zeros_like(score)
+    for point in range(5):
+        own = near.target == point
+        part = score[own].movedim(0, 2)  # [o, q, edges, m, heads]
+        weights[own] = part.flatten(2, 3).softmax(2).view_as(part).movedim(2, 0)
+    value = layer.value(field)[near.source].unflatten(-1, (2, 4))
+    summed = near.sum_to_targets(torch.einsum("eoqmn,emnd->eond", weights, value))
+    torch.testing.assert_close(layer(x, graph), layer.output(summed.flatten(2)), rtol=1e-10, atol=1e-10)
+    assert terms.positional_key.shape[2:] == (2, 4)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
+from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_choice, check_count, check_counts
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
@@ -49,6 +51,10 @@ class GroupSelfAttention(GroupAttention):
         Positional encoding; if absent, the network of GSA-Nets for each coordinate. With ``[]`` there is no encoding:
         the layer does not depend on positions, and on whole clouds it commutes with all permutations (GSA-Nets,
         Proposition 4.1).
+    encoded
+        ``"key"`` adds the encoding ρ to the keys, the same for all heads, as in the authors' code. ``"features"`` adds
+        it to the features before the key map, k(f + ρ), as Eqs. 5, 11, 14 and 16 print it, so that each head projects
+        it; the encoding then has ``in_channels``.
     in_channels, out_channels, heads, head_channels, pattern, normalize, dropout
         See :class:`GroupAttention` and above. The scores are divided by sqrt(in_channels), as in the authors' code.
     """
@@ -67,16 +73,19 @@ class GroupSelfAttention(GroupAttention):
         encoding: RelativeFunction | Sequence[RelativeFunction] | None = None,
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
+        encoded: Literal["key", "features"] = "key",
     ) -> None:
         check_arguments(GroupSelfAttention.__init__, locals())
         check_choice("pattern", pattern, ("query_sum",) if self.lifts else ("joint", "framewise", "query_sum"))
         finite, dim = (group, group.dim) if isinstance(group, FiniteGroup) else (None, group.group.dim)
         check_count("in_channels", in_channels)
         width = checked_head_channels(out_channels, heads, head_channels)
+        codes = width if encoded == "key" else in_channels
         if encoding is None and isinstance(group, HomogeneousSpace) and not self.lifts:
-            encoding = [CoordinateEncoding(dim, width), PerHeadMLP(heads, num_coordinates(group))]
+            encoding = [CoordinateEncoding(dim, codes), PerHeadMLP(heads, num_coordinates(group))]
         elif encoding is None:
-            encoding = CoordinateEncoding(dim, width, None if self.lifts else finite)
+            encoding = CoordinateEncoding(dim, codes, None if self.lifts else finite)
+        self.encoded = encoded
         super().__init__(
             in_channels,
             out_channels,
@@ -94,6 +103,17 @@ class GroupSelfAttention(GroupAttention):
 
     def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
         return nn.Linear(in_channels, out_channels)
+
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        terms = super()._terms(x, graph)
+        if self.encoded == "key":
+            return terms
+        weight = cast(nn.Linear, self.key).weight
+        with without_autocast(x.device):
+            names = ("positional_key", "fiber_key")
+            found = {name: code for name in names if (code := getattr(terms, name)) is not None}
+            codes: Any = {name: self._split(code[..., 0, :] @ weight.T) for name, code in found.items()}
+            return replace(terms, **codes)
 
 
 class LiftingSelfAttention(GroupSelfAttention):

@@ -59,6 +59,19 @@ class ScaleFrames:
         The ratio of adjacent scales, above 1; the number of scales; and the smallest scale, s_0.
     reach
         Largest difference \|l - k\| between the scales of a query and a key.
+
+    Examples
+    --------
+    Dilated squares have the same number of pixels on every scale, here 3 x 3 that are 1, 2 and 4 pixels apart:
+
+    >>> from lieattn.geometry import PixelSquare, pixel_positions
+    >>> from lieattn.groups import cyclic
+    >>> frames = ScaleFrames(cyclic(4), first=0.5, reach=0)
+    >>> graph = lift(pixel_positions(9, 9), frames, PixelSquare(3, dilation=2))
+    >>> center = graph.neighbors.target // 3 == 40
+    >>> steps = (graph.pos[graph.neighbors.source] - graph.pos[graph.neighbors.target])[center, 0]
+    >>> steps.unique().tolist()
+    [-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0]
     """
 
     group: FiniteGroup

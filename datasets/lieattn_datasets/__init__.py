@@ -3,7 +3,7 @@
 The package does not depend on ``lieattn``: any library that accepts a ``torch_geometric.data.Data`` can use it.
 """
 
-from lieattn_datasets._cards import CARDS, Card
+from lieattn_datasets._cards import Card
 from lieattn_datasets._clouds import Clouds
 from lieattn_datasets._image_folder import ImageFolder
 from lieattn_datasets._image_transforms import (
@@ -47,7 +47,6 @@ from lieattn_datasets._wind import WindOnSphere, wind_vectors
 from lieattn_datasets._xtb import SMALL_MOLECULES, GFN2Labels, GFN2Molecules, embed_molecule, label_gfn2
 
 __all__ = [
-    "CARDS",
     "CIFAR10",
     "CIFAR100",
     "MD17_MOLECULES",

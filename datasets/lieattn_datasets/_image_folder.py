@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, needs_extra, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import files_below, listed
@@ -67,6 +68,8 @@ class ImageFolder(ImagePoints):
         If there are other files, if images are damaged or have more pixels than Pillow allows (the message names them),
         if images have several sizes and ``size`` is None, or if an argument is out of range.
     """
+
+    card = Card("your own images", "those of your files", "all PNG and JPEG images in the folder")
 
     def __init__(
         self,

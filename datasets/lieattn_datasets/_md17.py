@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, check_choice, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
@@ -151,6 +152,12 @@ class RMD17(_Trajectory):
         Root mean square of the components of the training forces.
     """
 
+    card = Card(
+        "A. Christensen, O. A. von Lilienfeld",
+        "CC0",
+        "100,000 frames (azobenzene 99,988) of each of ten molecules of 9 to 24 atoms",
+    )
+
     def __init__(
         self,
         root: str | Path,
@@ -187,6 +194,8 @@ class RMD17Subset(_Trajectory):
         Whether to compare the digest of the file. If False, any file in the same format is read; the first half of its
         frames is for training and the second for testing.
     """
+
+    card = Card("A. Christensen, O. A. von Lilienfeld", "CC0", "1,000 + 1,000 frames of each of ten molecules")
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, needs_extra
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
@@ -97,6 +98,12 @@ class Digits(ImagePoints):
         Function that is applied to each new ``Data``.
     """
 
+    card = Card(
+        "part of scikit-learn",
+        "CC BY 4.0 (UCI)",
+        "1,797 images, 8 x 8, one channel, values 0 .. 16 (scaled to [0, 1]), 10 classes",
+    )
+
     def __init__(self, split: SplitOrAll = "train", *, transform: Transform | None = None) -> None:
         check_arguments(Digits.__init__, locals())
         with needs_extra("Digits", "data"):
@@ -179,6 +186,12 @@ class MNIST(_IdxImages):
         Function that is applied to each new ``Data``.
     """
 
+    card = Card(
+        '"The MNIST database of handwritten digits", Y. LeCun, C. Cortes, C. Burges',
+        "CC BY-SA 3.0",
+        "60,000 + 10,000 images, 28 x 28, one channel, uint8, 10 classes",
+    )
+
     _release = _MNIST
 
     def _read(self, root: str | Path, part: str, verify: bool, download: bool) -> Read:
@@ -202,6 +215,12 @@ class FashionMNIST(_IdxImages):
         As for :class:`MNIST`; files are downloaded into ``FashionMNIST/raw``.
     """
 
+    card = Card(
+        "H. Xiao, K. Rasul, R. Vollgraf, 2017, repository zalandoresearch/fashion-mnist",
+        "MIT",
+        "60,000 + 10,000 images, 28 x 28, one channel, uint8, 10 classes",
+    )
+
     _release = _FASHION
 
 
@@ -222,6 +241,8 @@ class FashionMNIST900(NpzImages):
     transform
         Function that is applied to each new ``Data``.
     """
+
+    card = Card("Fashion-MNIST, 90 images per class", "MIT", "900 images, 28 x 28, one channel, uint8, 10 classes")
 
     _release, _counts, _format = FASHION900, {"": 900}, (10, 1)
 
@@ -270,6 +291,12 @@ class RotatedMNIST(OfficialImages):
     transform
         Function that is applied to each new ``Data``.
     """
+
+    card = Card(
+        "H. Larochelle, D. Erhan, A. Courville, J. Bergstra, Y. Bengio",
+        "none stated; derived from MNIST",
+        "12,000 + 50,000 images, 28 x 28, one channel, intensities in [0, 1]",
+    )
 
     _release, _format = _ROTATED, (10, 1)
     _counts: ClassVar[dict[str, int]] = {"train": _TRAIN_AND_VALID, "test": 50_000}
@@ -350,6 +377,12 @@ class RotatedMNISTRecipe(NpzImages):
     verify, transform
         As for :class:`FashionMNIST900`.
     """
+
+    card = Card(
+        "made from MNIST by the recipe in the class's documentation",
+        "CC BY-SA 3.0 (derived from MNIST)",
+        "10,000 / 2,000 / 50,000 images",
+    )
 
     _release, _format = RECIPE, (10, 1)
     _counts: ClassVar[dict[str, int]] = {"train": 10_000, "valid": 2_000, "test": 50_000}

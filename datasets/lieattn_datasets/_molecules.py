@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import (
     at_least_one,
     check_arguments,
@@ -248,6 +249,8 @@ class ExtendedXYZ(Molecules):
         If the file is damaged or incomplete, only some frames have an energy, a charge or a spin, no frame has one of
         the ``keys``, an element has no reference because no training frame contains it, or an argument is out of range.
     """
+
+    card = Card("frames of ase, or an extended XYZ file", "those of your files", "all frames of the file")
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import (
     at_least_one,
     check_arguments,
@@ -131,6 +132,8 @@ class NBody(ChargedParticles):
         Function that is applied to each new ``Data``.
     """
 
+    card = Card("simulated", "no rights reserved", "7,000 systems of 5 particles at times 0 .. 5")
+
     def __init__(
         self,
         root: str | Path,
@@ -182,6 +185,8 @@ class NBodySimulated(ChargedParticles):
         Times of input and target, multiples of 0.001.
     """
 
+    card = NBody.card
+
     def __init__(
         self,
         split: Split = "train",
@@ -218,6 +223,8 @@ class NBodyTrajectories(Clouds):
     root, verify, transform
         As for :class:`NBody`.
     """
+
+    card = Card("simulated", "no rights reserved", "50 systems of 5 particles at 51 times, 0 .. 5")
 
     vectors: tuple[str, ...] = ("pos", "vel", "y")
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, needs_extra
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
@@ -87,6 +88,12 @@ class CIFAR10(OfficialImages):
         Function that is applied to each new ``Data``.
     """
 
+    card = Card(
+        'A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009',
+        "no license stated; citation requested",
+        "50,000 + 10,000 images, 32 x 32, RGB, uint8, 10 or 100 (fine) classes",
+    )
+
     _release, _counts = _CIFAR10, {"train": 50_000, "test": 10_000}
     _format = 10, 3
     _batches: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -132,6 +139,8 @@ class CIFAR100(CIFAR10):
         As for :class:`CIFAR10`; files are downloaded into ``cifar-100-binary``.
     """
 
+    card = CIFAR10.card
+
     _release = _CIFAR100
     _format = 100, 3
     _batches: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}
@@ -151,6 +160,12 @@ class CIFAR10Subset(NpzImages):
     verify, transform
         As for :class:`FashionMNIST900`.
     """
+
+    card = Card(
+        "CIFAR-10",
+        "research use; not to be redistributed with a package",
+        "its first 2,000 training and first 1,000 test images",
+    )
 
     _release, _format, _shape = CIFAR_SUBSET, (10, 3), (32, 32, 3)
     _counts: ClassVar[dict[str, int]] = {"train": 2_000, "test": 1_000}
@@ -193,6 +208,12 @@ class PatchCamelyon(OfficialImages):
     transform
         Function that is applied to each new ``Data``.
     """
+
+    card = Card(
+        "repository basveeling/pcam, Zenodo record 2546921; from Camelyon16",
+        "CC0",
+        "262,144 / 32,768 / 32,768 patches, 96 x 96, RGB, uint8, 2 classes",
+    )
 
     _release, _format = _PCAM, (2, 3)
     _counts: ClassVar[dict[str, int]] = {"train": 262_144, "valid": 32_768, "test": 32_768}

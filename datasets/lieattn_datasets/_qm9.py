@@ -9,6 +9,7 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
@@ -119,6 +120,12 @@ class QM9(_Quantities):
         Function that is applied to each new ``Data``, for example :class:`MoleculeFeatures`.
     """
 
+    card = Card(
+        "R. Ramakrishnan, P. Dral, M. Rupp, O. A. von Lilienfeld, Scientific Data 1, 140022 (2014)",
+        "CC0",
+        "130,831 molecules of H, C, N, O, F, up to 29 atoms",
+    )
+
     _known = TARGETS
 
     def __init__(
@@ -192,6 +199,8 @@ class QM9Subset(_Subset):
         Whether to compare the digest of the file. If False, any file in the same format is read.
     """
 
+    card = Card("a sample of QM9", "CC0", "14,308 molecules, 258,945 atoms, H, C, N, O")
+
     _known = TARGETS
 
     def _describe(
@@ -243,6 +252,8 @@ class QM9GFN2(_Subset):
     transform
         As for :class:`QM9Subset`.
     """
+
+    card = Card("GFN2-xTB single points (tblite 0.8.0, accuracy 0.01)", "no rights reserved", "those of `QM9Subset`")
 
     vectors: tuple[str, ...] = ("pos", "dipole", "force")
     tensors: tuple[str, ...] = ("quadrupole", "polarizability")

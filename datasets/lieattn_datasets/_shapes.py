@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import (
     at_least_one,
     check_arguments,
@@ -168,6 +169,12 @@ class ModelNet10Tiny(ShapePoints):
         Whether to compare the digest. If False, any file in the same format is read.
     """
 
+    card = Card(
+        "ModelNet10, voxels of 30 x 30 x 30",
+        "academic research; not to be redistributed",
+        "400 + 200 shapes, 512 surface voxels each, 10 classes, no normals",
+    )
+
     def __init__(
         self,
         root: str | Path,
@@ -229,6 +236,12 @@ class AdrenalMNIST3D(ShapePoints):
     verify
         Whether to compare the digest. If False, any file in the same format is read.
     """
+
+    card = Card(
+        'J. Yang et al., "MedMNIST v2", Scientific Data 2023',
+        "CC BY 4.0",
+        "1,584 binary masks of 28 x 28 x 28, 2 classes",
+    )
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, check_choice, real_array, require
 from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
 from lieattn_datasets._files import Release
@@ -119,6 +120,12 @@ class SphericalImages(Clouds):
         Function that is applied to each new ``Data``.
     """
 
+    card = Card(
+        "MNIST digits by stereographic projection onto the sphere",
+        "CC BY-SA 3.0 (derived from MNIST)",
+        "60 x 60 points (latitude x longitude)",
+    )
+
     def __init__(
         self,
         images: ImagePoints,
@@ -188,6 +195,8 @@ class SphericalMNIST(LabeledClouds):
     verify, transform
         As for :class:`FashionMNIST900`.
     """
+
+    card = SphericalImages.card
 
     num_classes = 10
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
 from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
@@ -70,6 +71,12 @@ class Constellation(LabeledClouds):
     seed
         Non-negative integer. The constellations before the motion depend only on the seed.
     """
+
+    card = Card(
+        "generated, following LieTransformer",
+        "no rights reserved",
+        "10,000 / 1,000 / 1,000 or any other sizes, 3 to 34 points",
+    )
 
     patterns = tuple(_PATTERNS)
 
@@ -170,6 +177,12 @@ class Springs(Clouds):
     transform
         Function that is applied to each new ``Data``.
     """
+
+    card = Card(
+        "simulated, following LieConv and LieTransformer",
+        "no rights reserved",
+        "3,000 / 2,000 / 2,000 or any other sizes",
+    )
 
     vectors: tuple[str, ...] = ("pos", "momentum", "y")
 

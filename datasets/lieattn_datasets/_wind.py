@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release
@@ -88,6 +89,12 @@ class WindOnSphere(Clouds):
     scale : float
         Root mean square speed over the sphere in the training months, in m/s.
     """
+
+    card = Card(
+        "NCEP reanalysis, long-term monthly means of the wind at 200 hPa",
+        "US government data; repository MIT",
+        "12 months on 73 x 144 points every 2.5 degrees",
+    )
 
     vectors: tuple[str, ...] = ("pos", "wind", "y", "east", "sun", "sun_change", "interpolated")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, check_number, needs_extra, require
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import listed
@@ -105,6 +106,8 @@ class GFN2Molecules(Molecules):
         If SMILES cannot be parsed or embedded (the message lists them, and nothing is computed), one cannot be computed
         or has a force above 200 eV/angstrom, there are too few for the split, or an argument is out of range.
     """
+
+    card = Card("generated from SMILES with rdkit", "no rights reserved", "81 molecules of H, C, N, O, F")
 
     vectors: tuple[str, ...] = ("pos", "force", "dipole")
 

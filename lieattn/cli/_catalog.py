@@ -88,7 +88,7 @@ def _datasets(module: ModuleType) -> Iterator[tuple[str, list[str]]]:
     for name, kind in _classes(module, Dataset):
         known = inspect.signature(kind).parameters
         needs = " Can be downloaded." if "download" in known else " Reads files in `root`." if "root" in known else ""
-        card = getattr(module, "CARDS", {}).get(name)
+        card = vars(kind).get("card")
         origin = [f"Source: {card.source}. Terms: {card.terms}. Size: {card.size}."] if card else []
         yield name, [f"{_plain(_first(kind))}{needs}", *origin]
 

@@ -236,8 +236,12 @@ def test_start_does_not_depend_on_rounding():
 @torch.no_grad()
 @pytest.mark.parametrize(("preset", "side"), [(GSANet.rot_mnist, 24), (GSANet.cifar10, 16), (GSANet.pcam, 56)])
 def test_presets_start_as_if_guessing(preset, side):
-    model = preset(trivial(2), size=3).eval()
-    paper = preset(trivial(2), size=3, options=replace(model.options, init="paper")).eval()
+    """With balanced weights; those for CIFAR-10 and PCam start as in the paper by default."""
+    chosen = preset(trivial(2), size=3).options
+    assert chosen.init == ("balanced" if preset == GSANet.rot_mnist else "paper")
+    model, paper = (
+        preset(trivial(2), size=3, options=replace(chosen, init=init)).eval() for init in ("balanced", "paper")
+    )
     batch = images(2, side, side, model.in_channels)
     outputs = model(batch)
     assert (outputs.logsumexp(1) - outputs.mean(1)).max() < math.log(outputs.shape[1]) + 0.5

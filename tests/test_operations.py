@@ -96,7 +96,8 @@ def test_kernels_count_as_plain_maths(pattern, terms, normalize):
             fused = explain(*operands, near, **options).backend
             found[name] = fused, count_operations(step)
     if pattern == "query_sum" and normalize == "none":  # has no kernel
-        assert found["numba"] == found["plain"]
+        assert found["numba"][0] in ("plain", "scatter")
+        assert found["numba"][1] == found["plain"][1]
         return
     assert (found["numba"][0], found["plain"][0]) == ("numba", "plain")
     assert found["numba"][1] == found["plain"][1] > 2 * edges * FIBER * HEADS * DIM

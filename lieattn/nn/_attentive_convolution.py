@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -16,22 +15,17 @@ from lieattn._core.checks import (
     check_broadcast,
     check_choice,
     check_count,
-    check_features,
-    check_field,
     check_flag,
-    check_graph,
     check_tensor,
 )
 from lieattn._core.contexts import recomputed
 from lieattn._core.numerics import attention_of
 from lieattn.geometry import AllPairs, LiftedGraph, lift
 from lieattn.io import TiedWeights
-from lieattn.nn._attention import spread_features
-from lieattn.nn._convolution import GroupConvolution
+from lieattn.nn._convolution import GroupConvolution, input_of
 from lieattn.nn._grid import checked_measure
-from lieattn.nn._grid_attention import ChannelGate
+from lieattn.nn._grid_attention import ChannelGate, with_random_weights
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
-from lieattn.nn.relative._base import check_lifted_to
 from lieattn.nn.relative._kernels import to_targets
 from lieattn.ops import AttentionMaps, tied_linear
 
@@ -149,13 +143,7 @@ class AttentiveGroupConvolution(TiedWeights):
         """
         check_flag(return_maps=return_maps)
         kernel = self.kernel
-        check_features(x, next(kernel.parameters()))
-        check_graph(graph, LiftedGraph, x)
-        if kernel.lifting:
-            x = spread_features(x, graph, kernel.in_channels)
-        else:
-            check_lifted_to(graph, self.group)
-            x = check_field(x, graph, kernel.in_channels)
+        x = input_of(kernel, x, graph)
         local = graph if graph.local is None else graph.local
         maps: AttentionMaps | None
         if self.gate is not None:
@@ -323,10 +311,7 @@ def _check_moves_along(kernel: ConvolutionKernel, attention: Operator) -> None:
     """Raise an error unless the maps of a user's operator move with random responses, for random parameters."""
     group, order = kernel.group, kernel.group.order
     generator = torch.Generator().manual_seed(0)
-    if isinstance(attention, nn.Module):
-        attention = copy.deepcopy(attention).to("cpu", torch.float64).eval()
-        for parameter in attention.parameters():
-            nn.init.normal_(parameter, generator=generator)
+    attention = with_random_weights(attention, generator)
     shape = (_POINTS, order, kernel.poses, kernel.out_channels, kernel.in_channels)
     pos, responses = (
         torch.randn(size, generator=generator, dtype=torch.float64) for size in ((_POINTS, group.dim), shape)

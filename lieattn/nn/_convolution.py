@@ -40,6 +40,19 @@ from lieattn.ops import Activation, RelativeTerms, edge_messages, group_attentio
 _SHARP = 1000.0  # a score for which softmax gives the weights 1, and 0 for scores of 0, in every dtype
 
 
+def input_of(kernel: ConvolutionKernel, x: Tensor, graph: LiftedGraph) -> Tensor:
+    """Return features ``[points, in]``, with a fiber of 1, or a field ``[points, fiber, in]``, for a convolution.
+
+    ValueError is raised if the shape is wrong, or the graph is not lifted to the group of the kernel.
+    """
+    check_features(x, next(kernel.parameters()))
+    check_graph(graph, LiftedGraph, x)
+    if kernel.lifting:
+        return spread_features(x, graph, kernel.in_channels)
+    check_lifted_to(graph, kernel.group)
+    return check_field(x, graph, kernel.in_channels)
+
+
 class GroupConvolution(TiedWeights):
     r"""Lifting or group convolution on point clouds, ``layer(x, graph) -> x``.
 
@@ -90,15 +103,7 @@ class GroupConvolution(TiedWeights):
 
         ValueError is raised if the shape is wrong, or the graph is not lifted to the group of the kernel.
         """
-        kernel = self.kernel
-        check_features(x, next(kernel.parameters()))
-        check_graph(graph, LiftedGraph, x)
-        if kernel.lifting:
-            x = spread_features(x, graph, kernel.in_channels)
-        else:
-            check_lifted_to(graph, self.group)
-            x = check_field(x, graph, kernel.in_channels)
-        summed = kernel.convolve(x, graph)
+        summed = self.kernel.convolve(input_of(self.kernel, x, graph), graph)
         if self.reduction == "mean":
             summed = summed / graph.degree.clamp(min=1).to(summed.dtype)[:, None, None]
         return self.measure * summed

@@ -6,7 +6,7 @@ import abc
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -43,6 +43,7 @@ from lieattn.ops import AttentionMaps, attentive_convolution, convolution_respon
 
 Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]
+T = TypeVar("T", bound=Callable[..., Tensor])
 AttentionOperator = Callable[[Tensor], Tensor]
 
 _SIDE = 5  # side of the random responses on which user-defined operators are checked
@@ -173,14 +174,21 @@ class _Attentive(GridConvolution):
         )
 
 
+def with_random_weights(operator: T, generator: torch.Generator) -> T:
+    """Return a copy of a module in float64 with random parameters; another function is returned as it is."""
+    if not isinstance(operator, nn.Module):
+        return operator
+    made = copy.deepcopy(operator).to("cpu", torch.float64).eval()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return made
+
+
 def _check_moves_along(layer: GridConvolution, attention: AttentionOperator) -> None:
     """Raise an error unless the maps of a user-defined operator move with random responses, for random parameters."""
     group, order = layer.group, layer.group.order
     generator = torch.Generator().manual_seed(0)
-    if isinstance(attention, nn.Module):
-        attention = copy.deepcopy(attention).to("cpu", torch.float64).eval()
-        for parameter in attention.parameters():
-            nn.init.normal_(parameter, generator=generator)
+    attention = with_random_weights(attention, generator)
     fiber = 1 if layer.lifting else order
     shape = (2, layer.out_channels, order, layer.in_channels, fiber, *[_SIDE] * group.dim)
     responses = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")

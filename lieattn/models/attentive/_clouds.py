@@ -43,8 +43,6 @@ class AttentiveNet(LiftedNetwork):
         Channels per frame, and number of convolutions, with the lifting.
     attention
         Attention of every convolution, as for :class:`AttentiveCNN`; ``"none"`` for group convolutions.
-    reduction
-        The hidden width of channel attention is channels / reduction; in the first layer it is in_channels.
     hidden
         Hidden units of the kernels.
     dropout, pool
@@ -77,7 +75,6 @@ class AttentiveNet(LiftedNetwork):
         channels: int = 12,
         layers: int = 3,
         attention: AttentionKind = "full",
-        reduction: int = 2,
         hidden: int = 12,
         dropout: float = 0.0,
         pool: Pooling = "mean",
@@ -86,19 +83,18 @@ class AttentiveNet(LiftedNetwork):
         check_arguments(AttentiveNet.__init__, locals())
         super().__init__(frames, in_channels, neighborhood, None, vector_inputs)
         check_choice("attention", attention, get_args(AttentionKind))
-        check_counts(out_channels=out_channels, channels=channels, layers=layers, reduction=reduction, hidden=hidden)
+        check_counts(out_channels=out_channels, channels=channels, layers=layers, hidden=hidden)
         check_dropout("dropout", dropout)
         self.group = frames if isinstance(frames, FiniteGroup) else frames.group
         self.local, self.attention, self.dropout = local, attention, dropout
-        narrower = max(1, channels // reduction)
-        self.lifting = self._convolution(self.in_channels, channels, self.in_channels, hidden, lifting=True)
-        self.blocks = nn.ModuleList(self._convolution(channels, channels, narrower, hidden) for _ in range(layers - 1))
+        self.lifting = self._convolution(self.in_channels, channels, hidden, lifting=True)
+        self.blocks = nn.ModuleList(self._convolution(channels, channels, hidden) for _ in range(layers - 1))
         self.norms = nn.ModuleList(PointBatchNorm(channels) for _ in range(layers))
         self.vectors = VectorEmbedding(self.vector_inputs, self.group.dim, channels)
         self.head = InvariantHead(channels, out_channels, readout="point_first", pool=pool, activation="relu")
 
     def _convolution(
-        self, inputs: int, outputs: int, narrower: int, hidden: int, *, lifting: bool = False
+        self, inputs: int, outputs: int, hidden: int, *, lifting: bool = False
     ) -> GroupConvolution | AttentiveGroupConvolution:
         kernel = NetworkKernel(self.group, inputs, outputs, hidden=hidden, lifting=lifting)
         if self.attention == "none":
@@ -107,9 +103,7 @@ class AttentiveNet(LiftedNetwork):
         if self.attention in ("full", "spatial", "input"):
             maps = 1 if self.attention == "input" else outputs
             wide = NetworkKernel(self.group, 2, maps, hidden=hidden, lifting=lifting)
-        return AttentiveGroupConvolution(
-            kernel, attention=self.attention, hidden=narrower, spatial=wide, reduction="mean"
-        )
+        return AttentiveGroupConvolution(kernel, attention=self.attention, spatial=wide, reduction="mean")
 
     @property
     def jumps(self) -> tuple[str, ...]:

@@ -1149,3 +1149,30 @@ def test_published_coordinates_of_half_turns_do_not_depend_on_rounding(conventio
         found = chart(lift(group.act(h, pos), group, AllPairs(), space))
         order = group.permutation(int(group.inverse_index[h]))
         assert (found[:, order][:, :, order] - expected).abs().max() < 1e-12
+
+
+def test_vectors_on_the_sphere_are_tangent():
+    """Those of points, after all layers; inputs, such as the direction of the sun, need not be."""
+    network = randomize(
+        LieTransformer(
+            1,
+            1,
+            space=Sphere(),
+            frames=Principal("neighborhood"),
+            neighborhood=Radius(1.5),
+            channels=8,
+            layers=1,
+            heads=2,
+            vector_inputs=("wind",),
+            readout=Readout(kind="vector", pool="none"),
+        ).double()
+    )
+    pos = torch.nn.functional.normalize(torch.randn(9, 3, dtype=torch.float64), dim=1)
+    wind = torch.randn(9, 3, dtype=torch.float64)
+    cloud = Data(x=torch.rand(9, 1), pos=pos, wind=wind)
+    out = network(cloud)
+    assert out.norm() > 1e-3
+    assert (out * pos).sum(1).abs().max() < 1e-14 * out.abs().max()
+    turn = SO(3).draw((), torch.Generator().manual_seed(0)).double()
+    turned = network(Data(x=cloud.x, pos=pos @ turn.T, wind=wind @ turn.T))
+    torch.testing.assert_close(turned, out @ turn.T, atol=1e-10, rtol=0)

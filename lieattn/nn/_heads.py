@@ -169,6 +169,8 @@ class FieldHead(Recorded, nn.Module):
 class VectorHead(FieldHead):
     """Head for vectors ``[points | clouds, outputs, dim]``, or ``[points | clouds, dim]`` if ``outputs`` is 1.
 
+    Vectors at points of a sphere are tangent to it: their normal part is removed.
+
     **Equivariance.** If the field is translated by h in H, the vectors are multiplied by h.
 
     Parameters
@@ -187,8 +189,10 @@ class VectorHead(FieldHead):
 
     def forward(self, x: Float[Tensor, "points fiber channels"], graph: FrameMatrices) -> Float[Tensor, "rows ..."]:
         """Map a field ``[points, fiber, in_channels]`` to vectors."""
-        vectors = super().forward(x, graph)
-        return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))
+        vectors = super().forward(x, graph).unflatten(1, (self.outputs, self.dim))
+        if self.cloud_pool is None and isinstance(graph, LiftedGraph):
+            vectors = graph.space.tangent(graph.pos, vectors)
+        return vectors[:, 0] if self.outputs == 1 else vectors
 
 
 class DipoleHead(Recorded, nn.Module):

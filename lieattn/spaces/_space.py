@@ -91,6 +91,12 @@ class HomogeneousSpace:
         """Return the invariants ``[*, num_invariants]``, which are equal for x and g x and differ between orbits."""
         return x[..., :0]
 
+    def tangent(
+        self, x: Float[Tensor, "*batch {self.dim}"], vectors: Float[Tensor, "*batch count n"]
+    ) -> Float[Tensor, "*batch count n"]:
+        """Return the tangent parts of vectors ``[*, count, n]`` at points ``[*, dim]``; in R^d all of them."""
+        return vectors
+
     # --- lifting --------------------------------------------------------------------------------------------------
 
     def section(self, x: Float[Tensor, "*batch {self.dim}"]) -> Float[Tensor, "*batch n n"]:
@@ -201,6 +207,10 @@ class Sphere(HomogeneousSpace):
 
     def embed(self, h: Tensor) -> Tensor:
         return about_first_axis(h)
+
+    def tangent(self, x: Tensor, vectors: Tensor) -> Tensor:
+        normal = x.to(vectors.dtype)[..., None, :]
+        return vectors - (vectors * normal).sum(-1, keepdim=True) * normal
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
         return {"it is not a unit vector; divide by its length": not_unit(x)}

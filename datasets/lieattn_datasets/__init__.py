@@ -3,8 +3,7 @@
 The package does not depend on ``lieattn``: any library that accepts a ``torch_geometric.data.Data`` can use it.
 """
 
-from lieattn_datasets._cards import Card
-from lieattn_datasets._clouds import Clouds
+from lieattn_datasets._clouds import Card, Clouds
 from lieattn_datasets._image_folder import ImageFolder
 from lieattn_datasets._image_transforms import (
     AveragePixels,

@@ -5,7 +5,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +18,14 @@ from lieattn_datasets._checks import check_arguments
 
 # Transforms return Data. With that annotation, jsonargparse would expect a factory of Data in configuration files.
 Transform = Callable[[Data], Any]
+
+
+class Card(NamedTuple):
+    """Source, terms (license) and size of a data set; each has one as ``card``. The README has the details."""
+
+    source: str
+    terms: str
+    size: str
 
 
 class Clouds(Dataset[Data]):

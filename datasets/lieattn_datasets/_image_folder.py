@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, needs_extra, require
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._files import files_below, listed
 from lieattn_datasets._images import ImagePoints
 from lieattn_datasets._splits import SplitOrAll, progress, seeded

@@ -10,9 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, needs_extra
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import MOST_BYTES, Archive, Release
 from lieattn_datasets._images import ImagePoints, NpzImages, OfficialImages, Read, read_npz_images

@@ -12,9 +12,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, require
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Archive, Release, files_below, is_hidden, listed, portable_name
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface

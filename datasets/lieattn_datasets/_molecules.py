@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import (
     at_least_one,
     check_arguments,
@@ -23,7 +22,7 @@ from lieattn_datasets._checks import (
     real_array,
     require,
 )
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._frames import describe_frames
 from lieattn_datasets._splits import SplitOrAll, seeded
 from lieattn_datasets._transforms import Configured

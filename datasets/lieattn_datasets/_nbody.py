@@ -7,7 +7,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import (
     at_least_one,
     check_arguments,
@@ -17,7 +16,7 @@ from lieattn_datasets._checks import (
     require,
     shapes_of,
 )
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, progress, split_size
 

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments, needs_extra
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import MOST_BYTES, Release
 from lieattn_datasets._images import NpzImages, OfficialImages, Read

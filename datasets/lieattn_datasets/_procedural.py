@@ -8,9 +8,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, require
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, progress, split_size

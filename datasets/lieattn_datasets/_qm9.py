@@ -9,9 +9,8 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import check_arguments
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import LARGEST, Release, read_text, within_bounds
 from lieattn_datasets._molecules import Molecules, check_atoms

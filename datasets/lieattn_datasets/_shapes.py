@@ -10,7 +10,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import (
     at_least_one,
     check_arguments,
@@ -19,7 +18,7 @@ from lieattn_datasets._checks import (
     real_array,
     require,
 )
-from lieattn_datasets._clouds import LabeledClouds, Transform
+from lieattn_datasets._clouds import Card, LabeledClouds, Transform
 from lieattn_datasets._files import Release, read_text
 from lieattn_datasets._meshes import normalize_cloud
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out

@@ -10,9 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, check_choice, real_array, require
-from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
+from lieattn_datasets._clouds import Card, Clouds, LabeledClouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._images import ImagePoints, data_to_image
 from lieattn_datasets._splits import Split, frozen_stream, half_of, hold_out

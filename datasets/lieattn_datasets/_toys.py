@@ -7,9 +7,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
-from lieattn_datasets._clouds import Clouds, LabeledClouds, Transform
+from lieattn_datasets._clouds import Card, Clouds, LabeledClouds, Transform
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, split_size
 
 _SIZES = (10_000, 1_000, 1_000)

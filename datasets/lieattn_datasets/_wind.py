@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
-from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._files import Release
 from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream

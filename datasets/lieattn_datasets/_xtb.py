@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._cards import Card
 from lieattn_datasets._checks import at_least_one, check_arguments, check_number, needs_extra, require
-from lieattn_datasets._clouds import Transform
+from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._files import listed
 from lieattn_datasets._molecules import Molecules, check_atoms
 from lieattn_datasets._splits import SPLITS, SplitOrAll, frozen_stream, progress

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import AbstractArray
 from torch import Tensor, nn
 
-from lieattn._core.autocast import in_autocast
+from lieattn._core.contexts import in_autocast
 from lieattn._core.functional import is_mapped
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

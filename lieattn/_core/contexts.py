@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lieattn._core.functional import transformed
@@ -120,3 +120,27 @@ def show(seen: SeenWeights) -> None:
     watcher = _WATCHER.get() if is_watched() else None
     if watcher is not None:
         watcher(seen)
+
+
+def has_autocast(device: torch.device) -> bool:
+    """Return whether torch has autocast for a device; it does not for ``meta``, for example."""
+    # torch.compile in torch 2.10 cannot evaluate the second condition, but it does not need it on these devices.
+    return device.type in ("cpu", "cuda") or torch.amp.is_autocast_available(device.type)
+
+
+def in_autocast(device: torch.device) -> bool:
+    """Return whether autocast is enabled on a device."""
+    return has_autocast(device) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context without autocast on a device, so that products are computed in the dtype of their operands."""
+    return torch.autocast(device.type, enabled=False) if has_autocast(device) else nullcontext()
+
+
+def as_without_autocast(function: Callable[[Tensor], Tensor], x: Tensor, module: nn.Module) -> Tensor:
+    """Return ``function(x)``, under autocast in the dtype of the weights of a module, as if there were no autocast."""
+    if not in_autocast(x.device):
+        return function(x)
+    with without_autocast(x.device):
+        return function(x.to(next(module.parameters()).dtype))

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._core.autocast import in_autocast, without_autocast
 from lieattn._core.checks import check_is, kind
+from lieattn._core.contexts import in_autocast, without_autocast
 
 
 def returned(group: Any, method: str, *given: Tensor) -> Tensor:

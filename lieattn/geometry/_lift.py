@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_count, check_is, check_length, check_neighborhood, check_size, check_tensor
+from lieattn._core.contexts import without_autocast
 from lieattn.geometry._clouds import PointClouds, point_clouds, point_weights
 from lieattn.geometry._frames import (
     FiniteFrames,

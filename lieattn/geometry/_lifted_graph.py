@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_is, check_tensor, may_read_values
-from lieattn._core.contexts import may_recompute
+from lieattn._core.contexts import may_recompute, without_autocast
 from lieattn.geometry._clouds import PointClouds, collate_clouds
 from lieattn.geometry._indices import check_indices, ranges
 from lieattn.geometry._movable import Movable

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_flag, check_is, check_length
+from lieattn._core.contexts import without_autocast
 from lieattn._core.functional import outside_of_transforms, transformed
 from lieattn._core.messages import warn
 from lieattn._core.numerics import sums

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_alike, check_choice, check_is, check_length, check_tensor
-from lieattn._core.contexts import region
+from lieattn._core.contexts import region, without_autocast
 from lieattn._core.functional import transformed
 from lieattn._core.numerics import lengths, sums
 from lieattn._core.returned import check_returned, returned

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.autocast import in_autocast, without_autocast
 from lieattn._core.checks import (
     check_alike,
     check_broadcast,
@@ -23,6 +22,7 @@ from lieattn._core.checks import (
     check_tensor,
     counted,
 )
+from lieattn._core.contexts import in_autocast, without_autocast
 from lieattn._core.functional import is_mapped
 from lieattn._core.numerics import lengths
 from lieattn._core.returned import checked_faults, returned

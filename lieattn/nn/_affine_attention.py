@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_counts
+from lieattn._core.contexts import without_autocast
 from lieattn._core.kept_tables import KeptTables
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup

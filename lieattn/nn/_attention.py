@@ -9,7 +9,6 @@ from typing import Any, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import (
     check_arguments,
     check_count,
@@ -20,6 +19,7 @@ from lieattn._core.checks import (
     check_graph,
     check_is,
 )
+from lieattn._core.contexts import without_autocast
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.io import TiedWeights

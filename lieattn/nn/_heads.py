@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_count, check_counts, check_features, check_is, may_read_values
+from lieattn._core.contexts import as_without_autocast, without_autocast
 from lieattn._core.messages import warn
 from lieattn._core.numerics import LayerNorm
 from lieattn.geometry import LiftedGraph, PointClouds

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_choice, check_count, check_counts
+from lieattn._core.contexts import without_autocast
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention, checked_head_channels

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import (
     axes_of,
     check_alike,
@@ -25,6 +24,7 @@ from lieattn._core.checks import (
     check_tensor,
     kind,
 )
+from lieattn._core.contexts import without_autocast
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gated_sums import (
     CONVOLUTIONS,

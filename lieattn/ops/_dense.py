@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
+from lieattn._core.contexts import without_autocast
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import Kernels, evaluate, gradients_of

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_flag, kind, may_read_values
-from lieattn._core.contexts import SeenWeights, is_watched, show
+from lieattn._core.contexts import SeenWeights, is_watched, show, without_autocast
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_count, check_tensor
+from lieattn._core.contexts import without_autocast
 from lieattn._core.functional import is_mapped, outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,

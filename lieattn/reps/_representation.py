@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
+from lieattn._core.contexts import without_autocast
 from lieattn._core.functional import is_mapped
 
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_positive, check_tensor
+from lieattn._core.contexts import as_without_autocast, without_autocast
 from lieattn._core.kept_tables import ExactConstants
 from lieattn.geometry import (
     AllPairs,

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_length
+from lieattn._core.contexts import as_without_autocast, without_autocast
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_counts, check_size, may_read_values
+from lieattn._core.contexts import without_autocast
 from lieattn.geometry import (
     FiniteFrames,
     LiftedGraph,

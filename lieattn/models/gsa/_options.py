@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.autocast import as_without_autocast
 from lieattn._core.checks import check_arguments, check_dropout, check_length
+from lieattn._core.contexts import as_without_autocast
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn import CloudPool, FiberPool, Inexact, Pooling

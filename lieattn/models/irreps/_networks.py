@@ -17,9 +17,8 @@ from e3nn.nn import Gate
 from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
-from lieattn._core.autocast import as_without_autocast, without_autocast
 from lieattn._core.checks import check_arguments, check_counts
-from lieattn._core.contexts import SeenWeights, is_watched, show
+from lieattn._core.contexts import SeenWeights, as_without_autocast, is_watched, show, without_autocast
 from lieattn._core.numerics import LayerNorm, sums
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E

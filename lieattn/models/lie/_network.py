@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import (
     check_arguments,
     check_counts,
@@ -20,7 +19,7 @@ from lieattn._core.checks import (
     check_is,
     check_length,
 )
-from lieattn._core.contexts import recomputed
+from lieattn._core.contexts import recomputed, without_autocast
 from lieattn._core.functional import is_batched, transformed
 from lieattn.geometry import (
     FiniteFrames,

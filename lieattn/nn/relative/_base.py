@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import check_arguments, check_graph, check_is
+from lieattn._core.contexts import without_autocast
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
 from lieattn.io import TiedWeights

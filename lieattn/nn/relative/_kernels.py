@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import (
     check_arguments,
     check_count,
@@ -23,6 +22,7 @@ from lieattn._core.checks import (
     check_positive,
     weight_of,
 )
+from lieattn._core.contexts import without_autocast
 from lieattn._core.kept_tables import ExactConstants
 from lieattn._core.numerics import sums
 from lieattn.geometry import LiftedGraph, pixel_positions

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._core.autocast import without_autocast
 from lieattn._core.checks import (
     check_arguments,
     check_count,
@@ -23,7 +22,7 @@ from lieattn._core.checks import (
     check_tensor,
     weight_of,
 )
-from lieattn._core.contexts import may_recompute
+from lieattn._core.contexts import may_recompute, without_autocast
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates, networks_of_coordinates
 from lieattn.ops import Activation, RelativeTerms

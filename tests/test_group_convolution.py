@@ -10,12 +10,14 @@ from torch_geometric.data import Batch, Data
 from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions, point_clouds
 from lieattn.groups import cyclic, cyclic_about, dihedral, reflection, trivial
 from lieattn.nn import (
+    AttentiveGroupConvolution,
     FieldBatchNorm,
     GridAttentiveConvolution,
     GridGroupConvolution,
     GridLiftingConvolution,
     GridSpatialPool,
     GroupConvolution,
+    LieConvolution,
     act_on_grid,
     from_grid,
     grid_images,
@@ -418,6 +420,30 @@ def test_a_network_at_lattice_offsets_is_a_table():
     with torch.no_grad():
         found, expected = GroupConvolution(network)(features, graph), GroupConvolution(table)(features, graph)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_means_divide_by_the_number_of_neighbors():
+    group = cyclic(4)
+    pos, _ = random_cloud(group, 10)
+    graph = lift(pos, group, Radius(1.5))
+    x, degree = torch.randn(10, 4, 2, dtype=torch.float64), graph.degree[:, None, None]
+    kernel = randomize(NetworkKernel(group, 2, 3).double())
+    for made in (GroupConvolution, AttentiveGroupConvolution):
+        options = {"attention": "pose"} if made is AttentiveGroupConvolution else {}
+        total = randomize(made(kernel, **options)).double()
+        mean = made(kernel, reduction="mean", **options).double()
+        mean.load_state_dict(total.state_dict())
+        torch.testing.assert_close(mean(x, graph) * degree, total(x, graph), rtol=1e-12, atol=1e-12)
+    lie = {
+        divide: LieConvolution(2, 3, graph.relative.num_coordinates, divide=divide).double()
+        for divide in ("none", "neighbors", "published")
+    }
+    for layer in lie.values():
+        layer.load_state_dict(randomize(lie["none"]).state_dict())
+    outs = {divide: layer(x, graph) for divide, layer in lie.items()}
+    bias, count = lie["none"].bias, 4 * degree  # elements over a point
+    torch.testing.assert_close((outs["neighbors"] - bias) * count, outs["none"] - bias, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outs["published"] * count, outs["none"], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["full", "separable"])

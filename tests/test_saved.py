@@ -16,13 +16,14 @@ from torch import nn
 from torch_geometric.data import Data
 
 import lieattn
-from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
 from lieattn.io import digest
 from lieattn.io._record import describe
 from lieattn.models import (
     AffineSelfConvNet,
     AttentionOptions,
+    AttentiveNet,
     CloudInputs,
     ConvolutionOptions,
     EnergyForces,
@@ -510,6 +511,14 @@ def test_weights_know_what_they_are_for(name, ours, theirs):
         ("activation", lambda **o: images(**o), {"activation": "relu"}, {}),
         ("positions", lambda **o: images(values=False, **o), {"positions": "absolute"}, {}),
         ("frame_table", lambda **o: images(**o), {"frame_table": published_table(cyclic(4))}, {}),
+        (
+            "frame_table",
+            lambda **o: images(**o),
+            {"frame_table": cyclic(4).relative_index[:, None].expand(4, 4, 4).contiguous()},  # h⁻¹ m, equivariant too
+            {},
+        ),
+        ("pattern", lambda **o: images(**o), {"pattern": "joint"}, {}),
+        ("local", lambda **o: AttentiveNet(cyclic(4), 1, 2, neighborhood=AllPairs(), **o), {"local": Radius(1.0)}, {}),
         ("pools", lambda last: images(blocks=Stages((1, 1), pool_last=last)), {"last": True}, {"last": False}),
         ("activation", lambda **o: attending(**o), {"activation": "relu"}, {}),
         ("normalize", lambda **o: attending(**o), {"normalize": "mean"}, {}),

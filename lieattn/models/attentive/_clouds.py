@@ -12,9 +12,10 @@ from lieattn._core.checks import check_arguments, check_choice, check_counts, ch
 from lieattn.geometry import FiniteFrames, LiftedGraph, Neighborhood, lift, point_clouds
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, in_precision_of_weights
-from lieattn.models._base.jumps import jumps_of_neighbors
+from lieattn.models._base.jumps import decided, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork
 from lieattn.models._base.network import GroupField
+from lieattn.models._base.tied import tied_repr
 from lieattn.models.attentive._networks import AttentionKind, maps_of
 from lieattn.nn import AttentiveGroupConvolution, GroupConvolution, InvariantHead, PointBatchNorm, Pooling
 from lieattn.nn.relative import NetworkKernel
@@ -108,6 +109,10 @@ class AttentiveNet(LiftedNetwork):
     @property
     def jumps(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*super().jumps, *jumps_of_neighbors(self.local))))
+
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group and geometry, and of the neighbors that the kernels see."""
+        return {**super().tied_to(), "local": tied_repr(decided(self.local or self.neighborhood))}
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> LiftedGraph:

@@ -324,7 +324,8 @@ class GSANet(LiftedNetwork):
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the stages and the positional encodings."""
         own = {"crops": repr(self.stages.margins), "pools": repr(self.stages.pools)}
-        own |= {"positions": self.options.positions, **tied_lengths(self.neighborhood, length=self.options.length)}
+        own |= {"positions": self.options.positions, "pattern": self.options.pattern}
+        own |= tied_lengths(self.neighborhood, length=self.options.length)
         if self.group is not None:
             own["frame_table"] = self.options.table_for(self.group)
         return {**super().tied_to(), **own}

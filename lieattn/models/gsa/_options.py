@@ -190,7 +190,7 @@ class GSAOptions:
 
     def table_for(self, group: FiniteGroup) -> str:
         """Return a description of the frame table."""
-        if self.frame_table is None or self.equivariant(group):
+        if self.frame_table is None or torch.equal(self.frame_table, group.relative_index):
             return "g⁻¹ m"
         return f"the table {zlib.crc32(self.frame_table.cpu().numpy().tobytes()):08x}"
 

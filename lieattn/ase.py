@@ -37,13 +37,17 @@ _OUTPUTS = {"dipole": ("dipole",), "charges": ("charges", "charge")}  # names of
 
 
 class _Units(NamedTuple):
-    """Name of the energy, its scale and shift, and whether the shift is for each atom; those of other outputs."""
+    """Name of the energy, its scale and shift, and whether the shift is for each atom; those of other outputs.
+
+    Last the table of references of atoms, if the energy has one.
+    """
 
     name: str
     scale: Tensor
     shift: Tensor
     extensive: bool
     others: dict[str, tuple[Tensor, Tensor]]
+    references: Tensor | None
 
 
 class Calculator(AseCalculator):
@@ -54,6 +58,8 @@ class Calculator(AseCalculator):
     cells that are periodic along all three vectors; for slabs, wires and molecules, ``get_stress`` raises ASE's
     ``PropertyNotImplementedError``. Forces and stresses are exact derivatives, so dynamics conserve
     energy up to the errors of time steps and rounding; use a network in float64, ``network.double()``, for long runs.
+    If the model has references of atoms (:class:`lieattn.models.Rescaled`), as a regressor measures them, energies are
+    at the level of its training data.
     Results do not depend on where atoms are, nor in which image: if the network is invariant to translations, its
     positions are rounded around the origin (:meth:`lieattn.geometry.PointClouds.around_origin`).
 
@@ -218,17 +224,17 @@ class _Member:
         # Networks in half precision compute distances in float32.
         dtype = torch.promote_types(next(self.model.parameters(), torch.zeros(())).dtype, torch.float32)
         data = rounded = copy.copy(given).apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
-        counted = list[tuple[_Units, int]]()
+        counted = list[tuple[_Units, int, Data]]()
         for step in (*first, *self.steps):
             if isinstance(step, _Units):
-                counted.append((step, data.num_nodes or 0))
+                counted.append((step, data.num_nodes or 0, data))
             else:
                 data = step(data)
         if data.pos is rounded.pos:  # transforms may depend on places, which the network need not know
             data = copy.copy(data)
             data.pos = self.model.rounded_positions(given, dtype)
         found = self.model.model(data)
-        other = next((units.name for units, _ in counted if units.name != "energy"), None)
+        other = next((units.name for units, *_ in counted if units.name != "energy"), None)
         if isinstance(found, Mapping) and other is not None:
             raise ValueError(f"model: expected the scale of the output 'energy', got that of {other!r} alone")
         others = dict[str, Tensor]()
@@ -239,8 +245,10 @@ class _Member:
             got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
             raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {got}")
         energy = found.double().reshape(1)
-        for units, count in reversed(counted):
+        for units, count, seen in reversed(counted):
             shift = units.shift.to(energy) * (count if units.extensive else 1)
+            if units.references is not None:
+                shift = shift + Rescaled.sum_over_atoms(units.references, seen, 1).to(energy)
             energy = shift + units.scale.to(energy) * energy
             others = {
                 name: shift.to(energy) + scale.to(energy) * others[name].double()
@@ -312,4 +320,4 @@ def _units_of_energy(model: Rescaled) -> _Units:
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
     others = {other: model.units(other) for names in _OUTPUTS.values() for other in names if other in model.names}
-    return _Units(name, scale.reshape(()), shift.reshape(()), name in model.extensive, others)
+    return _Units(name, scale.reshape(()), shift.reshape(()), name in model.extensive, others, model.references(name))

@@ -61,26 +61,26 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1286, 12, 0),
-    "ase": (315, 1, 0),
+    "_core": (1292, 12, 0),
+    "ase": (323, 1, 0),
     "bench": (1351, 6, 3),
     "certify": (2898, 10, 7),
-    "cli": (2360, 10, 3),
+    "cli": (2366, 10, 3),
     "compare": (1658, 7, 16),
     "geometry": (4324, 15, 40),
     "groups": (2106, 8, 35),
     "io": (919, 6, 26),
-    "models": (7667, 39, 67),
+    "models": (7726, 39, 67),
     "nn": (6079, 20, 76),
     "ops": (9890, 45, 31),
     "reps": (674, 3, 15),
     "spaces": (363, 2, 5),
     "testing": (613, 3, 10),
-    "train": (2766, 10, 32),
+    "train": (2813, 10, 32),
     "transforms": (364, 1, 0),
     "viz": (2497, 9, 12),
-    "datasets": (7810, 26, 73),
-    "tests": (50908, 146, 0),
+    "datasets": (7823, 26, 73),
+    "tests": (50985, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn.certify import certify
@@ -28,6 +28,7 @@ from lieattn.nn import DipoleHead, Heads, InvariantHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetRegressor
+from lieattn_datasets import ExtendedXYZ
 
 ase = pytest.importorskip("ase")
 build, lj, filters = (pytest.importorskip(f"ase.{name}") for name in ("build", "calculators.lj", "filters"))
@@ -226,6 +227,71 @@ def test_a_shift_of_each_atom_counts_for_all_of_them():
     theirs = with_calculator(water(), network()).get_potential_energy()
     ours = with_calculator(water(), Rescaled(network(), {"y": 0.5}, {"y": -2.0}, extensive=["y"]))
     assert ours.get_potential_energy() == pytest.approx(0.5 * theirs - 2.0 * 3, rel=1e-12)
+
+
+def molecules(count=12):
+    """Frames of molecules of H and O far below 0, as total energies are, with small deviations from sums of atoms."""
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        atoms = build.molecule(("H2O", "H2", "O2", "H2O2")[number % 4])
+        atoms.rattle(0.05, seed=number)
+        level = -13.7 * np.sum(atoms.numbers == 1) - 2041.3 * np.sum(atoms.numbers == 8)
+        atoms.info["energy"], atoms.arrays["forces"] = (
+            level + generator.normal(),
+            generator.normal(size=(len(atoms), 3)),
+        )
+        yield atoms
+
+
+@pytest.mark.parametrize("targets", [{"energy": 1.0, "force": 1.0}, {"y": 1.0}, {"energy": 1.0}], ids=list)
+@pytest.mark.parametrize("extensive", [False, True])
+@pytest.mark.filterwarnings("ignore:frames. the energy and that of a frame near it")
+def test_energies_are_at_the_level_of_the_training_data(tmp_path, targets, extensive):
+    """Data sets subtracted energies of atoms, which no model added: -1.456 eV where the reference has +0.808."""
+    frames, path = list(molecules()), tmp_path / "frames.xyz"
+    pytest.importorskip("ase.io").write(path, frames, format="extxyz")
+    inner = network().float()
+    model = EnergyForces(inner) if "force" in targets else inner
+    options = {"scale_of": {"energy": "force"}} if "force" in targets else {}
+    name = "y" if "y" in targets else "energy"
+    task = PointSetRegressor(model, targets, extensive=[name] if extensive else [], **options).eval()
+    data = ExtendedXYZ(path, "all")
+    assert data[0].energy.dtype == torch.float64
+    task.measure(data)
+    assert f"references of {name}  {{1: -13.637, 8: -2041.4}}" in str(task.model)
+    lieattn.save(task.model, tmp_path / "model")
+    again = PointSetRegressor(copy.deepcopy(model), targets, extensive=[name] if extensive else [], **options).eval()
+    again.load_state_dict(task.state_dict())
+    batch = Batch.from_data_list(list(data))
+    wanted = torch.tensor([frame.info["energy"] for frame in frames], dtype=torch.float64)
+    for one in (again.half().float(), task):  # the references stay in float64
+        found = one(batch)[name].detach().reshape(-1)
+        assert (found - wanted).abs().max() < 10 + 10 * float(task.get_buffer(f"scale_{name}"))
+    for one in (task.model, lieattn.load(tmp_path / "model")):
+        energies = [with_calculator(frame.copy(), one).get_potential_energy() for frame in frames]
+        np.testing.assert_allclose(energies, found.numpy(), rtol=0, atol=2e-3)
+    task.log = lambda *args, **kwargs: None
+    losses = [task.evaluate(batch, "test")]
+    with_references = ExtendedXYZ(path, "all", references=True)
+    task.measure(with_references)  # the data have sums of atoms no longer, so none are measured
+    assert "references" not in str(task.model)
+    losses.append(task.evaluate(Batch.from_data_list(list(with_references)), "test"))
+    torch.testing.assert_close(losses[0].double(), losses[1].double(), rtol=1e-4, atol=0)
+    with pytest.raises(ValueError, match=r"data.z: expected elements with references, \[1, 8\], got 6"):
+        again.model.shift_of(name, torch.zeros(1), Data(pos=torch.zeros(2, 3), z=torch.tensor([6, 8])))
+    again.load_state_dict(task.state_dict())  # as that of an earlier version
+    assert "references" not in str(again.model)
+
+
+def test_references_belong_to_outputs_and_have_rows_of_two():
+    for references, message in (
+        ({"x": torch.zeros(1, 2)}, r"references: \['x'\] are not among the outputs \['y'\]"),
+        ({"y": torch.zeros(2)}, r"references\['y'\]: expected a table \[elements, 2\], got \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Rescaled(network(), {"y": 1.0}, references=references)
+    with pytest.raises(ValueError, match=r"data\.z: expected elements"):
+        Rescaled(nn.Identity(), {"y": 1.0}, references={"y": torch.ones(1, 2)})(torch.zeros(1))
 
 
 def test_its_networks_are_printed():

@@ -493,9 +493,11 @@ class TestRMD17:
         z, pos, energy, force = trajectory()
         energy[:] = -406_273.0 + 1e-4 * np.arange(40)
         write_rmd17(tmp_path, (z, pos, energy, force), range(20), range(20, 40))
-        part = ld.RMD17(tmp_path, number=2, validation=0, verify=False)
-        steps = torch.cat([data.y for data in part])[:, 0].diff()
-        torch.testing.assert_close(steps, torch.full((19,), 1e-4), atol=1e-8, rtol=0)
+        for references in (True, False):
+            part = ld.RMD17(tmp_path, number=2, validation=0, references=references, verify=False)
+            steps = torch.cat([data.y for data in part])[:, 0].diff().float()
+            torch.testing.assert_close(steps, torch.full((19,), 1e-4), atol=1e-8, rtol=0)
+        assert part[0].energy.item() == energy[0]
         assert np.unique(energy.astype(np.float32)).size < 3  # control: plain float32 would lose them
 
     def test_subset_has_all_molecules_and_units(self, tmp_path):
@@ -595,18 +597,18 @@ class TestGFN2Molecules:
 
     def test_units_and_references(self):
         options = {"split": "all", "smiles": SMILES, "conformers": 2, "noise": 0.02}
-        one, less = ld.GFN2Molecules(references=False, **options), ld.GFN2Molecules(**options)
+        one, less = ld.GFN2Molecules(**options), ld.GFN2Molecules(references=True, **options)
         taken = [sum(less.atom_energies[charge] for charge in data.z.tolist()) for data in less]
         np.testing.assert_allclose(less.targets[:, 0] + torch.tensor(taken), one.targets[:, 0])
         assert less.targets.abs().max() < 5
-        fine = ld.GFN2Molecules(energy_unit="meV", dipole_unit="e bohr", **options)
+        fine = ld.GFN2Molecules(energy_unit="meV", dipole_unit="e bohr", references=True, **options)
         torch.testing.assert_close(fine.targets, less.targets * 1e3)
         torch.testing.assert_close(fine[0].force, less[0].force * 1e3)
         torch.testing.assert_close(fine[2].dipole, less[2].dipole / 2.5417464739)
         few = ["C", "N", "O", "CO", "CC"]
         few[_xtb._split(np.arange(5), 5)["test"][0]] = "CF"
         with pytest.raises(ValueError, match=r"references: expected .* got none with the element 9"):
-            ld.GFN2Molecules(smiles=few, conformers=1)
+            ld.GFN2Molecules(smiles=few, conformers=1, references=True)
 
     @pytest.mark.parametrize(
         ("smiles", "message"),
@@ -746,7 +748,7 @@ def _written(write, folder, frames):
 class TestFrames:
     def test_items_are_the_frames(self):
         frames = crystals()
-        molecules = ld.Molecules.from_ase(frames, energy_unit="meV", references=False)
+        molecules = ld.Molecules.from_ase(frames, energy_unit="meV")
         assert (molecules.target_names, molecules.target_units) == (("energy",), ("meV",))
         for frame, data in zip(frames, molecules, strict=True):
             assert data.z.tolist() == frame.numbers.tolist()
@@ -796,19 +798,19 @@ class TestFrames:
 
     def test_energies_less_those_of_the_atoms(self):
         frames = crystals(12)
-        molecules = ld.Molecules.from_ase(frames)
+        molecules = ld.Molecules.from_ase(frames, references=True)
         free = [sum(molecules.atom_energies[int(z)] for z in frame.numbers) for frame in frames]
         total = [frame.get_potential_energy() for frame in frames]
         np.testing.assert_allclose(molecules.targets[:, 0].numpy() + np.array(free), total, rtol=1e-12)
         assert molecules.targets.abs().max() < 10
-        other = ld.Molecules.from_ase(frames, energy_unit="meV")
+        other = ld.Molecules.from_ase(frames, energy_unit="meV", references=True)
         assert other.atom_energies == pytest.approx({z: 1000 * e for z, e in molecules.atom_energies.items()})
 
     def test_stored_results_come_before_other_entries(self):
         frames = crystals(2)
         for frame in frames:
             frame.info["energy"], frame.arrays["forces"] = 1.0, np.zeros((len(frame), 3))
-        for frame, data in zip(frames, ld.Molecules.from_ase(frames, references=False), strict=True):
+        for frame, data in zip(frames, ld.Molecules.from_ase(frames), strict=True):
             assert data.energy.item() == pytest.approx(frame.get_potential_energy())
             np.testing.assert_allclose(data.force, frame.get_forces(), rtol=1e-6)
 
@@ -820,7 +822,7 @@ class TestFrames:
             frame.center()
         frames[0].info["energy"] = 0.0
         with pytest.warns(UserWarning, match="results of 2 calculators are not read, .* the first of frame 1; copy"):
-            molecules = ld.Molecules.from_ase(frames, references=False)
+            molecules = ld.Molecules.from_ase(frames)
         assert [data.energy.item() for data in molecules] == pytest.approx(
             [frame.calc.results["energy"] for frame in frames]
         )
@@ -924,8 +926,8 @@ class TestFrames:
             ld.Molecules.from_ase(frames)
         keys = {"energy": "REF_energy", "forces": "REF_forces", "dipole": "REF_dipole", "charge": "total_charge"}
         for molecules in (
-            ld.Molecules.from_ase(frames, keys=keys, references=False),
-            ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", keys=keys, references=False),
+            ld.Molecules.from_ase(frames, keys=keys),
+            ld.ExtendedXYZ(tmp_path / "frames.xyz", "all", keys=keys),
         ):
             assert [data.energy.item() for data in molecules] == pytest.approx([-1.9, -2.0])
             assert [data.charge.item() for data in molecules] == [1, 1]
@@ -968,7 +970,7 @@ class TestFrames:
         frame.arrays |= {"forces": np.ones((1, 3)), "REF_forces": np.zeros((1, 3))}
         frame.info["forces_unit"] = "eV/A"
         with pytest.warns(UserWarning, match="'forces' are read, and there are others, of REF_energy; pass keys"):
-            assert ld.Molecules.from_ase([frame], references=False)[0].energy.tolist() == [-1]
+            assert ld.Molecules.from_ase([frame])[0].energy.tolist() == [-1]
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -1008,7 +1010,7 @@ class TestFrames:
                 frame = ase.Atoms(symbols, [[0, 0, 0], [0, 0, length]], info={"energy": energy})
                 frame.arrays["forces"] = np.outer((1, -1), (0, 0, 20 * (length - 1)))
                 frames.append(frame)
-        assert len(ld.Molecules.from_ase(frames, references=False)) == 6
+        assert len(ld.Molecules.from_ase(frames)) == 6
 
     @pytest.mark.parametrize(
         ("keys", "message"),
@@ -1030,12 +1032,14 @@ class TestFrames:
         frames, path = crystals(20), tmp_path / "frames.xyz"
         write(path, frames, format="extxyz")
         path.write_text(path.read_text(), encoding="utf-8-sig")  # some editors put a byte order mark before it
-        everything = ld.ExtendedXYZ(path, "all")
-        expected = ld.Molecules.from_ase(frames)
+        everything = ld.ExtendedXYZ(path, "all", references=True)
+        expected = ld.Molecules.from_ase(frames, references=True)
         for mine, theirs in zip(everything, expected, strict=True):
             for name, values in theirs.to_dict().items():
                 torch.testing.assert_close(mine[name], values, rtol=0, atol=1e-4)
-        parts = [ld.ExtendedXYZ(path, split, shares=(0.5, 0.2)) for split in ("train", "valid", "test")]
+        parts = [
+            ld.ExtendedXYZ(path, split, shares=(0.5, 0.2), references=True) for split in ("train", "valid", "test")
+        ]
         assert [len(part) for part in parts] == [10, 4, 6]
         assert {tuple(data.pos.flatten().tolist()) for part in parts for data in part} == {
             tuple(data.pos.flatten().tolist()) for data in everything
@@ -1052,8 +1056,8 @@ class TestFrames:
         path = _written(write, tmp_path, frames)
         for split in ("train", "test"):
             with pytest.raises(ValueError, match="got none with the element 16; use more"):
-                ld.ExtendedXYZ(path, split, split_seed=1)
-        plain = ld.ExtendedXYZ(path, "test", split_seed=1, references=False)
+                ld.ExtendedXYZ(path, split, split_seed=1, references=True)
+        plain = ld.ExtendedXYZ(path, "test", split_seed=1)
         assert plain[0].y.item() == -400
 
     @pytest.mark.parametrize(

@@ -141,6 +141,13 @@ def test_means_of_sums_over_the_points_are_in_the_units_of_the_first_task(networ
     for number, task in enumerate(tasks, 1):
         task.shift_energy.fill_(number), task.scale_energy.fill_(10.0 * number)
     batch = Batch.from_data_list(clouds)
+    unreferenced = mean_network(tasks[0], tasks[1:])(batch)
+    batch.z = torch.ones(batch.num_nodes, dtype=torch.long)
+    for task in tasks:  # references of both change the mean, and those of the first are those of the data
+        task.references_energy = torch.tensor([[1.0, -7.0]]).double()
+    torch.testing.assert_close(mean_network(tasks[0], tasks[1:])(batch), unreferenced)
+    for task in tasks:
+        task.references_energy = None
     mean = torch.stack([task(batch)["energy"] for task in tasks]).mean(dim=0)
     found = mean_network(tasks[0], tasks[1:])(batch)
     torch.testing.assert_close(found, (mean - torch.tensor([[4.0], [6.0]])) / 10)

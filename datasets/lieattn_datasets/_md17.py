@@ -62,7 +62,7 @@ SUBSET = Release(
 
 
 class _Trajectory(Molecules):
-    """Frames of one molecule, with energies relative to the mean of the training frames.
+    """Frames of one molecule. With ``references`` their energies are relative to the mean of the training frames.
 
     The mean is computed and subtracted in float64. Total energies are about 1e5 kcal/mol, which float32 would round to
     0.02 kcal/mol.
@@ -78,6 +78,7 @@ class _Trajectory(Molecules):
         validation: int,
         energy_unit: str,
         center: bool,
+        references: bool,
         transform: Transform | None,
     ) -> None:
         z, pos, energy, force = frames
@@ -91,7 +92,8 @@ class _Trajectory(Molecules):
         if center:
             pos -= pos.mean(axis=1, keepdims=True)
         count, atoms = pos.shape[:2]
-        shifted = energy[chosen] * factor - self.energy_shift
+        shifted = energy[chosen] * factor - (self.energy_shift if references else 0.0)
+        self._total = () if references else ("y", "energy")
         super().__init__(
             np.tile(z, count),
             pos.reshape(-1, 3),
@@ -135,6 +137,10 @@ class RMD17(_Trajectory):
     center
         Whether to shift the mean of the atoms' positions to the origin, in float64. Some trajectories drift away by 100
         angstrom.
+    references
+        Whether the mean energy of the training frames is subtracted. If False, energies are as in the file, in float64,
+        so that those of a :class:`lieattn.ase.Calculator` are too: a :class:`lieattn.train.PointSetRegressor` measures
+        the mean and adds it in its model.
     download
         Whether to download the archive, 1.1 GB, if files are missing, and unpack all molecules into the subfolder
         ``npz_data`` of the root. Nothing is downloaded otherwise.
@@ -146,7 +152,7 @@ class RMD17(_Trajectory):
     Attributes
     ----------
     energy_shift : float
-        The energy that was subtracted from all energies, in the energy unit.
+        Mean energy of the training frames, in the energy unit.
     force_scale : float
         Root mean square of the components of the training forces.
     """
@@ -167,6 +173,7 @@ class RMD17(_Trajectory):
         validation: int = 50,
         energy_unit: str = _STORED,
         center: bool = True,
+        references: bool = True,
         download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
@@ -175,7 +182,7 @@ class RMD17(_Trajectory):
         check_choice("molecule", molecule, MD17_MOLECULES)
         require(1 <= number <= 5, "number", "1, 2, 3, 4 or 5", number)
         frames, halves = read_official(root, molecule, number, download, verify)
-        super().__init__(frames, halves, split, validation, energy_unit, center, transform)
+        super().__init__(frames, halves, split, validation, energy_unit, center, references, transform)
 
 
 class RMD17Subset(_Trajectory):
@@ -187,7 +194,7 @@ class RMD17Subset(_Trajectory):
     ----------
     root
         Folder with ``rmd17_split01.npz``.
-    molecule, split, validation, energy_unit, center, transform
+    molecule, split, validation, energy_unit, center, references, transform
         As for :class:`RMD17`.
     verify
         Whether to compare the digest of the file. If False, any file in the same format is read; the first half of its
@@ -205,6 +212,7 @@ class RMD17Subset(_Trajectory):
         validation: int = 50,
         energy_unit: str = _STORED,
         center: bool = True,
+        references: bool = True,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
@@ -216,7 +224,7 @@ class RMD17Subset(_Trajectory):
         problem = f"holds {size} frames of {molecule}, expected some for training and some for testing"
         SUBSET.require(size > 1, path, problem)
         halves = dict(zip(_HALVES, np.split(np.arange(size), [size // 2]), strict=True))
-        super().__init__(frames, halves, split, validation, energy_unit, center, transform)
+        super().__init__(frames, halves, split, validation, energy_unit, center, references, transform)
 
 
 def read_official(

@@ -69,6 +69,8 @@ class Molecules(Clouds):
     Data(y=[1, 1], pos=[3, 3], z=[3])
     """
 
+    _total: tuple[str, ...] = ()  # names of attributes with total energies, which are float64
+
     def __init__(
         self,
         z: ArrayLike,
@@ -104,7 +106,7 @@ class Molecules(Clouds):
         frames: Sequence[Any],
         *,
         energy_unit: str = "eV",
-        references: bool = True,
+        references: bool = False,
         keys: Mapping[str, str] | None = None,
         transform: Transform | None = None,
     ) -> "Molecules":
@@ -136,9 +138,11 @@ class Molecules(Clouds):
             Unit of energies, forces and stresses of the items, which are converted from eV: ``"eV"``, ``"meV"``,
             ``"Ha"`` or ``"kcal/mol"``. Keep ``"eV"`` for frames in other units, whose numbers then stay as they are.
         references
-            Whether a sum over the atoms is subtracted from each energy, since items are float32, which has 7 digits.
-            The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the result, in
-            the energy unit).
+            Whether a sum over the atoms is subtracted from each energy, for training loops in float32, which has 7
+            digits. By default energies are as in the frames, in float64, and a
+            :class:`lieattn.train.PointSetRegressor` measures such a sum and adds it in its model, so keep it False
+            there. The sum has one number per element, fitted by least squares in float64 (``atom_energies`` of the
+            result, in the energy unit).
         keys
             Names of properties in these frames if they have others, such as ``{"energy": "REF_energy"}``. Other
             properties are then read from entries of the same level of theory, with this prefix and suffix, here
@@ -169,9 +173,10 @@ class Molecules(Clouds):
         return Molecules(**described, transform=transform)._of_frames(energies)
 
     def _of_frames(self, atom_energies: dict[int, float]) -> Self:
-        """Set the attributes that rotate with the atoms of frames, and the energies that were subtracted."""
+        """Set the attributes that rotate with the atoms of frames, and the energies that were subtracted, if any."""
         self.vectors, self.tensors = ("pos", "force", "dipole", "cell"), ("stress", "virial")
         self.atom_energies: dict[int, float] = atom_energies
+        self._total = () if atom_energies else ("y", "energy")
         return self
 
     def _make(self, index: int) -> Data:
@@ -179,10 +184,11 @@ class Molecules(Clouds):
         data = Data(
             z=torch.from_numpy(self._z[atoms].astype(np.int64)),
             pos=torch.from_numpy(self._pos[atoms].astype(self._dtype)),
-            y=torch.from_numpy(self._y[index : index + 1].astype(np.float32)),
+            y=torch.from_numpy(self._y[index : index + 1].astype(np.float64 if "y" in self._total else np.float32)),
         )
         for name, values in self._of_molecule.items():
-            data[name] = _tensor(values[index : index + 1], self._dtype if name == "cell" else np.float32)
+            dtype = self._dtype if name == "cell" else np.float64 if name in self._total else np.float32
+            data[name] = _tensor(values[index : index + 1], dtype)
         for name, values in self._of_atom.items():
             data[name] = _tensor(values[atoms])
         return data
@@ -229,9 +235,8 @@ class ExtendedXYZ(Molecules):
     energy_unit, keys
         As for :meth:`Molecules.from_ase`.
     references
-        Whether a sum over the atoms is subtracted from the energy. It has one number per element, fitted to the frames
-        of ``"train"``, or to all frames if the split is ``"all"`` (the attribute ``atom_energies``, in the energy
-        unit).
+        As for :meth:`Molecules.from_ase`, fitted to the frames of ``"train"``, or to all frames if the split is
+        ``"all"`` (the attribute ``atom_energies``, in the energy unit).
     transform
         Function that is applied to each new ``Data``.
 
@@ -259,7 +264,7 @@ class ExtendedXYZ(Molecules):
         shares: Sequence[float] = (0.8, 0.1),
         split_seed: int = 0,
         energy_unit: str = "eV",
-        references: bool = True,
+        references: bool = False,
         keys: Mapping[str, str] | None = None,
         transform: Transform | None = None,
     ) -> None:

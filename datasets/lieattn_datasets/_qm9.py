@@ -243,8 +243,7 @@ class QM9GFN2(_Subset):
     energy_unit, dipole_unit, length_unit
         As for :class:`QM9`.
     references
-        Whether a sum over the atoms is subtracted from the energy. It has one number per species, fitted by least
-        squares to the training molecules in float64 (the attribute ``atom_energies``, in the energy unit).
+        As for :meth:`Molecules.from_ase`, fitted to the training molecules (the attribute ``atom_energies``).
     verify
         Whether to compare the digests of the files. The computed labels are not part of the digest, since they depend
         on the machine that computed them. If False, any files in the same format are read.
@@ -281,6 +280,7 @@ class QM9GFN2(_Subset):
         hartree, _ = units.convert("Ha")
         scalars = {name: column * hartree for name, column in zip(names, values, strict=True)}
         self.atom_energies: dict[int, float] = {}
+        self._total = ("y",) if "energy" in scalars and not references else ()
         if references and "energy" in scalars:
             self.atom_energies, free = fit_atoms(scalars["energy"], z, offsets, parts["train"])
             scalars["energy"] = scalars["energy"] - free

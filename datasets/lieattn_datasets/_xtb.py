@@ -94,8 +94,7 @@ class GFN2Molecules(Molecules):
     energy_unit, dipole_unit
         As for :class:`QM9`.
     references
-        Whether a sum over the atoms is subtracted from the energy. It has one number per species, fitted by least
-        squares to the training molecules in float64 (the attribute ``atom_energies``, in the energy unit).
+        As for :meth:`Molecules.from_ase`, fitted to the training molecules (the attribute ``atom_energies``).
     transform
         Function that is applied to each new ``Data``.
 
@@ -120,7 +119,7 @@ class GFN2Molecules(Molecules):
         seed: int = 0,
         energy_unit: str = "eV",
         dipole_unit: str = "D",
-        references: bool = True,
+        references: bool = False,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(GFN2Molecules.__init__, locals())
@@ -172,6 +171,7 @@ class GFN2Molecules(Molecules):
             transform=transform,
         )
         self._indices = parts[split]
+        self._total = () if references else ("y", "energy")
 
 
 def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

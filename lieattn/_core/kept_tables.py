@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +72,20 @@ class ExactConstants(KeptTables):
 
 
 class WideStatistics(nn.Module):
-    """A module whose own buffers, such as shifts and scales, stay in float32 when it is cast to half precision."""
+    """A module whose own buffers, such as shifts and scales, stay in float32 when it is cast to half precision.
+
+    Those called ``references_*`` keep their dtype: sums of energies of atoms need float64.
+    """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, moved in self._buffers.items():
-            if moved is not None and moved.is_floating_point() and moved.element_size() < 4:
-                self._buffers[name] = before[name].to(moved.device, torch.float32)  # type: ignore[union-attr]
+            if moved is not None and moved.is_floating_point():
+                earlier = cast(Tensor, before[name])
+                kept = earlier.dtype if name.startswith("references_") else torch.float32
+                if moved.itemsize < kept.itemsize:
+                    self._buffers[name] = earlier.to(moved.device, kept)
         return self
 
 

@@ -93,7 +93,13 @@ def _in_units_of(first: PointSetTask, task: PointSetTask) -> nn.Module:
     units = {name: first.model.units(name) for name in first.targets}
     scale = {name: 1 / scale for name, (scale, _) in units.items()}
     shift = {name: -shift / scale for name, (scale, shift) in units.items()}
-    return Rescaled(task.model, scale, shift, first.extensive)
+    tables = {name: first.model.references(name) for name in first.targets}
+    taken = {
+        name: torch.stack([table[:, 0], -table[:, 1] / units[name][0].to(table)], dim=1)
+        for name, table in tables.items()
+        if table is not None
+    }
+    return Rescaled(task.model, scale, shift, first.extensive, taken)
 
 
 class PointCounts(Callback):

@@ -31,6 +31,7 @@ from lieattn.train._targets import (
     find_unused_weights,
     named_outputs,
     of_the_other_kind,
+    per_element,
     per_point,
     read_for,
     shifted_targets,
@@ -91,6 +92,11 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     extensive
         Targets that are sums over the points, such as energies with ``pool="sum"``; they have a shift for each point.
+
+    Targets called ``energy``, those in ``extensive``, and ``y`` if the data set calls it so (``target_names``), are
+    measured less a sum over the atoms, with a number for each element of ``data.z``, where this leaves less than half
+    of their deviations. These references belong to the model (:class:`lieattn.models.Rescaled`), which adds them in
+    float64, so that energies in ASE are at the level of the training data.
     """
 
     measured: Tensor
@@ -132,6 +138,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         for name in self.targets:
             self.register_buffer(f"shift_{name}", torch.zeros(()))
             self.register_buffer(f"scale_{name}", torch.ones(()))
+            self.register_buffer(f"references_{name}", None)
         self.register_buffer("measured", torch.tensor(False))
         self.losses = Losses(list(self.targets.values()))
         self.errors = nn.ModuleDict({f"{s}_{name}": WeightedMean() for s in _STAGES for name in self.targets})
@@ -140,7 +147,9 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     def model(self) -> Rescaled:
         """The network with its outputs in the units of the data; it shares the weights."""
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
-        return Rescaled(self.network, scale, shift, self.extensive)
+        tables = {name: self._buffers[f"references_{name}"] for name in self.targets}
+        references = {name: table for name, table in tables.items() if table is not None}
+        return Rescaled(self.network, scale, shift, self.extensive, references)
 
     @property
     def _large_loss(self) -> float:
@@ -181,6 +190,8 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         if not items:
             raise ValueError("data: expected clouds to measure the targets on, got an empty training set")
         items = agreeing(items)
+        named: Any = getattr(getattr(data, "source", data), "target_names", None)
+        energies = {"energy", *self.extensive, *(["y"] if named == ("energy",) else [])}
         scales: dict[str, Tensor] = {}
         for name in self.targets:
             values = targets_of(items, name)
@@ -194,6 +205,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             columns = torch.cat([entries_of(item, name, value) for item, value in zip(items, values, strict=True)])
             if columns.isnan().all():
                 raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones")
+            columns -= self._of_atoms(name, columns, items if name in energies else [])
             # Each component has its own shift and scale, because the components of a target may differ in unit.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
@@ -260,6 +272,16 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     def _statistic(self, kind: str, name: str) -> Tensor:
         return self.get_buffer(f"{kind}_{name}")
 
+    def _of_atoms(self, name: str, columns: Tensor, items: Sequence[Data]) -> Tensor:
+        """Measure the references of a target, if sums over atoms describe it, and return these sums, else 0."""
+        table = None
+        if name in self.shifted and columns.numel() == len(columns) == len(items):
+            table = per_element(columns.flatten(), items)
+        self._buffers[f"references_{name}"] = None if table is None else table.to(self.measured.device)
+        if table is None:
+            return columns.new_zeros(())
+        return torch.cat([Rescaled.sum_over_atoms(table, item, 1) for item in items]).view_as(columns)
+
     def _set(self, kind: str, name: str, value: Tensor) -> None:
         setattr(self, f"{kind}_{name}", value.to(self.get_buffer(f"{kind}_{name}")))
 
@@ -268,4 +290,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         for kind, name in itertools.product(("shift", "scale"), self.targets):
             if (key := f"{prefix}{kind}_{name}") in state_dict:
                 self._set(kind, name, state_dict[key])
+        for name in self.targets:  # those that were trained without references have none
+            table = state_dict.get(f"{prefix}references_{name}")
+            self._buffers[f"references_{name}"] = None if table is None else table.to(self.measured.device).clone()
         super()._load_from_state_dict(state_dict, prefix, *rest)

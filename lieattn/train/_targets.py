@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -394,6 +394,28 @@ def _times(first: Tensor, second: Tensor) -> Tensor:
     """Product of two tensors of weights, one of which may have additional axes at the end."""
     few, many = sorted((first, second), key=lambda weights: weights.ndim)
     return few.reshape(*few.shape, *[1] * (many.ndim - few.ndim)) * many
+
+
+def per_element(values: Tensor, clouds: Sequence[Data]) -> Tensor | None:
+    """Fit numbers of clouds, ``[clouds]`` and NaN where they are not known, by sums over their atoms.
+
+    Return a table ``[elements, 2]`` of the elements in ``data.z`` and what an atom adds, by least squares in float64.
+    None is returned if there is no ``z``, or if the sums leave more than half of the deviations from a mean.
+    """
+    charges = [cloud.get("z") for cloud in clouds]
+    if not all(isinstance(z, Tensor) and z.ndim == 1 and not z.is_floating_point() for z in charges):
+        return None
+    elements = torch.cat(cast(list[Tensor], charges)).unique()
+    known = values.isfinite()
+    counts = torch.stack([(cast(Tensor, z)[:, None] == elements).sum(dim=0) for z in charges]).to(values)[known]
+    values = values[known]
+    if not len(values) or bool((counts.sum(dim=0) == 0).any()):
+        return None
+    added = torch.linalg.lstsq(counts, values, driver="gelsd").solution  # the shortest of several solutions
+    rest = values - counts @ added
+    if float(rest.square().sum()) > 0.25 * float((values - values.mean()).square().sum()):
+        return None
+    return torch.stack([elements.to(added), added], dim=1)
 
 
 def per_point(name: str, columns: Tensor, clouds: Sequence[Data]) -> tuple[Tensor, Tensor]:

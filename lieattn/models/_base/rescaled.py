@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_choice, check_number, kind, may_read_values
+from lieattn._core.checks import (
+    check_arguments,
+    check_choice,
+    check_number,
+    check_tensor,
+    kind,
+    may_read_values,
+    shown,
+)
 from lieattn._core.kept_tables import WideStatistics
 from lieattn._core.numerics import counts
 from lieattn.geometry import point_clouds
@@ -22,8 +30,8 @@ class Rescaled(WideStatistics, Wrapper):
     r"""A network with outputs in the units of the data: shift + scale times the output of another network.
 
     Scales and shifts are buffers, so they are moved and saved with the network. They and the outputs are at least
-    float32, also if the network is cast to half precision. ``task.model`` of a
-    :class:`lieattn.train.PointSetRegressor` is of this class, with the statistics of its training set.
+    float32, also if the network is cast to half precision; energies with ``references`` are float64. ``task.model`` of
+    a :class:`lieattn.train.PointSetRegressor` is of this class, with the statistics of its training set.
 
     **Equivariance.** That of the network. Only invariant numbers can have a shift, and all components of a vector have
     the same scale. Positions have the scale 1, because others would change how they move with the points.
@@ -39,12 +47,15 @@ class Rescaled(WideStatistics, Wrapper):
     extensive
         Names of outputs ``[clouds]`` or ``[clouds, numbers]`` that are sums over the points. Their shift is multiplied
         by the number of points of the cloud.
+    references
+        For outputs ``[clouds]`` or ``[clouds, 1]``, by name, a table ``[elements, 2]``: the numbers z of elements in
+        ``data.z``, and what each point with this z adds to the output, such as the energy of its atom.
 
     Raises
     ------
     ValueError
-        If names are unknown, or if an output that changes under rotations according to ``network.kind`` has a shift or
-        components with different scales, or positions have another scale than 1. Components of a sum of
+        If names or elements are unknown, or if an output that changes under rotations according to ``network.kind`` has
+        a shift or components with different scales, or positions have another scale than 1. Components of a sum of
         representations may differ, since some of them may be invariant.
 
     Examples
@@ -60,6 +71,7 @@ class Rescaled(WideStatistics, Wrapper):
         scale: Mapping[str, Tensor | float],
         shift: Mapping[str, Tensor | float] | None = None,
         extensive: Sequence[str] = (),
+        references: Mapping[str, Tensor] | None = None,
     ) -> None:
         check_arguments(Rescaled.__init__, locals())
         super().__init__(network)
@@ -72,8 +84,7 @@ class Rescaled(WideStatistics, Wrapper):
                     raise ValueError(f"{argument}: expected names of outputs, got {name!r}")
                 if not isinstance(number, Tensor):
                     check_number(f"{argument}[{name!r}]", number)
-        if unknown := set(extensive) - set(scale):
-            raise ValueError(f"extensive: {sorted(unknown)} are not among the outputs {sorted(scale)}")
+        _check_sums(extensive, references := dict(references or {}), scale)
         kinds = _kinds(network, scale)
         for name in self.turning(network, scale):
             _check_turning(name, kinds[name], torch.as_tensor(scale[name]), torch.as_tensor(shift.get(name, 0.0)))
@@ -82,6 +93,7 @@ class Rescaled(WideStatistics, Wrapper):
             # Copied, because load_state_dict writes into buffers.
             self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)).clone())
             self.register_buffer(f"scale_{name}", torch.as_tensor(scale[name]).clone())
+            self.register_buffer(f"references_{name}", references[name].clone() if name in references else None)
 
     @staticmethod
     def turning(network: object, names: Iterable[str]) -> list[str]:
@@ -109,6 +121,37 @@ class Rescaled(WideStatistics, Wrapper):
         check_choice("name", name, self.names)
         return self.get_buffer(f"scale_{name}"), self.get_buffer(f"shift_{name}")
 
+    def references(self, name: str) -> Tensor | None:
+        """Return the table ``[elements, 2]`` of an output, or None if it has none."""
+        check_choice("name", name, self.names)
+        return self._buffers[f"references_{name}"]
+
+    @staticmethod
+    def sum_over_atoms(table: Tensor, data: Any, clouds: int) -> Tensor:
+        """Return the sum of the entries of a table for the atoms of each cloud, ``[clouds]`` in float64.
+
+        ValueError is raised for elements without an entry.
+        """
+        z = getattr(data, "z", None)
+        if not isinstance(z, Tensor) or z.ndim != 1:
+            raise ValueError(f"data.z: expected elements [points], to which references belong, got {shown(z)}")
+        table = table.double().to(z.device)
+        same = z[:, None] == table[:, 0]
+        if may_read_values(z) and bool((alone := ~same.any(dim=1)).any()):
+            known = [int(number) for number in table[:, 0]]
+            raise ValueError(f"data.z: expected elements with references, {known}, got {int(z[alone][0])}")
+        batch = getattr(data, "batch", None)
+        batch = torch.zeros_like(z) if batch is None else batch
+        return table.new_zeros(clouds).index_add(0, batch, (same * table[:, 1]).sum(dim=1))
+
+    def _parts(self) -> list[tuple[str, str, str]]:
+        rows = super()._parts()
+        for name in self.names:
+            if (table := self.references(name)) is not None:
+                numbers = ", ".join(f"{int(z)}: {value:.6g}" for z, value in table.tolist())
+                rows.append((f"references of {name}", f"{{{numbers}}}", ""))
+        return rows
+
     def geometry(self, data: Any) -> Any:
         """Return ``network.geometry(data)``; AttributeError if the network has no such method."""
         network: Any = self.network
@@ -135,20 +178,36 @@ class Rescaled(WideStatistics, Wrapper):
         return type(found)(**rescaled) if hasattr(found, "_asdict") and rescaled.keys() == outputs.keys() else rescaled
 
     def shift_of(self, name: str, output: Tensor, data: Any) -> Tensor:
-        """Return the shift of an output of the network, which broadcasts to it; extensive ones sum over the points."""
-        shift = self.units(name)[1].to(output)
-        if name not in self.extensive:
+        """Return the shift of an output of the network, which broadcasts to it; extensive ones sum over the points.
+
+        It includes references, in float64. ValueError is raised for elements without one.
+        """
+        shift, axes = self.units(name)[1].to(output), [1] * (output.ndim - 1)
+        if name in self.extensive:
+            counts = _points_of_clouds(data, len(output)).to(output)
+            if len(counts) != len(output):
+                found = tuple(output.shape)
+                raise ValueError(f"extensive: expected one {name} for each of {len(counts)} clouds, got {found}")
+            shift = shift * counts.view(-1, *axes)
+        if (table := self.references(name)) is None:
             return shift
-        counts = _points_of_clouds(data, len(output)).to(output)
-        if len(counts) != len(output):
-            found = tuple(output.shape)
-            raise ValueError(f"extensive: expected one {name} for each of {len(counts)} clouds, got {found}")
-        return shift * counts.view(-1, *[1] * (output.ndim - 1))
+        return shift + self.sum_over_atoms(table, data, len(output)).to(output.device).view(-1, *axes)
 
     def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
         # Half precision would round energies that are far from 0.
         output = output.to(torch.promote_types(output.dtype, torch.float32))
         return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output
+
+
+def _check_sums(extensive: Sequence[str], references: Mapping[str, Tensor], outputs: Iterable[str]) -> None:
+    """Raise ValueError for names that are no outputs, and tables that do not have an element and a number in a row."""
+    for argument, names in (("extensive", extensive), ("references", references)):
+        if unknown := set(names) - set(outputs):
+            raise ValueError(f"{argument}: {sorted(unknown)} are not among the outputs {sorted(outputs)}")
+    for name, table in references.items():
+        check_tensor(f"references[{name!r}]", table, "a floating tensor")
+        if table.ndim != 2 or table.shape[1] != 2:
+            raise ValueError(f"references[{name!r}]: expected a table [elements, 2], got {tuple(table.shape)}")
 
 
 def _kinds(network: object, names: Iterable[str]) -> dict[str, Any]:

@@ -323,7 +323,7 @@ class TestMeshFolder:
     def test_broken_links_are_named(self, tmp_path):
         self.write(tmp_path, "a/0.off")
         (tmp_path / "a" / "1.off").symlink_to("nowhere.off")
-        with pytest.raises(ValueError, match=r"1 of 2 meshes cannot be used: .*No such file.*1\.off"):
+        with pytest.raises(ValueError, match=r"1 of 2 files cannot be used: .*No such file.*1\.off"):
             ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0))
 
     def test_archive_of_modelnet_in_capitals(self, tmp_path):
@@ -334,7 +334,7 @@ class TestMeshFolder:
             ld.ModelNet(tmp_path / "MODELNET10.ZIP", points=4, verify=False)
 
     def test_no_meshes(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"there are no meshes CLASS/\* or \* "):
+        with pytest.raises(FileNotFoundError, match=r"there are no meshes or scans CLASS/\* or \* "):
             ld.MeshFolder(tmp_path)
 
 

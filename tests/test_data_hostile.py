@@ -464,7 +464,7 @@ class TestMeshes:
             (encrypted, "has the encrypted member"),
         ):
             path.write_bytes(content)
-            with pytest.raises(ValueError, match=rf"1 of 1 meshes cannot be used: .*set\.zip .*{message}"):
+            with pytest.raises(ValueError, match=rf"1 of 1 files cannot be used: .*set\.zip .*{message}"):
                 ld.MeshFolder(path, points=4)
 
 

@@ -335,14 +335,13 @@ class TestReading:
                 np.testing.assert_array_equal(found, wanted)
 
     @pytest.mark.parametrize("suffix", ["ply", "glb", "obj", "off"])
-    def test_points_without_faces(self, tmp_path, suffix):
+    def test_points_without_faces(self, suffix):
         """A scan of a surface is often stored as points alone; readers of meshes find nothing in it."""
         scan = trimesh.PointCloud(np.eye(3))
         contents = {"off": b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "obj": b"v 0 0 0\nv 1 0 0\nv 0 1 0\n"}
         contents |= {"ply": scan.export(file_type="ply"), "glb": trimesh.Scene(scan).export(file_type="glb")}
-        (tmp_path / f"scan.{suffix}").write_bytes(contents[suffix])
         with pytest.raises(ValueError, match=rf"scan\.{suffix} has no faces, so it has no surface; a cloud of points"):
-            ld.MeshFolder(tmp_path, points=3)
+            ld.read_mesh(f"scan.{suffix}", contents[suffix])
 
     def test_unknown_suffix(self):
         with pytest.raises(ld.MeshError, match=r"path: expected one that ends in \.off, .* got .*readme\.txt"):
@@ -537,7 +536,7 @@ class TestModelNet:
         folder = write_modelnet(
             tmp_path, extra={"bed/train/bed_0009.off": off()[:40], "chair/train/chair_0007.off": b"OFF"}
         )
-        with pytest.raises(ValueError, match=r"2 of 5 meshes cannot be used: .*bed_0009\.off.*chair_0007\.off"):
+        with pytest.raises(ValueError, match=r"2 of 5 files cannot be used: .*bed_0009\.off.*chair_0007\.off"):
             ld.ModelNet(tmp_path, verify=False)
         pack(folder, tmp_path / "ModelNet40.zip")
         with pytest.raises(
@@ -555,13 +554,154 @@ class TestModelNet:
             ),
             (ValueError, lambda: ld.ModelNet(tmp_path, version=20), "version: expected one of 10, 40, got 20"),
             (FileNotFoundError, lambda: ld.MeshFolder(tmp_path / "none"), "neither a folder nor a zip archive"),
-            (FileNotFoundError, lambda: ld.ModelNet(tmp_path), r"no meshes CLASS/train/\*"),
+            (FileNotFoundError, lambda: ld.ModelNet(tmp_path), r"no meshes or scans CLASS/train/\*"),
         ):
             with pytest.raises(error, match=message):
                 call()
         (tmp_path / "ModelNet40.zip").write_bytes(b"not a zip")
         with pytest.raises(ValueError, match=r"ModelNet40\.zip is not a complete zip archive"):
             ld.ModelNet(tmp_path, version=40)
+
+
+SCAN = {name: RANDOM.random(20).astype(np.float32) for name in ("x", "y", "z", "nx", "ny", "nz", "intensity")}
+COLORS = RANDOM.integers(0, 256, (20, 3))
+LABELS = np.arange(20) % 3
+
+
+def scan_file(kind):
+    """Return the content of a scan with normals, colors, intensity and labels."""
+    table = np.stack([*SCAN.values(), *COLORS.T, LABELS], axis=1)
+    names = [*SCAN, "red", "green", "blue", "label"]
+    types = 7 * ["<f4"] + 3 * ["u1"] + ["<i4"]
+    text = "\n".join(" ".join(f"{number:.9g}" for number in row) for row in table) + "\n"
+    binary = np.rec.fromarrays(table.T, dtype=list(zip(names, types, strict=True))).tobytes()
+    if kind.startswith("ply"):
+        form = "ascii" if kind == "ply" else "binary_little_endian"
+        properties = [
+            f"property {dict(f='float', u='uchar', i='int')[t.strip('<')[0]]} {n}\n"
+            for n, t in zip(names, types, strict=True)
+        ]
+        header = f"ply\nformat {form} 1.0\nelement vertex 20\n{''.join(properties)}end_header\n"
+        return header.encode() + (text.encode() if kind == "ply" else binary)
+    if kind == "xyz":
+        return ("//" + " ".join(names).replace("intensity", "Scalar_Intensity") + "\n" + text).encode()
+    if kind == "txt":
+        return text.replace(" ", ",").encode()
+    packed = (COLORS << [16, 8, 0]).sum(axis=1).astype("<u4")
+    columns = [*SCAN.values(), packed.view("<f4"), LABELS]
+    row = [(name, "<f4") for name in (*SCAN, "rgb")] + [("label", "<u2"), ("_", "u1", (2,))]
+    header = f"# .PCD v.7\nVERSION .7\nFIELDS {' '.join(names[:3])} normal_x normal_y normal_z intensity rgb label _\n"
+    header += "SIZE 4 4 4 4 4 4 4 4 2 1\nTYPE F F F F F F F F U U\nCOUNT 1 1 1 1 1 1 1 1 1 2\nWIDTH 20\nHEIGHT 1\n"
+    header += f"VIEWPOINT 0 0 0 1 0 0 0\nPOINTS 20\nDATA {'ascii' if kind == 'pcd' else 'binary'}\n"
+    rows = np.empty(20, row)
+    for (name, *_), column in zip(row, [*columns, 0], strict=True):
+        rows[name] = column if name != "_" else 0
+    if kind != "pcd":
+        return header.encode() + rows.tobytes()
+    lines = [" ".join(f"{number:.9g}" for number in (*[c[i] for c in columns], 0, 0)) for i in range(20)]
+    return header.encode() + "\n".join(lines).encode()
+
+
+class TestScans:
+    COLUMNS = (*SCAN, "red", "green", "blue", "label")
+
+    def write(self, root, content, suffix, names=("a/0", "b/1")):
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / f"{name}.{suffix}").write_bytes(content)
+        return root
+
+    @pytest.mark.parametrize("kind", ["ply", "ply binary", "pcd", "pcd binary", "xyz", "txt"])
+    def test_formats(self, tmp_path, kind):
+        """All formats give the same points with the same attributes, in any order."""
+        self.write(tmp_path, scan_file(kind), kind.split()[0])
+        options = {"columns": self.COLUMNS} if kind == "txt" else {}
+        scans = ld.MeshFolder(tmp_path, points=20, shares=(1.0, 0.0), point_classes=[*"uvw"], **options)
+        assert (len(scans), scans.channels) == (2, ("red", "green", "blue", "intensity"))
+        for data in scans:
+            order = np.argsort(SCAN["intensity"])[np.argsort(np.argsort(data.x[:, 3].numpy()))]
+            np.testing.assert_allclose(data.x[:, :3], COLORS[order] / 255, atol=1e-7)
+            np.testing.assert_allclose(data.x[:, 3], SCAN["intensity"][order], atol=1e-7)
+            assert data.y.tolist() == LABELS[order].tolist()
+            normal = np.stack([SCAN[axis] for axis in ("nx", "ny", "nz")], axis=1)[order]
+            np.testing.assert_allclose(data.normal, normal / np.linalg.norm(normal, axis=1, keepdims=True), atol=1e-6)
+            pos = ld.normalize_cloud(np.stack([SCAN[axis] for axis in "xyz"], axis=1))[order]
+            np.testing.assert_allclose(data.pos, pos, atol=1e-6)
+        kinds = ld.MeshFolder(tmp_path, points=5, shares=(1.0, 0.0), rotate="SO3", **options)
+        assert (kinds.classes, kinds.labels.tolist(), kinds[0].x.shape) == (("a", "b"), [0, 1], (5, 4))
+
+    def test_normals_are_estimated_and_turn_with_the_scan(self, tmp_path):
+        """The normals of a ball point outwards, and those of turned points are the turned normals."""
+        ball = ld.fibonacci_sphere(200)
+        ball = np.concatenate([ball, [[np.nan, 0, 0]]])  # not seen by the camera
+        turn = np.linalg.qr(RANDOM.normal(size=(3, 3)))[0]
+        for name, places in (("0", ball), ("1", ball @ turn.T)):
+            rows = "\n".join(" ".join(map(repr, place)) for place in places.tolist())
+            self.write(tmp_path, rows.encode(), "xyz", [f"a/{name}"])
+        options = {"points": 200, "shares": (1.0, 0.0), "columns": [*"xyz"]}
+        first, second = ld.MeshFolder(tmp_path, **options)
+        assert ((first.pos * first.normal).sum(1) > 0.99).all()
+        order = torch.cdist(first.pos @ torch.from_numpy(turn.T).float(), second.pos).argmin(dim=1)
+        torch.testing.assert_close(
+            second.normal[order], first.normal @ torch.from_numpy(turn.T).float(), atol=1e-4, rtol=0
+        )
+
+    @pytest.mark.parametrize("places", [["0 0 0"], 5 * ["1 1 1"], ["0 0 0", "1 0 0", "2 0 0", "3 0 0"]])
+    def test_no_normals_on_a_line(self, tmp_path, places):
+        self.write(tmp_path, "\n".join(places).encode(), "xyz")
+        data = ld.MeshFolder(tmp_path, points=8, shares=(1.0, 0.0))[0]
+        assert data.pos.isfinite().all()
+        assert (data.normal == 0).all()
+        assert "x" not in data
+
+    @pytest.mark.parametrize(
+        ("suffix", "content", "message"),
+        [
+            ("pcd", scan_file("pcd binary")[:-1], "promises 720 bytes, but there are 719"),
+            ("pcd", scan_file("pcd").rpartition(b"\n")[0], "promises 20 rows"),
+            ("pcd", scan_file("pcd").replace(b"DATA ascii", b"DATA binary_compressed"), "write it as ascii or binary"),
+            ("pcd", b"VERSION .7\n", "does not begin with the header of a PCD file"),
+            ("ply", scan_file("ply binary")[:-3], "cannot be read as a scan"),
+            (
+                "ply",
+                scan_file("ply").replace(b"property float x\n", b"property float t\n"),
+                "expected columns x, y and z",
+            ),
+            ("ply", scan_file("ply").replace(b" 2\n", b" 2.5\n"), "label has numbers that its type cannot hold"),
+            ("xyz", b"1 2 3 4\n5 6 7 8\n", "has 4 columns without names: pass columns"),
+            ("xyz", b"2\ncomment\nC 0 0 0\nO 1 0 0\n", "cannot be read as a scan"),
+            ("xyz", b"x y z intensity\n0 0 0 nan\n1 0 0 1\n", "intensity: expected finite numbers"),
+            ("xyz", b"nan 0 0\n", "no points with finite positions"),
+            ("xyz", b"", "no points with finite positions"),
+            ("xyz", scan_file("xyz"), "expected no channels as in the first file, got blue, green, intensity, red"),
+        ],
+    )
+    def test_damaged_files_are_named(self, tmp_path, suffix, content, message):
+        self.write(tmp_path, b"0 0 0\n", "xyz", ["a/0"])
+        self.write(tmp_path, content, suffix, ["a/1"])
+        with pytest.raises(ValueError, match=rf"1 of 2 files cannot be used: .*1\.{suffix}.*{message}"):
+            ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"point_classes": ["u", "v"]},
+                r"0\.ply: expected a column label of integers in 0 \.\. 1, got another or none",
+            ),
+            ({"point_classes": ["u"], "labels": {"a/0.ply": "u"}}, "labels: expected None with point_classes"),
+            ({"columns": ["x", "y"]}, "columns: expected x, y and z, and others, got "),
+        ],
+    )
+    def test_bad_arguments(self, tmp_path, options, message):
+        self.write(tmp_path, scan_file("ply"), "ply", ["a/0"])
+        with pytest.raises(ValueError, match=message):
+            ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0), **options)
+
+    def test_texts_beside_meshes_are_no_scans(self, tmp_path):
+        self.write(tmp_path, b"Read me first.", "txt", ["a/0"])
+        self.write(tmp_path, off(), "off", ["a/1"])
+        assert len(ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0))) == 1
 
 
 class TestVoxels:

@@ -175,8 +175,7 @@ def _read(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64
     facets = int.from_bytes(data[80:84], "little")
     if kind == "stl" and len(data) == 84 + 50 * facets:
         return _read_by_trimesh(kind, data)
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as written by editors and shells of Windows
-    text = data.decode("utf-16").encode() if wide else data.removeprefix(codecs.BOM_UTF8)
+    text = decoded(data)
     if kind != "stl":
         places, polygons = {"off": _read_off, "obj": _read_obj, "ply": _read_ply}[kind](text)
         return places, _triangles(places, polygons)
@@ -184,6 +183,12 @@ def _read(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64
         return _read_stl(text)
     found = max(0, len(data) - 84) // 50
     raise ValueError(f"{found} triangles of {facets} can be read, so it is cut off or has further bytes")
+
+
+def decoded(data: bytes) -> bytes:
+    """Return the content of a file without the marks of encodings, as written by editors and shells of Windows."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16").encode() if wide else data.removeprefix(codecs.BOM_UTF8)
 
 
 def _read_off(data: bytes) -> _Polygons:
@@ -253,19 +258,24 @@ def _read_stl(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return np.array(words).astype(np.float64).reshape(-1, 3), np.arange(3 * len(facets)).reshape(-1, 3)
 
 
-def _read_ply(content: bytes) -> _Polygons:
-    """Read a PLY file of text or numbers.
-
-    trimesh reads each binary face as if it had as many corners as the first one, and only some names.
-    """
+def ply_header(content: bytes) -> tuple[dict[str, tuple[int, list[_PlyProperty]]], str, bytes]:
+    """Return the elements of a PLY file, the order of its bytes (empty for text) and what follows the header."""
     header = _PLY.match(content)
     lines = [line.split() for line in header[1].splitlines()] if header else []
     order = next((_PLY_ORDERS.get(line[1]) for line in lines if line[:1] == [b"format"]), None)
     if header is None or order is None:
         raise ValueError("it does not begin with the header of a PLY file, with one of its three formats")
-    body, at = content[header.end() :], 0
+    return _ply_elements(lines), order, content[header.end() :]
+
+
+def read_ply(content: bytes) -> tuple[dict[str, tuple[int, list[_PlyProperty]]], dict[str, dict[str, Any]]]:
+    """Return the elements of a PLY file of text or numbers, and the columns of each by name.
+
+    trimesh reads each binary face as if it had as many corners as the first one, and only some names.
+    """
+    elements, order, body = ply_header(content)
+    at, found = 0, dict[str, dict[str, Any]]()
     rows = [] if order else [line for line in body.splitlines() if line.strip()]
-    elements, found = _ply_elements(lines), dict[str, dict[str, Any]]()
     for name, (count, properties) in elements.items():
         if order:
             found[name], at = _ply_numbers(body, at, count, properties, order)
@@ -273,6 +283,11 @@ def _read_ply(content: bytes) -> _Polygons:
             found[name], at = _ply_text(name, rows[at : at + count], count, properties), at + count
     if order and at != len(body):
         raise ValueError(f"its header promises {at} bytes, but there are {len(body)}")
+    return elements, found
+
+
+def _read_ply(content: bytes) -> _Polygons:
+    elements, found = read_ply(content)
     number, properties = elements.get("face", (0, []))
     if not number and elements.get("tristrips", (0,))[0]:
         raise ValueError("it has strips of triangles, which are not read: export it with faces")
@@ -287,7 +302,8 @@ def _read_ply(content: bytes) -> _Polygons:
         raise ValueError(f"expected one list of vertices for each face, as {_PLY_CORNERS[0]}, got {names}")
     vertices = np.stack([np.asarray(found["vertex"][axis], dtype=np.float64) for axis in "xyz"], axis=1)
     polygons = found["face"][usual[0]]
-    return vertices, polygons if order else [[int(word) for word in polygon] for polygon in polygons]
+    numbers = isinstance(polygons, np.ndarray)
+    return vertices, polygons if numbers else [[int(word) for word in polygon] for polygon in polygons]
 
 
 def _ply_elements(lines: Sequence[Sequence[bytes]]) -> dict[str, tuple[int, list[_PlyProperty]]]:

@@ -1,4 +1,4 @@
-"""Folders and archives of labeled meshes, including ModelNet.
+"""Folders and archives of labeled shapes, including ModelNet.
 
 torch_geometric unpacks the archive to disk without a limit, and trusts the counts in a mesh. This reader has limits.
 """
@@ -10,14 +10,26 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch_geometric.data import Data
 
 from lieattn_datasets._checks import check_arguments, require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Archive, Release, files_below, is_hidden, listed, portable_name
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
-from lieattn_datasets._shapes import Rotate, ShapePoints, Task
+from lieattn_datasets._scans import (
+    CHANNELS,
+    LABEL,
+    NORMAL,
+    POSITION,
+    SCAN_SUFFIXES,
+    estimate_normals,
+    is_scan,
+    read_scan,
+)
+from lieattn_datasets._shapes import Rotate, ShapePoints, Task, drawn
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out, progress, seeded
 
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
@@ -33,18 +45,24 @@ _RELEASES = {
     for version in _COUNTS
 }
 
-# The name of a mesh for errors, and a function that reads its bytes.
+# The name of a file for errors, and a function that reads its bytes.
 _Entry = tuple[str, Callable[[], bytes]]
 
 
 class MeshFolder(ShapePoints):
-    """Labeled triangle meshes of a folder, as points sampled on their surfaces, with normals.
+    """Labeled triangle meshes or scans of a folder, as points on their surfaces, with normals.
 
     The folder contains ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet does; or ``CLASS/*``, or only files, which a
     permutation splits with the same share of every class. The formats OFF, OBJ, STL, PLY and GLB are supported.
     Points are sampled once per mesh, uniformly by area, centered and scaled into the unit sphere. Normals are the
     normals of the faces. Many meshes, including those of ModelNet, are not oriented consistently, so a loss on normals
     should not depend on their sign.
+
+    **Scans** are clouds of points without faces, in PLY, PCD (ascii or binary), XYZ or TXT files. Points are drawn from
+    a cloud, without repetition if there are enough. Colors in [0, 1] and intensities, if all files have them, are the
+    channels ``x`` float32 ``[points, channels]``. Integers are divided by the largest one of their type. If a file has
+    no normals, they are estimated: that of the plane through the 16 nearest points, away from the mean of the cloud,
+    and zero where these points are on one line. So they turn with the scan.
 
     Parameters
     ----------
@@ -59,8 +77,15 @@ class MeshFolder(ShapePoints):
         Map from the name of each file in the folder to its class (a string) or its target (a number, which becomes
         ``y`` float32 ``[1, 1]``). Default: classes are the subfolders; if there are only files, they form one class
         with the name of the folder.
+    point_classes
+        Names of the classes of points, for segmentation: ``y`` is int64 ``[points]``, from the column ``label`` of the
+        scans, which counts from 0. Subfolders are not classes then.
+    columns
+        Names of the columns of XYZ and TXT files, among ``x, y, z, nx, ny, nz, red, green, blue, intensity, label``;
+        columns with other names are left out. Default: those in the first line, or x, y, z. TXT files are read if
+        ``columns`` are given.
     validation
-        Number of meshes of ``CLASS/train/*`` that are set aside as ``"valid"``, by a permutation with a fixed seed.
+        Number of files of ``CLASS/train/*`` that are set aside as ``"valid"``, by a permutation with a fixed seed.
     shares
         Shares of ``"train"`` and ``"valid"`` if the folder has no splits. The rest is ``"test"``.
     split_seed
@@ -73,15 +98,24 @@ class MeshFolder(ShapePoints):
     Raises
     ------
     FileNotFoundError
-        If the folder does not exist, or has no meshes.
+        If the folder does not exist, or has no meshes and no scans.
     ValueError
-        If meshes are broken, have no label, or are in no split or no class although others are (the message names
-        them); if the splits are the upper folders; or if an argument is out of range.
+        If files are damaged, have no label, have other channels than the first one, or are in no split or no class
+        although others are (the message names them); if the splits are the upper folders; or if an argument is out of
+        range.
+
+    Attributes
+    ----------
+    channels : tuple[str, ...]
+        Names of the channels of ``x``, among red, green, blue and intensity; empty for meshes, which have no ``x``.
     """
 
-    card = Card("your own meshes", "those of your files", "all meshes in the folder")
+    card = Card("your own meshes or scans", "those of your files", "all meshes and scans in the folder")
+
+    channels: tuple[str, ...] = ()
 
     _needs_split = False
+    _values: NDArray[np.float32]
 
     def __init__(
         self,
@@ -90,6 +124,8 @@ class MeshFolder(ShapePoints):
         *,
         points: int = 1024,
         labels: Mapping[str, str | float] | None = None,
+        point_classes: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
         validation: int = 0,
         shares: Sequence[float] = (0.8, 0.1),
         split_seed: int = 0,
@@ -99,10 +135,13 @@ class MeshFolder(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(MeshFolder.__init__, locals())
+        require(columns is None or {*POSITION} <= {*columns}, "columns", "x, y and z, and others", columns)
+        alone = labels is None or point_classes is None
+        require(alone, "labels", "None with point_classes, which are classes of points", "both")
         place = Path(root)
         half = half_of(split)
         with contextlib.ExitStack() as stack:
-            found = _list_meshes(place, stack)
+            found = _list_shapes(place, stack, (*MESH_SUFFIXES, *SCAN_SUFFIXES, *([".txt"] if columns else [])))
             meshes = sorted(found, key=str)
             official = _official(meshes)
             given = bool(official) or self._needs_split
@@ -117,17 +156,32 @@ class MeshFolder(ShapePoints):
                 chosen = seeded(numbers, split, shares, split_seed) if meshes else np.arange(0)
             if not len(chosen):
                 where = f"CLASS/{half}/*" if given else "CLASS/* or *"
-                raise FileNotFoundError(f"there are no meshes {where} ({', '.join(MESH_SUFFIXES)}) in {str(place)!r}")
+                suffixes = ", ".join((*MESH_SUFFIXES, *SCAN_SUFFIXES))
+                raise FileNotFoundError(f"there are no meshes or scans {where} ({suffixes}) in {str(place)!r}")
             entries = [found[meshes[i]] for i in chosen]
-            pos, normal = _sample(entries, points, (seed, SPLITS.index(half if given else split)))
+            keys = seed, SPLITS.index(half if given else split)
+            sampled = _sample(entries, points, keys, columns, 0 if point_classes is None else len(point_classes))
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
+        if point_classes is not None:
+            kinds_of_points = np.stack([shape.pop(LABEL) for shape in sampled]).astype(np.int64)
+            numbers, classes, chosen = kinds_of_points, list(point_classes), np.arange(len(chosen))
+        pos, normal = (np.stack([shape[name] for shape in sampled]) for name in ("pos", "normal"))
         targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
         super().__init__(pos, normal, numbers[chosen], classes or [_name(place)], targets=targets, **options)
+        self.channels = tuple(name for name in CHANNELS if name in sampled[0])
+        if self.channels:
+            self._values = np.stack([[shape[name] for name in self.channels] for shape in sampled]).swapaxes(1, 2)
         self._files = [name for name, _ in entries]
         if given:
             self._indices = hold_out(len(entries), validation, split)
         got = f"{validation}; use shares instead"
         require(given or not validation, "validation", "0 for a folder without CLASS/train/*", got)
+
+    def _make(self, index: int) -> Data:
+        data = super()._make(index)
+        if self.channels:
+            data.x = torch.from_numpy(self._values[index].astype(np.float32))
+        return data
 
 
 class ModelNet(MeshFolder):
@@ -191,26 +245,59 @@ class ModelNet(MeshFolder):
 
 
 def _sample(
-    entries: Sequence[_Entry], points: int, keys: tuple[int, ...]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Read all meshes and sample points on them; raise one error for meshes that cannot be read."""
-    pos, normal, broken = [], [], []
-    for number, (name, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
+    entries: Sequence[_Entry], points: int, keys: tuple[int, ...], columns: Sequence[str] | None, classes: int
+) -> list[dict[str, NDArray[Any]]]:
+    """Read all files and take points of them; raise one error for those that cannot be used.
+
+    Returns ``pos`` and ``normal`` ``[points, 3]`` and further columns ``[points]`` of each. The column of labels is
+    required, and checked, if there are ``classes`` of points.
+    """
+    sampled: list[dict[str, NDArray[Any]]] = []
+    broken = []
+    for number, (name, read) in enumerate(progress(entries, "reading shapes", len(entries))):
+        stream = frozen_stream(*keys, number)
         try:
-            vertices, faces = read_mesh(name, read())
-        except (ValueError, OSError) as error:  # raised by the mesh, by the archive or for a broken link
+            data = read()
+            if is_scan(name, data):
+                shape = _draw(read_scan(name, data, columns), points, stream)
+            else:
+                shape = dict(
+                    zip(("pos", "normal"), sample_surface(*read_mesh(name, data), points, stream), strict=True)
+                )
+                shape["pos"] = normalize_cloud(shape["pos"])
+            labels = shape.get(LABEL, np.array([np.nan])) if classes else np.zeros(1)
+            right = (labels == np.clip(np.rint(labels), 0, max(classes - 1, 0))).all()
+            require(right, name, f"a column label of integers in 0 .. {classes - 1}", "another or none")
+            first = {*sampled[0]} - {LABEL} if sampled else {*shape} - {LABEL}
+            expected = ", ".join(sorted(first - {"pos", "normal"})) or "no channels"
+            found = ", ".join(sorted({*shape} - {"pos", "normal", LABEL})) or "none"
+            require({*shape} - {LABEL} == first, name, f"{expected} as in the first file", found)
+        except (ValueError, OSError) as error:  # raised by the file, by the archive or for a broken link
             broken.append(str(error))
         else:
-            places, normals = sample_surface(vertices, faces, points, frozen_stream(*keys, number))
-            pos.append(normalize_cloud(places).astype(np.float32))
-            normal.append(normals.astype(np.float32))
+            sampled.append({key: values.astype(np.float32) for key, values in shape.items()})
     if broken:
-        raise ValueError(f"{len(broken)} of {len(entries)} meshes cannot be used: {listed(broken, '; ')}")
-    return np.stack(pos), np.stack(normal)
+        raise ValueError(f"{len(broken)} of {len(entries)} files cannot be used: {listed(broken, '; ')}")
+    return sampled
 
 
-def _list_meshes(place: Path, stack: contextlib.ExitStack) -> dict[PurePosixPath, _Entry]:
-    """Return the meshes in a folder or archive by their names in it, without hidden files."""
+def _draw(scan: dict[str, NDArray[Any]], points: int, stream: np.random.RandomState) -> dict[str, NDArray[Any]]:
+    """Draw points of a scan, and estimate their normals if it has none."""
+    pos = np.stack([scan.pop(axis) for axis in POSITION], axis=1).astype(np.float64)
+    chosen = drawn(len(pos), points, stream)
+    normals = [scan.pop(axis, None) for axis in NORMAL]
+    kept = {name: values[chosen] for name, values in scan.items()}
+    if any(axis is None for axis in normals):
+        normal = estimate_normals(pos, chosen)
+    else:
+        normal = np.stack(normals, axis=1)[chosen]  # type: ignore[arg-type]
+        length = np.linalg.norm(normal, axis=1, keepdims=True)
+        normal = normal / np.where(length > 0, length, 1.0)
+    return {"pos": normalize_cloud(pos[chosen]), "normal": normal, **kept}
+
+
+def _list_shapes(place: Path, stack: contextlib.ExitStack, suffixes: Sequence[str]) -> dict[PurePosixPath, _Entry]:
+    """Return the files with these suffixes in a folder or archive by their names in it, without hidden files."""
     entries: dict[str, _Entry]
     if place.suffix.lower() == ".zip" and place.is_file():
         archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
@@ -218,9 +305,9 @@ def _list_meshes(place: Path, stack: contextlib.ExitStack) -> dict[PurePosixPath
     elif place.is_dir():
         entries = {name: (str(path), path.read_bytes) for name, path in files_below(place).items()}
     else:
-        raise FileNotFoundError(f"there is neither a folder nor a zip archive {str(place)!r} of meshes")
+        raise FileNotFoundError(f"there is neither a folder nor a zip archive {str(place)!r} of meshes or scans")
     found = {PurePosixPath(name): entry for name, entry in entries.items() if not is_hidden(name)}
-    return {path: entry for path, entry in found.items() if path.suffix.lower() in MESH_SUFFIXES}
+    return {path: entry for path, entry in found.items() if path.suffix.lower() in suffixes}
 
 
 def _official(meshes: Sequence[PurePosixPath]) -> list[PurePosixPath]:

@@ -316,6 +316,10 @@ def surface_voxels(mask: NDArray[np.bool_], points: int, stream: np.random.Rando
         for step in (-1, 1):
             inner &= np.roll(framed, step, axis)[1:-1, 1:-1, 1:-1]
     places = np.argwhere(mask & ~inner).astype(np.float64)
-    order = stream.permutation(len(places))
-    missing = max(points - len(places), 0)
-    return places[np.concatenate([order[:points], stream.randint(len(places), size=missing)])]
+    return places[drawn(len(places), points, stream)]
+
+
+def drawn(size: int, count: int, stream: np.random.RandomState) -> NDArray[np.int64]:
+    """Return random indices below ``size``, without repetition if there are enough, otherwise all and some again."""
+    order = stream.permutation(size)
+    return np.concatenate([order[:count], stream.randint(size, size=max(count - size, 0))])

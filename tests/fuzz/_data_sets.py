@@ -206,6 +206,14 @@ def _mesh(kind: str) -> Case:
     )
 
 
+def _scan(kind: str) -> Case:
+    return Case(
+        lambda folder: (folder / f"scan.{kind.split()[0]}").write_bytes(test_data_shapes.scan_file(kind)),
+        lambda folder: ld.MeshFolder(folder, points=8, shares=(1.0, 0.0)),
+        counts=kind != "xyz",
+    )
+
+
 def _npz(write: Callable[[Path], Any], load: Callable[[Path], Any]) -> Case:
     return Case(write, load, checksums=True)
 
@@ -266,6 +274,7 @@ CASES: dict[str, Case] = {
     "MeshFolder": Case(
         _write_meshes, lambda folder: ld.MeshFolder(folder / "ModelNet10", "test", points=8), only="ModelNet10/bed/test"
     ),
+    **{f"MeshFolder {kind}": _scan(kind) for kind in ("ply", "ply binary", "pcd", "pcd binary", "xyz")},
     "ModelNet10Tiny": _npz(test_data_shapes.TestVoxels().write_tiny, _images(ld.ModelNet10Tiny)),
     "AdrenalMNIST3D": _npz(_write_adrenal, _images(ld.AdrenalMNIST3D, points=8)),
     "read_mesh": _mesh("off"),

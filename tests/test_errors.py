@@ -29,7 +29,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import FramewiseTransformer, GSANet
+from lieattn.models import FramewiseTransformer, GSANet, published_table
 from lieattn.models.gsa import GSAOptions, Stages
 from lieattn.nn import GridPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, PositionalValues, RotaryEncoding
@@ -374,6 +374,13 @@ CASES = [
         )
     ),
     ("nn.GroupSelfAttention", ValueError, {"encoding": [RotaryEncoding(2, 1, 4)]}, "encoding", "'joint'"),
+    (
+        "nn.GroupSelfAttention",
+        ValueError,
+        {"encoding": CoordinateEncoding(2, 4, C4, published_table(C4))},
+        "encoding",
+        "'joint'",
+    ),
     ("nn.GroupSelfAttention", TypeError, {"encoding": [[FiberEncoding(C4, 6)]]}, "encoding", "[FiberEncoding()]"),
     ("nn.GroupSelfAttention", ValueError, {"encoding": [MLPEncoding(C4, 3)]}, "terms.displacement_bias", "4, 4, 3)"),
     (
@@ -489,6 +496,7 @@ CASES = [
     ("models.GSANet", ValueError, {"blocks": [Stages((1,), pool_last=True)]}, "data", "grid [clouds, 2]"),
     ("models.Stages", ValueError, {"inexact": ["no"]}),
     ("models.GSAOptions", ValueError, {"init_scale": [-1, INF]}),
+    ("models.GSAOptions", ValueError, {"frame_table": [published_table(C4)]}, "pattern", "'joint'"),
     ("models.GSAOptions", ValueError, {"init": ["zero"]}),
     ("models.GSAOptions", ValueError, {"activation": ["tanh"]}),
     ("models.GSAOptions", ValueError, {"length": [-1.0]}),

@@ -189,7 +189,9 @@ NETWORKS = {
     ),
     "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), "C8 on pixels"),
     "gsa_published": (
-        lambda: gsa(cyclic(4), PixelSquare(3), options=GSAOptions(frame_table=published_table(cyclic(4)))),
+        lambda: gsa(
+            cyclic(4), PixelSquare(3), options=GSAOptions(frame_table=published_table(cyclic(4)), pattern="query_sum")
+        ),
         lambda: pixels(4),
         "trivial2",
     ),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -18,7 +19,7 @@ from torch_geometric.data import Data
 import lieattn
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius, ScaleFrames
 from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
-from lieattn.io import digest
+from lieattn.io import add_digests, digest
 from lieattn.io._record import describe
 from lieattn.models import (
     AffineSelfConvNet,
@@ -50,7 +51,7 @@ from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import DipoleHead, Heads, InvariantHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.testing import randomize
-from lieattn.train import PointSetRegressor
+from lieattn.train import PointSetClassifier, PointSetRegressor, load_network
 from tests.test_weights import WEIGHTS
 
 
@@ -352,7 +353,7 @@ def test_damage_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "has format 2, but this version reads formats up to 1"),
+        ({"format": 3}, "has format 3, but this version reads formats up to 2"),
         ({"network": {"class_path": "os.system", "init_args": {"command": "false"}}}, "names os.system"),
         ({"network": {"class_path": "lieattn.models.Gone", "init_args": {}}}, "cannot import lieattn.models.Gone"),
         ({"network": {"class_path": "lieattn.models.energy_drift", "init_args": {}}}, "is not a class"),
@@ -510,14 +511,14 @@ def test_weights_know_what_they_are_for(name, ours, theirs):
         ),
         ("activation", lambda **o: images(**o), {"activation": "relu"}, {}),
         ("positions", lambda **o: images(values=False, **o), {"positions": "absolute"}, {}),
-        ("frame_table", lambda **o: images(**o), {"frame_table": published_table(cyclic(4))}, {}),
+        ("frame_table", lambda **o: summing(**o), {"frame_table": published_table(cyclic(4))}, {}),
         (
             "frame_table",
-            lambda **o: images(**o),
+            lambda **o: summing(**o),
             {"frame_table": cyclic(4).relative_index[:, None].expand(4, 4, 4).contiguous()},  # h⁻¹ m, equivariant too
             {},
         ),
-        ("pattern", lambda **o: images(**o), {"pattern": "joint"}, {}),
+        ("pattern", lambda **o: images(**o), {"pattern": "joint"}, {"pattern": "query_sum"}),
         ("local", lambda **o: AttentiveNet(cyclic(4), 1, 2, neighborhood=AllPairs(), **o), {"local": Radius(1.0)}, {}),
         ("pools", lambda last: images(blocks=Stages((1, 1), pool_last=last)), {"last": True}, {"last": False}),
         ("activation", lambda **o: attending(**o), {"activation": "relu"}, {}),
@@ -539,9 +540,62 @@ def test_weights_know_the_options_of_layers_and_heads(name, make, ours, theirs):
     make(**ours).load_state_dict(weights)
     with pytest.raises(RuntimeError, match=f"{name}: the weights are for .*, the module has"):
         make(**theirs).load_state_dict(weights)
-    for entry in weights._metadata.values():  # weights of earlier versions do not have this option
-        entry.get("geometry", {}).pop(name, None)
+    forget(weights, name)
     make(**theirs).load_state_dict(weights)
+
+
+def forget(weights, name):
+    """Remove an option from the metadata of weights, as in those of versions that did not have it."""
+    for entry in weights._metadata.values():
+        entry.get("geometry", {}).pop(name, None)
+
+
+FORMS = [None, {}, {"values": True}, {"class_path": "lieattn.models.GSAOptions", "init_args": {"values": True}}]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("kind", ["file", "recorded", "configured"])
+def test_files_of_earlier_versions_have_the_pattern_of_the_paper(kind, form, tmp_path):
+    """Their options are absent or have no pattern, and neither have their weights."""
+    network, path = randomize(images(pattern="query_sum")).eval(), tmp_path / "network"
+    data = Data(x=torch.randn(6, 1), pos=torch.randn(6, 2))
+    if kind == "file":
+        lieattn.save(network, path)
+        with safe_open(path, "pt") as file:
+            header = json.loads(file.metadata()["lieattn"])
+        modules = header["modules"]
+        header["network"]["init_args"]["options"] = form
+        modules[""]["geometry"].pop("pattern")
+        rewritten(path, **header | {"format": 1})
+        again = lieattn.load(path)
+    else:
+        task = PointSetClassifier(network, 10)
+        task.trainer = trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, max_epochs=1)
+        trainer.strategy.connect(task)
+        trainer.save_checkpoint(path)
+        content = torch.load(path, weights_only=True)
+        forget(content["state_dict"], "pattern")
+        entry = content["lieattn"]
+        entry["format"] = 2
+        described = entry["made"]["init_args"]["network"]["init_args"]
+        described["options"] = form
+        if kind == "configured":
+            described |= {"frames": {"class_path": "lieattn.groups.cyclic", "init_args": {"n": 4}}, "blocks": [2]}
+            entry["config"] = {"model": entry["made"]}
+        add_digests(content)
+        torch.save(content, path)
+        again = load_network(path)
+    assert again.options.pattern == "query_sum"
+    assert torch.equal(again(data), network(data))
+
+
+def test_weights_of_earlier_versions_have_the_pattern_of_the_paper(tmp_path):
+    forget(weights := images(pattern="query_sum").state_dict(), "pattern")
+    images(pattern="query_sum").load_state_dict(weights)
+    with pytest.raises(RuntimeError, match="pattern: the weights are for query_sum, the module has joint"):
+        images().load_state_dict(weights)
+    lieattn.save(GSANet(cyclic(4), neighborhood=Radius(1.5), heads=2), tmp_path / "network")
+    assert lieattn.load(tmp_path / "network").options.pattern == "joint"
 
 
 def headed(head):
@@ -579,6 +633,10 @@ def lifted(neighborhood=None, **options):
 def images(blocks=(2,), readout=None, **options):
     options = {"channels": 12, "heads": 2, "readout": readout, "options": GSAOptions(**options)}
     return GSANet(cyclic(4), neighborhood=Radius(1.5), blocks=blocks, **options)
+
+
+def summing(**options):
+    return images(pattern="query_sum", **options)
 
 
 def moving(*names):

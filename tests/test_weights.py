@@ -153,7 +153,7 @@ def springs(dynamics: nn.Module, inputs: Inputs) -> Outputs:
 
 def gsa(group, *, heads=2, blocks=(1,), readout=None, **options):
     """Return a small GSA-Net for images."""
-    options = GSAOptions(values=False, **options)
+    options = GSAOptions(values=False, pattern="query_sum", **options)
     sizes = {"channels": 6, "heads": heads, "neighborhood": PixelSquare(3)}
     return GSANet(group, 1, 3, blocks=blocks, readout=readout, options=options, **sizes)
 
@@ -247,7 +247,7 @@ WEIGHTS: dict[str, Callable[[], nn.Module]] = {
         heads=2,
         neighborhood=Radius(2.0),
         readout=GSAReadout("max"),
-        options=GSAOptions(length=1.5, values=False, activation="gelu"),
+        options=GSAOptions(length=1.5, values=False, pattern="query_sum", activation="gelu"),
     ),
     "gsa_c4_published_table": lambda: gsa(cyclic(4), frame_table=published_table(cyclic(4))),
     "gsa_encodings_c4": lambda: attention(

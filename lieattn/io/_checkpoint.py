@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments
 from lieattn.io._files import CheckpointError, check_format, digest
-from lieattn.io._record import Record
+from lieattn.io._record import Record, with_earlier_defaults
 
 KEY = "lieattn"
 """Entry of a checkpoint that this library writes."""
-FORMAT = 2
-"""Version of this entry; version 1 had no digests."""
+FORMAT = 3
+"""Version of this entry; version 1 had no digests, and 2 the defaults of earlier versions."""
 _DIGESTS = "digests"
 _VERSION = "pytorch-lightning_version"
 
@@ -83,6 +83,8 @@ def _read(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             if (member := archive.testzip()) is not None:
                 raise CheckpointError(f"{path} is damaged: {member} differs from what was saved")
+    if entry["format"] < FORMAT:
+        entry.update({key: with_earlier_defaults(entry[key]) for key in ("config", "made") if key in entry})
     return checkpoint
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -214,6 +214,25 @@ def _make(described: Any) -> Any:
     return made.with_head(_make(described["head"])) if "head" in described else made
 
 
+def with_earlier_defaults(described: Any) -> Any:
+    """Return a description or configuration of an earlier version with the values of defaults that have changed.
+
+    Before version 0.4, the blocks of a GSANet had the fiber pattern of the paper by default.
+    """
+    if isinstance(described, list):
+        return [with_earlier_defaults(entry) for entry in described]
+    if not isinstance(described, dict):
+        return described
+    found = {key: with_earlier_defaults(entry) for key, entry in described.items()}
+    path, given = str(found.get("class_path")), found.get("init_args") or {}
+    if path.startswith("lieattn.models.") and path.endswith(".GSANet"):
+        options = given.get("options") or {}
+        inner = options.get("init_args") or {} if "class_path" in options else options
+        named = {"class_path": "lieattn.models.GSAOptions", "init_args": {"pattern": "query_sum", **inner}}
+        found["init_args"] = {**given, "options": named}
+    return found
+
+
 def _arguments(value: Any) -> dict[str, Any]:
     """Return the arguments of the constructor by name."""
     noted, signature = getattr(value, _NOTED, None), _signature(value)
@@ -274,6 +293,9 @@ class TiedWeights(KeptTables):
     this check, pass ``dict(state_dict)``, which has no metadata.
     """
 
+    earlier: ClassVar[Mapping[str, str]] = {}
+    """Values of properties that weights of earlier versions do not name."""
+
     def tied_to(self) -> dict[str, str]:
         """Return the properties that the weights depend on besides their shapes, as texts by name: the finite group."""
         return tied_to_group(getattr(self, "group", None))
@@ -292,7 +314,8 @@ class TiedWeights(KeptTables):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        saved = _plain_texts(local_metadata.get("geometry", {}))
+        if saved := _plain_texts(local_metadata.get("geometry", {})):
+            saved = {**self.earlier, **saved}
         self.decide(saved)
         for name, own in _plain_texts(self.tied_to()).items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"

@@ -18,9 +18,17 @@ from torch.nn.utils.parametrize import is_parametrized
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.values import plain_text
 from lieattn.io._files import CheckpointError, check_format, digest, replacing
-from lieattn.io._record import Record, TiedWeights, describe, make, uncompiled, uncompiled_names
+from lieattn.io._record import (
+    Record,
+    TiedWeights,
+    describe,
+    make,
+    uncompiled,
+    uncompiled_names,
+    with_earlier_defaults,
+)
 
-_KEY, _FORMAT = "lieattn", 1
+_KEY, _FORMAT = "lieattn", 2  # in format 1, the defaults are those of earlier versions
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
 _TRAINED = Path(__file__).parent.parent / "trained"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+\b")  # of an object without a representation of its own
@@ -126,11 +134,13 @@ def _read(path: Path) -> Record:
         raise CheckpointError(f"{path} is damaged, or was not written by lieattn.save: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("format"), int):
         raise CheckpointError(f"{path} was not written by lieattn.save: its header does not describe a network")
-    check_format(path, header["format"], _FORMAT)
+    number = header["format"]
+    check_format(path, number, _FORMAT)
     if header.pop("digest", None) != digest([header, sorted(tensors.items())]):
         raise CheckpointError(f"{path} is damaged: its content differs from what was saved")
     weights = {name: value for name, value in tensors.items() if not name.startswith(_ARGUMENT)}
-    return Record(weights, header["modules"], _together(header["network"], tensors))
+    described = _together(header["network"], tensors)
+    return Record(weights, header["modules"], with_earlier_defaults(described) if number == 1 else described)
 
 
 def _check_finite(what: str, weights: Mapping[str, Any]) -> None:

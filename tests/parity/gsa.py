@@ -231,7 +231,9 @@ def _network(arrays, meta, dtype, table):
         blocks=Stages(blocks, None, crops, pool_last, between, inexact="allow"),
         heads=meta["heads"],
         neighborhood=PixelSquare(meta["size"]),
-        options=GSAOptions(values=False, frame_table=torch.from_numpy(table).long(), activation=activation),
+        options=GSAOptions(
+            values=False, frame_table=torch.from_numpy(table).long(), pattern="query_sum", activation=activation
+        ),
     )
     if len(set(widths)) > 1:
         _widen(network, widths)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +107,7 @@ class GSANet(LiftedNetwork):
     """
 
     has_kinks = True  # because of the maximum over the frames
+    earlier: ClassVar = {"pattern": "query_sum"}
 
     def __init__(
         self,
@@ -317,6 +318,9 @@ class GSANet(LiftedNetwork):
             group = None if found.group is None or found.group.only_translates else linear_part(found.group)
             found = replace(found, group=group, translations=False, on_average=None)
             notes.append("absolute positions break invariance to translations")
+        if (unique := self.options.unique(self.group)) is not None and len(self.blocks):
+            how = "are uniquely equivariant" if unique else "are not uniquely equivariant, see GSAOptions.pattern"
+            notes.append(f"its layers between fields {how}")
         if self.stages.follows_raster:
             notes.append("sides of images must stay even at all crops and poolings")
         return replace(found, notes=tuple(notes))
@@ -425,4 +429,5 @@ class GSANet(LiftedNetwork):
 
 # For init="balanced": standard deviation of query biases and of codes of coordinates, and factors of the head.
 _SPREAD, _HEAD, _HEAD_OF_SUM = 2.0, 0.1, 1 / 4096
-_PAPER, _ROT_MNIST = GSAOptions(values=False, init="paper"), GSAOptions(values=False, init_scale=1.0)
+_PAPER = GSAOptions(values=False, pattern="query_sum", init="paper")
+_ROT_MNIST = replace(_PAPER, init_scale=1.0, init="balanced")

@@ -23,6 +23,7 @@ Activation = Literal["silu", "relu", "gelu"]
 Init = Literal["balanced", "paper"]
 Positions = Literal["relative", "absolute", "none"]
 FiberPattern = Literal["joint", "query_sum"]
+_USUAL = "g⁻¹ m"
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ class GSAOptions:
         Rows of the encoding of pairs of frames, see :class:`lieattn.nn.relative.FiberEncoding`; those of g⁻¹ m if
         absent. :func:`lieattn.models.published_table`, which published weights need, is not equivariant.
     pattern
-        Fiber pattern of the blocks, see :class:`lieattn.nn.GroupSelfAttention`: ``"query_sum"`` as in the paper, whose
-        layer is not uniquely equivariant, or ``"joint"``, which is.
+        Fiber pattern of the blocks, see :class:`lieattn.nn.GroupSelfAttention`: ``"joint"``, whose layer is uniquely
+        equivariant and can express group convolutions, or ``"query_sum"`` as in the paper, with neither property. The
+        presets of the paper and networks saved before version 0.4 have the latter.
     activation
         Activation of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
     init_scale
@@ -165,7 +167,7 @@ class GSAOptions:
     values: bool = True
     positions: Positions = "relative"
     frame_table: Tensor | None = None
-    pattern: FiberPattern = "query_sum"
+    pattern: FiberPattern = "joint"
     activation: Activation = "silu"
     init_scale: float = math.sqrt(2)
     init: Init = "balanced"
@@ -176,6 +178,9 @@ class GSAOptions:
             check_length("length", self.length)
         if self.values and self.positions != "relative":
             raise ValueError(f"values: expected False with {self.positions} positions, since values need relative ones")
+        if self.pattern == "joint" and self.frame_table is not None and self.frame_table.ndim == 3:
+            need = "'query_sum' for a frame_table of (output, query, key) frames"
+            raise ValueError(f"pattern: expected {need}, got 'joint', whose output and query frames are the same")
         if not 0 <= self.init_scale < math.inf:
             raise ValueError(f"init_scale: expected a finite standard deviation of at least 0, got {self.init_scale}")
 
@@ -188,10 +193,15 @@ class GSAOptions:
             torch.equal(table[torch.meshgrid(*[row] * table.ndim, indexing="ij")], table) for row in group.cayley
         )
 
+    def unique(self, group: FiniteGroup | None) -> bool | None:
+        """Whether the layers between fields are uniquely equivariant; None if this was not examined."""
+        usual = group is not None and self.table_for(group) == _USUAL and self.positions == "relative"
+        return self.pattern == "joint" if usual else None
+
     def table_for(self, group: FiniteGroup) -> str:
         """Return a description of the frame table."""
         if self.frame_table is None or torch.equal(self.frame_table, group.relative_index):
-            return "g⁻¹ m"
+            return _USUAL
         return f"the table {zlib.crc32(self.frame_table.cpu().numpy().tobytes()):08x}"
 
 

@@ -116,6 +116,8 @@ class KeyEncoding(RelativeFunction):
         # The remainder goes to the last axis for lifting, and otherwise it is part of the group channels.
         self.axis_channels = [per_axis] * (dim - 1) + [self.position_channels - per_axis * (dim - 1)]
         self.fiber = None if group is None else FiberEncoding(group, self.group_channels, table)
+        if self.fiber is not None and self.fiber.table.ndim == 3:
+            self.patterns = ("query_sum",)  # type: ignore[misc]  # the others have no query frames besides the output's
 
     @abc.abstractmethod
     def encode_position(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber channels"]:

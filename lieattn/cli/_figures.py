@@ -15,7 +15,7 @@ from lieattn import viz
 from lieattn._core.checks import check_counts, check_index
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, published_attentive_cnn
+from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, GSAOptions, published_attentive_cnn
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
 from lieattn.train import load_data, load_network
@@ -43,7 +43,8 @@ def gsa_fields(*, order: int = 4, side: int = 15) -> dict[str, Figure]:
     check_counts(order=order, side=side)
     torch.manual_seed(0)
     near = PixelSquare(5) if 4 % order == 0 else Radius(2.5)
-    network = GSANet(cyclic(order), neighborhood=near, channels=8, blocks=(1,), heads=2)
+    paper = GSAOptions(pattern="query_sum")
+    network = GSANet(cyclic(order), neighborhood=near, channels=8, blocks=(1,), heads=2, options=paper)
     seen = viz.Microscope(network, _glyph(side), turns=order)
     names = ("lifting", "self-attention")
     return {f"gsa-fields_{name}": seen.picture("field", channel=0, layer=k) for k, name in enumerate(names)}

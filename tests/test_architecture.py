@@ -71,7 +71,7 @@ BUDGETS = {
     "groups": (2106, 8, 35),
     "io": (954, 6, 26),
     "models": (7741, 39, 67),
-    "nn": (6081, 20, 76),
+    "nn": (6106, 20, 76),
     "ops": (9890, 45, 31),
     "reps": (674, 3, 15),
     "spaces": (363, 2, 5),
@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2497, 9, 12),
     "datasets": (8098, 27, 73),
-    "tests": (51206, 146, 0),
+    "tests": (51263, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

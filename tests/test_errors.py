@@ -381,6 +381,13 @@ CASES = [
         "encoding",
         "'joint'",
     ),
+    (
+        "nn.GroupSelfAttention",
+        ValueError,
+        {"encoding": CoordinateEncoding(2, 6, C4, absolute=True), "encoded": "features", "pattern": "query_sum"},
+        "pattern",
+        "'query_sum'",
+    ),
     ("nn.GroupSelfAttention", TypeError, {"encoding": [[FiberEncoding(C4, 6)]]}, "encoding", "[FiberEncoding()]"),
     ("nn.GroupSelfAttention", ValueError, {"encoding": [MLPEncoding(C4, 3)]}, "terms.displacement_bias", "4, 4, 3)"),
     (

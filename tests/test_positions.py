@@ -1,6 +1,8 @@
 """Positional encodings and equivariance: GSA-Nets, Propositions 4.1 and 4.2, and Definition 4.3."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,11 +10,11 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, SampledFrames, lift
-from lieattn.groups import cyclic, dihedral, tetrahedral
+from lieattn.groups import cyclic, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet, GSAOptions
 from lieattn.nn import GroupConvolution, GroupSelfAttention, LiftingSelfAttention
 from lieattn.nn.relative import CoordinateEncoding, NetworkKernel
-from lieattn.testing import TOLERANCE, further_symmetries, random_cloud, randomize, relative_error
+from lieattn.testing import TOLERANCE, equivariance_error, further_symmetries, random_cloud, randomize, relative_error
 
 F64 = torch.float64
 POSITIONS = ("relative", "absolute", "none")
@@ -89,6 +91,20 @@ def test_certificates_know_what_is_promised(frames, group, positions):
         assert not model.symmetry.translations
         encodings = [part for part in model.modules() if isinstance(part, CoordinateEncoding)]
         assert [encoding.absolute for encoding in encodings] == [True, True]
+
+
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+def test_guarantees_say_whether_layers_are_unique(pattern):
+    """Only of what was measured: with relative positions and the usual table, on a finite group."""
+    options, near = GSAOptions(pattern=pattern), {"neighborhood": AllPairs(), "channels": 8, "heads": 2}
+    model = randomize(GSANet(cyclic(4), 2, 3, options=options, **near)).to(F64)
+    layer, x, pos = model.blocks[0].attention, torch.randn(5, 4, 8, dtype=F64), torch.randn(5, 2, dtype=F64)
+    unique = not further_symmetries(lambda x, p: layer(x, lift(p, cyclic(4), AllPairs())), cyclic(4), x, pos)
+    assert f"fields are {'' if unique else 'not '}uniquely equivariant" in model.guarantee
+    assert unique is (pattern == "joint")
+    other = replace(options, positions="none", values=False)
+    for made in (GSANet(PrincipalFrames(), options=options, **near), GSANet(cyclic(4), options=other, **near)):
+        assert "uniquely" not in made.guarantee
 
 
 def test_random_frames_promise_nothing_with_absolute_positions():
@@ -193,3 +209,37 @@ def test_encoded_features_are_the_printed_equations(lifts):
     summed = near.sum_to_targets(torch.einsum("eoqmn,emnd->eond", weights, value))
     torch.testing.assert_close(layer(x, graph), layer.output(summed.flatten(2)), rtol=1e-10, atol=1e-10)
     assert terms.positional_key.shape[2:] == (2, 4)
+
+
+@pytest.mark.parametrize("pattern", ["lifting", "joint", "framewise"])
+@pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(3)], ids=lambda group: group.name)
+def test_absolute_encodings_of_queries_and_keys_are_the_printed_equations(group, pattern):
+    """Eqs. 4 and 10, in each frame: ⟨q(f(i) + ρ(h⁻¹ x_i)), k(f(j) + ρ(h⁻¹ x_j))⟩. Keys alone give other scores."""
+    lifts, order = pattern == "lifting", group.order
+    encoding = CoordinateEncoding(2, 6, None if lifts else group, absolute=True)
+    options = {"heads": 2, "head_channels": 4, "encoding": encoding, "encoded": "features"}
+    made = LiftingSelfAttention if lifts else partial(GroupSelfAttention, pattern=pattern)
+    layer = randomize(made(group, 6, 8, **options)).to(F64)
+    graph = lift(torch.randn(5, 2, dtype=F64), group, AllPairs(), length=1.5)
+    x = torch.randn(5, *(() if lifts else (order,)), 6, dtype=F64)
+    field = x[:, None].expand(-1, order, -1) if lifts else x
+    rho, pairs = layer.encoding(graph).positional_key[:, :, 0], torch.zeros(order, order, 6, dtype=F64)
+    if not lifts:
+        pairs = layer.encoding(graph).fiber_key[:, :, 0]
+    query = layer.query(field + rho).unflatten(-1, (2, 4))  # [i, h]
+    keys = layer.key(field[:, None] + rho[:, :, None] + pairs).unflatten(-1, (2, 4))  # [j, h, m]
+    if pattern != "joint":
+        keys = keys.diagonal(dim1=1, dim2=2).permute(0, 3, 1, 2)[:, :, None]
+    score = torch.einsum("ihed,jhmed->ihjme", query, keys) / math.sqrt(6)
+    weights = score.flatten(2, 3).softmax(2).view_as(score)
+    value = layer.value(field).unflatten(-1, (2, 4))
+    summed = torch.einsum("ihjme,jmed->ihed" if pattern == "joint" else "ihjme,jhed->ihed", weights, value)
+    expected = layer.output(summed.flatten(2))
+    torch.testing.assert_close(layer(x, graph), expected, rtol=1e-10, atol=1e-10)
+    alone = torch.einsum("ihed,jhmed->ihjme", layer.query(field).unflatten(-1, (2, 4)), keys) / math.sqrt(6)
+    assert relative_error(alone, score) > 0.1
+
+    def call(x, pos):
+        return layer(x, lift(pos - pos.mean(0), group, AllPairs()))
+
+    assert equivariance_error(call, group, x, graph.pos, input_field=not lifts) < TOLERANCE[F64]

@@ -54,7 +54,10 @@ class GroupSelfAttention(GroupAttention):
     encoded
         ``"key"`` adds the encoding ρ to the keys, the same for all heads, as in the authors' code. ``"features"`` adds
         it to the features before the key map, k(f + ρ), as Eqs. 5, 11, 14 and 16 print it, so that each head projects
-        it; the encoding then has ``in_channels``.
+        it; the encoding then has ``in_channels``. Absolute encodings (``CoordinateEncoding(absolute=True)``) are then
+        also added before the query map, ⟨q(f(i) + ρ(i)), k(f(j) + ρ(j))⟩ as in Eqs. 4 and 10, where each query frame h
+        sees h⁻¹ x_i; a lifting layer then has the pattern ``"framewise"``, and others need ``"joint"`` or
+        ``"framewise"``, which the fused kernels evaluate.
     in_channels, out_channels, heads, head_channels, pattern, normalize, dropout
         See :class:`GroupAttention` and above. The scores are divided by sqrt(in_channels), as in the authors' code.
     """
@@ -100,6 +103,27 @@ class GroupSelfAttention(GroupAttention):
             lifting=self.lifts,
             group=finite,
         )
+        if self._places and self.lifts:
+            self.pattern = "framewise"  # the query differs between the frames of the output
+        elif self._places and pattern == "query_sum":
+            need = "'joint' or 'framewise' for absolute encodings of queries (encoded='features')"
+            raise ValueError(f"pattern: expected {need}, got 'query_sum'")
+
+    @property
+    def _places(self) -> list[CoordinateEncoding]:
+        """Encodings of the positions of queries and keys, in place of relative ones."""
+        parts = () if self.encoding is None or self.encoded == "key" else self.encoding.modules()
+        return [part for part in parts if isinstance(part, CoordinateEncoding) and part.absolute]
+
+    def operate(
+        self, query: Tensor | None, key: Tensor | None, value: Tensor, graph: LiftedGraph, *args: Any, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        for part in self._places:
+            with without_autocast(value.device):
+                code = cast(Tensor, part(graph).positional_key)[:, :, 0] @ cast(nn.Linear, self.query).weight.T
+            query = cast(Tensor, query) + self._split(code).to(value.dtype)
+            key, value = (cast(Tensor, x).expand(-1, graph.fiber, -1, -1) for x in (key, value))
+        return super().operate(query, key, value, graph, *args, **options)
 
     def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
         return nn.Linear(in_channels, out_channels)

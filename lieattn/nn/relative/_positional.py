@@ -151,7 +151,8 @@ class CoordinateEncoding(KeyEncoding):
         H for layers between fields, None for lifting; table of a :class:`FiberEncoding`.
     absolute
         Whether to encode the position of the key about the origin, h_a⁻¹ x_j / length. This is equivariant to H only:
-        translations change the output (GSA-Nets, Proposition 4.2). Eqs. 4 and 10 add the encoding to the query too.
+        translations change the output (GSA-Nets, Proposition 4.2). Eqs. 4 and 10 add the encoding to the query too,
+        as :class:`lieattn.nn.GroupSelfAttention` does with ``encoded="features"``.
     """
 
     def __init__(

@@ -15,8 +15,9 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.cli import main
+from lieattn.geometry import Radius
 from lieattn.groups import tetrahedral
-from lieattn.models import FieldModel, FramewiseTransformer, Rescaled
+from lieattn.models import DirectionConvNet, EnergyForces, FieldModel, FramewiseTransformer, Rescaled
 from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
@@ -787,6 +788,47 @@ def test_untrained_outputs_that_are_very_large_are_told_once(task, size, monkeyp
     told = [str(warning.message) for warning in recwarn]
     assert len(told) == (size > 1)
     assert all("network: its untrained outputs are so large that the first loss is" in text for text in told)
+
+
+def lattice(spacing, atoms=12):
+    """Points near a cubic lattice, with energies and forces of the order of 1 kcal/mol."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        pos = spacing * torch.cartesian_prod(*[torch.arange(3.0)] * 3)[:atoms]
+        pos = pos + 0.1 * spacing * torch.randn(atoms, 3, generator=generator)
+        energy, force = (20 * torch.randn(*shape, generator=generator) for shape in ((1,), (atoms, 3)))
+        yield Data(x=torch.ones(atoms, 1), pos=pos, energy=energy, force=force)
+
+
+@pytest.mark.filterwarnings("ignore:network. its untrained energies or forces are")
+@pytest.mark.parametrize("pool", ["sum", "mean"])
+@pytest.mark.parametrize("spacing", [0.7, 1.5])
+@pytest.mark.parametrize("radius", [2.0, 5.0])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_energies_and_forces_start_at_the_scale_of_the_data(layers, radius, spacing, pool):
+    """Four layers with a radius of 5 Å began with energies off by 2,500 eV and forces of 1,200 eV/Å."""
+    options = {"channels": 16, "layers": layers, "neighborhood": Radius(radius), "pool": pool}
+    network = EnergyForces(DirectionConvNet(tetrahedral(), 1, 1, **options))
+    clouds = list(lattice(spacing))
+    task = PointSetRegressor(network, {"energy": 0.1, "force": 1.0}, scale_of={"energy": "force"})
+    task.measure(clouds)
+    task.log = lambda *args, **kwargs: None
+    batch, scale = Batch.from_data_list(clouds), float(task.scale_force)
+    before = task(batch)
+    task.training_step(batch, 0)
+    found = {name: value.detach() for name, value in task(batch).items()}
+    assert float(found["force"].square().mean().sqrt()) < 20 * scale
+    assert float(((found["energy"] - batch.energy) / 12).square().mean().sqrt()) < 20 * scale
+    torch.testing.assert_close(found["force"], before["force"].detach() * task.gain)
+    assert (layers, pool, radius) != (4, "sum", 5.0) or task.gain < 0.05  # control
+    gain = float(task.gain)
+    task.training_step(Batch.from_data_list(list(lattice(2 * spacing))), 0)  # only the first batch counts
+    assert float(task.gain) == gain
+    again = PointSetRegressor(network, {"energy": 0.1, "force": 1.0}, scale_of={"energy": "force"})
+    again.load_state_dict(task.state_dict())
+    torch.testing.assert_close(again(batch)["energy"].detach(), found["energy"])
+    again.load_state_dict({name: value for name, value in task.state_dict().items() if name != "gain"})
+    assert again.gain == 1  # of an earlier version
 
 
 def test_positions_keep_their_unit_and_move_with_the_points():

@@ -10,13 +10,15 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments
 from lieattn._core.kept_tables import WideStatistics
-from lieattn.models import Rescaled
+from lieattn._core.machine import summed
+from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import (
     Losses,
@@ -48,6 +50,7 @@ from lieattn.train._tasks import OptimizerFactory, PointSetTask
 
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
 _LARGE = 100  # standard deviations of the targets
+_USUAL = 20  # of untrained energies and forces, in scales of the targets, which training reduces in a few steps
 _STAGES = ("train", "val", "test")
 
 
@@ -97,6 +100,10 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     measured less a sum over the atoms, with a number for each element of ``data.z``, where this leaves less than half
     of their deviations. These references belong to the model (:class:`lieattn.models.Rescaled`), which adds them in
     float64, so that energies in ASE are at the level of the training data.
+
+    Energies and forces of a network with :class:`lieattn.models.EnergyForces` start at the order of one, whatever the
+    number of its layers and neighbors: if in the first training step forces, or energies, are more than twenty times as
+    large as the scale, both are divided by this number, in all steps and in the model, and a warning says so.
     """
 
     measured: Tensor
@@ -140,6 +147,8 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             self.register_buffer(f"scale_{name}", torch.ones(()))
             self.register_buffer(f"references_{name}", None)
         self.register_buffer("measured", torch.tensor(False))
+        self.register_buffer("gain", torch.ones(()))  # of energies and their derivatives
+        self._begins = False
         self.losses = Losses(list(self.targets.values()))
         self.errors = nn.ModuleDict({f"{s}_{name}": WeightedMean() for s in _STAGES for name in self.targets})
 
@@ -147,6 +156,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     def model(self) -> Rescaled:
         """The network with its outputs in the units of the data; it shares the weights."""
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
+        scale |= {name: scale[name] * self.gain for name in self.targets if name in EnergyForceStress._fields}
         tables = {name: self._buffers[f"references_{name}"] for name in self.targets}
         references = {name: table for name, table in tables.items() if table is not None}
         return Rescaled(self.network, scale, shift, self.extensive, references)
@@ -224,6 +234,11 @@ class PointSetRegressor(WideStatistics, PointSetTask):
             self._set("scale", name, scale)
         self.measured.fill_(True)
 
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of one batch, a scalar; in the first one, the gain of energies and forces is measured."""
+        self._begins = self._input is None and any(isinstance(one, EnergyForces) for one in self.network.modules())
+        return super().training_step(batch, batch_idx)
+
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the weighted loss of one batch, and log it and the mean absolute errors."""
         batch = self.cast(batch)
@@ -267,7 +282,27 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         outputs = named_outputs(found, next(iter(self.targets)))
         if missing := set(self.targets) - set(outputs):
             raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
-        return {name: outputs[name] for name in self.targets}
+        if self._begins:
+            self._begins = False
+            self._measure_gain(outputs, batch)
+        derived = EnergyForceStress._fields
+        return {name: outputs[name] * self.gain if name in derived else outputs[name] for name in self.targets}
+
+    def _measure_gain(self, outputs: Mapping[str, Tensor], batch: Batch) -> None:
+        """Divide energies and forces by their size if they are far larger than those of the data, whose scale is 1."""
+        found = 0.0
+        for name in {"energy", "force"} & {name for name in self.targets if self.scale_of.get(name) != "none"}:
+            values = outputs[name].detach().double().flatten()
+            if name == "energy" and self.scale_of.get(name) == "force":
+                values = values / batch.ptr.diff().clamp(min=1)
+            total, count = summed(torch.stack([values.square().sum(), values.new_tensor(float(len(values)))])).tolist()
+            found = max(found, math.sqrt(total / max(count, 1)))
+        if _USUAL < found < math.inf:
+            self.gain.fill_(1 / found)
+            rank_zero_warn(
+                f"network: its untrained energies or forces are {found:.3g} times as large as those of the training "
+                f"data, and are divided by this number from now on; {type(self).__name__} stores it with the weights"
+            )
 
     def _statistic(self, kind: str, name: str) -> Tensor:
         return self.get_buffer(f"{kind}_{name}")
@@ -290,6 +325,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         for kind, name in itertools.product(("shift", "scale"), self.targets):
             if (key := f"{prefix}{kind}_{name}") in state_dict:
                 self._set(kind, name, state_dict[key])
+        state_dict.setdefault(f"{prefix}gain", torch.ones_like(self.gain))  # those of earlier versions have none
         for name in self.targets:  # those that were trained without references have none
             table = state_dict.get(f"{prefix}references_{name}")
             self._buffers[f"references_{name}"] = None if table is None else table.to(self.measured.device).clone()

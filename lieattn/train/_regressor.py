@@ -107,6 +107,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     """
 
     measured: Tensor
+    gain: Tensor
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2497, 9, 12),
     "datasets": (8098, 27, 73),
-    "tests": (51305, 146, 0),
+    "tests": (51319, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
@@ -448,8 +448,9 @@ def test_calls_that_do_not_fit_their_signature_are_found():
     assert sums(torch.zeros(3, 3)).shape == (3,)
     with pytest.raises(TypeCheckError, match="return value"):
         sums(torch.zeros(3, 4))
-    with pytest.raises(TypeCheckError, match="'x'"):
-        sums(torch.zeros(3, 3, 3))
+    for other in (torch.zeros(3, 3, 3), torch.zeros(3, 3, dtype=torch.int64)):
+        with pytest.raises(TypeCheckError, match="'x'"):
+            sums(other)
     with pytest.raises(ValueError, match="x: expected rows"):  # the function's own error comes first
         sums(torch.zeros(3))
 

@@ -125,7 +125,7 @@ def test_bad_arguments():
         with pytest.raises(ValueError, match=message):
             FieldModel(framewise(), VectorHead(8), start={start: 1.0}).double()(data)
     del data.vel
-    with pytest.raises(ValueError, match=r"data\.vel: expected vectors"):
+    with pytest.raises(ValueError, match=r"data\.vel: expected a field of type Vector\(3\)"):
         lie_transformer(SE(3), PrincipalFrames()).double()(data)
 
 

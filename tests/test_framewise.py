@@ -181,7 +181,8 @@ def _at(data, pos):
 @pytest.mark.parametrize(("vel", "found"), [(torch.zeros(3, 2), r"\(3, 2\)"), (None, "NoneType")])
 def test_bad_vectors_are_named(vel, found):
     data = Data(x=torch.zeros(3, 3), pos=torch.zeros(3, 3), vel=vel)
-    with pytest.raises(ValueError, match=rf"data.vel: expected vectors \(3, 3\) as in pos, got {found}"):
+    expected = r"a field of type Vector\(3\), \[points=3, 3\] or \[clouds=1, 3\]"
+    with pytest.raises(ValueError, match=rf"data.vel: expected {expected}, got {found}"):
         network(tetrahedral())(data)
 
 

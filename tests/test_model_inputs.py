@@ -193,7 +193,7 @@ def test_cells_that_a_batch_concatenates_are_named():
 
 def test_vector_inputs_must_be_floating():
     network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
-    with pytest.raises(TypeError, match=r"data.vel: expected floating vectors \(3, 3\) as in pos, got torch.int64"):
+    with pytest.raises(TypeError, match=r"data.vel: expected floating components of Vector\(3\), got torch.int64"):
         network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 3), vel=torch.ones(3, 3, dtype=torch.int64)))
 
 

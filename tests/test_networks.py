@@ -33,6 +33,7 @@ from lieattn.groups import (
     dihedral,
     full_octahedral,
     octahedral,
+    pyritohedral,
     tetrahedral,
 )
 from lieattn.models import (
@@ -66,6 +67,7 @@ from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFie
 from lieattn.models.published import PublishedCoordinates, published_table
 from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
+from lieattn.reps import Irreps, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import PROPERTIES, assert_certified, assert_conforms, randomize
 
@@ -135,6 +137,26 @@ def windy(size: int) -> list[Data]:
     return found
 
 
+def fielded(dim: int = 3) -> list[Data]:
+    """Return molecules with a spin at each point, and the strain and an external field of each cloud."""
+    generator, found = torch.Generator().manual_seed(4), molecules(dim)
+    for cloud in found:
+        for name, rep in FIELDS[dim].items():
+            rows = 1 if name in ("strain", "external") else len(cloud.pos)
+            cloud[name] = torch.randn(rows, rep.dim, generator=generator)
+    return found
+
+
+def of_fields(name: str, dim: int | str) -> list[Data]:
+    """Return the data of a row of ``OF_FIELDS``."""
+    if dim == "pixels":
+        found = windy(4)
+        for image in found:
+            image.spin = image.vel[:, :1]
+        return found
+    return firsts(fielded(dim)) if name in ("fields_gsa", "fields_attentive") else fielded(dim)
+
+
 def lie(space, frames=None, **options) -> LieTransformer:
     small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, **options}
     return LieTransformer(2, 2, space=space, frames=frames, **{"attention": AttentionOptions(hidden=4), **small})
@@ -171,6 +193,51 @@ def conv(convolution: ConvolutionOptions | None = None, **options) -> LieConvNet
 FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
 AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTable.square(3, border="zero")}
 SMALL = {"blocks": 1, "channels": 2, "squeeze_excite": True}
+NEAR = Radius(2.5137, smooth=True)
+FIELDS = {
+    2: {"spin": Pseudoscalar(), "vel": Vector(2), "strain": SymmetricTensor(2), "external": Vector(2)},
+    3: {"spin": Pseudovector(), "vel": Vector(3), "strain": SymmetricTensor(3), "external": Irreps("1o")},
+}
+# Networks with inputs of all types: constructor of the inputs, dimension, name of a group with reflections.
+OF_FIELDS = {
+    "fields_gsa": (lambda to: gsa(full_octahedral(), NEAR, channels=8, vector_inputs=to), 3, "Oh"),
+    "fields_attentive": (
+        lambda to: AttentiveNet(dihedral(3), 1, 2, neighborhood=NEAR, channels=4, layers=2, vector_inputs=to),
+        2,
+        "D3",
+    ),
+    "fields_framewise": (lambda to: framewise(dihedral(4), vector_inputs=to), 2, "D4"),
+    "fields_principal": (
+        lambda to: framewise(PrincipalFrames(improper=True), neighborhood=NEAR, kind="vector", vector_inputs=to),
+        3,
+        "E(3)",
+    ),
+    "fields_directions": (
+        lambda to: steerable(
+            partial(DirectionConvNet, pyritohedral()),
+            options=DirectionOptions(axis=(1.0, 2.0, 0.0)),
+            vector_inputs=to,
+        ),
+        3,
+        "Th",
+    ),
+    "fields_lie": (
+        lambda to: lie(Euclidean(E(3)), PrincipalFrames(), lifting=Lifting(local=5, cutoff=2.0), vector_inputs=to),
+        3,
+        "E(3)",
+    ),
+    "fields_tfn": (lambda to: steerable(TensorFieldNetwork, layers=2, vector_inputs=to), 3, "E(3)"),
+    "fields_distances": (
+        lambda to: steerable(DistanceTransformer, heads=2, kind="vector", vector_inputs=to),
+        3,
+        "E(3)",
+    ),
+    "fields_image": (
+        lambda to: AffineSelfConvNet(dihedral(4), 1, 2, **AFFINE, vector_inputs={"spin": to["spin"]}),
+        "pixels",
+        "D4",
+    ),
+}
 # Constructor, data, name of the group. Add a line for each new network.
 NETWORKS = {
     "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0137), channels=8), lambda: firsts(molecules()), "T"),
@@ -187,6 +254,10 @@ NETWORKS = {
         lambda: molecules(2),
         "D3",
     ),
+    **{
+        name: (partial(make, FIELDS[2 if dim == "pixels" else dim]), partial(of_fields, name, dim), group)
+        for name, (make, dim, group) in OF_FIELDS.items()
+    },
     "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), "C8 on pixels"),
     "gsa_published": (
         lambda: gsa(
@@ -593,7 +664,8 @@ OTHER_SYMMETRIES = set(
     "lie_dilations affine_strided directions_improper framewise_posed_Oh gsa_points gsa_coordinates gsa_absolute "
     "framewise_principal framewise_principal_vector framewise_posed_O directions_posed lie_vectors lie_orbits "
     "lie_scales lie_vector_finite lie_conv lie_conv_vector field_rotation field_tensor_principal field_lie "
-    "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone".split()
+    "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone fields_attentive "
+    "fields_framewise fields_principal fields_directions fields_lie fields_tfn fields_distances fields_image".split()
 )
 DIRECTED = ("lie_directions", "lie_directions_vectors", "gsa_directions_vectors")
 # Properties that a network does not promise, and why.
@@ -610,7 +682,7 @@ EXCEPT = {
 UNCOMPILED = {
     **dict.fromkeys("stresses forces forces_principal forces_several hamiltonian".split(), "outputs are derivatives"),
     **dict.fromkeys(
-        "attentive_all_cnn attentive_vectors affine_vectors".split(),
+        "attentive_all_cnn attentive_vectors affine_vectors fields_image".split(),
         "pixels are sorted as in an image, which depends on values",
     ),
 }
@@ -619,7 +691,7 @@ EXCEPT |= {
     f"{name} export": "torch saves but does not load programs with a region without autocast"
     for name in "framewise_vector framewise_point framewise_separable field_vector field_position field_dipole "
     "field_several field_tensor field_rotation gsa_vectors gsa_scales lie_vector_finite lie_conv_vector "
-    "attentive_points_input".split()
+    "attentive_points_input fields_gsa fields_attentive fields_framewise fields_directions".split()
 }
 EXCEPT |= {f"{name} {way}": why for name, why in UNCOMPILED.items() for way in ("compile", "export")}
 # A network of each class, for properties that do not depend on options.
@@ -673,6 +745,17 @@ def test_networks_state_their_symmetry(name):
 def test_positions_with_directions(name):
     options = {"elements": 1, "rotations": 0, "continuity": False}
     assert_certified(*made(name), inputs={"pos": ("position", "vector")}, **options)
+
+
+@pytest.mark.parametrize("name", OF_FIELDS)
+def test_a_pseudovector_taken_as_a_vector_is_noticed(name):
+    make, dim, _ = OF_FIELDS[name]
+    right = FIELDS[2 if dim == "pixels" else dim]
+    torch.manual_seed(0)
+    network = randomize(make({**right, "spin": Vector(3) if dim == 3 else Scalar()}), spread=0.4)
+    options = {"elements": 2, "rotations": 0, "continuity": False, "dtypes": (torch.float64,)}
+    with pytest.raises(AssertionError):
+        assert_certified(network, of_fields(name, dim), inputs={"spin": right["spin"]}, **options)
 
 
 # --- controls: networks with one fault ------------------------------------------------------------------------

@@ -115,7 +115,8 @@ def certify(
 
     The promise of a network is read from its attributes, which are all optional: ``guarantee`` (in words), ``symmetry``
     (a :class:`lieattn.models.Symmetry`, or a group; with a finite group, translations are promised too; None if nothing
-    is exact), ``vector_inputs`` (names of the attributes of the data that are vectors), ``kind`` (of its outputs),
+    is exact), ``vector_inputs`` (names of the attributes of the data that are vectors), ``field_inputs``
+    (representations of others by name), ``kind`` (of its outputs),
     ``sees_order`` (whether the outputs depend on the order of the points), ``sees_images`` (whether they depend on
     which periodic image of a point is given; also read from the parts of the network, and for one of several outputs
     from its head), ``jumps`` (where outputs jump, in words; if it is empty, continuity is promised) and ``has_kinks``
@@ -133,8 +134,8 @@ def certify(
     group
         Group to test, or ``"search"``. By default, this is the symmetry that the network promises.
     inputs
-        :data:`Kind` of attributes of the data by name, in addition to ``vector_inputs`` and the vectors of a periodic
-        ``cell``.
+        :data:`Kind` of attributes of the data by name, in addition to ``vector_inputs``, ``field_inputs`` and the
+        vectors of a periodic ``cell``.
     outputs
         :data:`Kind` of the output, or of several outputs by name. The default is ``network.kind``, or else invariant.
     dtypes
@@ -370,6 +371,7 @@ def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None, clouds: lis
     if isinstance(vectors, str):
         raise TypeError(f"network: expected vector_inputs to be a sequence of names, got {vectors!r}")
     named: dict[str, Kind] = {name: "vector" for name in vectors}
+    named |= getattr(network, "field_inputs", {})
     for name, kind in (given or {}).items():
         check_kind(f"inputs[{name!r}]", kind)
         for index, cloud in enumerate(clouds):

@@ -31,7 +31,7 @@ from lieattn.certify._moves import (
 from lieattn.certify._probe import REFUSALS, Probe, checked_outputs
 from lieattn.groups import FiniteGroup
 from lieattn.models import Symmetry
-from lieattn.reps import Representation, Vector
+from lieattn.reps import Pseudovector, Representation, Vector
 
 _DEGENERATE_MOVES = 4  # number of elements that degenerate clouds are moved by
 _STEPS = 64  # initial number of steps of a path
@@ -169,6 +169,10 @@ def degenerate_rows(
     promise, last = task.promise, task.clouds[-1]
     group = promise.group
     if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
+        return
+    # Principal axes follow points, vectors and pseudovectors, which do not determine all components of other tensors.
+    fields = getattr(next(iter(probes.values())).network, "field_inputs", {}).values()
+    if promise.moving_axes and any(rep.dim > 1 and rep != Pseudovector() for rep in fields):
         return
     centered = group.is_affine or isinstance(group, FiniteGroup)
     for name, cloud in degenerate(last, group.dim, centered=centered).items():

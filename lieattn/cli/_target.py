@@ -101,7 +101,7 @@ def drawn_clouds(
     for name in getattr(network, "cloud_inputs", ()):
         attributes[name] = {"value": [1.0], "integer": False}
     kind = {"dim": dim, "points": points, "grid": None, "channels": features, "attributes": attributes}
-    return random_clouds(kind, number, seed, tuple(getattr(network, "vector_inputs", ())))
+    return random_clouds(kind, number, seed, network)
 
 
 def _needed_features(network: Any) -> int | None:
@@ -206,8 +206,7 @@ def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Nam
         dataset, spec = load_data(options.checkpoint, "test", options.trust), entry["config"]["data"]["test"]
         named = f"{spec['class_path']}({', '.join(f'{key}={value}' for key, value in spec['init_args'].items())})"
     else:
-        vectors = tuple(getattr(network, "vector_inputs", ()))
-        clouds = random_clouds(entry["input"], options.clouds, options.seed, vectors)
+        clouds = random_clouds(entry["input"], options.clouds, options.seed, network)
         drawn = "a random cloud" if options.clouds == 1 else f"{options.clouds} random clouds"
         return clouds, f"{drawn} of {clouds[0].num_nodes} points"
     number = min(options.clouds, len(dataset))

@@ -200,6 +200,7 @@ class _Targets(nn.Module):
         super().__init__()
         self.network, self.targets = network, targets
         self.vector_inputs = getattr(network, "vector_inputs", ())
+        self.field_inputs = getattr(network, "field_inputs", {})
 
     def forward(self, data: Batch) -> dict[str, Tensor]:
         outputs = train.named_outputs(self.network(data), self.targets[0])

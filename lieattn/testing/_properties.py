@@ -128,6 +128,11 @@ def _is_raster(data: Batch | Clouds) -> bool:
     return isinstance(data, Tensor) or any(cloud.get("grid") is not None for cloud in _clouds(data))
 
 
+def _moving(network: nn.Module) -> tuple[str, ...]:
+    """Return the names of the vectors and other fields that are inputs of a network."""
+    return (*getattr(network, "vector_inputs", ()), *getattr(network, "field_inputs", ()))
+
+
 def _geometry(network: Any, data: Any) -> tuple[Any, ...]:
     """Return the geometry as a further argument, for networks whose geometry can be computed outside of a graph."""
     return () if isinstance(data, Tensor) or not hasattr(network, "geometry") else (network.geometry(data),)
@@ -237,7 +242,7 @@ def _export(network: nn.Module, data: Batch | Clouds) -> None:
     """The network exports as a function of features and vectors, and the saved program has the same outputs."""
     network, given = _copy(network, torch.float32), _batch(_clouds(data, torch.float32))
     geometry, images = _geometry(network, given), isinstance(given, Tensor)
-    names = () if images else tuple(n for n in ("x", *getattr(network, "vector_inputs", ())) if n in given)
+    names = () if images else tuple(name for name in ("x", *_moving(network)) if name in given)
 
     class Exported(nn.Module):
         def __init__(self) -> None:
@@ -334,7 +339,7 @@ def _gradients(network: nn.Module, data: Batch | Clouds) -> None:
     network, given = _copy(network), _batch(_clouds(data))
     step, tolerance = (1e-8, 1e-3) if getattr(network, "has_kinks", True) else (1e-6, 1e-5)  # kinks are not crossed
     named, images = dict(network.named_parameters()), isinstance(given, Tensor)
-    names = () if images else ("x", "pos", *getattr(network, "vector_inputs", ()))
+    names = () if images else ("x", "pos", *_moving(network))
     inputs = {"images": given} if images else {name: given[name] for name in names if name in given}
     values = named | inputs
     directions = {

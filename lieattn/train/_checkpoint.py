@@ -138,11 +138,12 @@ def describe_input(batch: Batch) -> dict[str, Any]:
     }
 
 
-def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: tuple[str, ...] = ()) -> list[Data]:
+def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, network: Any = None) -> list[Data]:
     """Draw random clouds of a kind, as described by ``describe_input``.
 
-    They are images of noise, or normally distributed points about one unit apart. Attributes named in ``vectors`` are
-    normally distributed vectors, and ``edge_index`` has different pairs. UsageError is raised if the kind is unknown.
+    They are images of noise, or normally distributed points about one unit apart. The vectors and other fields that are
+    inputs of the network, if one is given, are normally distributed, and ``edge_index`` has different pairs. UsageError
+    is raised if the kind is unknown.
     """
     check_arguments(random_clouds, locals())
     if kind is None or kind["dim"] is None:
@@ -163,8 +164,10 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
             pairs = cloud.edge_index.shape[1]
         for name, attribute in kind.get("attributes", {}).items():
             cloud[name] = _drawn(attribute, pairs if name == "edge_attr" else points, generator)
-        for name in vectors:
+        for name in getattr(network, "vector_inputs", ()):
             cloud[name] = torch.randn(cloud.pos.shape, generator=generator)
+        for name, rep in getattr(network, "field_inputs", {}).items():
+            cloud[name] = torch.randn(points, rep.dim, generator=generator)
         clouds.append(cloud)
     return clouds
 

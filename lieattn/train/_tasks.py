@@ -102,7 +102,8 @@ class _CapturedSteps(LightningModule):
         The network is called through :class:`lieattn.models.Captured`. Batches may differ in the features ``x``, in the
         vector inputs of the network, and in the attributes that this task reads, such as targets and weights.
         """
-        inputs = ("x", *getattr(self.network, "vector_inputs", ()))
+        network: Any = self.network
+        inputs = ("x", *getattr(network, "vector_inputs", ()), *getattr(network, "field_inputs", ()))
         unread = [name for name in self.read_apart if name not in inputs]  # a target may be an input as well
         self._captured = (Captured(self.network, inputs, unread),)
         return self

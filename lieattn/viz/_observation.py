@@ -65,6 +65,7 @@ class Observation:
             )
         self._kinds: Any = {"pos": "position", "cell": "vector"}
         self._kinds |= dict.fromkeys(getattr(network, "vector_inputs", ()), "vector")
+        self._kinds |= getattr(network, "field_inputs", {})
         self.turns = _turns(Symmetry.stated_by(network), clouds.pos.shape[1], turns, seed)
 
     @property

@@ -95,8 +95,9 @@ class Captured(Wrapper):
 
     def _step(self, data: Any, geometry: Any) -> _Step | None:
         """Return the inputs and the constants of a batch, or None if it has to be computed as usual."""
-        if isinstance(self.network, ImageNetwork) and not self.network.vector_inputs and not self.network.cloud_inputs:
-            step = _Step({"images": self.network.images(data).contiguous()}, {})
+        network = self.network
+        if isinstance(network, ImageNetwork) and not (network.vectors.fields or network.cloud_inputs):
+            step = _Step({"images": network.images(data).contiguous()}, {})
         elif hasattr(data, "to_dict"):
             constants = {name: value for name, value in data.to_dict().items() if name not in self.unread}
             inputs = {name: constants.pop(name) for name in self.inputs if isinstance(constants.get(name), Tensor)}

@@ -66,6 +66,7 @@ class Ensemble(Wrapper):
         self.networks = nn.ModuleList(networks)
         for names in ("vector_inputs", "cloud_inputs"):
             setattr(self, names, tuple(dict.fromkeys(name for one in networks for name in getattr(one, names, ()))))
+        self.field_inputs = {name: rep for one in networks for name, rep in getattr(one, "field_inputs", {}).items()}
         self.sees_order = any(getattr(network, "sees_order", False) for network in networks)
         self.has_kinks = any(map(kinks_of, networks))
 

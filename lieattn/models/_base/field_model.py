@@ -77,7 +77,8 @@ class FieldModel(Network):
         self.network, self.head = network.with_head(nn.Identity()), head
         named = (*network.vector_inputs, *(() if kind == "invariant" else self.start))
         self.vector_inputs = tuple(name for name in dict.fromkeys(named) if name != "pos")
-        self.cloud_inputs, self.sees_order = network.cloud_inputs, network.sees_order
+        self.field_inputs, self.cloud_inputs = dict(network.field_inputs), network.cloud_inputs
+        self.sees_order = network.sees_order
         self.has_kinks = network.has_kinks or bool(getattr(head, "has_kinks", False))
 
     @property

@@ -7,9 +7,10 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from lieattn._core.checks import check_arguments, check_counts, check_is, check_
 from lieattn.geometry import LiftedGraph, PointClouds, padding
 from lieattn.nn import lift_field
 from lieattn.ops import smooth_lengths
-from lieattn.reps import Vector
+from lieattn.reps import DirectSum, Irreps, Representation, Vector, check_representation
 
 _log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
@@ -100,30 +101,52 @@ def has_geometry(network: Any) -> bool:
     return hasattr(network, "geometry") and all(has_geometry(one) for one in within)
 
 
+VectorInputs = Sequence[str] | Mapping[str, Representation | str]
+"""Names of attributes with vectors, or representations by name; a string names irreps of e3nn, such as ``"1e"``."""
+
+
+def read_fields(inputs: VectorInputs, dim: int) -> tuple[tuple[str, ...], dict[str, Representation]]:
+    """Return the names of the vectors, and the representations of all other input fields by name.
+
+    TypeError or ValueError is raised for an entry that is no representation on ``dim`` coordinates.
+    """
+    if not isinstance(inputs, Mapping):
+        return tuple(inputs), {}
+    fields: dict[str, Representation] = {}
+    for name, given in inputs.items():
+        rep = Irreps(given) if isinstance(given, str) else given
+        check_representation(f"vector_inputs[{name!r}]", rep)
+        if rep.space_dim not in (None, dim):
+            advice = "; in the plane, axial vectors are Pseudoscalar()" if dim == 2 else ""
+            expected = f"a representation on {dim} coordinates, such as Vector({dim})"
+            raise ValueError(f"vector_inputs[{name!r}]: expected {expected}, got {rep.name}{advice}")
+        fields[name] = rep
+    names = tuple(name for name, rep in fields.items() if rep == Vector(dim))
+    return names, {name: rep for name, rep in fields.items() if name not in names}
+
+
 class VectorEmbedding(nn.Module):
-    """Linear map to ``channels`` of the components of vectors in the frames.
+    """Linear map to ``channels`` of the components of vectors, and of fields of any type, in the frames.
 
-    The vectors are the attributes ``names`` of the data, each ``[points, dim]``.
+    The fields are the attributes ``names`` of the data: vectors ``[points, dim]``, or a mapping with the representation
+    of each, ``{"spin": Pseudovector()}``, for values ``[points, rep.dim]``. Values ``[clouds, rep.dim]`` belong to all
+    points of a cloud.
 
-    **Equivariance.** If points, frames and vectors rotate together, the components in the frames do not change.
+    **Equivariance.** If points, frames and fields move together, the components ρ(h)⁻¹ v in the frames do not change.
     """
 
-    def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:
+    def __init__(self, names: VectorInputs, dim: int, channels: int) -> None:
         check_arguments(VectorEmbedding.__init__, locals())
         super().__init__()
         check_counts(dim=dim, channels=channels)
-        self.names = tuple(names)
-        self.linear = nn.Linear(dim * len(self.names), channels, bias=False) if self.names else None
+        self.names, others = read_fields(names, dim)
+        self.fields: dict[str, Representation] = {**dict.fromkeys(self.names, Vector(dim)), **others}
+        components = sum(rep.dim for rep in self.fields.values())
+        self.linear = nn.Linear(components, channels, bias=False) if self.fields else None
 
     def forward(self, data: Any, graph: LiftedGraph) -> Tensor | None:
         """Return a field ``[points, fiber, channels]``, or None if there are no names."""
-        if self.linear is None:
-            return None
-        check_is("graph", graph, LiftedGraph)
-        found = graph.spread(vectors(data, self.names, graph))
-        seen = lift_field(found.flatten(1), graph, len(self.names) * Vector(found.shape[2]))
-        check_size(f"data: components of {', '.join(self.names)} in the frames", seen)
-        return cast(Tensor, self.linear(seen))
+        return None if self.linear is None else self.linear(lifted_fields(data, self.fields, graph))
 
 
 @dataclass(frozen=True)
@@ -328,19 +351,57 @@ def _say_constant() -> None:
 
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Float[Tensor, "points names dim"]:
-    """Return the vector inputs ``[points, names, dim]``; ValueError if one is missing or has another shape."""
+    """Return the vector inputs ``[points, names, dim]``, see :func:`field_values`."""
     dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
-    found, expected = [], (_num_points(clouds), dim)
-    for name in names:
+    return field_values(data, dict.fromkeys(names, Vector(dim)), clouds).unflatten(1, (len(names), dim))
+
+
+def field_values(data: Any, fields: Mapping[str, Representation], clouds: PointClouds) -> Float[Tensor, "points n"]:
+    """Return the components of input fields side by side; those of whole clouds are repeated for their points.
+
+    ValueError or TypeError is raised if a field is missing or has another shape or dtype.
+    """
+    points, number = _num_points(clouds), clouds.num_clouds
+    found = [] if fields else [clouds.pos.new_zeros(points, 0)]
+    batch = clouds.batch[:: clouds.levels] if isinstance(clouds, LiftedGraph) else clouds.batch
+    for name, rep in fields.items():
         value = getattr(data, name, None)
-        if not isinstance(value, Tensor) or value.shape != expected:
+        shaped = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == rep.dim
+        if not isinstance(value, Tensor) or not shaped or len(value) not in (points, number):
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
+            expected = f"[points={points}, {rep.dim}] or [clouds={number}, {rep.dim}]"
+            raise ValueError(f"data.{name}: expected a field of type {rep.name}, {expected}, got {got}")
         if not value.is_floating_point():
-            raise TypeError(f"data.{name}: expected floating vectors {expected} as in pos, got {value.dtype}")
+            raise TypeError(f"data.{name}: expected floating components of {rep.name}, got {value.dtype}")
         check_size(f"data.{name}", value)
-        found.append(value)
-    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, dim)
+        of_clouds = len(value) != points or (points == number and _has_one_each(data, name, clouds))
+        found.append(value[batch] if of_clouds else value)
+    return torch.cat(found, dim=1)
+
+
+def _has_one_each(data: Any, name: str, clouds: PointClouds) -> bool:
+    """Return whether a value for each point or cloud, of which there are as many, is one for each cloud.
+
+    Only a batch with empty clouds tells the difference, by the rows that it has for an empty cloud.
+    """
+    if torch.compiler.is_compiling() or not may_read_values(clouds.batch) or bool((clouds.counts == 1).all()):
+        return False
+    with suppress(RuntimeError, AttributeError):  # not made from a list of clouds
+        return len(data.get_example(int(clouds.counts.argmin()))[name]) == 1
+    return False
+
+
+def lifted_fields(
+    data: Any, fields: Mapping[str, Representation], graph: LiftedGraph
+) -> Float[Tensor, "points fiber components"]:
+    """Return the components of input fields in the frames, ρ(h)⁻¹ v, side by side; vectors come first."""
+    check_is("graph", graph, LiftedGraph)
+    reps = list(fields.values())
+    count = sum(isinstance(rep, Vector) for rep in reps)
+    rep = DirectSum((*([count * reps[0]] if count else []), *reps[count:]))
+    seen = lift_field(graph.spread(field_values(data, fields, graph)), graph, rep)
+    check_size(f"data: components of {', '.join(fields)} in the frames", seen)
+    return seen
 
 
 def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
@@ -381,7 +442,7 @@ def _as_dtype(network: Any, data: Any, dtype: torch.dtype) -> Any:
         if data.pos.dtype == dtype:
             return data
         return replace(data.astype(dtype), pos=network.rounded_positions(data, dtype))
-    names = ("pos", "x", "cell", "edge_attr", *network.vector_inputs)
+    names = ("pos", "x", "cell", "edge_attr", *network.vector_inputs, *network.field_inputs)
     found = {name: getattr(data, name, None) for name in names}
     others = {name: x for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()}
     others = {name: x.to(dtype) for name, x in others.items() if x.dtype != dtype}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +24,10 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, read_inputs, vectors
+from lieattn.models._base.inputs import PointInputs, VectorInputs, read_fields, read_inputs, vectors
 from lieattn.models._base.network import Network
 from lieattn.models._base.symmetry import Symmetry, of_squares
+from lieattn.reps import Pseudovector
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -46,13 +46,18 @@ class LiftedNetwork(Network):
         in_channels: PointInputs,
         neighborhood: Neighborhood | None,
         space: HomogeneousSpace | None,
-        vector_inputs: Sequence[str],
+        vector_inputs: VectorInputs,
     ) -> None:
         super().__init__()
         self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
-        self.vector_inputs = tuple(vector_inputs)
         self.frames = frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(frames) if space is None else space
+        self.vector_inputs, self.field_inputs = read_fields(vector_inputs, self.space.group.dim)
+        scales = self.space.group.is_orthogonal is False or isinstance(frames, ScaleFrames)
+        for name, rep in self.field_inputs.items():
+            if scales and rep.orthogonal_only:
+                need = f"a representation of dilations, such as Vector({self.space.group.dim}) or Scalar()"
+                raise ValueError(f"vector_inputs[{name!r}]: frames that scale need {need}, got {rep.name}")
         self.neighborhood = neighborhood
         if self.space.stabilizer is not None and frames is None:
             raise TypeError(
@@ -70,10 +75,11 @@ class LiftedNetwork(Network):
         return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood)
 
     def seen_vectors(self, data: Any, clouds: PointClouds) -> Tensor | None:
-        """Return the vector inputs ``[points, names, dim]``, which some frames follow, or None without names."""
-        if not self.vector_inputs:
+        """Return the vectors and pseudovectors ``[points, names, dim]``, which some frames follow, or None."""
+        axial = (name for name, rep in self.field_inputs.items() if rep == Pseudovector())
+        if not (names := (*self.vector_inputs, *axial)):
             return None
-        return vectors(data, self.vector_inputs, replace(clouds, pos=clouds.pos[:, : self.space.group.dim]))
+        return vectors(data, names, replace(clouds, pos=clouds.pos[:, : self.space.group.dim]))
 
 
 def without_lattice(data: Any, name: str) -> PointClouds:

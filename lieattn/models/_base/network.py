@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 import torch
@@ -35,7 +36,9 @@ from lieattn.io import Recorded, TiedWeights
 from lieattn.models._base.inputs import (
     CloudInputs,
     VectorEmbedding,
+    VectorInputs,
     in_precision_of_weights,
+    read_fields,
     read_inputs,
     with_planes,
 )
@@ -43,6 +46,7 @@ from lieattn.models._base.jumps import decided, is_open, jumps_of, jumps_of_fram
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models._base.tied import tied_geometry
 from lieattn.nn import Pooling, act_on_grid, grid_images
+from lieattn.reps import Representation
 
 T = TypeVar("T")
 OutputKind = Literal["invariant", "vector"]
@@ -97,6 +101,8 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     ----------
     vector_inputs
         Names of attributes of the data with vectors ``[points, dim]``, which rotate with the points.
+    field_inputs
+        Representations of the other attributes of the data that move with the points, by name.
     cloud_inputs
         Names of attributes of the data with a number for each cloud, see :class:`CloudInputs`.
     sees_order
@@ -117,6 +123,7 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     frames: Any = None
     neighborhood: Any = None
     vector_inputs: tuple[str, ...] = ()
+    field_inputs: Mapping[str, Representation] = MappingProxyType({})
     cloud_inputs: tuple[str, ...] = ()
     sees_order: bool = False
     has_kinks: bool = False
@@ -183,6 +190,7 @@ class Wrapper(EquivariantModule):
         self._inside = (wrapped,)  # a tuple, so that torch does not register the module under a second name
         for name in ("vector_inputs", "cloud_inputs", "sees_order"):
             setattr(self, name, getattr(wrapped, name, getattr(self, name)))
+        self.field_inputs = dict(getattr(wrapped, "field_inputs", {}))
         self.has_kinks = kinks_of(wrapped)
 
     @property
@@ -310,15 +318,15 @@ class ImageNetwork(Network):
         in_channels: int | CloudInputs,
         out_channels: int,
         stem_channels: int,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(ImageNetwork.__init__, locals())
         super().__init__()
         check_counts(out_channels=out_channels)
         self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
         self.group, self.out_channels = group, out_channels
-        self.vector_inputs = tuple(vector_inputs)
-        self.vectors = VectorEmbedding(self.vector_inputs, group.dim, stem_channels)
+        self.vector_inputs, self.field_inputs = read_fields(vector_inputs, group.dim)
+        self.vectors = VectorEmbedding(vector_inputs, group.dim, stem_channels)
 
     @property
     def symmetry(self) -> Symmetry:
@@ -360,10 +368,11 @@ class ImageNetwork(Network):
 
     def embedded_vectors(self, data: Any) -> Tensor | None:
         """Return the vector inputs on the raster, ``[images, stem_channels, order, *sides]``, or None without names."""
-        if not self.vector_inputs:
+        if self.vectors.linear is None:
             return None
         if isinstance(data, Tensor):
-            raise TypeError(f"data: expected a Batch with the vectors {self.vector_inputs}, got images as a tensor")
+            names = (*self.vector_inputs, *self.field_inputs)
+            raise TypeError(f"data: expected a Batch with the vectors {names}, got images as a tensor")
         raster, order = Raster.read(point_clouds(data))
         embedded: Tensor = self.vectors(data, raster.lift(self.group, 1, order.device))
         return raster.unflatten(embedded[order]).movedim((-1, -2), (1, 2))

@@ -41,6 +41,8 @@ def tied_geometry(module: Any) -> dict[str, str]:
         found["neighborhood"] = type(neighborhood).__name__ if edges else tied_repr(decided(neighborhood))
     if module.inputs is not None:
         found |= {"vector_inputs": repr(module.vector_inputs), "cloud_inputs": repr(module.cloud_inputs)}
+        if module.field_inputs:
+            found["field_inputs"] = repr({name: rep.name for name, rep in module.field_inputs.items()})
         inputs = module.inputs.points if isinstance(module.inputs, CloudInputs) else module.inputs
         if isinstance(inputs, Species):
             found["species"] = repr(tuple(inputs.species))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import CloudInputs, in_precision_of_weights, plus_vectors
+from lieattn.models._base.inputs import CloudInputs, VectorInputs, in_precision_of_weights, plus_vectors
 from lieattn.models._base.network import Downsampling, GroupField, ImageNetwork
 from lieattn.nn import (
     AffineSelfConvolution,
@@ -205,8 +205,8 @@ class AffineSelfConvNet(ImageNetwork):
         ``"pooled"``, the mean of 2 x 2 pixels; or ``"strided"``, every second pixel in the shortcut and convolutions of
         stride 2, as in other residual networks. On even sides ``"strided"`` breaks quarter turns and reflections.
     vector_inputs
-        Attributes of the points with vectors ``[points, 2]``. A linear map of their components in the frames is added
-        to the first field.
+        Attributes with vectors ``[points, 2]``, or any fields as in :class:`lieattn.models.VectorEmbedding`. A linear
+        map of their components in the frames is added to the first field.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class AffineSelfConvNet(ImageNetwork):
         scale: float | None = None,
         squeeze_excite: bool = False,
         downsampling: Downsampling = "pooled",
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(AffineSelfConvNet.__init__, locals())
         if group.dim != 2:

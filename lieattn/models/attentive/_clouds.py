@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout
 from lieattn.geometry import FiniteFrames, LiftedGraph, Neighborhood, lift, point_clouds
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, in_precision_of_weights
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, in_precision_of_weights
 from lieattn.models._base.jumps import decided, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork
 from lieattn.models._base.network import GroupField
@@ -49,7 +48,8 @@ class AttentiveNet(LiftedNetwork):
     dropout, pool
         Dropout probability after each block; pooling over the points, ``"mean"``, ``"sum"``, ``"max"`` or ``"none"``.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``. A linear map of their components in the frames
+        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
+        :class:`lieattn.models.VectorEmbedding`. A linear map of their components in the frames
         is added to the lifted field.
 
     Examples
@@ -79,7 +79,7 @@ class AttentiveNet(LiftedNetwork):
         hidden: int = 12,
         dropout: float = 0.0,
         pool: Pooling = "mean",
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(AttentiveNet.__init__, locals())
         super().__init__(frames, in_channels, neighborhood, None, vector_inputs)
@@ -91,7 +91,7 @@ class AttentiveNet(LiftedNetwork):
         self.lifting = self._convolution(self.in_channels, channels, hidden, lifting=True)
         self.blocks = nn.ModuleList(self._convolution(channels, channels, hidden) for _ in range(layers - 1))
         self.norms = nn.ModuleList(PointBatchNorm(channels) for _ in range(layers))
-        self.vectors = VectorEmbedding(self.vector_inputs, self.group.dim, channels)
+        self.vectors = VectorEmbedding(vector_inputs, self.group.dim, channels)
         self.head = InvariantHead(channels, out_channels, readout="point_first", pool=pool, activation="relu")
 
     def _convolution(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_tensor
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import CloudInputs
+from lieattn.models._base.inputs import CloudInputs, VectorInputs
 from lieattn.models._base.network import Downsampling
 from lieattn.models.attentive._networks import DEEP, AttentionKind, AttentiveNetwork, batch_norm, convolution, width_for
 from lieattn.nn import GridSpatialPool
@@ -95,7 +95,7 @@ class AttentiveResNet(AttentiveNetwork):
         downsampling: Downsampling = "pooled",
         hidden: int = 2,
         spatial_size: int = 7,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(AttentiveResNet.__init__, locals())
         widths = [width_for(group, planar) for planar in (32, 64, 128)] if channels is None else list(channels)
@@ -185,7 +185,7 @@ class AttentiveDenseNet(AttentiveNetwork):
         growth: int | None = None,
         attention: AttentionKind = "none",
         hidden: int = 2,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(AttentiveDenseNet.__init__, locals())
         growth = width_for(group, 26) if growth is None else growth

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import CloudInputs, in_precision_of_weights, plus_vectors
+from lieattn.models._base.inputs import CloudInputs, VectorInputs, in_precision_of_weights, plus_vectors
 from lieattn.models._base.network import Downsampling, ImageNetwork
 from lieattn.nn import (
     AttentiveGroupConvolution,
@@ -86,7 +85,7 @@ class AttentiveNetwork(ImageNetwork):
         out_channels: int,
         attention: AttentionKind,
         stem_channels: int,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         super().__init__(group, in_channels, out_channels, stem_channels, vector_inputs)
         check_choice("attention", attention, AttentionKind)
@@ -164,7 +163,8 @@ class AttentiveCNN(AttentiveNetwork):
     dropout
         Dropout probability after layers 1, 3, 4, 5 and 6.
     vector_inputs
-        Attributes of the points with vectors ``[points, 2]``, embedded in the frames and added to the first responses.
+        Attributes with vectors ``[points, 2]``, or any fields as in :class:`lieattn.models.VectorEmbedding`, embedded
+        in the frames and added to the first responses.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class AttentiveCNN(AttentiveNetwork):
         reduction: int = 2,
         spatial_size: int = 7,
         dropout: float = 0.3,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(AttentiveCNN.__init__, locals())
         check_counts(channels=channels, reduction=reduction)
@@ -257,7 +257,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         reduction: int = 16,
         dropout: float = 0.5,
         input_dropout: float = 0.2,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
     ) -> None:
         check_arguments(AttentiveAllCNN.__init__, locals())
         width = _ALL_CNN_WIDTHS.get(group.order, width_for(group, 96)) if channels is None else channels

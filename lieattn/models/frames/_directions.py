@@ -28,7 +28,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, pyritohedral, tetrahedral
-from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
+from lieattn.models._base.inputs import PointInputs, VectorInputs, features, in_precision_of_weights, vectors
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._network import FrameHead, FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, RotationHead, ZonalLinear
@@ -111,7 +111,8 @@ class DirectionConvNet(FrameNetwork):
         Neighborhood of the convolutions. In periodic clouds it includes the periodic images.
     vector_inputs
         Names of attributes of the data that hold vectors ``[points, 3]``, such as ``("vel",)``. The network sees their
-        components along the directions.
+        components along the directions. A mapping names any fields as in :class:`lieattn.models.VectorEmbedding`, of
+        which the network sees the components that K keeps.
     kind
         ``"invariant"`` for numbers; ``"vector"`` for vectors, means over the directions of n_a w(x, a) with numbers w.
         They are in the span of the directions: along the axis if H is C_n about this axis.
@@ -151,7 +152,7 @@ class DirectionConvNet(FrameNetwork):
         neighborhood: Neighborhood,
         channels: int = 32,
         layers: int = 4,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
         kind: OutputKind = "invariant",
         pool: Pooling = "mean",
         options: DirectionOptions | None = None,
@@ -164,10 +165,13 @@ class DirectionConvNet(FrameNetwork):
             raise ValueError(f"frames: expected those of a group that acts on 3 coordinates, got {chosen.group!r}")
         axis = _axis(chosen.group, options.axis)
         orbit = places, directions = _orbit(chosen.group, axis)
-        seen = len(tuple(vector_inputs))
-        sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs, "seen": seen}
+        sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs, "along": 1}
         super().__init__(chosen, in_channels, neighborhood, options, partial(_ZonalEdges, directions), **sizes)
-        self.axis = axis
+        self.axis, preserving = axis, chosen.group.elements[places == places[chosen.group.identity_index]]
+        for name, rep in self.field_inputs.items():
+            if rep.matrix(preserving).mean(dim=0).trace() < 0.5:
+                reason = f"no component of {rep.name} is the same for all elements that keep a direction"
+                raise ValueError(f"vector_inputs[{name!r}]: {reason}; use a FramewiseTransformer")
         self.register_buffer("places", places, persistent=False)
         keep_variance(self.lifting.output, math.sqrt(0.5))
         self.blocks = nn.ModuleList(_Block(directions, channels, self.edges.units, options) for _ in range(layers))
@@ -219,8 +223,8 @@ class DirectionConvNet(FrameNetwork):
         x = x if around is None else x + around
         if self.embed_vectors is not None:
             with without_autocast(graph.device):
-                along = self.edges.along(graph, directed)
-            x = x + self.embed_vectors(along)
+                along = [self.edges.along(graph, directed), *map(self._on_directions, self._other_fields(data, graph))]
+            x = x + self.embed_vectors(torch.cat(along, dim=-1))
         # One edge network for all blocks; each block has its own linear map from the units to its kernels.
         seen = graph.carrying(vectors=directed, edge_features=pairs)
         terms = self.edges(seen, invariants)
@@ -229,6 +233,11 @@ class DirectionConvNet(FrameNetwork):
         for block in self.blocks:
             x = self._through(block, x, seen)
         return GroupField(self.on_frames(x), graph)
+
+    def _on_directions(self, x: Tensor) -> Tensor:
+        """Return the means ``[points, directions, *]`` of a field over H over the elements with the same direction."""
+        total = x.new_zeros(len(x), self.edges.fiber, x.shape[2]).index_add(1, self.places, x)
+        return total * (self.edges.fiber / x.shape[1])
 
     def on_frames(self, x: Float[Tensor, "points directions channels"]) -> Float[Tensor, "points fiber channels"]:
         """Convert a field over directions, ``[points, directions, channels]``, to one over H.

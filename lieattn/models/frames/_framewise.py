@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -23,7 +22,7 @@ from lieattn.geometry import (
     sign_group,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, features, in_precision_of_weights, vectors
+from lieattn.models._base.inputs import PointInputs, VectorInputs, features, in_precision_of_weights, vectors
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._network import FrameHead, FrameNetwork, FrameOptions, in_frames
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, Pooling, project_field
@@ -121,8 +120,8 @@ class FramewiseTransformer(FrameNetwork):
         blocks and of :class:`lieattn.nn.FrameMessages` in each block; None for neither of these. With
         ``FramewiseOptions(attention="neighborhood")`` they are also the keys of the attention.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``. Their components in the
-        frames are inputs of the embedding.
+        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, or of any fields as
+        in :class:`lieattn.models.VectorEmbedding`. Their components in the frames are inputs of the embedding.
     length
         Length, in the unit of the positions, over which rotary phases initially change by about one radian.
     kind
@@ -156,7 +155,7 @@ class FramewiseTransformer(FrameNetwork):
         layers: int = 4,
         heads: int = 1,
         neighborhood: Neighborhood | None = None,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
         length: float = 1.0,
         kind: OutputKind = "invariant",
         pool: Pooling = "mean",
@@ -181,9 +180,8 @@ class FramewiseTransformer(FrameNetwork):
         group = chosen.group
         positions = options.attention == "cloud" if options.positions is None else options.positions
         sizes: dict[str, Any] = {"channels": channels, "vector_inputs": vector_inputs}
-        seen = group.dim * (positions + len(tuple(vector_inputs)))
         edge_network = partial(EdgeNetwork, group.dim)
-        super().__init__(chosen, in_channels, neighborhood, options, edge_network, seen=seen, **sizes)
+        super().__init__(chosen, in_channels, neighborhood, options, edge_network, seen=group.dim * positions, **sizes)
         self.length, self.attention, self.positions = length, options.attention, positions
         attends = options.attention != "none"
         self.phases = RotaryPhases(group.dim, heads, channels // heads) if attends else None
@@ -237,8 +235,8 @@ class FramewiseTransformer(FrameNetwork):
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)
         if self.embed_vectors is not None:
             with without_autocast(graph.device):
-                seen = graph.seen_in_frames(directed).flatten(-2)
-            x = x + self.embed_vectors(torch.cat([positions, seen], dim=-1) if self.positions else seen)
+                seen = [graph.seen_in_frames(directed).flatten(-2), *self._other_fields(data, graph)]
+            x = x + self.embed_vectors(torch.cat([positions, *seen] if self.positions else seen, dim=-1))
         terms = None if self.phases is None else RelativeTerms(rotary=self.phases(positions), rotary_values=True)
         graphs = [graph.carrying(terms=terms)] * len(self.blocks)
         if local is not None and self.edges is not None and self.lifting is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from lieattn.geometry import (
     lift,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, attribute
+from lieattn.models._base.inputs import PointInputs, VectorInputs, attribute, lifted_fields
 from lieattn.models._base.jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork, new_generator
 from lieattn.models._base.network import PointOutputs, cutoff_of
@@ -74,7 +74,8 @@ class FrameOptions:
 class FrameNetwork(LiftedNetwork):
     """Base class of networks whose points carry one frame for each element of a finite group, in a pose of the cloud.
 
-    Inputs are embedded by ``embed_features``, ``embed_vectors`` (``seen`` components of vectors in a frame) and
+    Inputs are embedded by ``embed_features``, ``embed_vectors`` (``seen`` numbers in a frame besides
+    the input fields, of which ``along`` are those of a vector) and
     ``embed_angles``. With a neighborhood, ``edges``, the result of ``edge_network``, computes the units of each edge
     once for all blocks, and ``lifting`` sums them over the neighbors.
     """
@@ -94,14 +95,17 @@ class FrameNetwork(LiftedNetwork):
         edge_network: Callable[..., EdgeNetwork],
         *,
         channels: int,
-        vector_inputs: Sequence[str],
-        seen: int,
+        vector_inputs: VectorInputs,
+        seen: int = 0,
+        along: int | None = None,
     ) -> None:
         super().__init__(frames, in_channels, neighborhood, None, vector_inputs)
         self.group, dim = frames.group, frames.group.dim
         self.random_poses = options.random_poses and isinstance(frames.pose, PrincipalFrames)
         self.edge_channels = options.edge_channels
         self.embed_features = nn.Linear(self.in_channels, channels)
+        seen += len(self.vector_inputs) * (dim if along is None else along)
+        seen += sum(rep.dim for rep in self.field_inputs.values())
         self.embed_vectors = nn.Linear(seen, channels, bias=False) if seen else None
         self.angles = self.embed_angles = self.edges = self.lifting = None
         if neighborhood is not None:
@@ -152,6 +156,10 @@ class FrameNetwork(LiftedNetwork):
         seen = self.seen_vectors(data, clouds)
         with without_autocast(clouds.device):
             return lift(clouds, frames, neighborhood, self.space, generator=generator, vectors=seen, **given)
+
+    def _other_fields(self, data: Any, graph: LiftedGraph) -> list[Tensor]:
+        """Return the components ``[points, fiber, *]`` of the input fields that are no vectors, in a list if any."""
+        return [lifted_fields(data, self.field_inputs, graph)] if self.field_inputs else []
 
     def _pair_features(self, data: Any, graph: LiftedGraph, invariants: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return embedded angles ``[points, 1, channels]``, and features ``[edges, *]`` of edges; None if absent."""

@@ -30,6 +30,7 @@ from lieattn.groups import FiniteGroup, linear_part, trivial
 from lieattn.models._base.inputs import (
     PointInputs,
     VectorEmbedding,
+    VectorInputs,
     features,
     in_precision_of_weights,
 )
@@ -90,7 +91,8 @@ class GSANet(LiftedNetwork):
     readout
         :class:`GSAReadout`.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``. A linear map of their components in the frames
+        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
+        :class:`lieattn.models.VectorEmbedding`. A linear map of their components in the frames
         is added to the field of the lifting layer.
     options
         :class:`GSAOptions`.
@@ -122,7 +124,7 @@ class GSANet(LiftedNetwork):
         heads: int = 9,
         dropout: Dropouts | None = None,
         readout: GSAReadout | None = None,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
         options: GSAOptions | None = None,
     ) -> None:
         check_arguments(GSANet.__init__, locals())
@@ -144,7 +146,7 @@ class GSANet(LiftedNetwork):
         self.activation: Callable[[Tensor], Tensor] = getattr(F, options.activation)
         self.input_dropout, self.pool_dropout = nn.Dropout(dropout.input), nn.Dropout(dropout.pool)
         made_for, dim = self.group or self.space, self.space.group.dim
-        self.vectors = VectorEmbedding(self.vector_inputs, dim, channels)
+        self.vectors = VectorEmbedding(vector_inputs, dim, channels)
         half = channels // 2
         if isinstance(frames, ScaleFrames) and options.positions != "relative":
             raise ValueError(f"positions: expected 'relative' with ScaleFrames, got {options.positions!r}")

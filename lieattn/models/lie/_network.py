@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
@@ -38,7 +38,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, Translations
-from lieattn.models._base.inputs import PointInputs, VectorEmbedding, features, vectors
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, vectors
 from lieattn.models._base.jumps import jumps_of_neighbors
 from lieattn.models._base.lifted import LiftedNetwork, new_generator
 from lieattn.models._base.network import OutputKind, cutoff_of
@@ -256,7 +256,7 @@ class LieNetwork(LiftedNetwork):
         frames: AnyFrames | None,
         neighborhood: Neighborhood,
         space: HomogeneousSpace | None,
-        vector_inputs: Sequence[str],
+        vector_inputs: VectorInputs,
         lifting: Lifting | None,
     ) -> None:
         check_counts(channels=channels)

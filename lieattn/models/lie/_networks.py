@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -24,7 +23,7 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import SE, Translations
-from lieattn.models._base.inputs import PointInputs, SortedDistances, Species, in_precision_of_weights
+from lieattn.models._base.inputs import PointInputs, SortedDistances, Species, VectorInputs, in_precision_of_weights
 from lieattn.models._base.network import GroupField
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models.lie._network import AnyFrames, AttentionOptions, ConvolutionOptions, LieNetwork, Lifting, Readout
@@ -64,7 +63,8 @@ class LieTransformer(LieNetwork):
     channels, layers, heads
         Sizes of the attention blocks.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``. A linear map of their components in the frames,
+        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
+        :class:`lieattn.models.VectorEmbedding`. A linear map of their components in the frames,
         which must be orthogonal, is added to the embedding.
     lifting, attention, readout
         Further options, see :class:`Lifting`, :class:`AttentionOptions` and :class:`Readout`.
@@ -91,7 +91,7 @@ class LieTransformer(LieNetwork):
         channels: int = 512,
         layers: int = 6,
         heads: int = 8,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
         lifting: Lifting | None = None,
         attention: AttentionOptions | None = None,
         readout: Readout | None = None,
@@ -203,7 +203,7 @@ class LieConvNet(LieNetwork):
         space: HomogeneousSpace | None = None,
         channels: int = 384,
         layers: int = 6,
-        vector_inputs: Sequence[str] = (),
+        vector_inputs: VectorInputs = (),
         lifting: Lifting | None = None,
         convolution: ConvolutionOptions | None = None,
         readout: Readout | None = None,

@@ -96,6 +96,14 @@ class Own(Network):
         return self.inner.field(data, geometry)
 
 
+def test_mixins_of_other_hubs_are_refused():
+    """Their config.json cannot describe a group, and was written without an error."""
+    hub = type("PyTorchModelHubMixin", (), {"__module__": "huggingface_hub.hub_mixin"})
+    mixed = type("Mixed", (FramewiseTransformer, hub), {})
+    with pytest.raises(TypeError, match=r"Mixed: PyTorchModelHubMixin writes a config\.json .* file of lieattn\.save"):
+        mixed(cyclic(4), 1, 1)
+
+
 def test_networks_of_ones_own(tmp_path):
     network = Own(small(), table={"a": torch.arange(3), 2: (1.5, [None, torch.relu])}).bfloat16()
     lieattn.save(network, tmp_path / "own")

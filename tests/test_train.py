@@ -25,14 +25,14 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import global_mean_pool
 
-from lieattn.cli import COMMANDS, main
+from lieattn.cli import COMMANDS, _training, main
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
 from lieattn.io import FORMAT, add_digests, check_content, describe_group, digest, load
@@ -56,6 +56,7 @@ from lieattn.train import (
     UsageError,
     WarmupCosine,
     _classifier,
+    _tasks,
     build,
     load_data,
     load_network,
@@ -982,6 +983,53 @@ def test_a_network_that_only_knows_the_share_of_a_class_is_noted(monkeypatch, tm
     fit(tmp_path, network=Blind(cyclic(4)), max_epochs=1, schedule=Constant())
     note = "val/accuracy: the network gives class 1 for all .* accuracy is the share of this class, 0.333$"
     assert len(told) == (not seeing)
+    assert all(re.match(note, line) for line in told)
+
+
+class Confident(ToyNetwork):
+    """Gives class 1 for every cloud, as surely as its first weight says."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        sure = self.mlp[0].bias[0].exp() * torch.tensor([0.0, 1.0])
+        return 0 * super().forward(data) + sure
+
+
+def test_of_equal_accuracies_the_best_is_that_with_the_lowest_loss(tmp_path):
+    """It was the first epoch, so that best.ckpt was an untrained network."""
+    options = {"monitor": "val/accuracy", "mode": "max", "enable_version_counter": False}
+    best = _training._Best(tmp_path / "ours", "best", **options)
+    losses = []
+
+    class Watch(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                losses.append(float(trainer.callback_metrics["val/loss"]))
+
+    network = Confident(cyclic(4))
+    fit(tmp_path, network=network, more=[Watch(), best], schedule=Constant(), rate=0.05)
+    assert torch.load(best.best_model_path, weights_only=True)["epoch"] == int(np.argmin(losses)) > 0
+    assert best.state_key == ModelCheckpoint(**options).state_key  # of checkpoints of earlier versions
+    again = _training._Best(tmp_path / "ours", "best", **options)
+    again.load_state_dict(best.state_dict())
+    assert again._loss == min(losses)
+
+
+@pytest.mark.parametrize(
+    ("radius", "note"),
+    [
+        (1e-3, r"Local: no point of the first batch has a neighbor within a radius of 0.001; increase it"),
+        (1e3, r"Local: all points of a cloud are neighbors, [0-9.]+ on average, within a radius of 1000, so"),
+        (1.0, None),
+    ],
+)
+def test_neighborhoods_of_nothing_or_everything_are_noted_once(monkeypatch, tmp_path, radius, note):
+    class Local(ToyNetwork):
+        neighborhood = Radius(radius)
+
+    told = []
+    monkeypatch.setattr(_tasks, "rank_zero_info", told.append)
+    fit(tmp_path, network=Local(cyclic(4)), max_epochs=2)
+    assert len(told) == (note is not None)
     assert all(re.match(note, line) for line in told)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -233,6 +234,34 @@ class _Trainer(Trainer):
         super().__init__(**typed, **options)
 
 
+class _Best(ModelCheckpoint):
+    """Keeps the best validation and, of equal ones, such as accuracies of a few clouds, that with the lowest loss."""
+
+    _loss = -math.inf  # of the best validation
+
+    @property
+    def state_key(self) -> str:
+        """The key of the base class, under which earlier checkpoints have their state."""
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
+        """Return whether a validation is to be saved."""
+        loss = float(trainer.callback_metrics.get("val/loss", math.inf))
+        equal = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
+        saved = (equal and loss < self._loss) or super().check_monitor_top_k(trainer, current)
+        self._loss = loss if saved else self._loss
+        return saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the base class, and the loss."""
+        return {**super().state_dict(), "loss": self._loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue; a state without a loss is of an earlier version, which kept the first one."""
+        super().load_state_dict(state_dict)
+        self._loss = state_dict.get("loss", -math.inf)
+
+
 class _Dropped(logging.Handler):
     """Tells once which arguments of a class are dropped because another class replaces it."""
 
@@ -339,7 +368,7 @@ def _callbacks(settings: Any, monitor: tuple[str, str]) -> list[Callback]:
         return callbacks
     if settings.data.sets["val"] is not None and not any(isinstance(one, ModelCheckpoint) for one in callbacks):
         options: dict[str, Any] = {"monitor": monitor[0], "mode": monitor[1], "enable_version_counter": False}
-        callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
+        callbacks.append(_Best(_folder(settings), "best", **options))
     return [*callbacks, settings.last]
 
 

@@ -36,9 +36,16 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 class Recorded:
-    """A module that records the arguments of its constructor, so that files can describe how to construct it."""
+    """A module that records the arguments of its constructor, so that files can describe how to construct it.
+
+    TypeError is raised for classes with a mixin of huggingface_hub, whose files could not be loaded.
+    """
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
+        if hub := [base.__name__ for base in cls.__mro__ if base.__module__.partition(".")[0] == "huggingface_hub"]:
+            reason = "writes a config.json that cannot describe groups and neighborhoods, so it could not be loaded"
+            advice = "leave it out, and upload a file of lieattn.save, which lieattn.load reads"
+            raise TypeError(f"{cls.__name__}: {hub[0]} {reason}; {advice}")
         made = super().__new__(cls)
         vars(made)[_NOTED] = (_kept(args), _kept(options))
         return made

@@ -15,13 +15,14 @@ import torch
 import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch
 
 from lieattn._core.checks import check_arguments, shown
+from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.io import (
     FORMAT,
     KEY,
@@ -36,6 +37,7 @@ from lieattn.io import (
     settle,
 )
 from lieattn.models import Captured
+from lieattn.spaces import Euclidean
 from lieattn.train._callbacks import check_averaging
 from lieattn.train._checkpoint import describe_input, loaded_from
 from lieattn.train._data import random_state, set_random_states
@@ -189,6 +191,7 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         begins = self._input is None
         if begins:
             self._input = describe_input(batch)
+            _note_neighbors(self.network, batch)
         loss = self.evaluate(batch, "train")
         _check_loss(loss, self)
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -329,6 +332,32 @@ def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
     """
     check_arguments(load_task, locals())
     return loaded_from(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
+
+
+def _note_neighbors(network: nn.Module, batch: Batch) -> None:
+    """Say how many neighbors points have if all points within a radius are alone, or see their whole clouds."""
+    radii = [(type(one).__name__, getattr(one, "neighborhood", None), one) for one in network.modules()]
+    for name, radius, module in radii:
+        curved = not isinstance(getattr(module, "space", Euclidean), Euclidean | type)
+        if not isinstance(radius, Radius) or curved or not isinstance(batch.get("pos"), Tensor):
+            continue
+        clouds = point_clouds(batch)
+        neighbors = find_neighbors(clouds, radius)
+        others = neighbors.degree - neighbors.target[neighbors.is_loop].bincount(minlength=clouds.num_points)
+        several = (clouds.counts > 1)[clouds.batch]
+        if not len(others) or not bool(several.any()):
+            return
+        mean = float(others.double().mean())
+        if mean == 0:
+            rank_zero_info(
+                f"{name}: no point of the first batch has a neighbor within a radius of {radius.radius:g}; increase it"
+            )
+        elif clouds.pbc is None and bool((others >= clouds.counts[clouds.batch] - 1).all()):
+            what = f"all points of a cloud are neighbors, {mean:.3g} on average"
+            rank_zero_info(
+                f"{name}: {what}, within a radius of {radius.radius:g}, so a larger one changes nothing but the time"
+            )
+        return
 
 
 def _check_loss(loss: Tensor, task: LightningModule) -> None:

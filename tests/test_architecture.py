@@ -70,7 +70,7 @@ BUDGETS = {
     "geometry": (4324, 15, 40),
     "groups": (2106, 8, 35),
     "io": (961, 6, 26),
-    "models": (7924, 40, 67),
+    "models": (7927, 40, 67),
     "nn": (6106, 20, 76),
     "ops": (9890, 45, 31),
     "reps": (674, 3, 15),
@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2498, 9, 12),
     "datasets": (8098, 27, 73),
-    "tests": (51459, 146, 0),
+    "tests": (51540, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

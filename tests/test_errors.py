@@ -28,12 +28,26 @@ from lieattn.geometry import (
     pixel_positions,
     point_clouds,
 )
-from lieattn.groups import SE, SO, FiniteGroup, cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import FramewiseTransformer, GSANet, published_table
+from lieattn.groups import (
+    SE,
+    SO,
+    FiniteGroup,
+    Sim,
+    cyclic,
+    dihedral,
+    octahedral,
+    pyritohedral,
+    reflection,
+    tetrahedral,
+    trivial,
+)
+from lieattn.models import DirectionConvNet, FramewiseTransformer, GSANet, LieTransformer, published_table
 from lieattn.models.gsa import GSAOptions, Stages
+from lieattn.models.irreps import TensorFieldNetwork
 from lieattn.nn import GridPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, PositionalValues, RotaryEncoding
 from lieattn.ops import RelativeTerms
+from lieattn.reps import Pseudovector, SymmetricTensor
 from lieattn.spaces import Euclidean
 from lieattn.testing import assert_equivariant
 from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance, gsa
@@ -55,6 +69,13 @@ def spoiled(point, value):
 
 def image(*sides):
     return Data(x=zeros(math.prod(sides), 1), pos=pixel_positions(*sides), grid=torch.tensor([sides]))
+
+
+def spinning(network, field=Pseudovector(), **options):  # noqa: B008
+    """Build a network with an input field that it cannot see."""
+    if network is not TensorFieldNetwork:
+        options = {"frames": PrincipalFrames(), **options}
+    return network(in_channels=1, out_channels=1, neighborhood=Radius(1.5), vector_inputs={"spin": field}, **options)
 
 
 def cloud(pos=POS, x=None):
@@ -472,6 +493,21 @@ CASES = [
         "none",
     ),
     # networks
+    ("models.VectorEmbedding", ValueError, {"names": [{"spin": Pseudovector()}]}, "vector_inputs", "Pseudovector"),
+    ("models.VectorEmbedding", TypeError, {"names": [{"spin": 3}]}, "vector_inputs", "3"),
+    ("models.VectorEmbedding", ValueError, {"names": [{"spin": "up"}]}, "vector_inputs", "up"),
+    ("models.VectorEmbedding.forward", ValueError, {"data": [Data(vel=zeros(6, 3))]}, "vel", "(6, 3)"),
+    ("models.VectorEmbedding.forward", TypeError, {"data": [Data(vel=zeros(6, 2).int())]}, "vel", "torch.int32"),
+    (lambda: spinning(LieTransformer, space=Euclidean(Sim(3))), ValueError, {}, "vector_inputs", "Pseudovector"),
+    (lambda: spinning(DirectionConvNet, frames=pyritohedral()), ValueError, {}, "vector_inputs", "Pseudovector"),
+    (
+        lambda: spinning(DirectionConvNet, field=SymmetricTensor(2)),
+        ValueError,
+        {},
+        "vector_inputs",
+        "SymmetricTensor(2)",
+    ),
+    (lambda: spinning(TensorFieldNetwork, field=SymmetricTensor(3), degree=1), ValueError, {}, "degree", "0e+1x2e"),
     ("models.GSANet.forward", TypeError, {"data": [None, [POS], POS.numpy()]}, "data", "got"),
     ("models.GSANet.forward", TypeError, {"data": [POS]}, "data", "Tensor"),
     ("models.Preprocessed.forward", TypeError, {"data": [None]}, "data", "NoneType"),

@@ -24,6 +24,7 @@ from lieattn.models import (
 from lieattn.models._base import inputs as _inputs
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import backend
+from lieattn.reps import Irreps, Pseudovector, SymmetricTensor, Vector
 
 BALL, EDGES = Radius(1.5), Given("edge_index")
 SMALL = {"channels": 4, "layers": 1}
@@ -195,6 +196,50 @@ def test_vector_inputs_must_be_floating():
     network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
     with pytest.raises(TypeError, match=r"data.vel: expected floating components of Vector\(3\), got torch.int64"):
         network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 3), vel=torch.ones(3, 3, dtype=torch.int64)))
+
+
+FIELDS = {"spin": Pseudovector(), "strain": SymmetricTensor(3)}
+
+
+@pytest.mark.parametrize("points", [(3, 2), (2, 0), (1, 1, 1), (0, 3, 0), (0, 0)])
+def test_fields_of_clouds_are_those_of_all_points(points):
+    """Also of empty clouds, where there can be as many clouds as points."""
+    network, of_clouds, of_points = framewise(vector_inputs=FIELDS), [], []
+    for number in points:
+        data = Data(x=torch.ones(number, 1), pos=torch.randn(number, 3))
+        values = {name: torch.randn(1, rep.dim) for name, rep in FIELDS.items()}
+        of_clouds.append(data.clone().update(values))
+        of_points.append(data.clone().update({name: value.expand(number, -1) for name, value in values.items()}))
+    found, expected = (network(Batch.from_data_list(clouds)) for clouds in (of_clouds, of_points))
+    assert torch.equal(found, expected)
+
+
+def test_vectors_by_name_are_those_with_a_representation():
+    one, other = framewise(vector_inputs=("vel",)), framewise(vector_inputs={"vel": Vector(3)})
+    data = Data(x=torch.ones(3, 1), pos=torch.randn(3, 3), vel=torch.randn(3, 3))
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one(data), other(data))
+    with pytest.raises(RuntimeError, match=r"field_inputs"):
+        framewise(vector_inputs=FIELDS).load_state_dict(framewise(vector_inputs={**FIELDS, "spin": "1o"}).state_dict())
+
+
+def test_fields_are_given_in_settings():
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(FramewiseTransformer, "model")
+    tensor = {"class_path": "lieattn.reps.SymmetricTensor", "init_args": {"d": 3}}
+    fields = {"spin": "1e", "strain": tensor, "curl": {"class_path": "lieattn.reps.Pseudovector"}}
+    model = {"frames": {"class_path": "lieattn.geometry.PrincipalFrames"}, "in_channels": 1, "out_channels": 1}
+    model["vector_inputs"] = fields
+    read = parser.parse_object({"model": {"class_path": "lieattn.models.FramewiseTransformer", "init_args": model}})
+    expected = {"spin": Irreps("1e"), "strain": SymmetricTensor(3), "curl": Pseudovector()}
+    assert parser.instantiate(read).model.field_inputs == expected
+
+
+def framewise(**options):
+    torch.manual_seed(0)
+    return FramewiseTransformer(tetrahedral(), 1, 1, pool="none", **SMALL, **options)
 
 
 def test_features_that_are_no_tensor_are_named():

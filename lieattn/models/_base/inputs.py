@@ -114,7 +114,10 @@ def read_fields(inputs: VectorInputs, dim: int) -> tuple[tuple[str, ...], dict[s
         return tuple(inputs), {}
     fields: dict[str, Representation] = {}
     for name, given in inputs.items():
-        rep = Irreps(given) if isinstance(given, str) else given
+        try:
+            rep = Irreps(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise ValueError(f"vector_inputs[{name!r}]: {error}") from error
         check_representation(f"vector_inputs[{name!r}]", rep)
         if rep.space_dim not in (None, dim):
             advice = "; in the plane, axial vectors are Pseudoscalar()" if dim == 2 else ""

@@ -13,8 +13,9 @@ from torch_geometric.loader import DataLoader
 import lieattn_datasets as ld
 from lieattn.groups import tetrahedral
 from lieattn.models import FramewiseTransformer
+from lieattn.spaces import Sphere
 from lieattn.train import PointSetClassifier
-from lieattn_datasets import _sphere, _wind
+from lieattn_datasets import _flights, _sphere, _wind
 from lieattn_datasets._splits import frozen_stream
 
 RANDOM = np.random.default_rng(7)
@@ -390,3 +391,52 @@ class TestWind:
         write_wind(tmp_path)
         with pytest.raises(ValueError, match=message):
             ld.WindOnSphere(tmp_path, verify=False, **options)
+
+
+class TestFlights:
+    def test_great_circles_without_wind_and_noise(self):
+        """Positions ahead and past fixes are those of one great circle, flown at a constant speed."""
+        flights = ld.Flights("test", 20, wind=0.0, noise=0.0, ahead=(0.5, 1.0))
+        batch = Batch.from_data_list(list(flights))
+        assert batch.drift.abs().max() < 1e-4  # 10 m: fixes are interpolated between minutes
+        last = batch.pos[batch.ptr[1:] - 1]
+        ahead = Sphere().exponential(last, batch.ahead[..., None] * batch.vel[:, None])
+        torch.testing.assert_close(ahead, batch.y, atol=2e-6, rtol=0)
+        speed = _flights.EARTH_RADIUS * batch.vel.norm(dim=-1)
+        assert 800 <= speed.min() < speed.max() <= 950
+
+    def test_items(self):
+        flights = ld.Flights("valid", 30)
+        item = flights[3]
+        assert (item.y.shape, item.ahead.tolist()) == ((1, 3, 3), [[0.25, 0.5, 1.0]])
+        times = torch.stack([data.x[:, 0] for data in flights])
+        assert (times[:, -1] == 0).all()
+        gaps = times.diff(dim=1)
+        assert (gaps >= 0).all()
+        assert (gaps.max(dim=1).values > 1 / 3).all()
+        for data in flights:
+            torch.testing.assert_close(data.pos.norm(dim=1), torch.ones(12))
+            assert (data.pos * data.drift).sum(dim=1).abs().max() < 1e-5  # tangent
+        assert all(torch.equal(a.y, b.y) for a, b in zip(flights, ld.Flights("valid", 5), strict=False))
+        assert not torch.equal(flights[0].y, ld.Flights("test", 1)[0].y)
+
+    def test_the_drift_shows_the_wind(self):
+        """Fixes are beside the great circle by the wind, and by the noise where there is no wind."""
+        sizes = [
+            np.mean([data.drift.norm(dim=1).mean() for data in ld.Flights("test", 50, wind=wind, noise=noise)])
+            for wind, noise in ((200.0, 0.0), (0.0, 1.0))
+        ]
+        assert sizes[0] > 4 * sizes[1] > 0
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"fixes": 2}, "fixes: expected an integer of at least 3, got 2"),
+            ({"ahead": (0.5, 0.25)}, "ahead: expected increasing times in hours"),
+            ({"ahead": ()}, "ahead: expected increasing times in hours"),
+            ({"wind": 1000.0}, r"wind, noise: expected 0 \.\. 500 km/h"),
+        ],
+    )
+    def test_bad_arguments(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            ld.Flights("test", 2, **options)

@@ -223,6 +223,19 @@ def test_gradients_are_finite_at_any_distance_from_the_antipode(dtype):
         assert torch.isfinite(gradient).all()
 
 
+def test_exponential_of_the_sphere():
+    """A vector of length t leads to the point at the angle t in its direction; the map turns with its arguments."""
+    x, along = torch.eye(3, dtype=torch.float64)[:2]
+    angles = torch.tensor([0.0, 1e-9, 0.5, torch.pi / 2, 3.0], dtype=torch.float64)
+    vectors = (angles[:, None] * along).requires_grad_()
+    points = Sphere().exponential(x, vectors)
+    close(points, angles.cos()[:, None] * x + angles.sin()[:, None] * along, 1e-15)
+    turn = SO(3).sample(1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[0]
+    close(Sphere().exponential(turn @ x, vectors @ turn.T), points @ turn.T, 1e-15)
+    (gradient,) = torch.autograd.grad(points.sum(), vectors)
+    assert gradient.isfinite().all()
+
+
 def test_section_of_the_sphere_jumps_at_the_antipode_and_nowhere_else():
     around = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
 

@@ -4,6 +4,7 @@ The package does not depend on ``lieattn``: any library that accepts a ``torch_g
 """
 
 from lieattn_datasets._clouds import Card, Clouds
+from lieattn_datasets._flights import Flights
 from lieattn_datasets._image_folder import ImageFolder
 from lieattn_datasets._image_transforms import (
     AveragePixels,
@@ -67,6 +68,7 @@ __all__ = [
     "ExtendedXYZ",
     "FashionMNIST",
     "FashionMNIST900",
+    "Flights",
     "GFN2Labels",
     "GFN2Molecules",
     "ImageFolder",

@@ -212,6 +212,13 @@ class Sphere(HomogeneousSpace):
         normal = x.to(vectors.dtype)[..., None, :]
         return vectors - (vectors * normal).sum(-1, keepdim=True) * normal
 
+    def exponential(
+        self, x: Float[Tensor, "*batch 3"], vectors: Float[Tensor, "*batch count 3"]
+    ) -> Float[Tensor, "*batch count 3"]:
+        """Return the points that tangent vectors ``[*, count, 3]`` at points ``[*, 3]`` lead to along great circles."""
+        length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        return length.cos() * x.to(vectors.dtype)[..., None, :] + torch.sinc(length / torch.pi) * vectors
+
     def faults(self, x: Tensor) -> dict[str, Tensor]:
         return {"it is not a unit vector; divide by its length": not_unit(x)}
 

@@ -19,9 +19,11 @@ from lieattn.groups import (
     Sim,
     Translations,
     cyclic,
+    tetrahedral,
 )
 from lieattn.models import (
     CloudInputs,
+    DirectionConvNet,
     EnergyForces,
     FramewiseTransformer,
     HamiltonianDynamics,
@@ -32,7 +34,8 @@ from lieattn.models import (
 )
 from lieattn.nn import CloudPool, FiberPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import MLPEncoding
-from lieattn.testing import randomize
+from lieattn.ops import backend
+from lieattn.testing import randomize, relative_error
 from lieattn_datasets import Springs
 
 # Shears of the plane by whole numbers preserve no distances; these two are a finite group.
@@ -421,3 +424,21 @@ def test_gradients_are_vectors_on_average_without_dilations():
     made = EnergyForces(energy, jumps="allow").symmetry
     assert (made.group, made.on_average) == (Translations(2), SE(2))
     assert any("dilation" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("kind", [DirectionConvNet, FramewiseTransformer])
+def test_losses_on_forces_have_the_gradients_of_plain_maths(kind):
+    """By the way that the library chooses, by kernels as far as there are any, and by plain maths alone."""
+    pos = 1.4 * torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    data = Data(x=torch.eye(3, dtype=torch.float64).repeat(3, 1), pos=pos, batch=torch.arange(9) // 5)
+    options = {"neighborhood": Radius(4.0), "channels": 8, "layers": 1, "pool": "sum"}
+    model = randomize(EnergyForces(kind(tetrahedral(), 3, 1, **options)).double()).train()
+    found = []
+    for way in ("plain", "auto", "numba"):
+        with backend(way):
+            energy, force = model(data)
+            loss = energy.square().mean() + force.square().mean()
+            gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+            found.append([force, *(gradient for gradient in gradients if gradient is not None)])
+    for wanted, *ours in zip(*found, strict=True):
+        assert all(relative_error(mine, wanted) < 1e-10 for mine in ours)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.ops import backend, edge_kernels, edge_messages, edge_moments, edge_units
+from lieattn.ops import _edges, backend, edge_kernels, edge_messages, edge_moments, edge_units
 from lieattn.ops.kernels import _edges as _launch
 from lieattn.testing import relative_error
 
@@ -25,6 +25,12 @@ def launched(monkeypatch):
         original = getattr(_launch, name)
         monkeypatch.setattr(_launch, name, lambda *a, f=original, n=name: names.append(n) or f(*a))
     return names
+
+
+@pytest.fixture(autouse=True)
+def never_cached(monkeypatch):
+    """Use kernels although weights of edges need gradients, as positions do."""
+    monkeypatch.setattr(_edges, "_CACHED", 0)
 
 
 MACHINES = {"SSE": (4, 1), "AVX2": (8, 3), "this machine": (None, 3)}
@@ -167,6 +173,21 @@ def test_networks_of_inputs_without_gradients(launched):
     wanted = [torch.einsum("efk,ck->efc", units_of(seen, *operands), last)]
     assert_same(found, wanted, (*operands, last), 1e-12, [torch.randn_like(wanted[0])])
     assert launched == ["run_units", "run_units_backward"]
+
+
+def test_gradients_of_some_operands_are_those_of_all(launched):
+    """Weights that no gradient is asked for are left out, as they are for forces."""
+    neighbors = random_lists(6, 70)
+    *operands, last, x = *network_operands(DOUBLE, 70, 2, 2, 8, 3, 1), *drawn(DOUBLE, (6, 2, 3))
+    seen, shared, weight, first, second, bias = operands
+    units = edge_units(seen * 1, shared, weight, first, (second, bias))
+    out = edge_messages(units, last, x * 1, neighbors).square().sum()
+    every = torch.autograd.grad(out, [*operands, last, x], retain_graph=True)
+    for operand, wanted in zip([*operands, last, x], every, strict=True):
+        for again in (False, True):  # by kernels, and by plain maths
+            (found,) = torch.autograd.grad(out, operand, retain_graph=True, create_graph=again)
+            assert relative_error(found, wanted) < 1e-12
+    assert set(launched) == {"run_units", "run_messages", "run_units_backward", "run_messages_backward"}
 
 
 def test_derivatives_of_moments_of_second_order():

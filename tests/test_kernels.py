@@ -24,6 +24,7 @@ from lieattn.geometry import AllPairs, Neighbors, Radius
 from lieattn.ops import (
     RelativeTerms,
     _backend,
+    _edges,
     backend,
     edge_kernels,
     edge_messages,
@@ -258,6 +259,7 @@ def calls_of_kernels():
 
 def test_kernels_keep_to_their_memory_and_read_nothing_that_they_have_not_written(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(_edges, "_CACHED", 0)
     found = {}
     for name, (call, operands) in calls_of_kernels().items():
         found[name] = []

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lieattn.bench._literal import ATTENTIVE, GSA_NET, LIETRANSFORMER
 from lieattn.bench._measure import Benchmark, peak_memory
 from lieattn.bench._operators import ATTENTION, SCALING, WHOLE_CLOUDS
-from lieattn.bench._steps import EPOCHS, FIBERS, FRAMEWISE
+from lieattn.bench._steps import EPOCHS, FIBERS, FORCES, FRAMEWISE
 from lieattn.bench._symmetry import ENDS, LIFTS
 
 __all__ = ["BENCHMARKS", "Benchmark", "peak_memory"]
@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "gsa-net": GSA_NET,
     "framewise": FRAMEWISE,
     "fibers": FIBERS,
+    "forces": FORCES,
     "lietransformer": LIETRANSFORMER,
     "lifts": LIFTS,
     "scales": ENDS,

@@ -15,7 +15,16 @@ from torch_geometric.data import Batch, Data
 from lieattn.bench._measure import Benchmark, Cases, Problem, Record, Sizes, mean_square
 from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, lift, pixel_positions
 from lieattn.groups import SE, FiniteGroup, cyclic, dihedral, icosahedral, octahedral, tetrahedral, trivial
-from lieattn.models import AffineSelfConvNet, AttentiveCNN, Captured, FramewiseTransformer, GSANet, LieTransformer
+from lieattn.models import (
+    AffineSelfConvNet,
+    AttentiveCNN,
+    Captured,
+    DirectionConvNet,
+    EnergyForces,
+    FramewiseTransformer,
+    GSANet,
+    LieTransformer,
+)
 from lieattn.models.frames import FramewiseOptions
 from lieattn.nn import FramewiseBlock
 from lieattn.nn.relative import RotaryPhases
@@ -272,4 +281,49 @@ FIBERS = Benchmark(
     remarks=lambda _, sizes: [f"CPU time; parts are those of one block of width {sizes['widths'][0]} on molecules"],
     on_gpus=False,
     options={"repeats": 7, "threads": 1, "memory": False, "clock": time.process_time},
+)
+
+
+def energies(name: str, sizes: Sizes, molecules: int) -> Problem:
+    """A training step on energies and forces of molecules, or both alone for one molecule.
+
+    The networks have about 40,000 parameters for four layers.
+    """
+    data, near = batch("molecules", {"molecules": (molecules, sizes["atoms"])}), Radius(5.0)
+    torch.manual_seed(0)
+    given: dict[str, Any] = {"neighborhood": near, "layers": sizes["layers"], "pool": "sum"}
+    frames, of_points = FRAMES[name.split()[-1]], name.startswith("framewise")
+    model = EnergyForces(
+        FramewiseTransformer(frames, 8, 1, channels=8, length=1.5, **given)
+        if of_points
+        else DirectionConvNet(frames, 8, 1, channels=_DIRECTION_CHANNELS[name], **given)
+    ).train(molecules > 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def problem() -> Iterator[Tensor]:
+        optimizer.zero_grad()
+        energy, force = cast(tuple[Tensor, Tensor], model(data))
+        if molecules > 1:
+            yield energy.square().mean() + force.square().mean()
+            optimizer.step()
+
+    return problem
+
+
+_DIRECTION_CHANNELS = {"T": 24, "O": 20, "I": 18}
+
+
+def _cases_of_forces(sizes: Sizes, device: str) -> Cases:
+    cases = {f"step of {sizes['molecules']} molecules": sizes["molecules"], "one molecule": 1}
+    names = (*_DIRECTION_CHANNELS, "framewise T")
+    return {case: {name: partial(energies, name, sizes, count) for name in names} for case, count in cases.items()}
+
+
+FORCES = Benchmark(
+    "energies and forces of molecules: a training step, and one molecule alone (CPU time)",
+    {"atoms": 21, "molecules": 5, "layers": 4},
+    {"atoms": 5, "molecules": 2, "layers": 1},
+    _cases_of_forces,
+    on_gpus=False,
+    options={"repeats": 15, "threads": 1, "memory": False, "clock": time.process_time},
 )

@@ -187,9 +187,8 @@ def compile_case(case: str, dtype: str) -> float:
     elif case == "networks of edges":
         neighbors = AllPairs()(torch.zeros(12, 3))
         edges = neighbors.num_edges
-        units = edge_units(
-            random(edges, 4, 3), random(edges, 16), random(edges), random(16, 3), (random(16, 16), random(16))
-        )
+        share, second = random(edges).detach(), (random(16, 16), random(16))
+        units = edge_units(random(edges, 4, 3), random(edges, 16), share, random(16, 3), second)
         out = edge_messages(units, random(8, 16), random(12, 4, 8), neighbors)
         out = out.sum() + edge_moments(random(edges, 3).detach(), random(edges, 8), neighbors)[1]
     else:

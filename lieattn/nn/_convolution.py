@@ -381,4 +381,5 @@ class FrameMessages(nn.Module):
             raise ValueError(f"graph.terms: expected those of an EdgeNetwork, with {psi}")
         units = terms.psi.flatten(2)  # unlike indexing, flatten does not copy the gradient once more
         check_field(x, graph, self.kernel.out_features, units.shape[1])
-        return edge_messages(units, weight_of("kernel", self.kernel), x, neighbors)
+        weight, moving = weight_of("kernel", self.kernel), graph.pos.requires_grad
+        return edge_messages(units, weight, x, neighbors, moving=moving)

@@ -144,6 +144,11 @@ def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
     return name if runs and _INSTALLED[name] and wanted else None
 
 
+def may_choose() -> bool:
+    """Return whether no backend was asked for, so that the fastest one is taken."""
+    return _State.asked == "auto"
+
+
 def is_recorded() -> bool:
     """Return whether torch compiles, exports or traces, so that kernels must be operators of torch."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -12,14 +12,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.checks import check_count, check_is, check_tensor, kind
+from lieattn._core.checks import check_count, check_flag, check_is, check_tensor, kind
 from lieattn._core.numerics import lengths
 from lieattn.geometry import Neighbors
-from lieattn.ops._backend import fused_kernel, is_recorded
-from lieattn.ops._gradients import Kernels, evaluate
+from lieattn.ops._backend import fused_kernel, is_recorded, may_choose
+from lieattn.ops._gradients import Kernels, evaluate, smooth
 
 _OPERANDS = 6  # number of operands of a network, without its maps
 _KERNEL_ROWS = 64  # edges times frames below which a kernel is not worth its call
+# If positions need gradients, plain maths is faster, since it neither computes the gradients of weights with those of
+# positions nor anything twice, as long as its largest intermediate results, with this many numbers, fit into the cache.
+_CACHED = 2**21
 
 
 def edge_units(
@@ -31,8 +34,9 @@ def edge_units(
 ) -> Float[Tensor, "edges fiber hidden"]:
     r"""Compute :math:`w_e\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` for edges e and frames a, where σ is the swish.
 
-    A fused kernel recomputes the hidden units in the backward pass, so only the result is stored. The function can be
-    differentiated any number of times.
+    A fused kernel recomputes the hidden units in the backward pass, so only the result is stored. Plain maths is used
+    if the weights w, and so positions, need a gradient, unless there are many units. The function can be differentiated
+    any number of times.
 
     Parameters
     ----------
@@ -71,6 +75,8 @@ def edge_messages(
     weight: Float[Tensor, "channels hidden"],
     x: Float[Tensor, "points fiber channels"],
     neighbors: Neighbors,
+    *,
+    moving: bool = False,
 ) -> Float[Tensor, "points fiber channels"]:
     r"""Compute :math:`\sum_j (C z_{ija}) \odot f(x_j, a)` over the edges from j to i.
 
@@ -82,8 +88,11 @@ def edge_messages(
         z, C, f.
     neighbors
         The edges.
+    moving
+        Whether positions need gradients, for which plain maths is faster unless there are many products.
     """
     check_is("neighbors", neighbors, Neighbors)
+    check_flag(moving=moving)
     for argument, tensor, size in (("units", units, 3), ("weight", weight, 2), ("x", x, 3)):
         check_tensor(argument, tensor, "a floating tensor")
         if tensor.ndim != size:
@@ -94,12 +103,14 @@ def edge_messages(
     }
     _check_shapes(wanted)
     operands = [units, weight, x]
-    if not _kernel_takes(operands, units.shape[0] * units.shape[1], units.shape[2]):
+    if (moving and _is_cached(units, len(weight))) or not _kernel_takes(
+        operands, units.shape[0] * units.shape[1], units.shape[2]
+    ):
         return _plain_messages(units, weight, x, neighbors)
     launch = _launcher()
     kernels = Kernels(
         lambda *given: (launch.run_messages(*given, neighbors), ()),
-        lambda grads, wanted, *given: launch.run_messages_backward(*grads, *given, neighbors),
+        lambda grads, wanted, *given: launch.run_messages_backward(*grads, *given, neighbors, wanted[1]),
         partial(_plain_messages, neighbors=neighbors),
     )
     out: Tensor = evaluate(kernels, *operands)
@@ -155,6 +166,11 @@ def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
     return alike and bool(_launcher().lanes_of(dtype, hidden))
 
 
+def _is_cached(rows: Tensor, width: int) -> bool:
+    """Return whether ``width`` numbers for each of the rows ``[edges, fiber, *]`` fit into the cache."""
+    return may_choose() and not is_recorded() and rows.shape[0] * rows.shape[1] * width <= _CACHED
+
+
 def _launcher() -> ModuleType:
     from lieattn.ops.kernels import _edges
 
@@ -198,12 +214,13 @@ def _check_shapes(wanted: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
 def _network(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
     seen, hidden, given = operands[0], len(operands[4]), (*operands, *maps)
     alike = all(part.shape == maps[0].shape for part in maps)
-    if not alike or not _kernel_takes(given, seen.shape[0] * seen.shape[1], hidden):
+    cached = operands[2].requires_grad and _is_cached(seen, max(hidden, sum(map(len, maps))))
+    if cached or not alike or not _kernel_takes(given, seen.shape[0] * seen.shape[1], hidden):
         return _plain_network(*given)
     launch, split = _launcher(), lambda given: (given[:_OPERANDS], given[_OPERANDS:])
     kernels = Kernels(
         lambda *given: (tuple(launch.run_units(*split(given))), ()),
-        lambda grads, wanted, *given: launch.run_units_backward(grads, *split(given), wanted[0]),
+        lambda grads, wanted, *given: launch.run_units_backward(grads, *split(given), wanted),
         _plain_network,
     )
     out: tuple[Tensor, ...] = evaluate(kernels, *given)
@@ -240,18 +257,39 @@ def bessel_functions(
     """
     check_tensor("x", x, "a floating tensor")
     check_count("count", count)
-    square = x if squared else x.square()
-    wave = math.pi * torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
+    return smooth(partial(_bessel, count), x if squared else x.square())
+
+
+def _bessel(count: int, order: int, square: Tensor) -> Tensor:
+    """Return the derivative of an order of the Bessel functions by the square, see :func:`bessel_functions`."""
+    wave = math.pi * torch.arange(1, count + 1, dtype=square.dtype, device=square.device)
+    curve = wave.square()
+    if order:
+        return math.sqrt(2) / math.pi * wave * (-curve / 2) ** order * _spherical(order, square[..., None] * curve)
     # Relative errors of derivatives are near eps / angle² for the quotient, and angle⁶ / 15120 for four terms of the
     # series. Where one of them is chosen, the other needs finite derivatives: an infinite one times 0 would be NaN.
-    curve = wave.square()
-    near = square[..., None] < (15120 * torch.finfo(x.dtype).eps) ** 0.25 / curve
+    near = square[..., None] < (15120 * torch.finfo(square.dtype).eps) ** 0.25 / curve
     small = torch.where(near[..., 0], square, 0.0)[..., None]
     first = math.sqrt(2) / math.pi * wave
     second, third, fourth = first * curve / -6, first * curve**2 / 120, first * curve**3 / -5040
     series = torch.addcmul(first, small, torch.addcmul(second, small, torch.addcmul(third, small, fourth)))
     distance = torch.where(near[..., -1], 1.0, square).sqrt()[..., None]
     return torch.where(near, series, (wave * distance).sin() * (math.sqrt(2) / math.pi / distance))
+
+
+def _spherical(order: int, square: Tensor) -> Tensor:
+    """Return j(x) / x^order for the spherical Bessel function j of an order above 0 and x², by recurrence or series."""
+    near, terms = square < 1, 4 if torch.finfo(square.dtype).eps > 1e-10 else 9
+    series, scaled, one = square.new_ones(()), torch.where(near, square, 0.0), square.new_ones(())
+    for term in range(terms, 0, -1):
+        series = torch.addcmul(one, scaled, series, value=-0.5 / (term * (2 * order + 2 * term + 1)))
+    square = torch.where(near, 1.0, square)
+    angle = square.sqrt()
+    lower = angle.sin() / angle
+    found = (lower - angle.cos()) / square
+    for number in range(1, order):
+        lower, found = found, ((2 * number + 1) * found - lower) / square
+    return torch.where(near, series / math.prod(range(2 * order + 1, 1, -2)), found)
 
 
 def smooth_window(x: Float[Tensor, "*batch"], power: int = 4, *, squared: bool = False) -> Float[Tensor, "*batch"]:
@@ -262,8 +300,15 @@ def smooth_window(x: Float[Tensor, "*batch"], power: int = 4, *, squared: bool =
     """
     check_tensor("x", x, "a floating tensor")
     check_count("power", power)
-    inside = (1 - (x if squared else x.square())).clamp(min=0)
-    return inside**power
+    return smooth(partial(_window, power), x if squared else x.square())
+
+
+def _window(power: int, order: int, square: Tensor) -> Tensor:
+    """Return the derivative of an order of (1 - x²)^power by x² in the window."""
+    inside = (1 - square).clamp(min=0)
+    if order >= power:  # a step, then 0
+        return (inside > 0) * (float((-1) ** order * math.factorial(power)) if order == power else inside.new_zeros(()))
+    return inside**power if order == 0 else (-1) ** order * math.perm(power, order) * inside ** (power - order)
 
 
 def smooth_lengths(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:

@@ -97,8 +97,52 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        saved, wanted = ctx.saved_tensors, _wanted(ctx, 1)
         if need_plain_maths(grads):
             return None, *plain_gradients(ctx.kernels.plain, saved[: len(wanted)], wanted, grads)
         found = ctx.kernels.backward(grads, wanted, *saved)
         return None, *(grad if want else None for grad, want in zip(found, wanted, strict=True))
+
+
+def smooth(derivative: Callable[[int, Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return a function of each number in x ``[*]``, given its derivatives of any order, each ``[*]`` or ``[*, n]``.
+
+    Those of higher orders are then one function each, instead of the derivatives of all steps of the one before.
+    """
+    if transformed() or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return derivative(0, x)
+    out: Tensor = _Smooth.apply(derivative, 0, x)
+    return out
+
+
+class _Smooth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, derivative: Callable[[int, Tensor], Tensor], order: int, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.derivative, ctx.order = derivative, order
+        return derivative(order, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        (x,) = ctx.saved_tensors
+        changed = grad * _Smooth.apply(ctx.derivative, ctx.order + 1, x)
+        return None, None, changed if changed.ndim == x.ndim else changed.sum(dim=-1)
+
+
+def _wanted(ctx: Any, first: int) -> tuple[bool, ...]:
+    """Return which operands, the inputs of a node from ``first`` on, need gradients in the present backward pass.
+
+    Forces, for example, need none of the weights.
+    """
+    needed = ctx.needs_input_grad[first:]
+    if torch.compiler.is_compiling() or transformed():
+        return tuple(needed)
+    nodes = iter(node for node, _ in ctx.next_functions if node is not None)
+    return tuple(need and _is_reached(next(nodes)) for need in needed)
+
+
+def _is_reached(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch does not tell whether the gradient of a leaf is asked for, and it is
+        return True

@@ -243,6 +243,7 @@ class FramewiseTransformer(FrameNetwork):
             # One edge network for all frames, and one matrix product for the kernels of all blocks.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
+            local = local.carrying(terms=self.edges.geometry(local))
             around, pairs = self._pair_features(data, local, invariants)
             x = x if around is None else x + around
             local = local.carrying(vectors=directed, edge_features=pairs)

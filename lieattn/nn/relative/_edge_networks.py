@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -100,6 +101,10 @@ class EdgeNetwork(RelativeFunction):
         """
         return RelativeTerms(psi=self._units(*self._seen(graph, x))[:, :, None, None])
 
+    def geometry(self, graph: LiftedGraph) -> EdgeGeometry:
+        """Return the functions of the displacements of edges, which a graph can carry as terms to other layers."""
+        return edge_geometry(graph, self.cutoff, self.window, self.basis)
+
     def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, square: Tensor, radial: Tensor) -> Tensor:
         """Return ψ ``[edges, fiber, hidden]`` from the result of :meth:`_seen`."""
         arrows, hidden = weight_of("arrows", self.arrows), weight_of("hidden", self.hidden)
@@ -150,9 +155,8 @@ class EdgeNetwork(RelativeFunction):
             if value.shape != shape:
                 raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
         target, source = graph.neighbors.target, graph.neighbors.source
-        directions, square, share = edge_geometry(graph, self.cutoff, self.window)
+        _, directions, square, share, radial = self.geometry(graph)
         around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
-        radial = bessel_functions(square, self.basis, squared=True)
         invariants = self.radial(radial)
         if self.own is not None and self.other is not None:
             invariants = invariants + self.own(x)[target] + self.other(x)[source]
@@ -223,8 +227,8 @@ class AngleFeatures(ExactConstants):
         if graph.pos.shape[1] != self.dim:
             raise ValueError(f"graph: expected points with {self.dim} coordinates, got {graph.pos.shape[1]}")
         neighbors = graph.neighbors
-        directions, square, weight = edge_geometry(graph, self.cutoff, self.window)
-        radial = self.radial(bessel_functions(square, self.radial.in_features, squared=True))
+        _, directions, _, weight, radial = edge_geometry(graph, self.cutoff, self.window, self.radial.in_features)
+        radial = self.radial(radial)
         functions = (radial * self.other(x)[neighbors.source] * weight[:, None]).unflatten(1, (2, self.count))
         # P_2 is the inner product of the traceless parts of e ⊗ e.
         squares = (directions[:, :, None] * directions[:, None]).flatten(1) @ self.traceless.to(directions)
@@ -245,21 +249,33 @@ def _traceless(dim: int) -> Tensor:
     return rep.to_tensor(torch.eye(rep.dim, dtype=torch.float64)).flatten(1).T * math.sqrt(dim / (dim - 1))
 
 
-def edge_geometry(
-    graph: LiftedGraph, cutoff: float, power: int
-) -> tuple[Float[Tensor, "edges dim"], Float[Tensor, " edges"], Float[Tensor, " edges"]]:
-    """Return directions, squares of the lengths divided by the cutoff, and normalized windows of the edges of a graph.
+class EdgeGeometry(NamedTuple):
+    """Functions of the displacements of edges, all smooth in the positions, also where points coincide.
 
-    All of them are smooth functions of the positions, also where points coincide: directions vanish there. Windows are
-    divided by sqrt(1 + sum of windows at the target); those of loops are 0.
+    Directions ``[edges, dim]`` vanish there. Squares of the lengths ``[edges]`` are divided by that of the cutoff.
+    Windows ``[edges]`` are divided by sqrt(1 + sum of windows at the target), and those of loops are 0. Bessel
+    functions are ``[edges, basis]``.
     """
+
+    options: tuple[float, int, int]  # cutoff, power of the window, number of Bessel functions
+    directions: Tensor
+    square: Tensor
+    share: Tensor
+    radial: Tensor
+
+
+def edge_geometry(graph: LiftedGraph, cutoff: float, power: int, basis: int) -> EdgeGeometry:
+    """Return the geometry of the edges of a graph: the one that ``graph.terms`` carry if it has the same options."""
+    if isinstance(graph.terms, EdgeGeometry) and graph.terms.options == (cutoff, power, basis):
+        return graph.terms
     neighbors = graph.neighbors
     edges = neighbors.displacements(graph.pos) / cutoff
     square = edges.square().sum(dim=1)
     window = smooth_window(square, power, squared=True) * ~neighbors.is_loop
     norm = (1 + neighbors.sum_to_targets(window)).rsqrt()
     directions = edges / (square + _NEAR**2).sqrt()[:, None]
-    return directions, square, window * norm[neighbors.target]
+    radial = bessel_functions(square, basis, squared=True)
+    return EdgeGeometry((cutoff, power, basis), directions, square, window * norm[neighbors.target], radial)
 
 
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:

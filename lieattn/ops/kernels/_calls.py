@@ -124,8 +124,10 @@ def check_targets(neighbors: Neighbors) -> None:
 
 def cut_targets(row_ptr: Tensor, number: int) -> Ranges:
     """Divide the targets into ranges with about equal numbers of edges, and omit empty ranges."""
+    if number < 2:
+        return [(0, len(row_ptr) - 1)] if len(row_ptr) > 1 else []
     edges = int(row_ptr[-1])
-    cuts = torch.searchsorted(row_ptr, torch.arange(1, number, device="cpu") * edges // max(number, 1)).tolist()
+    cuts = torch.searchsorted(row_ptr, torch.arange(1, number, device="cpu") * edges // number).tolist()
     bounds = [0, *cuts, len(row_ptr) - 1]
     return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
 

@@ -70,7 +70,7 @@ def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor
             )
             for number, cut in enumerate(job.cuts)
         ]
-        backward = (*job.given(last, zero, (0, 0)), 0, 0, 0, True, *(0,) * 7, job.lanes)
+        backward = (*job.given(last, zero, (0, 0)), 0, 0, 0, True, 0, 0, True, *(0,) * 5, job.lanes)
         compile_together(
             "units of edges",
             job.dtype,
@@ -83,14 +83,14 @@ def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor
 
 
 def run_units_backward(
-    grads: Sequence[Tensor], operands: Sequence[Tensor], maps: Sequence[Tensor], wanted: bool
+    grads: Sequence[Tensor], operands: Sequence[Tensor], maps: Sequence[Tensor], wanted: Sequence[bool]
 ) -> list[Tensor]:
-    """Return gradients of operands and maps, given those of the outputs. That of ``seen`` is empty if not wanted."""
+    """Return gradients of operands and maps, given those of the outputs. They may be empty or 0 if not wanted."""
     with Workspace() as memory:
         job, grads = _Units(operands, maps, memory), [grad.contiguous() for grad in grads]
         parts, turned = len(job.cuts), operands[4].contiguous()
         last = torch.cat(list(maps)).contiguous() if maps else operands[4].new_zeros(0, job.hidden)
-        to_seen = torch.zeros_like(job.seen) if wanted else job.seen.new_empty(0)
+        to_seen = torch.zeros_like(job.seen) if wanted[0] else job.seen.new_empty(0)
         to_shared, to_weight = torch.zeros_like(job.shared), torch.zeros_like(job.weight)
         sums = [memory.zeros(job.dtype, parts, *like.shape) for like in (job.first, job.second, job.bias, last)]
         scratch = memory.empty(job.dtype, parts, job.fiber * (5 * job.hidden + len(last)))
@@ -98,8 +98,13 @@ def run_units_backward(
         zero = memory.zeros(job.dtype, job.hidden)
         calls = [
             (
-                *(*job.given(last, zero, cut), turned.data_ptr(), addresses.data_ptr(), to_seen.data_ptr(), wanted),
-                *(to_shared.data_ptr(), to_weight.data_ptr(), *(total[number].data_ptr() for total in sums)),
+                *(*job.given(last, zero, cut), turned.data_ptr(), addresses.data_ptr(), to_seen.data_ptr(), wanted[0]),
+                *(
+                    to_shared.data_ptr(),
+                    to_weight.data_ptr(),
+                    any(wanted[3:]),
+                    *(total[number].data_ptr() for total in sums),
+                ),
                 *(scratch[number].data_ptr(), job.lanes),
             )
             for number, cut in enumerate(job.cuts)
@@ -140,13 +145,15 @@ def run_messages(z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> 
             job.dtype,
             len(job.lanes),
             forward=lambda: [(messages_forward, (*(0,) * 14, job.lanes))],
-            backward=lambda: [(messages_backward, (*(0,) * 16, job.lanes))],
+            backward=lambda: [(messages_backward, (*(0,) * 14, True, 0, 0, job.lanes))],
         )
         return job.sums(job.pointers, None, job.sources, job.padded(x))
 
 
-def run_messages_backward(grad: Tensor, z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> list[Tensor]:
-    """Return the gradients of units, weights and signals, given that of the sums."""
+def run_messages_backward(
+    grad: Tensor, z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors, learns: bool
+) -> list[Tensor]:
+    """Return the gradients of units, weights and signals, given that of the sums; 0 for weights that do not learn."""
     with Workspace() as memory:
         job = _Messages(z, weight, x, neighbors, memory)
         signal, change, table = job.padded(x), job.padded(grad), weight.contiguous()
@@ -158,7 +165,7 @@ def run_messages_backward(grad: Tensor, z: Tensor, weight: Tensor, x: Tensor, ne
             (
                 *(job.pointers.data_ptr(), job.sources.data_ptr(), *cut, job.z.data_ptr(), job.hidden, job.fiber),
                 *(table.data_ptr(), job.channels, len(weight), signal.data_ptr(), change.data_ptr(), zero.data_ptr()),
-                *(to_z.data_ptr(), to_weight[number].data_ptr(), scratch[number].data_ptr(), job.lanes),
+                *(to_z.data_ptr(), learns, to_weight[number].data_ptr(), scratch[number].data_ptr(), job.lanes),
             )
             for number, cut in enumerate(cuts)
         ]

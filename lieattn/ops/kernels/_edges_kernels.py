@@ -150,12 +150,12 @@ def _scale(x, factor, count, lanes):
 @compiled
 def units_backward(
     seen, shared, weight, first, second, bias, last, zero, begin, end, fiber, inputs, hidden, maps, channels, turned,
-    grads, to_seen, wanted, to_shared, to_weight, to_first, to_second, to_bias, to_last, scratch, lanes,
+    grads, to_seen, wanted, to_shared, to_weight, learns, to_first, to_second, to_bias, to_last, scratch, lanes,
 ):  # fmt: skip
     """Compute gradients, given the addresses ``grads`` of those of the units or of the outputs of the maps.
 
     Here ``last`` ``[maps * channels, hidden]`` has a row for each output, and so has ``turned``, the transpose of
-    ``second``. All gradients are added, and that of ``seen`` only if it is wanted.
+    ``second``. All gradients are added, that of ``seen`` only if it is wanted, and those of matrices if one ``learns``.
     """
     wide, many, length = len(lanes), fiber * hidden, maps * channels
     y, none = at_address(scratch, lanes), at_address(zero, lanes)
@@ -177,15 +177,16 @@ def units_backward(
             total = multiply_add(value, unit, total)
             store(z, at, unit * share)
             store(change, at, value * share * load(slope2, at, lanes))
-        if maps:
-            add_outer(made, length, length, z, hidden, fiber, at_address(to_last, lanes), lanes)
         add_to(at_address(to_weight, lanes), edge, add_up(total))
-        add_rows(at_address(to_bias, lanes), change, fiber, hidden, lanes)
-        add_outer(y, hidden, hidden, change, hidden, fiber, at_address(to_second, lanes), lanes)
+        if learns:
+            add_outer(made, length, length, z, hidden, fiber, at_address(to_last, lanes), lanes)
+            add_rows(at_address(to_bias, lanes), change, fiber, hidden, lanes)
+            add_outer(y, hidden, hidden, change, hidden, fiber, at_address(to_second, lanes), lanes)
         affine(change, hidden, fiber, hidden, at_address(turned, lanes), hidden, none, z, lanes)
         multiply(z, slope1, many // wide, lanes)
         add_rows(row(at_address(to_shared, lanes), edge, hidden), z, fiber, hidden, lanes)
-        add_outer(own, inputs, inputs, z, hidden, fiber, at_address(to_first, lanes), lanes)
+        if learns:
+            add_outer(own, inputs, inputs, z, hidden, fiber, at_address(to_first, lanes), lanes)
         if wanted:
             to_own = row(at_address(to_seen, lanes), edge, fiber * inputs)
             _add_products(z, fiber, at_address(first, lanes), inputs, hidden, to_own, lanes)
@@ -236,10 +237,12 @@ def messages_forward(
 
 @compiled
 def messages_backward(
-    pointers, sources, low, high, z, hidden, fiber, weight, channels, used, x, grad, zero, to_z, to_weight, scratch,
-    lanes,
+    pointers, sources, low, high, z, hidden, fiber, weight, channels, used, x, grad, zero, to_z, learns, to_weight,
+    scratch, lanes,
 ):  # fmt: skip
     """Write the gradients of units, and add those of weights ``[used, hidden]``, given the gradient ``grad`` of sums.
+
+    The latter are left out unless the weights learn.
 
     The edges are those of the targets ``low`` to ``high``. The first ``used`` of the ``channels`` are not padding.
     """
@@ -254,7 +257,8 @@ def messages_backward(
             changed = row(at_address(to_z, lanes), edge, fiber * hidden)
             affine(product, channels, fiber, used, table, hidden, none, changed, lanes)
             rows = row(at_address(z, lanes), edge, fiber * hidden)
-            add_outer(product, channels, used, rows, hidden, fiber, at_address(to_weight, lanes), lanes)
+            if learns:
+                add_outer(product, channels, used, rows, hidden, fiber, at_address(to_weight, lanes), lanes)
 
 
 @compiled

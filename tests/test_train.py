@@ -1215,7 +1215,7 @@ def test_versions_of_checkpoints(finished, tmp_path):
     """Newer formats are refused; Lightning may write its version while it reads a checkpoint of another one."""
     path = finished / "checkpoints/last.ckpt"
     newer = rewrite(path, tmp_path / "new.ckpt", lambda content: content["lieattn"].update(format=FORMAT + 1))
-    with pytest.raises(CheckpointError, match=r"new\.ckpt has format 3, .* pip install --upgrade lieattn"):
+    with pytest.raises(CheckpointError, match=rf"new\.ckpt has format {FORMAT + 1}, .* pip install --upgrade lieattn"):
         read_checkpoint(newer)
     content = read_checkpoint(path)
     content["legacy_pytorch-lightning_version"] = content["pytorch-lightning_version"]

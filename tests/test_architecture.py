@@ -61,12 +61,12 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1292, 12, 0),
+    "_core": (1295, 12, 0),
     "ase": (323, 1, 0),
     "bench": (1406, 6, 3),
     "certify": (2904, 10, 7),
     "cli": (2394, 10, 3),
-    "compare": (1659, 7, 16),
+    "compare": (1689, 7, 16),
     "geometry": (4324, 15, 40),
     "groups": (2106, 8, 35),
     "io": (961, 6, 26),
@@ -78,9 +78,9 @@ BUDGETS = {
     "testing": (618, 3, 10),
     "train": (2883, 10, 32),
     "transforms": (364, 1, 0),
-    "viz": (2498, 9, 12),
+    "viz": (2529, 9, 12),
     "datasets": (8263, 28, 74),
-    "tests": (51662, 146, 0),
+    "tests": (51695, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

@@ -358,7 +358,11 @@ def test_table_page_and_picture_are_written(finished, capsys):
     lines = [line for line in printed.out.splitlines() if not line.startswith("---")]
     assert set(" ".join(lines).split()) <= set(shown)
     assert not re.search("http|<script|<link|url\\(", text.replace(picture, ""))
-    assert text.count("<table>") == 3
+    assert text.count("<table>") == 4
+    assert "<th>model</th><th>group</th><th>error own</th>" in text  # a table of its own, which is not cut off
+    assert "prefers-color-scheme:dark" in text
+    assert report["quantity"] == "share of wrong labels"
+    assert {row["family"] for row in report["summary"]} <= {"frames", "tests", "lie", "gsa"}
     report["summary"][0]["model"] = "<script>alert(1)</script>"
     assert "<script>" not in page(report)
     assert "&lt;script&gt;" in page(report)

@@ -188,8 +188,37 @@ def test_comparisons_show_errors_against_costs():
     rows = [rows[0], summary("c", 1.0, (0.8, 0.1, 0.05), parameters=110)]  # with as many parameters, nearly
     rates = viz.comparison({"summary": rows, "higher_is_better": True, "metric": "accuracy"})
     assert [axes.get_xlabel() for axes in rates.axes] == names[:3]
-    assert rates.axes[0].get_ylabel() == "error rate"
+    assert rates.axes[0].get_ylabel() == "share of wrong labels"
     np.testing.assert_allclose(rates.axes[0].lines[0].get_ydata(), [0.6, 0.7])
+
+
+def test_comparisons_show_the_rotated_test_and_networks_by_family():
+    """The upright test alone made the network that fails look best, and ten networks had seven colors."""
+    names = [f"{family} {number}" for family in ("frames", "irreps", "lie") for number in range(4)]
+    rows = [
+        summary(name, 1.0, (0.4, 0.3, 0.2), family=name.split()[0], rotated={"mean": 0.9, "std": 0.1}) for name in names
+    ]
+    report = {
+        "summary": rows,
+        "higher_is_better": False,
+        "metric": "error",
+        "quantity": "mean absolute error of homo (meV)",
+    }
+    figure = viz.comparison(report)
+    axes = figure.axes[0]
+    assert axes.get_ylabel() == "mean absolute error of homo (meV)"
+    assert "rotated test" in axes.get_title()
+    ends = [line for line in axes.lines if list(line.get_xdata()) == [2.5] and line.get_marker() != "_"]
+    hollow = [line.get_markerfacecolor() == "white" for line in ends]
+    assert [float(line.get_ydata()[0]) for line in ends] == [0.2 if empty else 0.9 for empty in hollow]
+    assert sum(hollow) == len(hollow) / 2 == len(names)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "rotated test", "test as it is"]
+    colors = [handle.get_color() for handle in legend.legend_handles[: len(names)]]
+    assert len(set(colors)) == len(names)
+    hues = [np.argsort([int(color[k : k + 2], 16) for k in (1, 3, 5)]).tolist() for color in colors]
+    assert all(hue == hues[4 * (number // 4)] for number, hue in enumerate(hues))
+    assert hues[0] != hues[4]
 
 
 @pytest.mark.parametrize(

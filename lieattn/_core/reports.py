@@ -17,6 +17,9 @@ _STYLE = """
 .lieattn th,.lieattn td{text-align:left;padding:.15rem .8rem .15rem 0;border-bottom:1px solid #d0d7de}
 .lieattn .bad{color:#b42318;font-weight:600}.lieattn .good{color:#1a7f37}.lieattn .idle{color:#57606a}
 .lieattn svg{max-width:100%;height:auto}.lieattn details{margin-top:1rem}
+@media (prefers-color-scheme:dark){body{background:#0d1117}.lieattn{color:#e6edf3;background:#0d1117}
+.lieattn dt,.lieattn .idle{color:#9da7b3}.lieattn th,.lieattn td{border-color:#3d444d}
+.lieattn .bad{color:#ff8f87}.lieattn .good{color:#56d364}}
 """
 
 

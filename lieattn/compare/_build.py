@@ -97,6 +97,9 @@ class Sets:
                 raise UsageError(f"data.{name}: the data set is empty")
             self._sets[name] = _limited(built, data.limit.get(name))
             if name == "train":
+                self._units = dict(
+                    zip(getattr(built, "target_names", ()), getattr(built, "target_units", ()), strict=False)
+                )
                 self.vectors = tuple(getattr(built, "vectors", ()) if data.vectors is None else data.vectors)
                 self.tensors = tuple(getattr(built, "tensors", ()) if data.tensors is None else data.tensors)
         cloud = next(iter(self.clouds(1)), None)
@@ -109,6 +112,12 @@ class Sets:
         for axis in (data.rotate_train, data.rotate_test):
             if axis:  # so that attributes that cannot be rotated raise an error before anything is trained
                 turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)
+
+    def described(self, targets: Iterable[str]) -> str | None:
+        """The name and unit of what is learned, such as ``"homo (meV)"``; None if there are no targets."""
+        named = {"y": [f"{name} ({unit})" for name, unit in self._units.items()]}
+        words = (", ".join(named.get(name, ())) or f"{name} (unit of the data)" for name in targets)
+        return ", ".join(words) or None
 
     def data(self, cell: Cell) -> PointSetData:
         """Training and validation data of a cell."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -27,7 +27,7 @@ from lieattn.compare._match import WARM_UP, count_parameters, pass_through, scal
 from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group, cyclic, octahedral, reflection
-from lieattn.models import AffineSelfConvNet, AttentiveNetwork, Symmetry
+from lieattn.models import AffineSelfConvNet, AttentiveNetwork, FieldModel, Symmetry, Wrapper
 
 _ON_LATTICES = (AffineSelfConvNet, AttentiveNetwork)
 _QUARTER_TURNS = {2: cyclic(4), 3: octahedral()}
@@ -73,6 +73,8 @@ class CellRunner:
             "clouds": len(cast(Sized, data.sets["train"])),
             "chosen": model.chosen,
             "parameters": count_parameters(task.network),
+            "family": family_of(task.network),
+            "target": self.sets.described(getattr(task, "targets", ())),
             "group": None if group is None else group.name,
             "guarantee": getattr(task.network, "guarantee", None),
             "device": str(task.device),
@@ -211,6 +213,15 @@ def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | Non
     """The group that is given for a model, or the group in the ``symmetry`` of its network."""
     given = build_group(name, model)
     return Symmetry.stated_by(network).group if given is None else given
+
+
+def family_of(network: Any) -> str:
+    """The folder of ``lieattn.models`` with the class of a network, such as ``"irreps"``; the package of other ones."""
+    while isinstance(network, Wrapper):
+        network = network.wrapped
+    network = network.network if isinstance(network, FieldModel) else network
+    parts = type(network).__module__.split(".")
+    return parts[2] if parts[:2] == ["lieattn", "models"] and len(parts) > 2 else parts[0]
 
 
 def _readable(checkpoint: Path) -> Path | None:

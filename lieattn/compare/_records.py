@@ -117,6 +117,7 @@ def report(settings: Settings, records: Sequence[Record]) -> dict[str, Any]:
     budget = {name: getattr(settings.budget, name) for name in ("steps", "seconds", "clock")}
     content = {
         "metric": metric,
+        "quantity": _quantity(metric, records[0].get("target")),
         "higher_is_better": mode == "max",
         "budget": {name: value for name, value in budget.items() if value not in (None, "wall")},
         "evaluations": settings.budget.evaluations,
@@ -142,7 +143,7 @@ def tables(content: dict[str, Any]) -> str:
 
 def page(content: dict[str, Any], picture: bytes | None = None) -> str:
     """Return the tables of :func:`tables` as a self-contained HTML page, with the ``picture`` (PNG) if one is given."""
-    budget, environment = content["budget"], content["environment"]
+    metric, budget, environment = content["metric"], content["budget"], content["environment"]
     facts = {
         "Models": ", ".join(dict.fromkeys(row["model"] for row in content["summary"])),
         "Budget of each training": ", ".join(f"{name} {value}" for name, value in budget.items()),
@@ -152,8 +153,8 @@ def page(content: dict[str, Any], picture: bytes | None = None) -> str:
     shown = [f"<h1>Comparison of networks</h1>\n<dl>{listed}</dl>"]
     if picture is not None:
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        told = "Validation and test against what training costs"
-        shown.append(f'<img src="{source}" alt="{told}" style="max-width:100%">')
+        told = f"Validation and test, {content.get('quantity', metric)}, against what training costs"
+        shown.append(f'<img src="{source}" alt="{escape(told)}" style="max-width:100%;background:#fff">')
     for part in _parts(content):
         if isinstance(part, str):
             shown.append(f'<p class="idle">{escape(part)}</p>')
@@ -196,22 +197,25 @@ def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
             "train clouds/s": _number(row["train_clouds_per_s"]),
             "inference clouds/s": _number(row["inference_clouds_per_s"]),
             "peak MiB": _number(row["peak_memory_mib"]),
-            "group": row["group"] or "",
-            **{title: _change(kind, row) for kind, title in _KINDS.items()},
         }
         for row in whole
     ]
+    errors = [
+        {"model": row["model"], "group": row["group"] or ""}
+        | {title: _change(kind, row) for kind, title in _KINDS.items()}
+        for row in whole
+    ]
     remarks = f"{_RESULTS} {_COUNTED} The models were matched by the {_MATCHED[content['match']['by']]}."
-    first, second, third = (
-        [list(found[0]), *(list(row.values()) for row in found)] for found in (results, shares, costs)
+    first, second, third, fourth = (
+        [list(found[0]), *(list(row.values()) for row in found)] for found in (results, shares, costs, errors)
     )
-    return [first, remarks, _SHARES, second, third, _ERRORS]
+    return [first, remarks, _SHARES, second, third, fourth, _ERRORS]
 
 
 def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Record:
     done, first = [one for one in records if one["failed"] is None], records[0]
-    kept = ("model", "fraction", "clouds", "parameters", "chosen", "group", "guarantee")
-    summary = {name: first[name] for name in kept} | {"seeds": len(records), "failed": len(records) - len(done)}
+    kept = ("model", "family", "fraction", "clouds", "parameters", "chosen", "group", "guarantee")
+    summary = {name: first.get(name) for name in kept} | {"seeds": len(records), "failed": len(records) - len(done)}
     summary["test"] = _statistics([one["metrics"][metric] for one in done])
     rotated = [one["rotated_metrics"][metric] for one in done if "rotated_metrics" in one]
     summary["rotated"] = _statistics(rotated) if rotated else None
@@ -230,6 +234,12 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Reco
         for when in ("before", "after")
     }
     return summary
+
+
+def _quantity(metric: str, target: str | None) -> str:
+    """Return what the axis of errors in the picture shows, and its unit; ``target`` has the name and unit, if known."""
+    words = {"accuracy": "share of wrong labels", "error": f"mean absolute error of {target or 'y'}"}
+    return words.get(metric, metric)
 
 
 def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, float]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
 _ALIKE = 1.15  # ratio up to which numbers of parameters count as equal
 _WIDE = 4  # ratio from which the axis of costs is logarithmic
+_HOLLOW: dict[str, Any] = {"markerfacecolor": "white"}
 _POWERS = 1e5  # number from which ticks are labeled with powers of ten
 
 # --- lines --------------------------------------------------------------------------------------------------------
@@ -135,6 +136,27 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
+def _styles(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the styles of networks, by the names of their families: a marker each, and a color for each family.
+
+    Networks of a family have shades of its color. If all are of one family, each has a color of its own.
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    names, kinds = list(families), list(dict.fromkeys(families.values()))
+    if len(kinds) == 1 and len(names) <= len(COLORS):
+        return {name: line_style(number) for number, name in enumerate(names)}
+    found: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(names):
+        alike = [other for other in names if families[other] == families[name]]
+        white = 0.5 * alike.index(name) / max(1, len(alike) - 1)
+        red, green, blue = (
+            part + white * (1 - part) for part in to_rgb(COLORS[kinds.index(families[name]) % len(COLORS)])
+        )
+        found[name] = {"color": to_hex((red, green, blue)), "marker": MARKERS[number % len(MARKERS)]}
+    return found
+
+
 def _at_least_one(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
     require_matplotlib()
     if not entries:
@@ -177,7 +199,8 @@ def comparison(report: Mapping[str, Any]) -> Figure:
     against multiply-adds, with the error on the test set at the end; the test error against the number of parameters,
     if these differ; and the test error against the number of training clouds, if models were trained on several shares
     of the data. Lines and points are means over seeds, bands and bars are standard deviations. For classification the
-    error is the share of wrong labels.
+    error is the share of wrong labels. If the test set was rotated too, full markers are for it, and hollow ones for
+    the set as it is. Networks of one family have shades of one color, if there are several families.
 
     ``report`` is the content of the JSON file that the command writes. ValueError is raised if it has no finished
     training.
@@ -201,12 +224,17 @@ def comparison(report: Mapping[str, Any]) -> Figure:
     if len({row["fraction"] for row in rows}) > 1:
         panels["training clouds"] = drawing.by_clouds
     figure, axes = _charts(list(panels), 3.4 * len(panels) + 0.5 + 0.075 * max(map(len, drawing.styles)), 3.55)
-    axes[0].set_ylabel("error rate" if drawing.rates else report["metric"], size=9, color=INK)
+    quantity = report.get("quantity") or ("share of wrong labels" if drawing.rates else report["metric"])
+    axes[0].set_ylabel(quantity, size=9, color=INK)
     for panel, draw in zip(axes, panels.values(), strict=True):
         draw(panel)
         _logarithmic(panel)
-    handles = [axes[0].plot([], [], linestyle="", markersize=5, **style)[0] for style in drawing.styles.values()]
-    figure.legend(handles, list(drawing.styles), loc="outside right center", fontsize=8, frameon=False)
+    entries: list[tuple[str, dict[str, Any]]] = [*drawing.styles.items()]
+    if drawing.turned:
+        entries += [("rotated test", {"color": GRAY, "marker": "o"}), ("test as it is", _HOLLOW | {"color": GRAY})]
+    plain: dict[str, Any] = {"linestyle": "", "markersize": 5, "marker": "o"}
+    handles = [axes[0].plot([], [], **plain | style)[0] for _, style in entries]
+    figure.legend(handles, [name for name, _ in entries], loc="outside right center", fontsize=8, frameon=False)
     return figure
 
 
@@ -214,10 +242,8 @@ class _Comparison:
     """Drawing of the rows of a summary. Each row is a model that was trained on a share of the data."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], rates: bool) -> None:
-        self.rows, self.rates = rows, rates
-        self.styles = {
-            name: line_style(number) for number, name in enumerate(dict.fromkeys(row["model"] for row in rows))
-        }
+        self.rows, self.rates, self.turned = rows, rates, any(row.get("rotated") for row in rows)
+        self.styles = _styles({row["model"]: row.get("family") or "" for row in rows})
         largest = max(row["fraction"] for row in rows)
         self.whole = [row for row in rows if row["fraction"] == largest]
 
@@ -225,13 +251,17 @@ class _Comparison:
         return 1 - np.asarray(values, float) if self.rates else np.asarray(values, float)
 
     def end(self, axes: Axes, x: float, row: Mapping[str, Any]) -> None:
-        spread = row["test"]["std"] or 0.0  # a single seed has no standard deviation
         style = {"markersize": 5, "linewidth": 1.2, "capsize": 2, **self.styles[row["model"]]}
-        axes.errorbar(x, float(self.errors(row["test"]["mean"])), yerr=spread, **style)
+        tests = [(row["test"], _HOLLOW), (row["rotated"], {})] if row.get("rotated") else [(row["test"], {})]
+        for test, more in tests:
+            spread = test["std"] or 0.0  # a single seed has no standard deviation
+            if test["mean"] is not None:
+                axes.errorbar(x, float(self.errors(test["mean"])), yerr=spread, **style | more)
 
     def along(self, axes: Axes, cost: Callable[[Mapping[str, Any], float, float], float]) -> None:
         """Draw the validation error during training against a cost, and the test error at the end."""
-        axes.set_title("validation during training, test at the end", size=8.5, color=INK)
+        end = "rotated test" if self.turned else "test"
+        axes.set_title(f"validation during training, {end} at the end", size=8.5, color=INK)
         everywhere = []
         for row in self.whole:
             style, curve = self.styles[row["model"]], row["curve"]
@@ -247,7 +277,7 @@ class _Comparison:
             _label_ticks(axes, powers=max(everywhere) >= _POWERS)
 
     def by_parameters(self, axes: Axes) -> None:
-        axes.set_title("test", size=8.5, color=INK)
+        axes.set_title("rotated test" if self.turned else "test", size=8.5, color=INK)
         for row in self.whole:
             self.end(axes, row["parameters"], row)
         axes.locator_params(axis="x", nbins=5)
@@ -255,10 +285,11 @@ class _Comparison:
     def by_clouds(self, axes: Axes) -> None:
         """Draw the test error against the size of the training set."""
         axes.set(xscale="log")
-        axes.set_title("test, for several sizes of the training set", size=8.5, color=INK)
+        what = "rotated test" if self.turned else "test"
+        axes.set_title(f"{what}, for several sizes of the training set", size=8.5, color=INK)
         for model, style in self.styles.items():
             mine = sorted((row for row in self.rows if row["model"] == model), key=lambda row: row["clouds"])
-            means = self.errors([row["test"]["mean"] for row in mine])
+            means = self.errors([(row.get("rotated") or row["test"])["mean"] for row in mine])
             axes.plot([row["clouds"] for row in mine], means, color=style["color"], linewidth=1.1, alpha=0.7)
             for row in mine:
                 self.end(axes, row["clouds"], row)

@@ -13,8 +13,10 @@ from lieattn.nn import (
     GridInputAttention,
     GridLiftingConvolution,
     GridPoseAttention,
+    _attentive_convolution,
 )
 from lieattn.nn.relative import NetworkKernel, TableKernel
+from lieattn.ops import _attentive_clouds, backend
 from lieattn.testing import random_cloud, randomize, relative_error
 from tests.cases import turns
 from tests.test_group_convolution import every_lattice_group
@@ -103,6 +105,35 @@ def test_attention_may_see_more_than_the_kernel():
         found = layer(x, wide.carrying(local=near))
         assert (relative_error(found, layer(x, near)) < 1e-12) == (kind == "channel")
         assert relative_error(found, layer(x, wide)) > 1e-3
+
+
+@pytest.mark.parametrize("lifting", [False, True])
+@pytest.mark.parametrize("kind", ["full", "channel", "spatial"])
+@pytest.mark.parametrize("group", [cyclic(8), tetrahedral()], ids=lambda group: group.name)
+def test_kernels_on_clouds_agree_with_plain_maths(group, kind, lifting, monkeypatch):
+    """Two kinds of neighbors, means over them, clouds of equal sizes, and outputs in parts that are recomputed."""
+    pos, batch = random_cloud(group, 24, clouds=1)[0], torch.arange(24) // 8
+    near = lift(pos, group, Radius(1.0), batch=batch, length=1.5)
+    graph = lift(pos, group, Radius(1.5), batch=batch).carrying(local=near)
+    kernel = NetworkKernel(group, 3, 5, hidden=4, lifting=lifting)
+    layer = randomize(AttentiveGroupConvolution(kernel, attention=kind, reduction="mean")).double()
+    x = torch.randn(24, *([] if lifting else [group.order]), 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(24, group.order, 5, dtype=torch.float64)
+
+    def evaluated():
+        out = layer(x, graph)
+        return out.detach(), *torch.autograd.grad((out * weight).sum(), (x, *layer.parameters()))
+
+    found, calls = evaluated(), []
+    monkeypatch.setattr(_attentive_clouds, "_kernels", lambda *given: calls.append(given))
+    with backend("plain"):
+        wanted = evaluated()
+    assert not calls
+    monkeypatch.undo()
+    monkeypatch.setattr(_attentive_convolution, "_AT_ONCE", 1)
+    for ours, parts, theirs in zip(found, evaluated(), wanted, strict=True):
+        assert relative_error(ours, theirs) < 1e-12
+        assert relative_error(parts, theirs) < 1e-12
 
 
 def test_derivatives_on_clouds_are_right_to_second_order():

@@ -448,6 +448,13 @@ CASES = [
     ("nn.relative.CombinedScore.forward", ValueError, {"graph": [GRAPH.to("meta")]}, "graph", "meta"),
     ("nn.relative.CombinedScore.forward", ValueError, {"x": [zeros(6, 4)]}),
     ("nn.relative.NetworkKernel.convolve", ValueError, {"x": [zeros(6, 4, 3)]}),
+    (
+        "ops.attentive_sums",
+        ValueError,
+        {"x": [zeros(6, 4, 3)], "channel": [(zeros(3, 4, 4, 2, 4), zeros(3, 4, 4, 2, 4))]},
+    ),
+    ("ops.attentive_sums", ValueError, {"terms": [RelativeTerms(psi=zeros(9, 4, 3))]}, "terms.psi", "(9, 4, 3)"),
+    ("ops.attentive_sums", ValueError, {"spatial": [RelativeTerms(psi=zeros(9, 4, 4, 3, 1))]}, "spatial.psi", "1)"),
     ("nn.relative.TableKernel.convolve", ValueError, {"x": [zeros(16, 4, 3)]}),
     ("nn.relative.EdgeNetwork.forward", ValueError, {"graph": [GRAPH.astype(torch.float64)]}, "pos", "float64"),
     ("nn.relative.EdgeNetwork.forward", ValueError, {"x": [zeros(6, 4).double()]}),

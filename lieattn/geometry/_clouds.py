@@ -174,9 +174,11 @@ class PointClouds(Movable):
 
     def max(self, x: Shaped[Tensor, " points *rest"]) -> Shaped[Tensor, " clouds *rest"]:
         """Return the maximum of ``[points, *]`` over each cloud, ``[clouds, *]``. Empty clouds give zero."""
-        self._check_rows(x)
+        clouds = self.by_cloud(x)
         if x.is_complex():
             raise ValueError(f"x: expected real numbers, which have a maximum, got {x.dtype}")
+        if clouds is not None:
+            return clouds.amax(dim=1)
         return maxima(x, self.batch, self.num_clouds)
 
     def around_origin(

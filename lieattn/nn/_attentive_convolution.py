@@ -26,14 +26,16 @@ from lieattn.nn._convolution import GroupConvolution, input_of
 from lieattn.nn._grid import checked_measure
 from lieattn.nn._grid_attention import ChannelGate, with_random_weights
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
+from lieattn.nn.relative._base import measured
 from lieattn.nn.relative._kernels import to_targets
-from lieattn.ops import AttentionMaps, tied_linear
+from lieattn.ops import AttentionMaps, attentive_sums, fused_kernel, tied_linear
 
 Kind = Literal["full", "channel", "spatial", "input", "pose"]
 Reduction = Literal["sum", "mean"]
 Operator = Callable[[Tensor, LiftedGraph], Tensor]
 
 _POINTS = 6  # points of the random cloud on which operators of a user are checked
+_AT_ONCE = 2**24  # numbers of the kernel or responses that are stored at a time
 _ALLOWED = 1e-8  # allowed relative difference of their maps in float64
 
 
@@ -55,8 +57,9 @@ class AttentiveGroupConvolution(TiedWeights):
     **Equivariance.** That of :class:`GroupConvolution`. The maps A are also equivariant:
     ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.
 
-    **Cost.** The responses of one output channel are stored at a time, and recomputed in the backward pass: memory is
-    linear in the edges, times ``|H|²`` and the input channels.
+    **Cost.** See :func:`lieattn.ops.attentive_sums`. Of large graphs, the kernel and the responses of some output
+    channels are stored at a time, and recomputed in the backward pass: memory is linear in the edges, times ``|H|²``
+    and the input channels.
 
     Parameters
     ----------
@@ -150,37 +153,15 @@ class AttentiveGroupConvolution(TiedWeights):
             x, maps = cast(tuple[Tensor, AttentionMaps], self.gate(x, graph))
             out = _reduced(kernel.convolve(x, local), local, self.reduction)
             return self.measure * out, maps if return_maps else None
-        seen = x[:, :, None] if kernel.lifting else x[:, self.group.cayley.to(x.device)]  # input frames h⁻¹ h̃
-        response = _responses(kernel, seen, local, self.reduction)
         if isinstance(self.attention, _ResponseGate):
-            out, found = self.attention.weigh(response, graph, return_maps)
-            return self.measure * out, self._of_frames(found)
-        responses = torch.stack([response(o) for o in range(kernel.out_channels)], dim=3)
-        responses = self._absolute(responses)
+            out, maps = self.attention(x, kernel, graph, return_maps)
+            return self.measure * out, maps
+        terms = measured(kernel(local), local, "none", x.dtype)
+        responses = to_targets(cast(Tensor, terms.psi), x[:, None, :, None], local)
+        responses = _reduced(responses, local, self.reduction)
         removed = self.attention(responses, graph)
         out = ((1 - removed) * responses).sum((2, 4))
         return self.measure * out, AttentionMaps(spatial=removed) if return_maps else None
-
-    def _of_frames(self, maps: AttentionMaps | None) -> AttentionMaps | None:
-        """Return the same maps for frames h̃ of the input."""
-        if maps is None:
-            return None
-        return AttentionMaps(*(None if x is None else self._absolute(x) for x in (maps.channel, maps.spatial)))
-
-    def _absolute(self, x: Tensor) -> Tensor:
-        """Convert ``[*, fiber, relative frames h⁻¹ h̃, *]`` (axes 1 and 2) to frames h̃."""
-        if self.kernel.lifting:
-            return x
-        frames = torch.arange(self.group.order, device=x.device)[:, None]
-        return x[:, frames, self.group.relative_index.to(x.device)]
-
-
-def _responses(
-    kernel: ConvolutionKernel, x: Tensor, graph: LiftedGraph, reduction: Reduction
-) -> Callable[[int], Tensor]:
-    """Return the responses ``[points, fiber, relative frames, in]`` of an output channel, as a function of it."""
-    found = kernel.responses(x, graph)
-    return lambda o: _reduced(found(o), graph, reduction)
 
 
 def _reduced(x: Tensor, graph: LiftedGraph, reduction: Reduction) -> Tensor:
@@ -211,7 +192,7 @@ def _hidden(kernel: ConvolutionKernel, hidden: int | None) -> int:
 
 
 class _ResponseGate(nn.Module):
-    """Attention to the responses, one output channel at a time, for frames of the input relative to the output."""
+    """Attention to the responses, of some output channels at a time if there are many."""
 
     def __init__(
         self,
@@ -232,39 +213,41 @@ class _ResponseGate(nn.Module):
             self.second = nn.Parameter(torch.empty(outputs, inputs, width, frames).uniform_(-bound, bound))
         self.spatial = None if attention == "channel" else _spatial(kernel, spatial, outputs)
 
-    def weigh(
-        self, responses: Callable[[int], Tensor], graph: LiftedGraph, return_maps: bool
+    def forward(
+        self, x: Tensor, kernel: ConvolutionKernel, graph: LiftedGraph, return_maps: bool
     ) -> tuple[Tensor, AttentionMaps | None]:
         """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""
-        values = None if self.spatial is None else self.spatial.of_output(graph)
+        local = graph if graph.local is None else graph.local
+        near, wide = kernel.terms_of(local), None if self.spatial is None else self.spatial.terms_of(graph)
+        matrices = [
+            matrix[..., kernel.relative].movedim((3, 4), (1, 2))
+            for matrix in (self.first, self.second)
+            if matrix is not None
+        ]
 
-        def of_output(o: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-            removed, channel, seen = responses(o), None, None
-            out = torch.zeros_like(removed[..., 0])
-            if self.first is not None and self.second is not None:
-                hidden = sum(
-                    torch.einsum("ncb,kabc->kabn", self.first[o], found).relu()
-                    for found in (graph.mean(removed), graph.max(removed))
-                )
-                channel, rest = attention_of(torch.einsum("cnb,kabn->kabc", self.second[o], hidden))
-                out = (rest[graph.batch] * removed).sum(-1)
-                removed = channel[graph.batch] * removed
-            if values is not None:
-                statistics = torch.stack([removed.mean(-1), removed.amax(-1)], dim=-1)
-                seen, rest = attention_of(
-                    _reduced(to_targets(values(o), statistics, graph), graph, self.reduction).sum(-1)
-                )
-                out = out + rest * removed.sum(-1)
-            return out.sum(2), channel if return_maps else None, seen if return_maps else None
+        def of_outputs(own: slice) -> tuple[Tensor, AttentionMaps | None]:
+            return attentive_sums(
+                x,
+                measured(near(own), local, "none", x.dtype),
+                graph,
+                channel=(matrices[0][own], matrices[1][own]) if matrices else None,
+                spatial=None if wide is None else measured(wide(own), graph, "none", x.dtype),
+                mean=self.reduction == "mean",
+                return_maps=return_maps,
+            )
 
-        found = [recomputed(of_output, o) for o in range(self.outputs)]
-        outs, channels, seen = zip(*found, strict=True)
-        out = torch.stack(outs, dim=-1)
+        # The fused kernel stores the kernel ψ, but no responses.
+        stored = local.relative.num_rows if fused_kernel(x.device) == "numba" and graph.each else len(x)
+        numbers = max(stored, local.relative.num_rows) * kernel.relative.numel() * kernel.in_channels
+        at_once = max(1, _AT_ONCE // max(1, numbers))
+        if at_once >= self.outputs:
+            return of_outputs(slice(None))
+        found = [recomputed(of_outputs, slice(start, start + at_once)) for start in range(0, self.outputs, at_once)]
+        outs, maps = zip(*found, strict=True)
         if not return_maps:
-            return out, None
-        channel = None if self.first is None else torch.stack(channels, dim=3)
-        spatial = None if values is None else torch.stack(seen, dim=3)[..., None]
-        return out, AttentionMaps(channel, spatial)
+            return torch.cat(outs, dim=-1), None
+        parts = ([part.channel for part in maps], [part.spatial for part in maps])
+        return torch.cat(outs, dim=-1), AttentionMaps(*(None if p[0] is None else torch.cat(p, dim=3) for p in parts))
 
 
 class _InputGate(nn.Module):

@@ -1,6 +1,7 @@
 """The attention operator."""
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
+from lieattn.ops._attentive_clouds import attentive_sums
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
 from lieattn.ops._edges import (
     bessel_functions,
@@ -28,6 +29,7 @@ __all__ = [
     "RelativeTerms",
     "activation",
     "attentive_convolution",
+    "attentive_sums",
     "backend",
     "bessel_functions",
     "convolution_responses",

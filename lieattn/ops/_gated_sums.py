@@ -30,6 +30,15 @@ class Window(NamedTuple):
     stride: int = 1
 
 
+class Lists(NamedTuple):
+    """Edges between the points of clouds with equally many points, sorted by target, in place of a window."""
+
+    ptr: Tensor  # first edge of each point, [points + 1]
+    source: Tensor  # number of the point in its cloud, [edges]
+    row: Tensor  # tap of each edge, [edges]
+    share: Tensor  # factor of the sum at each point, [points]
+
+
 class Operands(NamedTuple):
     """The operands of the gated sum. ``outs`` is the number of pairs of an output channel and an output frame."""
 

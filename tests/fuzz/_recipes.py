@@ -284,6 +284,11 @@ OWN: dict[str, dict[str, Any]] = {
     "ops.fused_kernel": {"device": torch.device("cpu")},
     "ops.activation": {"argument": "activation", "name": "silu"},
     "ops.attentive_convolution": {**_KERNELS, "channel": (torch.randn(3, 4, 1, 2, 4), torch.randn(3, 4, 1, 4, 2))},
+    "ops.attentive_sums": {
+        "terms": RelativeTerms(psi=torch.randn(EDGES, 4, 4, 3, 4)),
+        "channel": (torch.randn(3, 4, 4, 2, 4), torch.randn(3, 4, 4, 4, 2)),
+        "spatial": RelativeTerms(psi=torch.randn(EDGES, 4, 4, 3, 2)),
+    },
     "ops.convolution_responses": _KERNELS,
     "ops.residual_branch": {
         "responses": torch.randn(2, 3, 4, 4, 1, 4, 4),

@@ -72,21 +72,19 @@ class ConvolutionKernel(RelativeFunction):
     def values(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames outputs inputs"]:
         """Return values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
 
-    def responses(
-        self, x: Float[Tensor, "points fiber frames inputs"], graph: LiftedGraph
-    ) -> Callable[[int], Float[Tensor, "points fiber frames inputs"]]:
-        """Return the terms Σ_j ψ_oc(u) x_c(j, b) as a function of o, before the sum over frames b and inputs c.
-
-        The third axis is the relative frame h_a⁻¹ h_b, in ``x`` too; its size, and that of the fiber of ``x``, may be
-        1. The terms of one output channel at a time need the memory of an array ``[edges, fiber, frames, in]``.
-        """
-        values = self.of_output(graph)
-        return lambda o: to_targets(values(o), x, graph)
-
-    def of_output(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
-        """Return the :meth:`values` ``[rows, fiber, frames, in]`` as a function of the output channel."""
+    def of_outputs(self, graph: LiftedGraph) -> Callable[[slice], Tensor]:
+        """Return the ``psi`` of :meth:`forward` as a function of some output channels."""
         values = self.values(graph)
-        return lambda o: values[..., o, :]
+        if not self.lifting:
+            index = graph.relative.pair_index[None, :, :, None, None]
+            values = values.gather(2, index.expand(len(values), -1, -1, *values.shape[3:]))
+        return lambda own: values[..., own, :]
+
+    def terms_of(self, graph: LiftedGraph) -> Callable[[slice], RelativeTerms]:
+        """Return the terms of :meth:`forward` as a function of some output channels."""
+        check_lifted_to(graph, None if self.lifting else self.group, "kernel")
+        psi, row = self.of_outputs(graph), graph.relative.row
+        return lambda own: RelativeTerms(psi=psi(own), row=row)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Return terms with ``psi`` ``[rows, fiber, frames, out, in]``, where the third axis is the input frame h_b.
@@ -94,12 +92,7 @@ class ConvolutionKernel(RelativeFunction):
         There is a head for each output channel, with all input channels, whose sum is the convolution.
         :meth:`convolve` computes the same result faster.
         """
-        check_lifted_to(graph, None if self.lifting else self.group, "kernel")
-        values = self.values(graph)
-        if not self.lifting:
-            index = graph.relative.pair_index[None, :, :, None, None]
-            values = values.gather(2, index.expand(len(values), -1, -1, *values.shape[3:]))
-        return RelativeTerms(psi=values, row=graph.relative.row)
+        return self.terms_of(graph)(slice(None))
 
     def convolve(
         self, x: Float[Tensor, "points frames inputs"], graph: LiftedGraph
@@ -126,11 +119,13 @@ class ConvolutionKernel(RelativeFunction):
 
 
 def to_targets(psi: Tensor, x: Tensor, graph: LiftedGraph) -> Tensor:
-    """Return Σ_j ψ(u) x(j) ``[points, fiber, frames, in]``, with ψ ``[rows, fiber, frames, in | 1]``."""
-    terms = measured(RelativeTerms(psi=psi[..., None, :], row=graph.relative.row), graph, "none", x.dtype)
-    psi = cast(Tensor, terms.psi)[..., 0, :]
-    psi = psi if terms.row is None else psi.index_select(0, terms.row)
-    return graph.neighbors.sum_to_targets(psi * x.index_select(0, graph.neighbors.source))
+    """Return Σ_j ψ(u) x(j) ``[points, fiber, frames, *, *]`` for ψ ``[rows, fiber, frames, *, *]``, entry by entry."""
+    sizes = torch.broadcast_shapes(psi.shape[1:], x.shape[1:])
+    # Pairs of frames are the fiber of the operator.
+    value = x.expand(-1, *sizes).flatten(1, 2)
+    terms = RelativeTerms(psi=psi.expand(-1, *sizes[:2], -1, -1).flatten(1, 2)[:, :, None], row=graph.relative.row)
+    summed, _ = graph_attention(None, None, value, graph, pattern="framewise", normalize="none", terms=terms)
+    return summed.unflatten(1, sizes[:2])
 
 
 class TableKernel(ExactConstants, ConvolutionKernel):
@@ -184,10 +179,6 @@ class TableKernel(ExactConstants, ConvolutionKernel):
 
     def values(self, graph: LiftedGraph) -> Tensor:
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
-
-    def of_output(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
-        row = rows_of_table(graph, self.rows, self.tolerance)
-        return lambda o: self.weight[o].permute(2, 1, 0)[row]
 
 
 class NetworkKernel(ExactConstants, ConvolutionKernel):
@@ -272,41 +263,39 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
             return torch.einsum("tabm,moc->taboc", units, self.mix)
         return torch.einsum("tam,mo,boc->taboc", units[:, :, 0], self.depth, self.mix)
 
-    def of_output(self, graph: LiftedGraph) -> Callable[[int], Tensor]:
-        units = self.features(graph)
-        if self.form == "full":
-            return lambda o: units @ self.mix[:, o]
-        return lambda o: (units[:, :, 0] @ self.depth[:, o])[..., None, None] * self.mix[:, o]
+    def of_outputs(self, graph: LiftedGraph) -> Callable[[slice], Tensor]:
+        if self.form == "separable":
+            return super().of_outputs(graph)
+        units = self._at_frames(self.features(graph))
+        sizes, flat = units.shape[:2], units.permute(2, 3, 0, 1).flatten(2)
 
-    def responses(self, x: Tensor, graph: LiftedGraph) -> Callable[[int], Tensor]:
-        if self.form == "separable" or self.mix.shape[1] == 1:
-            return super().responses(x, graph)
-        # The hidden units are summed over the neighbors once for all output channels.
-        units = self.features(graph).unbind(-1)
-        summed = torch.stack([to_targets(unit[..., None], x, graph) for unit in units], dim=-1)
-        return lambda o: torch.einsum("pabcm,mc->pabc", summed, self.mix[:, o])
+        def of_outputs(own: slice) -> Tensor:
+            mix = self.mix[:, own]
+            found = mix.permute(2, 1, 0).flatten(0, 1) @ flat  # frames of the output are innermost, as in the kernel
+            return found.unflatten(2, sizes).unflatten(1, mix.shape[:0:-1]).permute(3, 4, 0, 2, 1)
+
+        return of_outputs
+
+    def _at_frames(self, units: Tensor) -> Tensor:
+        """Return hidden units with input frames on the third axis in place of relative ones."""
+        if self.lifting:
+            return units
+        return units.gather(2, self.relative[None, :, :, None].expand(len(units), -1, -1, units.shape[-1]))
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         check_features(x, self.mix, self.in_channels)
         units = self.features(graph)
-        if self.form == "full":
-            if units.shape[2] > 1:  # input frames on the third axis in place of relative ones
-                index = self.relative[None, :, :, None].expand(len(units), -1, -1, units.shape[-1])
-                units = units.gather(2, index)
-            value = x[:, :, None].expand(-1, -1, units.shape[-1], -1)
-            summed = self._sweep(value, units[..., None], graph, "query_sum" if self.lifting else "joint")
-            return torch.einsum("pamc,moc->pao", summed, self.mix)
-        mixed = torch.einsum("pbc,aboc->pao", x, self.mix[self.relative])
+        if self.form == "separable":
+            outs = self.relative[:1] if self.lifting else self.relative
+            mixed = torch.einsum("pbc,aboc->pao", x, self.mix[outs])
+            return to_targets((units @ self.depth)[..., None, :], mixed[:, :, None, None], graph)[:, :, 0, 0]
         if self.lifting:
-            mixed = mixed[:, :1]
-        psi = (units @ self.depth)[:, :, :, None]
-        return self._sweep(mixed[:, :, None], psi, graph, "query_sum" if self.lifting else "framewise")[:, :, 0]
-
-    def _sweep(
-        self, value: Tensor, psi: Tensor, graph: LiftedGraph, pattern: Literal["joint", "framewise", "query_sum"]
-    ) -> Tensor:
-        terms = RelativeTerms(psi=psi, row=graph.relative.row)
-        return graph_attention(None, None, value, graph, pattern=pattern, normalize="none", terms=terms)[0]
+            summed = to_targets(units[..., None], x[:, :, None, None], graph)[:, :, 0]
+        else:
+            terms = RelativeTerms(displacement_bias=self._at_frames(units), row=graph.relative.row)
+            value = x[:, :, None].expand(-1, -1, units.shape[-1], -1)
+            summed = graph_attention(None, None, value, graph, normalize="none", terms=terms)[0]
+        return torch.einsum("pamc,moc->pao", summed, self.mix)
 
 
 class RankKernel(RelativeFunction):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.ops._gated_sums import Operands, Window
+from lieattn.ops._gated_sums import Lists, Operands, Window
 from lieattn.ops.kernels._attentive_kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 from lieattn.ops.kernels._calls import (
     NUMPY_TYPES,
@@ -25,6 +25,8 @@ from lieattn.ops.kernels._calls import (
 from lieattn.ops.kernels._threads import run
 
 _Tensors = dict[str, Tensor | None]
+_LISTS = tuple(f"{kind}_{part}" for kind in ("near", "wide") for part in Lists._fields)
+_NONE = torch.empty(0, device="cpu")
 
 
 def _lanes(outs: int, dtype: torch.dtype) -> int:
@@ -63,6 +65,7 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
         "spatial_taps": window.spatial_size**2,
         "whole_taps": _whole(window.size**2, TAPS_TOGETHER),  # filled up to whole groups
         "whole_spatial_taps": _whole(window.spatial_size**2, TAPS_TOGETHER),
+        "listed": 0,  # whether taps are lists of neighbors
     }
     spatial = _offsets(window.spatial_size, window.spatial_dilation, stride, center)
     tables = {
@@ -71,7 +74,17 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
         "spatial_taps": spatial,
         "spatial_back": -spatial,
     }
-    return sizes, tables
+    return sizes, tables | dict.fromkeys(_LISTS, _NONE)
+
+
+def _clouds(points: int, rows: tuple[int, int], lists: tuple[Lists, Lists]) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Return the sizes and tables of clouds with this number of points, which are planes of one row."""
+    window, none = _planes(1, 1, Window(size=1))
+    taps = {"taps": rows[0], "spatial_taps": rows[1]}
+    whole = {f"whole_{name}": number for name, number in taps.items()}
+    own = dict.fromkeys(("in_columns", "source", "columns", "stride", "positions", "length", "plane"), points)
+    sizes = window | own | taps | whole | {"margin": 0, "listed": 1}
+    return sizes, none | dict(zip(_LISTS, (part.contiguous() for own in lists for part in own), strict=True))
 
 
 def _offsets(size: int, dilation: int, stride: int, center: int) -> Tensor:
@@ -87,12 +100,17 @@ def _filled(taps: Tensor) -> Tensor:
 class _Call:
     """Sizes, packed operands and tables of one call, whose memory this object owns."""
 
-    def __init__(self, operands: Operands, window: Window, wants_input: bool = False) -> None:
+    def __init__(self, operands: Operands, taps: Window | tuple[Lists, Lists], wants_input: bool = False) -> None:
         x, kernel, first, second, spatial = operands
         samples, fiber, channels = x.shape[:3]
         self.dtype, self.shapes, self.outs = x.dtype, [t if t is None else t.shape for t in operands], len(kernel)
         self.lanes = _lanes(self.outs, x.dtype)
-        planes, self.tables = _planes(*x.shape[-2:], window)
+        if isinstance(taps, Window):
+            planes, self.tables = _planes(*x.shape[-2:], taps)
+            kernel, spatial = _filled(kernel), None if spatial is None else _filled(spatial)
+        else:
+            rows = kernel.shape[-1], 0 if spatial is None else spatial.shape[-1]
+            planes, self.tables = _clouds(x.shape[-1], rows, taps)
         self.sizes = planes | {
             "samples": samples,
             "blocks": _whole(self.outs, self.lanes) // self.lanes,  # blocks of output channels times poses
@@ -105,15 +123,16 @@ class _Call:
         }
         self.operands: _Tensors = {
             "x": x.contiguous(),
-            "kernel": self._in_lanes(_filled(kernel)),
+            "kernel": self._in_lanes(kernel),
             "first": None if first is None else self._in_lanes(first),
             "second": None if second is None else self._in_lanes(second),
-            "spatial": None if spatial is None else self._in_lanes(_filled(spatial)),
+            "spatial": None if spatial is None else self._in_lanes(spatial),
         }
 
     def _in_lanes(self, table: Tensor) -> Tensor:
         """Convert ``[outs, ...]`` to ``[blocks, ..., lanes]``, filled up with zeros."""
-        filled = F.pad(table, (0, 0) * (table.ndim - 1) + (0, -self.outs % self.lanes))
+        missing = -self.outs % self.lanes
+        filled = F.pad(table, (0, 0) * (table.ndim - 1) + (0, missing)) if missing else table
         return filled.unflatten(0, (-1, self.lanes)).movedim(1, -1).contiguous()
 
     def unpacked(self, gradients: _Tensors) -> list[Tensor | None]:
@@ -185,18 +204,20 @@ def _addresses(tensors: _Tensors | dict[str, Tensor]) -> Any:
     return record({name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})
 
 
-def run_forward(operands: Operands, window: Window) -> Tensor:
+def run_forward(operands: Operands, taps: Window | tuple[Lists, Lists]) -> Tensor:
     """Return :func:`lieattn.ops._gated_sums.residual_sums` ``[samples, outs, rows, columns]``."""
-    call = _Call(operands, window)
+    call = _Call(operands, taps)
     shape = [*(call.sizes[name] for name in ("samples", "blocks", "length")), call.lanes]
     planes = torch.empty(shape, dtype=call.dtype, device="cpu")
     call.run(attentive_forward, call.parts("blocks"), planes, None)
     return call.images(planes)
 
 
-def run_backward(grad: Tensor, operands: Operands, window: Window, wants_input: bool) -> list[Tensor | None]:
+def run_backward(
+    grad: Tensor, operands: Operands, taps: Window | tuple[Lists, Lists], wants_input: bool
+) -> list[Tensor | None]:
     """Return the gradients of the operands, and that of the input only if it is wanted."""
-    call = _Call(operands, window, wants_input)
+    call = _Call(operands, taps, wants_input)
     parts, planes = call.parts("fiber"), call.planes(grad)
     x, tables = call.operands["x"], {name: t for name, t in call.operands.items() if name != "x"}
     grad_input = {"x": torch.zeros_like(x) if x is not None and call.sizes["wants_input"] else None}

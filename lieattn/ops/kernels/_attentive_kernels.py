@@ -16,6 +16,7 @@ A plane has ``rows`` of ``stride`` vectors, of which the first ``columns`` are p
 ``margin`` of zeros at both ends.
 """
 
+from lieattn.ops.kernels._attentive_taps import back_through_list, levels_of_list, respond, respond_to_list
 from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels._products import row
 from lieattn.ops.kernels._vectors import (
@@ -27,7 +28,6 @@ from lieattn.ops.kernels._vectors import (
     integer_at,
     load,
     load_one,
-    lowest,
     maximum,
     multiply_add,
     offset,
@@ -38,47 +38,6 @@ from lieattn.ops.kernels._vectors import (
 )
 
 TAPS_TOGETHER = 9
-
-
-@part
-def respond(s, tables, x, kernel, t, lanes):
-    """Write the responses of one channel to the plane ``t``; return their sum, their maximum, and its first place."""
-    stay_apart()
-    wide = len(lanes)
-    zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
-    seen = zero, fill(x, lowest(x), lanes), zero
-    for r in range(s.rows):
-        fours = s.columns - s.columns % 4
-        for c in range(0, fours, 4):
-            a0 = a1 = a2 = a3 = zero
-            for k in range(s.taps):
-                weight, at = load(kernel, k * wide, lanes), r * s.in_columns + c + integer_at(tables.taps, k)
-                a0 = multiply_add(weight, load_one(x, at, lanes), a0)
-                a1 = multiply_add(weight, load_one(x, at + 1, lanes), a1)
-                a2 = multiply_add(weight, load_one(x, at + 2, lanes), a2)
-                a3 = multiply_add(weight, load_one(x, at + 3, lanes), a3)
-            place = r * s.stride + c
-            here = fill(x, float(place), lanes)
-            seen = _see(t, place, a0, here, seen, lanes)
-            seen = _see(t, place + 1, a1, here + one, seen, lanes)
-            seen = _see(t, place + 2, a2, here + one + one, seen, lanes)
-            seen = _see(t, place + 3, a3, here + one + one + one, seen, lanes)
-        for c in range(fours, s.columns):
-            total = zero
-            for k in range(s.taps):
-                at = r * s.in_columns + c + integer_at(tables.taps, k)
-                total = multiply_add(load(kernel, k * wide, lanes), load_one(x, at, lanes), total)
-            place = r * s.stride + c
-            seen = _see(t, place, total, fill(x, float(place), lanes), seen, lanes)
-    return seen
-
-
-@part
-def _see(t, place, value, here, seen, lanes):
-    """Write a response, and update the sum, the maximum and its place."""
-    store(t, place * len(lanes), value)
-    total, top, where = seen
-    return total + value, maximum(top, value), pick_greater(value, top, here, where)
 
 
 @part
@@ -175,7 +134,10 @@ def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
     zero, one, share = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes), fill(mean, 1 / s.positions, lanes)
     for c in range(s.channels):
         own, t = row(kernel, c, s.whole_taps * wide), _inner(s, scratch.responses, c, lanes)
-        total, largest, where = respond(s, tables, row(x, c, s.source), own, t, lanes)
+        if s.listed:
+            total, largest, where = respond_to_list(s, tables, sample, row(x, c, s.source), own, t, lanes)
+        else:
+            total, largest, where = respond(s, tables, row(x, c, s.source), own, t, lanes)
         store(mean, c * wide, share * total)
         store(top, c * wide, largest)
         store(place, c * wide, where)
@@ -220,7 +182,7 @@ def gather_channels(s, scratch, lanes):
 
 
 @part
-def spatial_levels(p, s, tables, pair, scratch, lanes):
+def spatial_levels(p, s, tables, sample, pair, scratch, lanes):
     """Compute the spatial attention before the sigmoid, from mean and maximum."""
     stay_apart()
     wide = len(lanes)
@@ -230,6 +192,9 @@ def spatial_levels(p, s, tables, pair, scratch, lanes):
     kernel = row(at_address(p.spatial, lanes), pair, 2 * size)
     other = offset(kernel, size)
     zero = fill(mean, 0.0, lanes)
+    if s.listed:
+        levels_of_list(s, tables, sample, mean, largest, kernel, other, level, lanes)
+        return
     fours = s.columns - s.columns % 4
     for r in range(s.rows):
         for c in range(0, fours, 4):
@@ -284,7 +249,7 @@ def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
             attend_to(p, s, tables, sample, block, pose, scratch, lanes)
             gather_channels(s, scratch, lanes)
             if s.has_spatial:
-                spatial_levels(p, s, tables, block * s.fiber + pose, scratch, lanes)
+                spatial_levels(p, s, tables, sample, block * s.fiber + pose, scratch, lanes)
             for at in range(0, s.length * wide, wide):
                 left = load(passed, at, lanes)
                 if s.has_spatial:
@@ -296,7 +261,7 @@ def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
 
 
 @part
-def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
+def gate_gradients(p, s, tables, sample, pair, grad, scratch, lanes):
     """Compute gradients from that of the result: of Σ_c α_C t and of spatial levels.
 
     The result is Σ_c t - α_X Σ_c α_C t, also Σ_c (1 - α_C) t + (1 - α_X) Σ_c α_C t. The gradient of Σ_c α_C t in the
@@ -309,7 +274,7 @@ def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
     level, slope = _inner(s, scratch.level, 0, lanes), _inner(s, scratch.slope_of_map, 0, lanes)
     zero, one, least = fill(grad, 0.0, lanes), fill(grad, 1.0, lanes), fill(grad, -80.0, lanes)
     if s.has_spatial:
-        spatial_levels(p, s, tables, pair, scratch, lanes)
+        spatial_levels(p, s, tables, sample, pair, scratch, lanes)
     for at in range(0, s.length * wide, wide):
         given = load(grad, at, lanes)
         removed, left = zero - given, zero
@@ -324,7 +289,7 @@ def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
 
 
 @part
-def back_through_taps(s, tables, slope, weight, x, to, sums, spread, keep, lanes):
+def back_through_taps(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes):
     """Compute the backward pass of a window for a plane of inputs, from the gradient ``slope`` of its results.
 
     The gradient of the inputs is ``to[i] = Σ_k weight[k] slope[i - offset k]``, added to the old value if ``keep``, and
@@ -333,6 +298,9 @@ def back_through_taps(s, tables, slope, weight, x, to, sums, spread, keep, lanes
     """
     stay_apart()
     wide = len(lanes)
+    if s.listed:
+        back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes)
+        return
     rows, columns, stride = s.rows, s.columns, s.stride
     taps, offsets = s.spatial_taps, tables.spatial_back
     if spread:
@@ -476,20 +444,22 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
             if s.has_spatial:
                 gather_channels(s, scratch, lanes)
             grad = row(at_address(grad_at, lanes), sample * s.blocks + block, s.length * wide)
-            gate_gradients(p, s, tables, pair, grad, scratch, lanes)
+            gate_gradients(p, s, tables, sample, pair, grad, scratch, lanes)
             if s.has_spatial:
                 for q in range(2):
                     weight = row(at_address(p.spatial, lanes), 2 * pair + q, spatial_size)
                     sums = row(at_address(grads.spatial, lanes), 2 * pair + q, spatial_size)
                     seen, to = _inner(s, scratch.statistics, q, lanes), _inner(s, scratch.slopes, q, lanes)
-                    back_through_taps(s, tables, slope_of_map, weight, seen, to, sums, False, False, lanes)
+                    back_through_taps(s, tables, sample, slope_of_map, weight, seen, to, sums, False, False, lanes)
             score_slopes(p, s, grads, pair, scratch, lanes)
             response_slopes(s, grad, scratch, lanes)
             for c in range(s.channels):
                 weight = row(at_address(p.kernel, lanes), pair * s.channels + c, size)
                 sums = row(at_address(grads.kernel, lanes), pair * s.channels + c, size)
                 slope, to = _inner(s, scratch.responses, c, lanes), row(of_x, c, s.source * wide)
-                back_through_taps(s, tables, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes)
+                back_through_taps(
+                    s, tables, sample, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes
+                )
         if s.wants_input:
             to = row(at_address(grads.x, lanes), plane, s.channels * s.source)
             for i in range(s.channels * s.source):

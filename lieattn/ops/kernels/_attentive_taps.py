@@ -1,0 +1,117 @@
+# mypy: allow-untyped-defs
+"""Taps of attentive group convolution, windows of pixels or lists of neighbors.
+
+The points of a cloud are a plane of one row. Edges are those of :class:`lieattn.ops._gated_sums.Lists`, the ``near``
+ones of the responses and the ``wide`` ones of spatial attention.
+"""
+
+from lieattn.ops.kernels._compiled import part
+from lieattn.ops.kernels._vectors import (
+    at_address,
+    fill,
+    integer_at,
+    load,
+    load_one,
+    lowest,
+    maximum,
+    multiply_add,
+    offset,
+    pick_greater,
+    stay_apart,
+    store,
+)
+
+
+@part
+def respond(s, tables, x, kernel, t, lanes):
+    """Write the responses of one channel to the plane ``t``; return their sum, their maximum, and its first place."""
+    stay_apart()
+    wide = len(lanes)
+    zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
+    seen = zero, fill(x, lowest(x), lanes), zero
+    for r in range(s.rows):
+        fours = s.columns - s.columns % 4
+        for c in range(0, fours, 4):
+            a0 = a1 = a2 = a3 = zero
+            for k in range(s.taps):
+                weight, at = load(kernel, k * wide, lanes), r * s.in_columns + c + integer_at(tables.taps, k)
+                a0 = multiply_add(weight, load_one(x, at, lanes), a0)
+                a1 = multiply_add(weight, load_one(x, at + 1, lanes), a1)
+                a2 = multiply_add(weight, load_one(x, at + 2, lanes), a2)
+                a3 = multiply_add(weight, load_one(x, at + 3, lanes), a3)
+            place = r * s.stride + c
+            here = fill(x, float(place), lanes)
+            seen = _see(t, place, a0, here, seen, lanes)
+            seen = _see(t, place + 1, a1, here + one, seen, lanes)
+            seen = _see(t, place + 2, a2, here + one + one, seen, lanes)
+            seen = _see(t, place + 3, a3, here + one + one + one, seen, lanes)
+        for c in range(fours, s.columns):
+            total = zero
+            for k in range(s.taps):
+                at = r * s.in_columns + c + integer_at(tables.taps, k)
+                total = multiply_add(load(kernel, k * wide, lanes), load_one(x, at, lanes), total)
+            place = r * s.stride + c
+            seen = _see(t, place, total, fill(x, float(place), lanes), seen, lanes)
+    return seen
+
+
+@part
+def _see(t, place, value, here, seen, lanes):
+    """Write a response, and update the sum, the maximum and its place."""
+    store(t, place * len(lanes), value)
+    total, top, where = seen
+    return total + value, maximum(top, value), pick_greater(value, top, here, where)
+
+
+@part
+def respond_to_list(s, tables, sample, x, kernel, t, lanes):
+    """Write the responses of one channel to the plane ``t``; return their sum, their maximum, and its first place."""
+    stay_apart()
+    wide, first = len(lanes), sample * s.columns
+    share = offset(at_address(tables.near_share, lanes), first)
+    zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
+    seen, here = (zero, fill(x, lowest(x), lanes), zero), zero
+    for i in range(s.columns):
+        value = zero
+        for e in range(integer_at(tables.near_ptr, first + i), integer_at(tables.near_ptr, first + i + 1)):
+            weight = load(kernel, integer_at(tables.near_row, e) * wide, lanes)
+            value = multiply_add(weight, load_one(x, integer_at(tables.near_source, e), lanes), value)
+        seen, here = _see(t, i, load_one(share, i, lanes) * value, here, seen, lanes), here + one
+    return seen
+
+
+@part
+def levels_of_list(s, tables, sample, mean, largest, kernel, other, level, lanes):
+    """Write the spatial attention before the sigmoid, from mean and maximum, to the plane ``level``."""
+    stay_apart()
+    wide, first = len(lanes), sample * s.columns
+    share = offset(at_address(tables.wide_share, lanes), first)
+    zero = fill(mean, 0.0, lanes)
+    for i in range(s.columns):
+        value = zero
+        for e in range(integer_at(tables.wide_ptr, first + i), integer_at(tables.wide_ptr, first + i + 1)):
+            k, at = integer_at(tables.wide_row, e) * wide, integer_at(tables.wide_source, e) * wide
+            value = multiply_add(load(kernel, k, lanes), load(mean, at, lanes), value)
+            value = multiply_add(load(other, k, lanes), load(largest, at, lanes), value)
+        store(level, i * wide, load_one(share, i, lanes) * value)
+
+
+@part
+def back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes):
+    """Compute the backward pass of a sum over neighbors, like ``back_through_taps``."""
+    stay_apart()
+    wide, first = len(lanes), sample * s.columns
+    ptr, source, row, shares = tables.wide_ptr, tables.wide_source, tables.wide_row, tables.wide_share
+    if spread:
+        ptr, source, row, shares = tables.near_ptr, tables.near_source, tables.near_row, tables.near_share
+    share = offset(at_address(shares, lanes), first)
+    if not keep:
+        for i in range(s.columns):
+            store(to, i * wide, fill(to, 0.0, lanes))
+    for i in range(s.columns):
+        value = load_one(share, i, lanes) * load(slope, i * wide, lanes)
+        for e in range(integer_at(ptr, first + i), integer_at(ptr, first + i + 1)):
+            k, j = integer_at(row, e) * wide, integer_at(source, e)
+            pixel = load_one(x, j, lanes) if spread else load(x, j * wide, lanes)
+            store(to, j * wide, multiply_add(load(weight, k, lanes), value, load(to, j * wide, lanes)))
+            store(sums, k, multiply_add(pixel, value, load(sums, k, lanes)))

@@ -92,7 +92,7 @@ def attentive_sums(
     each = None if return_maps or is_recorded() or torch.is_autocast_enabled(x.device.type) else graph.each
     moved = mean and graph.degree.requires_grad  # smooth neighborhoods of points with gradients
     if each is None or not alike or moved or fused_kernel(x.device) != "numba":
-        out, maps = _weigh(*operands, seen)
+        out, maps = _weigh(seen, *operands)
         return out, maps if return_maps else None
     kernels = _kernels(seen, each, fiber, outs)
     return cast(Tensor, evaluate(kernels, *operands)), None
@@ -130,7 +130,7 @@ class _Seen(NamedTuple):
 
 
 def _weigh(
-    x: Tensor, psi: Tensor, first: Tensor | None, second: Tensor | None, levels: Tensor | None, seen: _Seen
+    seen: _Seen, x: Tensor, psi: Tensor, first: Tensor | None, second: Tensor | None, levels: Tensor | None
 ) -> tuple[Tensor, AttentionMaps]:
     """Compute :func:`attentive_sums` by plain maths."""
     graph = seen.graph
@@ -160,7 +160,8 @@ def _kernels(seen: _Seen, each: int, fiber: int, outs: int) -> Kernels:
         return Operands(
             x.unflatten(0, (-1, each)).permute(0, 2, 3, 1)[:, :, :, None],
             psi.permute(3, 1, 2, 4, 0).flatten(0, 1),
-            *(None if matrix is None else matrix.flatten(0, 1) for matrix in (first, second)),
+            None if first is None else first.flatten(0, 1),
+            None if second is None else second.flatten(0, 1),
             None if levels is None else levels.permute(3, 1, 2, 4, 0).flatten(0, 1),
         )
 
@@ -185,4 +186,4 @@ def _kernels(seen: _Seen, each: int, fiber: int, outs: int) -> Kernels:
             None if of_levels is None else of_levels.permute(4, 1, 2, 0, 3),
         ]
 
-    return Kernels(forward, backward, lambda *operands: _weigh(*operands, seen)[0])
+    return Kernels(forward, backward, lambda *operands: _weigh(seen, *operands)[0])

@@ -154,7 +154,7 @@ class AttentiveGroupConvolution(TiedWeights):
             out = _reduced(kernel.convolve(x, local), local, self.reduction)
             return self.measure * out, maps if return_maps else None
         if isinstance(self.attention, _ResponseGate):
-            out, maps = self.attention(x, kernel, graph, return_maps)
+            out, maps = self.attention.weigh(x, kernel, graph, return_maps)
             return self.measure * out, maps
         terms = measured(kernel(local), local, "none", x.dtype)
         responses = to_targets(cast(Tensor, terms.psi), x[:, None, :, None], local)
@@ -213,7 +213,7 @@ class _ResponseGate(nn.Module):
             self.second = nn.Parameter(torch.empty(outputs, inputs, width, frames).uniform_(-bound, bound))
         self.spatial = None if attention == "channel" else _spatial(kernel, spatial, outputs)
 
-    def forward(
+    def weigh(
         self, x: Tensor, kernel: ConvolutionKernel, graph: LiftedGraph, return_maps: bool
     ) -> tuple[Tensor, AttentionMaps | None]:
         """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""

@@ -40,17 +40,21 @@ def clouds(labels=1, sizes=(5, 1, 0, 7)):
     return found
 
 
-def evaluated(task, batch, monkeypatch, stage="val"):
+def evaluated(task, batch, monkeypatch, stage="test"):
     """Return what the task logs for one batch, by name, and its loss."""
     told = {}
 
     def log(name, value, **options):
         # Numbers of validations and tests are those of all batches, not of the last one.
-        assert (options["on_step"], options["on_epoch"]) == (stage == "train" and name == "train/loss", True)
+        if options:  # those of a whole epoch have none
+            assert (options["on_step"], options["on_epoch"]) == (stage == "train" and name == "train/loss", True)
         told[name] = value
 
     monkeypatch.setattr(task, "log", log)
+    monkeypatch.setattr(task, "log_dict", told.update)
     loss = task.evaluate(batch, stage)
+    if stage == "test":
+        task.on_test_epoch_end()
     return {name: float(getattr(value, "compute", lambda value=value: value)()) for name, value in told.items()}, loss
 
 
@@ -70,8 +74,33 @@ def test_loss_accuracy_and_iou_are_those_of_all_points(labels, monkeypatch):
     torch.testing.assert_close(loss, F.cross_entropy(flat, y))
     guess = flat.argmax(dim=1)
     ratios = [((guess == k) & (y == k)).sum() / ((guess == k) | (y == k)).sum() for k in range(3)]
-    assert told["val/accuracy"] == pytest.approx(float((guess == y).float().mean()))
-    assert told["val/iou"] == pytest.approx(float(torch.stack(ratios).mean()))
+    recalls = [(guess[y == k] == k).float().mean() for k in range(3) if (y == k).any()]
+    assert told["test/accuracy"] == pytest.approx(float((guess == y).float().mean()))
+    assert told["test/balanced_accuracy"] == pytest.approx(float(torch.stack(recalls).mean()))
+    assert [told[f"test/iou_{k}"] for k in range(3)] == pytest.approx([float(ratio) for ratio in ratios])
+    assert told["test/iou"] == pytest.approx(float(torch.stack(ratios).mean()))
+
+
+def test_weights_of_classes_are_in_the_loss_alone(monkeypatch):
+    """The weights are those of torch, and balanced ones make every class count the same."""
+    items, given = clouds(), [0.5, 2.0, 0.0]
+    batch = Batch.from_data_list(items)
+    plain, _ = evaluated(PointSetClassifier(network(), 3, per="point"), batch, monkeypatch)
+    task = PointSetClassifier(network(), 3, per="point", class_weights=given)
+    told, loss = evaluated(task, batch, monkeypatch)
+    torch.testing.assert_close(loss, F.cross_entropy(task(batch), batch.y, torch.tensor(given)))
+    assert told["test/accuracy"] == plain["test/accuracy"]
+    task = PointSetClassifier(network(), 3, per="point", class_weights="balanced")
+    task.measure(items)
+    torch.testing.assert_close(task.weight_of_class * torch.bincount(batch.y), torch.full((3,), len(batch.y) / 3))
+    restored = PointSetClassifier(network(), 3, per="point", class_weights="balanced")
+    restored.load_state_dict(task.state_dict())
+    assert torch.equal(restored.weight_of_class, task.weight_of_class)
+    items[0].mask = torch.arange(len(items[0].y)) > 0  # what is masked is not counted, and may be no label
+    items[0].y[~items[0].mask] = -1
+    task.measure(items)
+    kept = torch.cat([item.y[item.mask] if "mask" in item else item.y for item in items])
+    torch.testing.assert_close(task.weight_of_class * torch.bincount(kept), torch.full((3,), len(kept) / 3))
 
 
 def test_classes_that_do_not_occur_are_left_out(monkeypatch):
@@ -79,7 +108,7 @@ def test_classes_that_do_not_occur_are_left_out(monkeypatch):
     task = PointSetClassifier(network(classes=4), 4, per="point")
     batch.y = task(batch).argmax(dim=1)
     assert len(batch.y.unique()) < 4
-    assert evaluated(task, batch, monkeypatch)[0]["val/iou"] == 1
+    assert evaluated(task, batch, monkeypatch)[0]["test/iou"] == 1
 
 
 def test_points_without_labels_do_not_count(monkeypatch):
@@ -92,8 +121,8 @@ def test_points_without_labels_do_not_count(monkeypatch):
     task = PointSetClassifier(network(), 3, per="point")
     told, loss = evaluated(task, batch, monkeypatch)
     torch.testing.assert_close(loss, F.cross_entropy(logits[kept], y[kept]))
-    assert told["val/accuracy"] == pytest.approx(float((logits[kept].argmax(1) == y[kept]).float().mean()))
-    assert 0 <= told["val/iou"] <= 1
+    assert told["test/accuracy"] == pytest.approx(float((logits[kept].argmax(1) == y[kept]).float().mean()))
+    assert 0 <= told["test/iou"] <= 1
     batch.mask = torch.zeros(13, dtype=torch.bool)
     _, loss = evaluated(PointSetClassifier(network(), 3, per="point"), batch, monkeypatch)
     assert float(loss.detach()) == 0

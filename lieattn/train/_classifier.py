@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch_geometric.data import Batch
-from torchmetrics.classification import MulticlassJaccardIndex
+from torch_geometric.data import Batch, Data
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 from lieattn._core.checks import check_arguments, check_is
 from lieattn.train._schedule import Schedule
@@ -23,6 +23,8 @@ from lieattn.train._targets import (
     labels_of,
     read_for,
     target_weights,
+    targets_of,
+    training_set,
     weighted_sums,
 )
 from lieattn.train._tasks import OptimizerFactory, PointSetTask
@@ -31,11 +33,13 @@ from lieattn.train._tasks import OptimizerFactory, PointSetTask
 class PointSetClassifier(PointSetTask):
     """Train a network on clouds or points with one or several labels, with cross entropy.
 
-    It logs ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. For labels of points it also logs
-    ``iou``, the mean over the classes of intersection over union, where a class is left out that neither labels nor
-    predictions contain. Clouds, points or labels are masked by ``data.mask`` (bool) and weighted by ``data.weight``,
-    shaped like ``data.y`` or its first axis, if the data have them; ``iou`` does not use weights other than 0. Loss and
-    accuracy are NaN if a counted logit is NaN. A note after the training says if all predictions are one class.
+    It logs ``loss``, ``accuracy`` and ``balanced_accuracy``, the mean over the classes of the share of their labels
+    that is predicted, prefixed by ``train/``, ``val/`` and ``test/``. For labels of points it also logs intersection
+    over union, ``iou_0``, ``iou_1``, ... of each class in validation and test, and their mean ``iou``. Means leave out
+    classes that neither labels nor predictions contain, whose ``iou`` is NaN. Clouds, points or labels are masked by
+    ``data.mask`` (bool) and weighted by ``data.weight``, shaped like ``data.y`` or its first axis, if the data have
+    them; only loss and accuracy use weights other than 0. They are NaN if a counted logit is NaN. A note after the
+    training says if all predictions are one class.
     ValueError is raised in training if logits or labels have another shape than expected, or if a label with a weight
     above 0 is not in 0 .. classes - 1.
 
@@ -56,10 +60,16 @@ class PointSetClassifier(PointSetTask):
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     per
         What has labels: ``"cloud"``, or ``"point"`` for segmentation, with a network that has ``pool="none"``.
+    class_weights
+        Weight of each class in the loss, at least 0, or ``"balanced"`` for the number of labels in the training set
+        divided by the number of classes and the number of labels of the class, with 1 for a class without labels.
+        Those are measured when training begins, and are kept in checkpoints; without a
+        :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
     """
 
     monitor = ("val/accuracy", "max")
     read_apart = read_for(["y"])
+    weight_of_class: Tensor
 
     def __init__(
         self,
@@ -71,6 +81,7 @@ class PointSetClassifier(PointSetTask):
         label_smoothing: float = 0.0,
         no_decay: Sequence[str] = (),
         per: Literal["cloud", "point"] = "cloud",
+        class_weights: list[float] | Literal["balanced"] | None = None,
     ) -> None:
         check_arguments(PointSetClassifier.__init__, locals())
         super().__init__(network, optimizer, schedule, no_decay)
@@ -80,12 +91,20 @@ class PointSetClassifier(PointSetTask):
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing, self.per = classes, labels, label_smoothing, per
+        self.class_weights = class_weights
+        if isinstance(class_weights, list):
+            if len(class_weights) != classes or not all(0 <= weight < math.inf for weight in class_weights):
+                expected = f"{classes} finite numbers of at least 0, one for each class"
+                raise ValueError(f"class_weights: expected {expected}, got {class_weights}")
+            self.register_buffer("weight_of_class", torch.tensor(class_weights), persistent=False)
+        elif class_weights == "balanced":
+            self.register_buffer("weight_of_class", torch.zeros(classes))  # not measured yet
         self.losses = Losses([1.0])
-        self._counts = torch.zeros(2, classes, dtype=torch.int64)
         # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
-        stages = ("train", "val", "test") if per == "point" else ()
-        self.iou = nn.ModuleDict({f"of_{stage}": MulticlassJaccardIndex(classes) for stage in stages})
+        stages = "train", "val", "test"
+        self.confusion = nn.ModuleDict({f"of_{stage}": MulticlassConfusionMatrix(classes) for stage in stages})
+        self._validated_counts: Tensor | None = None  # [labels, predictions] of the last validation
 
     @property
     def _large_loss(self) -> float:
@@ -111,14 +130,42 @@ class PointSetClassifier(PointSetTask):
             return logits
         return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
 
-    def on_validation_epoch_start(self) -> None:
-        """Count the predictions and the labels of each class from here on."""
-        self._counts.zero_()
+    def on_fit_start(self) -> None:
+        """Measure balanced weights of the classes on the training set, unless they come from a checkpoint."""
+        super().on_fit_start()
+        if self.class_weights == "balanced" and not self.weight_of_class.any():
+            self.measure(training_set(self.trainer, "the weights of the classes"))
+
+    def measure(self, data: Sequence[Data]) -> None:
+        """Set balanced weights of the classes from the labels of a training set, without those that are masked."""
+        counts = torch.zeros(self.classes, dtype=torch.float64)
+        items = [data[index] for index in range(len(data))]
+        for item, labels in zip(items, targets_of(items, "y"), strict=True):
+            found = counted(labels, target_weights(item, "y", labels))[0].long()
+            self._check_labels(found)
+            counts += torch.bincount(found, minlength=self.classes)
+        balanced = counts.sum() / (self.classes * counts)
+        self.weight_of_class.copy_(balanced.where(counts > 0, 1.0))
+
+    def on_train_epoch_end(self) -> None:
+        """Log the metrics of the classes."""
+        self._log_classes("train")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of the classes."""
+        super().on_validation_epoch_end()
+        self._validated_counts = self._log_classes("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics of the classes."""
+        self._log_classes("test")
 
     def on_fit_end(self) -> None:
         """Note if the network gave the same class for everything in the last validation."""
-        (predicted, present), kinds = self._counts, (self._counts > 0).sum(dim=1).tolist()
-        if kinds[0] == 1 < kinds[1]:
+        if self._validated_counts is None:
+            return
+        present, predicted = self._validated_counts.sum(dim=1), self._validated_counts.sum(dim=0)
+        if int((predicted > 0).sum()) == 1 < int((present > 0).sum()):
             number, share = int(predicted.argmax()), float(present[predicted.argmax()] / present.sum())
             rank_zero_info(
                 f"val/accuracy: the network gives class {number} for all of the last validation, so that the accuracy "
@@ -133,26 +180,39 @@ class PointSetClassifier(PointSetTask):
         rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
         rows, weights = counted(rows, importance)
         labels = labels.flatten()[rows].long()
-        if len(rows) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            got = f"{int(labels.min())} .. {int(labels.max())}"
-            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
+        self._check_labels(labels)
         logits = self(batch).flatten(0, -2)[rows]
         smoothing = self.label_smoothing if stage == "train" else 0.0
         entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         accuracy: WeightedMean = getattr(self, f"{stage}_accuracy")
         predicted = logits.argmax(dim=1)
         right = (predicted == labels).float()
-        if stage == "val":
-            counts = [torch.bincount(classes, minlength=self.classes) for classes in (predicted, labels)]
-            self._counts += torch.stack(counts).cpu()
+        self.confusion[f"of_{stage}"].update(predicted, labels)  # type: ignore[operator]
         # Of NaN among the logits, argmax is the first.
         accuracy.update(right.masked_fill(logits.isnan().any(dim=1), math.nan), weights)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
-        if self.per == "point":
-            iou = cast(MulticlassJaccardIndex, self.iou[f"of_{stage}"])
-            iou.update(predicted, labels)
-            self.log(f"{stage}/iou", iou, on_step=False, on_epoch=True)
+        if self.class_weights is not None:
+            weights = weights * self.weight_of_class.to(weights.dtype)[labels]
         return self.losses.logged(self.log, batch, weighted_sums(entropy, weights)[:, None], stage)
+
+    def _log_classes(self, stage: str) -> Tensor:
+        """Log the metrics of the classes, and return the counts ``[labels, predictions]`` of this epoch."""
+        metric = cast(MulticlassConfusionMatrix, self.confusion[f"of_{stage}"])
+        counts: Tensor = metric.compute().double()
+        metric.reset()
+        right, present = counts.diagonal(), counts.sum(dim=1)
+        self.log(f"{stage}/balanced_accuracy", (right / present).nanmean())
+        if self.per == "point":
+            iou = right / (present + counts.sum(dim=0) - right)
+            each = {f"{stage}/iou_{number}": value for number, value in enumerate(iou)} if stage != "train" else {}
+            self.log_dict({f"{stage}/iou": iou.nanmean(), **each})
+        return counts
+
+    def _check_labels(self, labels: Tensor) -> None:
+        """Raise ValueError unless all labels are numbers of classes."""
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            got = f"{int(labels.min())} .. {int(labels.max())}"
+            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
 
     def _rows(self, batch: Batch) -> int:
         return int(batch.num_graphs if self.per == "cloud" else batch.num_nodes)

@@ -185,7 +185,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
         """Measure shifts and scales on the training set, unless they come from a checkpoint."""
         super().on_fit_start()
         if not self.measured:
-            self.measure(training_set(self.trainer))
+            self.measure(training_set(self.trainer, "the shifts and scales of the targets"))
 
     def measure(self, data: Iterable[Data]) -> None:
         """Measure shifts and scales on a training set.

@@ -165,10 +165,10 @@ def warn_of_offset(network: nn.Module, name: str, columns: Tensor) -> None:
         )
 
 
-def training_set(trainer: Any) -> Any:
+def training_set(trainer: Any, measured: str) -> Any:
     """Return the items of the first epoch of a trainer; ValueError if its data are not a ``PointSetData``."""
     if not isinstance(data := trainer.datamodule, PointSetData):
-        words = "the shifts and scales of the targets are measured on the training set of a lieattn.train.PointSetData"
+        words = f"{measured} are measured on the training set of a lieattn.train.PointSetData"
         raise ValueError(f"datamodule: {words}; with other data, call task.measure(clouds) before the training")
     return data.items_of("train")
 

@@ -61,17 +61,17 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1295, 12, 0),
+    "_core": (1303, 12, 0),
     "ase": (323, 1, 0),
     "bench": (1406, 6, 3),
     "certify": (2904, 10, 7),
     "cli": (2394, 10, 3),
     "compare": (1689, 7, 16),
-    "geometry": (4326, 15, 40),
+    "geometry": (4448, 15, 42),
     "groups": (2106, 8, 35),
     "io": (961, 6, 26),
-    "models": (7929, 40, 67),
-    "nn": (6095, 20, 76),
+    "models": (7962, 40, 67),
+    "nn": (6091, 20, 76),
     "ops": (10305, 47, 32),
     "reps": (674, 3, 15),
     "spaces": (370, 2, 5),
@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2529, 9, 12),
     "datasets": (8263, 28, 74),
-    "tests": (51767, 146, 0),
+    "tests": (51892, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

@@ -229,7 +229,7 @@ def test_what_a_lattice_does_not_have():
         LieConvNet(2, frames=tetrahedral(), neighborhood=NEAR, convolution=ConvolutionOptions(downsampling=0.5))(data)
     with pytest.raises(ValueError, match=r"data\.cell: FiniteSE2Transformer does not see periodic images"):
         FiniteSE2Transformer(neighborhood=NEAR)(Data(pos=torch.rand(4, 2), cell=torch.eye(2)[None]))
-    for stages in (Stages((1, 1)), Stages((1,), crops=(1,))):
+    for stages in (Stages((1, 1)), Stages((1,), crops=(1,)), Stages((1, 1), share=0.5)):
         pixels = Data(pos=pixel_positions(4, 4), grid=torch.tensor([[4, 4]]), cell=4 * torch.eye(2)[None])
         with pytest.raises(ValueError, match=r"data\.cell: a GSANet with crops or poolings does not see periodic"):
             GSANet(cyclic(4), neighborhood=Radius(1.2), blocks=stages).geometry(pixels)

@@ -545,6 +545,8 @@ CASES = [
     ("models.GSANet", ValueError, {"blocks": [Stages((1,), crops=(1,))]}, "data", "grid [clouds, 2]"),
     ("models.GSANet", ValueError, {"blocks": [Stages((1,), pool_last=True)]}, "data", "grid [clouds, 2]"),
     ("models.Stages", ValueError, {"inexact": ["no"]}),
+    ("models.Stages", ValueError, {"share": [0, 1.5]}),
+    (lambda: Stages((1, 1), crops=(1, 0), share=0.5), ValueError, {}, "crops", "[1, 0]"),
     ("models.GSAOptions", ValueError, {"init_scale": [-1, INF]}),
     ("models.GSAOptions", ValueError, {"frame_table": [published_table(C4)]}, "pattern", "'joint'"),
     ("models.GSAOptions", ValueError, {"init": ["zero"]}),

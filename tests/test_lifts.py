@@ -11,6 +11,7 @@ import torch
 from lieattn.bench import BENCHMARKS
 from lieattn.geometry import (
     AllPairs,
+    Coarse,
     DegenerateFramesWarning,
     FiniteFrames,
     Given,
@@ -24,6 +25,7 @@ from lieattn.geometry import (
     SampledFrames,
     Sites,
     _principal_axes,
+    coarsen,
     farthest_by_distance,
     farthest_points,
     lift,
@@ -49,6 +51,7 @@ from lieattn.groups import (
     octahedral,
 )
 from lieattn.models import FramewiseTransformer, GSANet, LieConvNet, LieTransformer
+from lieattn.nn import GridPool
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from lieattn.testing import TOLERANCE
 
@@ -770,6 +773,79 @@ def test_farthest_points_move_with_the_cloud_and_do_not_repeat():
     assert farthest_points(torch.zeros(0, 3), count=2).tolist() == []
 
 
+COARSENED = {
+    "random": lambda: torch.randn(60, 3, generator=generator(1), dtype=F64),
+    "voxels": lambda: pixel_positions(4, 4, 4, dtype=F64),
+    "missing pixels": lambda: pixel_positions(9, 9, dtype=F64)[torch.rand(81, generator=generator(1)) < 0.8],
+    "ring": lambda: SO(2).exp(torch.arange(12, dtype=F64)[:, None] * math.pi / 6)[:, 0],
+    "repeated": lambda: torch.randn(8, 3, generator=generator(1), dtype=F64).repeat(3, 1),
+    "coincident": lambda: torch.ones(5, 3, dtype=F64),
+    "one": lambda: torch.ones(1, 2, dtype=F64),
+    "none": lambda: torch.zeros(0, 2, dtype=F64),
+}
+
+
+# A quarter of the points, or what is near it without a choice among equally far ones.
+EXPECTED = {
+    "random": 15,
+    "voxels": 16,
+    "missing pixels": 16,
+    "ring": 12,
+    "repeated": 5,
+    "coincident": 1,
+    "one": 1,
+    "none": 0,
+}
+
+
+@pytest.mark.parametrize("name", COARSENED)
+def test_coarse_clouds_and_pooled_fields_move_with_the_points(name):
+    pos = COARSENED[name]()
+    size, dim = pos.shape
+    order = torch.randperm(size, generator=generator(2))
+    turn = SO(dim).exp(torch.tensor([0.7, -0.4, 0.2], dtype=F64)[: dim * (dim - 1) // 2])
+    x = torch.randn(size, 2, 3, generator=generator(3), dtype=F64)
+    ours, theirs = coarsen(pos, 0.25), coarsen((pos @ turn.T + 3.3)[order], 0.25)
+    kept = ours.clouds.num_points
+    assert kept == theirs.clouds.num_points == EXPECTED[name]
+    moved = ours.clouds.pos @ turn.T + 3.3
+    away = (moved[:, None] - theirs.clouds.pos).norm(dim=-1)
+    place = away.argmin(1) if kept else torch.zeros(0, dtype=torch.int64)
+    assert away.amin(1).le(1e-12).all() if kept else size == 0
+    assert sorted(place.tolist()) == list(range(kept))
+    for reduction in ("max", "mean"):
+        torch.testing.assert_close(theirs.pool(x[order], reduction)[place], ours.pool(x, reduction))
+    torch.testing.assert_close(theirs.spread(theirs.pool(x[order])), ours.spread(ours.pool(x))[order])
+    # Every point lies in the cells of all nearest kept points.
+    distance = (pos[:, None] - ours.clouds.pos).norm(dim=-1)
+    nearest = distance <= distance.amin(1, keepdim=True) + 1e-9 if kept else distance.bool()
+    assert sorted(zip(ours.points.tolist(), ours.cells.tolist(), strict=True)) == [
+        tuple(row) for row in nearest.nonzero().tolist()
+    ]
+
+
+def test_clouds_of_a_batch_are_coarsened_alone():
+    clouds = [torch.randn(n, 2, generator=generator(n), dtype=F64) * 10.0**n for n in (7, 0, 1, 4)]
+    sizes = torch.tensor([len(pos) for pos in clouds])
+    together = coarsen(point_clouds(torch.cat(clouds), batch=torch.arange(4).repeat_interleave(sizes)), 0.5)
+    assert together.clouds.counts.tolist() == [4, 0, 1, 2]
+    alone = [coarsen(pos, 0.5) for pos in clouds]
+    assert torch.equal(together.clouds.pos, torch.cat([coarse.clouds.pos for coarse in alone]))
+    assert len(together.points) == sum(len(coarse.points) for coarse in alone)
+
+
+@pytest.mark.parametrize("reduction", ["max", "mean", "sum"])
+def test_cells_of_pixels_pool_as_grids_do(reduction):
+    pool, grid = GridPool(2, reduction), torch.tensor([[4, 6]])
+    graph = point_clouds(pixel_positions(4, 6, dtype=F64), grid=grid)
+    cell, _ = pool.cells(grid)
+    x = torch.randn(24, 4, 2, generator=generator(1), dtype=F64)
+    kept = point_clouds(pool.centers(graph.pos, cell, 6))
+    # The cells of pixels are the pixels that are nearest to their centers.
+    assert torch.equal(torch.cdist(graph.pos, kept.pos).argmin(1), cell)
+    assert torch.equal(Coarse(kept, torch.arange(24), cell, 24).pool(x, reduction), pool(x, graph))
+
+
 def test_farthest_by_distance_takes_the_first_maximum():
     distance = torch.tensor([[[0.0, 2, 2, 1], [2, 0, 2, 1], [2, 2, 0, 1], [1, 1, 1, 0]]]).repeat(2, 1, 1)
     mask = torch.tensor([[True] * 4, [True, False, True, False]])
@@ -787,6 +863,10 @@ def test_farthest_by_distance_chooses_every_point_before_it_repeats_one():
 
 def test_bad_arguments_of_subsampling():
     pos = torch.rand(4, 3)
+    with pytest.raises(ValueError, match="cell: subsampling does not see periodic images"):
+        coarsen(point_clouds(pos, cell=torch.eye(3)), 0.5)
+    with pytest.raises(ValueError, match=r"x: expected one row for each of 4 points, got \(3, 2\)"):
+        coarsen(pos, 0.5).pool(torch.rand(3, 2))
     for message, arguments in (
         ("count, fraction: expected exactly one", {"count": 2, "fraction": 0.5}),
         ("start: expected one of", {"count": 2, "start": torch.tensor([4])}),

@@ -492,11 +492,34 @@ def test_orders_of_the_readout(pool, order):
 
 def test_pixels_need_the_frames_of_a_group():
     for frames in (PrincipalFrames(), ScaleFrames(cyclic(4)), FiniteFrames(cyclic(4), PrincipalFrames())):
-        with pytest.raises(ValueError, match="blocks: crops and poolings of pixels need the frames of a finite group"):
+        with pytest.raises(ValueError, match="blocks: crops and poolings need the frames of a finite group"):
             GSANet(frames, neighborhood=Radius(1.0), blocks=(1, 1))
     for blocks in ((1, 1), Stages((1,), crops=(1,))):  # voxels have no crops and poolings
         with pytest.raises(ValueError, match="blocks: crops and poolings are for pixels in the plane, got T in 3 dim"):
             GSANet(tetrahedral(), neighborhood=PixelSquare(3), blocks=blocks)
+
+
+def test_presets_with_poolings_run_on_any_clouds():
+    sizes = torch.tensor([40, 1, 0, 9])
+    pos = torch.randn(50, 3, dtype=torch.float64)
+    pos[41:44] = pos[44:47]  # coincident points
+    pos[0] = 30.0  # an isolated point
+    stages = Stages((2, 3), share=0.25)
+    network = GSANet.rot_mnist(tetrahedral(), neighborhood=Radius(1.0), blocks=stages, channels=8, heads=2).double()
+    randomize(network).eval()
+    data = Data(x=torch.rand(50, 1).double(), pos=pos.requires_grad_(), ptr=F.pad(sizes.cumsum(0), (1, 0)))
+    geometry = network.geometry(data)
+    assert geometry.clouds[0].counts.tolist() == [10, 1, 0, 2]
+    assert geometry.stages[1][0].length == pytest.approx(4 ** (1 / 3))
+    outputs = network(data)
+    assert outputs.shape == (4, 10)
+    assert torch.isfinite(outputs).all()
+    assert torch.isfinite(torch.autograd.grad(outputs.sum(), pos)[0]).all()
+    moved = data.clone().update({"pos": (pos @ tetrahedral().elements[5].T + 7.0).detach()})
+    torch.testing.assert_close(network(moved), outputs, rtol=1e-10, atol=1e-10)
+    sheared = cyclic(3).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]).double())
+    with pytest.raises(ValueError, match="blocks: poolings of points need motions that preserve distances, got"):
+        GSANet(sheared, neighborhood=AllPairs(), blocks=stages)
 
 
 def seeing_vectors():
@@ -600,5 +623,5 @@ def test_only_weights_that_fit_are_advised_to_be_loaded_without_the_check():
 
 def test_stages_of_pixels_say_how_clouds_are_read():
     network = GSANet(cyclic(4), 1, 2, neighborhood=Radius(1.5), blocks=(1, 1), heads=2)
-    with pytest.raises(ValueError, match=r"needs the size of each image, .* got None; .* one stage, .* blocks=\(2,\)"):
+    with pytest.raises(ValueError, match=r"needs the size of each image, .* got None; for other .* share=0\.25"):
         network(Data(x=torch.ones(3, 1), pos=torch.randn(3, 2)))

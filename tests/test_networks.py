@@ -242,6 +242,16 @@ OF_FIELDS = {
 NETWORKS = {
     "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0137), channels=8), lambda: firsts(molecules()), "T"),
     "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), "D4"),
+    "gsa_stages": (
+        lambda: gsa(octahedral(), Radius(2.0137), blocks=Stages((1, 1, 1), share=0.5), channels=8),
+        lambda: firsts(molecules()),
+        "O",
+    ),
+    "gsa_stages_of_ties": (
+        lambda: gsa(dihedral(8), Radius(1.5), blocks=Stages((1, 1), share=0.25)),
+        lambda: pixels(6),
+        "D8",
+    ),
     "attentive_points": (
         lambda: AttentiveNet(tetrahedral(), 1, 3, neighborhood=Radius(2.0137), channels=4, layers=2, hidden=4),
         lambda: firsts(molecules()),

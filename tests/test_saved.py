@@ -529,6 +529,7 @@ def test_weights_know_what_they_are_for(name, ours, theirs):
         ("pattern", lambda **o: images(**o), {"pattern": "joint"}, {"pattern": "query_sum"}),
         ("local", lambda **o: AttentiveNet(cyclic(4), 1, 2, neighborhood=AllPairs(), **o), {"local": Radius(1.0)}, {}),
         ("pools", lambda last: images(blocks=Stages((1, 1), pool_last=last)), {"last": True}, {"last": False}),
+        ("share", lambda share: images(blocks=Stages((1, 1), share=share)), {"share": 0.5}, {"share": 0.25}),
         ("activation", lambda **o: attending(**o), {"activation": "relu"}, {}),
         ("normalize", lambda **o: attending(**o), {"normalize": "mean"}, {}),
         ("norm", lambda **o: attending(**o), {"norm": "layer_post"}, {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,3 +89,10 @@ def maxima(x: Tensor, index: Tensor, count: int) -> Tensor:
     start = x.new_full((count, *x.shape[1:]), math.nan if x.is_floating_point() else 0)
     found = start.scatter_reduce(0, places, x, "amax", include_self=False)
     return torch.where((counts(index, count) > 0).view(-1, *trailing), found, 0)
+
+
+def reduced(x: Tensor, index: Tensor, count: int, reduction: Literal["sum", "mean", "max"]) -> Tensor:
+    """Return the :func:`sums`, :func:`means` or :func:`maxima` of the rows of x with equal ``index``."""
+    if reduction == "max":
+        return maxima(x, index, count)
+    return sums(x, index, count) if reduction == "sum" else means(x, index, counts(index, count))

@@ -20,10 +20,11 @@ from lieattn.geometry._neighbors import (
 )
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates
-from lieattn.geometry._subsample import farthest_by_distance, farthest_points
+from lieattn.geometry._subsample import Coarse, coarsen, farthest_by_distance, farthest_points
 
 __all__ = [
     "AllPairs",
+    "Coarse",
     "DegenerateFramesWarning",
     "FiniteFrames",
     "Frames",
@@ -45,6 +46,7 @@ __all__ = [
     "SampledFrames",
     "ScaleFrames",
     "Sites",
+    "coarsen",
     "crop",
     "farthest_by_distance",
     "farthest_points",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
@@ -9,11 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lieattn._core.checks import check_choice, check_count, check_is, check_tensor
+from lieattn._core.checks import check_arguments, check_choice, check_count, check_is, check_tensor
 from lieattn._core.functional import outside_of_transforms
+from lieattn._core.numerics import counts, maxima, reduced
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
 from lieattn.geometry._indices import check_indices, first_true, members
-from lieattn.geometry._search import TIE_TOLERANCE
+from lieattn.geometry._movable import Movable
+from lieattn.geometry._search import TIE_TOLERANCE, pairs_between
 
 # Distances of points that were chosen, and of padding: below those of all other points, padding last.
 _CHOSEN, _PADDING = -1.0, -100.0
@@ -73,6 +76,113 @@ def farthest_points(
             current = _first_farthest(nearest, clouds)
     place = torch.arange(most, device=clouds.device)
     return chosen[place < wanted[:, None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Coarse(Movable):
+    """A coarser cloud, and the cell of each of its points in the fine one, see :func:`coarsen`.
+
+    Attributes
+    ----------
+    clouds
+        The points that were kept.
+    points, cells
+        ``[pairs]`` int64: a fine point, and a kept point in whose cell it lies. Each fine point occurs at least once.
+    num_points
+        Number of fine points.
+    """
+
+    clouds: PointClouds
+    points: Tensor
+    cells: Tensor
+    num_points: int
+
+    def pool(
+        self, x: Float[Tensor, " points *rest"], reduction: Literal["max", "mean", "sum"] = "max"
+    ) -> Float[Tensor, " kept *rest"]:
+        """Reduce ``[points, *]`` over each cell to ``[kept, *]``. Fibers are not reduced."""
+        check_arguments(Coarse.pool, locals())
+        return reduced(self._rows("x", x, self.num_points)[self.points], self.cells, self.clouds.num_points, reduction)
+
+    def spread(self, x: Float[Tensor, " kept *rest"]) -> Float[Tensor, " points *rest"]:
+        """Return the mean of ``[kept, *]`` over the cells in which each fine point lies, ``[points, *]``."""
+        check_arguments(Coarse.spread, locals())
+        return reduced(self._rows("x", x, self.clouds.num_points)[self.cells], self.points, self.num_points, "mean")
+
+    @staticmethod
+    def _rows(name: str, x: Tensor, rows: int) -> Tensor:
+        check_tensor(name, x, "floating features [points, *]")
+        if x.shape[:1] != (rows,):
+            raise ValueError(f"{name}: expected one row for each of {rows} points, got {tuple(x.shape)}")
+        return x
+
+
+@outside_of_transforms
+def coarsen(points: Any, fraction: float) -> Coarse:
+    """Keep the ``fraction`` of the points of each cloud that are farthest apart, with the nearest others as cells.
+
+    The points are chosen as by :func:`farthest_points`, but all equally far ones at once, so that their number is only
+    near the fraction; in a cloud whose points are all alike, such as a ring, all are kept. Of points at one place one
+    is kept. A point lies in the cell of the nearest kept point, and in several if these are equally near. Distances
+    count as equal up to a relative 1e-5.
+
+    **Equivariance.** Kept points and cells commute with rotations, reflections and translations, and with permutations
+    of the points, also on lattices. Pooled fields therefore move with the points if the fiber is that of a finite
+    group, whose elements are the same at all points.
+
+    ``points`` are point clouds in any form that :func:`point_clouds` accepts. ValueError is raised for periodic clouds,
+    whose distances do not see periodic images.
+
+    Examples
+    --------
+    >>> coarse = coarsen(torch.tensor([[0.0], [1.0], [2.0], [10.0]]), 0.5)
+    >>> coarse.clouds.pos[:, 0].tolist(), coarse.pool(torch.arange(4.0)).tolist()
+    ([0.0, 10.0], [2.0, 3.0])
+    """
+    clouds = point_clouds(points)
+    if clouds.cell is not None:
+        raise ValueError("cell: subsampling does not see periodic images; remove the cell")
+    pos, wanted = as_coordinates(clouds.pos), _wanted(clouds.counts, None, fraction)
+    kept, nearest, same = _spread_out(clouds, pos, wanted)
+    # Each cloud is searched in units of its own largest distance to a kept point.
+    cover = maxima(nearest, clouds.batch, clouds.num_clouds).sqrt()
+    scaled = pos / torch.where(cover > 0, cover, 1.0)[clouds.batch, None]
+    left = PointClouds(pos=clouds.pos[kept], batch=clouds.batch[kept], num_clouds=clouds.num_clouds).with_each()
+    pairs = pairs_between(scaled[kept], scaled, left.batch, clouds.batch, 1.0)
+    point, cell = pairs // max(len(kept), 1), pairs % max(len(kept), 1)
+    squared = (pos[point] - pos[kept[cell]]).square().sum(-1)
+    near = squared <= torch.maximum(nearest * (1 + TIE_TOLERANCE) ** 2, same[clouds.batch])[point]
+    return Coarse(left, point[near], cell[near], clouds.num_points)
+
+
+def _spread_out(clouds: PointClouds, pos: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose farthest points, all of equally far ones.
+
+    Returns their ascending indices ``[kept]``, the squared distance ``[points]`` of each point to the nearest of them,
+    and the squared distance ``[clouds]`` up to which points are at one place.
+    """
+    columns, outward = pos.T.contiguous().unbind(0), (pos - clouds.mean(pos)[clouds.batch]).square().sum(-1)
+    same = maxima(outward, clouds.batch, clouds.num_clouds) * TIE_TOLERANCE**2
+    nearest, number, chosen = torch.full_like(outward, torch.inf), torch.zeros_like(wanted), clouds.batch[:0]
+    ties = _farthest(outward, clouds)  # those of equally far points that are not chosen yet
+    while len(ties):
+        current = _first(ties, clouds)
+        found = current >= 0
+        centers = torch.where(found[:, None], pos[current.clamp(min=0)], torch.inf).unbind(1)
+        squares = [(x - y.index_select(0, clouds.batch)).square() for x, y in zip(columns, centers, strict=True)]
+        nearest = torch.minimum(nearest, sum(squares[1:], start=squares[0]))
+        chosen, number = torch.cat([chosen, current[found]]), number + found
+        ties = ties[nearest[ties] > same[clouds.batch[ties]]]
+        fewer = (counts(clouds.batch[ties], clouds.num_clouds) == 0) & (number < wanted)
+        if fewer.any():
+            farthest = _farthest(nearest, clouds)
+            farthest = farthest[(nearest[farthest] > same[clouds.batch[farthest]]) & fewer[clouds.batch[farthest]]]
+            # The last ones are chosen if the number is then closer to what is wanted.
+            more = counts(clouds.batch[farthest], clouds.num_clouds)
+            done = fewer & ((more == 0) | (2 * number + more > 2 * wanted))
+            number = torch.where(done, wanted, number)
+            ties = torch.cat([ties, farthest[~done[clouds.batch[farthest]]]])
+    return chosen.sort().values, nearest, same
 
 
 def farthest_by_distance(
@@ -148,9 +258,19 @@ def _starts(clouds: PointClouds, pos: Tensor, start: str, generator: torch.Gener
 
 def _first_farthest(squared: Tensor, clouds: PointClouds) -> Tensor:
     """Return the first point with the largest squared distance in each cloud ``[clouds]``, or -1 for empty clouds."""
+    return _first(_farthest(squared, clouds), clouds)
+
+
+def _farthest(squared: Tensor, clouds: PointClouds) -> Tensor:
+    """Return the points whose squared distance is the largest of their cloud, up to the tolerance."""
     largest = squared.new_full((clouds.num_clouds,), -torch.inf).scatter_reduce(0, clouds.batch, squared, "amax")
     limit = torch.where(largest > 0, largest * (1 - TIE_TOLERANCE) ** 2, largest)
-    tied = (squared >= limit.index_select(0, clouds.batch)).nonzero()[:, 0]
-    first = torch.full((clouds.num_clouds,), len(squared), dtype=torch.int64, device=squared.device)
-    first.scatter_reduce_(0, clouds.batch[tied], tied, "amin")
-    return torch.where(first < len(squared), first, -1)
+    return (squared >= limit.index_select(0, clouds.batch)).nonzero()[:, 0]
+
+
+def _first(points: Tensor, clouds: PointClouds) -> Tensor:
+    """Return the first of the given points in each cloud ``[clouds]``, or -1 for clouds with none."""
+    number = clouds.num_points
+    first = torch.full((clouds.num_clouds,), number, dtype=torch.int64, device=clouds.device)
+    first.scatter_reduce_(0, clouds.batch[points], points, "amin")
+    return torch.where(first < number, first, -1)

@@ -28,7 +28,7 @@ from lieattn._core.contexts import region
 from lieattn._core.functional import is_batched, is_mapped, transformed
 from lieattn._core.machine import processes, summed
 from lieattn._core.messages import warn
-from lieattn._core.numerics import LayerNorm, counts, layer_norm, maxima, means, sums
+from lieattn._core.numerics import LayerNorm, layer_norm, reduced
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -201,11 +201,7 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
         raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} like x")
     # Points of no cell go into one more cell. Removing them would make shapes depend on the data.
     cell = torch.where(cell >= 0, cell, num_cells)
-    if reduction == "max":
-        return maxima(x, cell, num_cells + 1)[:num_cells]
-    if reduction == "sum":
-        return sums(x, cell, num_cells + 1)[:num_cells]
-    return means(x, cell, counts(cell, num_cells + 1))[:num_cells]
+    return reduced(x, cell, num_cells + 1, reduction)[:num_cells]
 
 
 class _Affine(nn.Module):

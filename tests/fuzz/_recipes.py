@@ -278,6 +278,15 @@ OWN: dict[str, dict[str, Any]] = {
     "geometry.LiftedGraph.select_edges": {"kept": torch.arange(0, EDGES, 2)},
     "geometry.LiftedGraph.collate": {"graphs": [GRAPH, GRAPH]},
     "geometry.LiftedGraph.to": {"device": "cpu"},
+    "geometry.coarsen": {"points": POS, "fraction": 0.5},
+    "geometry.Coarse": {
+        "clouds": point_clouds(POS),
+        "points": torch.arange(6),
+        "cells": torch.arange(6),
+        "num_points": 6,
+    },
+    "geometry.Coarse.pool": {"x": torch.randn(6, 4)},
+    "geometry.Coarse.spread": {"x": torch.randn(6, 4)},
     "geometry.crop": {"margin": 1},
     "geometry.farthest_by_distance": {"distance": torch.cdist(POS, POS)[None], "start": torch.tensor([0])},
     "geometry.farthest_points": {"count": 2},
@@ -515,8 +524,8 @@ EXEMPT = {
     "geometry.Raster geometry.padding geometry.join_coordinates",
     "calls a function of the user": "bench ops.count_operations geometry.LiftedGraph.map",
     "made by a function, or a record of one": "certify.Certificate certify.Diagnosis certify.Row geometry.GroupFrames "
-    "lieattn_datasets.GFN2Labels models.EnergyDrift models.GSAGeometry models.LieConvGeometry models.Trajectory "
-    "ops.Choice",
+    "geometry.Coarse lieattn_datasets.GFN2Labels models.EnergyDrift models.GSAGeometry models.LieConvGeometry "
+    "models.Trajectory ops.Choice",
     "takes settings that read_settings has checked; damaged ones are a target of their own": "compare.CellRunner "
     "compare.CellStore compare.Sets compare.Settings compare.build_task compare.in_words compare.match_models "
     "compare.page compare.report compare.tables compare.write_json train.check_trusted train.load_weights",

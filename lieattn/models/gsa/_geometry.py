@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn.geometry import LiftedGraph, PointClouds, crop
+from lieattn.geometry import Coarse, LiftedGraph, PointClouds, crop
 from lieattn.nn import GridPool
 
 POOL = 2
@@ -25,7 +25,8 @@ class GSAGeometry:
     stages
         For each stage, the graph of each block, with the points that its crop keeps.
     cells
-        For each stage, the pooling cell ``[points]`` int64 of each point; None for stages without pooling.
+        For each stage, the pooling cell ``[points]`` int64 of each pixel, or those of other clouds; None for stages
+        without pooling.
     clouds
         The points after each stage; the last entry is ``graph``.
     graph
@@ -34,7 +35,7 @@ class GSAGeometry:
 
     lifting: LiftedGraph
     stages: tuple[tuple[LiftedGraph, ...], ...]
-    cells: tuple[Tensor | None, ...]
+    cells: tuple[Tensor | Coarse | None, ...]
     clouds: tuple[PointClouds, ...]
     graph: LiftedGraph
 
@@ -58,7 +59,7 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
     """Return the pooling cell of each point, and the clouds whose points are the cells."""
     if clouds.grid is None:
-        one = "networks for other clouds have one stage, such as blocks=(2,)"
+        one = "for other clouds use Stages(..., share=0.25)"
         raise ValueError(f"data: pooling of pixels needs the size of each image, grid [clouds, 2], got None; {one}")
     cell, grid = pool.cells(clouds.grid, advice)
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))

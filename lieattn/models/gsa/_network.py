@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_count
 from lieattn.geometry import (
+    Coarse,
     FiniteFrames,
     Frames,
     LiftedGraph,
@@ -21,6 +22,7 @@ from lieattn.geometry import (
     PixelSquare,
     PointClouds,
     ScaleFrames,
+    coarsen,
     lift,
     num_coordinates,
     point_clouds,
@@ -49,7 +51,7 @@ from lieattn.nn.relative import (
     PositionalValues,
     RelativeFunction,
 )
-from lieattn.spaces import HomogeneousSpace
+from lieattn.spaces import Euclidean, HomogeneousSpace
 
 _PAPER_DROPOUT = Dropouts(attention=0.1, value=0.1)
 _CIFAR10_DROPOUT = Dropouts(attention=0.1, value=0.1, input=0.2, pool=0.3)
@@ -59,8 +61,8 @@ class GSANet(LiftedNetwork):
     """Group self-attention network (GSA-Nets, Romero & Cordonnier 2021): class scores of images or point clouds.
 
     The network consists of lifting attention, joint normalization and swish; stages of blocks with group
-    self-attention, with 2 x 2 max pooling of pixels between the stages; and a linear map to the outputs at every
-    element, pooling over the points, and the maximum over the frames.
+    self-attention, with max pooling of 2 x 2 pixels or of nearby points between the stages; and a linear map to the
+    outputs at every element, pooling over the points, and the maximum over the frames.
 
     **Equivariance.** The outputs are invariant when R^d ⋊ H acts on the points. :attr:`guarantee` states for which H
     this is exact with the chosen neighborhoods and poolings. With frames that move with the points, the outputs are
@@ -71,13 +73,13 @@ class GSANet(LiftedNetwork):
     frames
         Frames of each point: a finite group H, short for ``FiniteFrames(H)``; ``FiniteFrames(H, PrincipalFrames())``,
         ``PrincipalFrames()`` or other frames; or ``ScaleFrames(H)``, where the keys of the lifting layer are on the
-        scale of the query only. Crops and poolings need the same frames in every stage, and therefore H, and are for
-        images in the plane only.
+        scale of the query only. Crops and poolings need the same frames in every stage, and therefore H. They are for
+        images in the plane, or with ``Stages.share`` for all clouds.
     in_channels, out_channels
         Number of input features, or an object that computes them (see :class:`lieattn.models.CloudInputs`); number of
         outputs.
     neighborhood
-        Neighborhood in the first stage. It grows with the pixels after each pooling.
+        Neighborhood in the first stage. It grows with the pixels or the distances of points after each pooling.
     space
         Space of the points; R^d if absent, see :func:`lieattn.geometry.natural_space`.
     channels
@@ -136,13 +138,15 @@ class GSANet(LiftedNetwork):
         self.options = options = options or GSAOptions()
         dropout, readout = dropout or Dropouts(), readout or GSAReadout()
         self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
-        if stages.follows_raster:
+        if stages.coarsens:
             if not (isinstance(frames, FiniteFrames) and frames.pose is None):
-                need = "crops and poolings of pixels need the frames of a finite group"
-                raise ValueError(f"blocks: {need}, got {frames}")
-            if frames.group.dim != 2:
-                found = f"{frames.group.name} in {frames.group.dim} dimensions"
+                raise ValueError(f"blocks: crops and poolings need the frames of a finite group, got {frames}")
+            if stages.follows_raster and frames.group.dim != 2:
+                found = f"{frames.group.name} in {frames.group.dim} dimensions; for points use Stages(..., share=0.25)"
                 raise ValueError(f"blocks: crops and poolings are for pixels in the plane, got {found}")
+            if not (stages.follows_raster or (frames.group.is_orthogonal and isinstance(self.space, Euclidean))):
+                found = f"{frames.group.name} on {self.space.name}"
+                raise ValueError(f"blocks: poolings of points need motions that preserve distances, got {found}")
         self.activation: Callable[[Tensor], Tensor] = getattr(F, options.activation)
         self.input_dropout, self.pool_dropout = nn.Dropout(dropout.input), nn.Dropout(dropout.pool)
         made_for, dim = self.group or self.space, self.space.group.dim
@@ -327,11 +331,18 @@ class GSANet(LiftedNetwork):
             notes.append("sides of images must stay even at all crops and poolings")
         return replace(found, notes=tuple(notes))
 
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        chosen = "poolings select other points when points move: use one stage"
+        return (*super().jumps, *((chosen,) if self.stages.coarsens and self.stages.share is not None else ()))
+
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the stages and the positional encodings."""
         own = {"crops": repr(self.stages.margins), "pools": repr(self.stages.pools)}
         own |= {"positions": self.options.positions, "pattern": self.options.pattern}
         own |= tied_lengths(self.neighborhood, length=self.options.length)
+        if self.stages.share is not None:
+            own["share"] = f"{self.stages.share:g}"
         if self.group is not None:
             own["frame_table"] = self.options.table_for(self.group)
         return {**super().tied_to(), **own}
@@ -343,20 +354,22 @@ class GSANet(LiftedNetwork):
         Raises
         ------
         ValueError
-            If the network crops or pools but the clouds have no raster or are periodic, or if a pooling does not divide
-            a size and ``Stages.inexact`` is ``"refuse"``.
+            If the network crops or pools but the clouds are periodic, or have no raster and ``Stages.share`` is None,
+            or if a pooling does not divide a size and ``Stages.inexact`` is ``"refuse"``.
         """
-        raster = self.stages.follows_raster
-        clouds = without_lattice(data, "a GSANet with crops or poolings") if raster else point_clouds(data)
+        coarsens, share = self.stages.coarsens, self.stages.share
+        clouds = without_lattice(data, "a GSANet with crops or poolings") if coarsens else point_clouds(data)
         margins_of, pools_of = self.stages.margins, self.stages.pools
         # Called only if there is a raster to pool.
         advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
         neighborhood, length = self.neighborhood, self.options.length
+        factor = POOL if share is None else share ** (-1 / clouds.pos.shape[1])
         # After crops and poolings the vectors would not fit the points, but finite frames do not need them.
-        seen = None if raster else self.seen_vectors(data, clouds)
+        seen = None if coarsens else self.seen_vectors(data, clouds)
         lifting = self._lift(clouds, neighborhood, length, seen, lifting=True)
         graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
-        stages, cells, behind = [], [], []
+        stages, behind = [], []
+        cells: list[Tensor | Coarse | None] = []
         for margins, pools in zip(margins_of, pools_of, strict=True):
             steps = []
             for margin in margins:
@@ -365,10 +378,14 @@ class GSANet(LiftedNetwork):
                 steps.append(graph if kept is None else graph.keeping(kept, left))
                 clouds, graph = left, graph if kept is None else None
             stages.append(tuple(steps))
-            cell = None
+            cell: Tensor | Coarse | None = None
             if pools:
-                cell, clouds = pooled(clouds, self.grid_pool, advice)
-                neighborhood, length = scaled(neighborhood, POOL), None if length is None else length * POOL
+                if share is None:
+                    cell, clouds = pooled(clouds, self.grid_pool, advice)
+                else:
+                    cell = coarsen(clouds, share)
+                    clouds = cell.clouds
+                neighborhood, length = scaled(neighborhood, factor), None if length is None else length * factor
                 graph = None
             cells.append(cell)
             behind.append(clouds)
@@ -424,7 +441,9 @@ class GSANet(LiftedNetwork):
                 fields.append(x)
                 if self.stages.norm_between:
                     x = self.activation(between(x, graph if graph.kept is None else graph.kept.clouds))
-            if cell is not None:
+            if isinstance(cell, Coarse):
+                x = self.pool_dropout(cell.pool(x))
+            elif cell is not None:
                 x = self.pool_dropout(self.grid_pool.reduce(x, cell, clouds.num_points))
         return [*fields, x]
 

@@ -28,7 +28,7 @@ _USUAL = "g⁻¹ m"
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of a :class:`GSANet`. Pixels are pooled between the stages.
+    """Stages of a :class:`GSANet`. Pixels, or points of any clouds, are pooled between the stages.
 
     Attributes
     ----------
@@ -44,6 +44,9 @@ class Stages:
         Whether each block is followed by a further normalization and activation.
     inexact
         Treatment of images whose sides a pooling does not divide, see :class:`lieattn.nn.GridPool`.
+    share
+        Share of the points that each pooling keeps, see :func:`lieattn.geometry.coarsen`, for clouds that need not be
+        images; 1/4 is about the number that 2 x 2 pooling leaves. None pools 2 x 2 pixels.
     """
 
     blocks: Sequence[int] = (2,)
@@ -52,6 +55,7 @@ class Stages:
     pool_last: bool = False
     norm_between: bool = False
     inexact: Inexact = "refuse"
+    share: float | None = None
 
     def __post_init__(self) -> None:
         check_arguments(Stages, vars(self))
@@ -63,6 +67,10 @@ class Stages:
         crops = [] if self.crops is None else list(self.crops)
         if self.crops is not None and (len(crops) != count or any(margin < 0 for margin in crops)):
             raise ValueError(f"crops: expected {count} margins of at least 0, one for each block, got {crops}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share: expected a number in (0, 1], got {self.share!r}")
+        if self.share is not None and any(crops):
+            raise ValueError(f"crops: expected None with share, which is for clouds without pixels, got {crops}")
 
     @property
     def widening(self) -> list[int]:
@@ -81,9 +89,14 @@ class Stages:
         return [True] * (len(self.blocks) - 1) + [self.pool_last]
 
     @property
+    def coarsens(self) -> bool:
+        """Whether points are cropped or pooled."""
+        return any(self.pools) or any(map(any, self.margins))
+
+    @property
     def follows_raster(self) -> bool:
         """Whether pixels are cropped or pooled."""
-        return any(self.pools) or any(map(any, self.margins))
+        return self.coarsens and self.share is None
 
 
 @dataclass(frozen=True)

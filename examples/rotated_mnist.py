@@ -99,7 +99,7 @@ def build(group: FiniteGroup, network: str) -> GSANet:
         heads=4,
         neighborhood=Radius(2.1),
         readout=GSAReadout("mean"),
-        options=GSAOptions(values=False, pattern="query_sum"),  # the recorded result has the pattern of the paper
+        options=GSAOptions(values=False, pattern="query_sum"),  # see docs/results.md
     )
 
 

@@ -398,6 +398,7 @@ def test_presets_have_the_options_of_the_authors(preset):
     others = (0.2, 0.3) if preset == GSANet.cifar10 else (0.0, 0.0)
     assert (network.input_dropout.p, network.pool_dropout.p) == others
     assert {layer.attention.dropout for layer in network.blocks} == {0.1}
+    assert {block.attention.pattern for block in network.blocks} == {"query_sum"}
     assert network.options.init_scale == (1.0 if preset == GSANet.rot_mnist else math.sqrt(2))
     assert not network.options.values
     assert network.stages.inexact == ("warn" if preset == GSANet.pcam else "refuse")

@@ -238,8 +238,8 @@ def test_results_of_small_trainings_are_printed(record):
 
 def test_the_table_of_fiber_patterns_is_that_of_its_record():
     runs = json.loads((DOCS / "records" / "gsa_pattern.json").read_text())["runs"]
-    for pattern, turned, random, seconds in printed("results.md", "| pattern | multiples of 45"):
-        own = [run for run in runs if f"`{run['form']}`" == pattern]
+    for pattern, epochs, turned, random, seconds in printed("results.md", "| pattern | epochs |"):
+        own = [run for run in runs if f"`{run['form']}`" == pattern and run["epochs"] == float(epochs)]
         assert [run["seed"] for run in own] == [0, 1, 2]
         for name, cell in (("accuracy_45_degrees", turned), ("accuracy_random_angles", random), ("cpu", seconds)):
             factor = 1 if name == "cpu" else 100

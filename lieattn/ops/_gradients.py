@@ -104,14 +104,14 @@ class _Fused(torch.autograd.Function):
         return None, *(grad if want else None for grad, want in zip(found, wanted, strict=True))
 
 
-def smooth(derivative: Callable[[int, Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return a function of each number in x ``[*]``, given its derivatives of any order, each ``[*]`` or ``[*, n]``.
+def smooth(derivative: Callable[[int, Tensor], Tensor], x: Tensor, order: int = 0) -> Tensor:
+    """Return a derivative of a function of each number in x ``[*]``, given those of any order, ``[*]`` or ``[*, n]``.
 
     Those of higher orders are then one function each, instead of the derivatives of all steps of the one before.
     """
     if transformed() or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return derivative(0, x)
-    out: Tensor = _Smooth.apply(derivative, 0, x)
+        return derivative(order, x)
+    out: Tensor = _Smooth.apply(derivative, order, x)
     return out
 
 
@@ -125,7 +125,7 @@ class _Smooth(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
         (x,) = ctx.saved_tensors
-        changed = grad * _Smooth.apply(ctx.derivative, ctx.order + 1, x)
+        changed = grad * smooth(ctx.derivative, x, ctx.order + 1)
         return None, None, changed if changed.ndim == x.ndim else changed.sum(dim=-1)
 
 

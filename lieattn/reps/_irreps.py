@@ -203,16 +203,8 @@ def _decomposed(rep: Representation) -> tuple[str, Tensor]:
 def _traceless_to_degree_two() -> Tensor:
     """Return the orthogonal matrix ``[5, 5]`` from traceless symmetric matrices to the components of degree 2.
 
-    The harmonics Y_2(v) are a linear function of the tensor v vᵀ, which five directions v determine. D²(R) maps the
-    harmonics of the y axis to those of any other direction.
+    The latter are, up to factors, xz, xy, y² - (x² + z²) / 2, yz and z² - x².
     """
-    rep = TracelessSymmetric(3)
-    generic = torch.randn(12, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rotations = torch.linalg.matrix_exp(generic - generic.mT)
-    directions = rotations[:, :, 1]
-    tensors = rep.from_tensor(directions[:, :, None] * directions[:, None, :])
-    # On the y axis, only the component m = 0 of e3nn's harmonics is not zero.
-    harmonics = wigner_d(2, rotations)[:, :, 2]
-    solution = torch.linalg.lstsq(tensors, harmonics).solution.T
-    left, _, right = torch.linalg.svd(solution)
-    return left @ right
+    long, short = math.sqrt(0.75), 0.5
+    rows = ((0, 1, 0, 0, 0), (1, 0, 0, 0, 0), (0, 0, 0, -long, short), (0, 0, 1, 0, 0), (0, 0, 0, -short, -long))
+    return torch.tensor(rows, dtype=torch.float64)

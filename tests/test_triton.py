@@ -351,7 +351,8 @@ def test_half_precision_keeps_statistics_in_float32(case, dtype, lanes):
 
 def penalty(case, name, dtype=torch.float64):
     """Return first and second derivatives through the public operator, as in training on forces."""
-    signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, fiber=2, heads=1, dtype=dtype)
+    few = {"fiber": 2, "heads": 1, "lists": ([0, 2, 3], [0, 1, 1])}
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, dtype=dtype, **few)
     with backend(name):
         assert explain(*signals, terms=terms, pattern=pattern, normalize=normalize).backend == name
         out, _ = group_attention(*signals, neighbors, terms=terms, pattern=pattern, normalize=normalize)

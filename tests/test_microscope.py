@@ -161,6 +161,20 @@ def test_what_of_each_model_can_be_seen(name):
         assert 0.3 < float(found.sum()) <= 1 + 1e-9 if borders else float(found.sum()) == pytest.approx(1, abs=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["full", "input", "pose", "channel"])
+def test_gates_on_points_are_fields(kind):
+    network = models.AttentiveNet(cyclic(8), 2, 3, neighborhood=Radius(1.5), channels=2, layers=2, attention=kind)
+    seen = viz.Microscope(randomize(network).double(), cloud(2), turns=8)
+    gates = [name for name in seen.field_layers if name.endswith("gate")]
+    assert gates == ([] if kind == "channel" else ["lifting gate", "blocks.0 gate"])
+    for name in gates:
+        layer = seen.field_layers.index(name)
+        gate = seen.fields(layer)
+        assert gate.shape[-1] == 1
+        assert 0 < float(gate.min()) < float(gate.max()) < 1
+        assert seen.deviation(layer) < 1e-10
+
+
 # --- roll-out ---------------------------------------------------------------------------------------------------
 
 ROLLED = {

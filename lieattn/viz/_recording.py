@@ -14,7 +14,15 @@ from torch_geometric.data import Batch, Data
 from lieattn._core.contexts import SeenWeights, watching_weights
 from lieattn._core.numerics import sums
 from lieattn.geometry import LiftedGraph, PointClouds, Raster, pixel_positions, point_clouds
-from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule, FieldModel, Network, Wrapper
+from lieattn.models import (
+    AttentiveNet,
+    AttentiveNetwork,
+    DirectionConvNet,
+    EquivariantModule,
+    FieldModel,
+    Network,
+    Wrapper,
+)
 from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
 from lieattn.reps import Irreps
 
@@ -168,6 +176,8 @@ class Recorder:
         self._calls, self._seen, self._fields, self._data = [], {}, {}, data
         with torch.no_grad(), watching_weights(self._watch):
             self.network(Batch.from_data_list([data]))
+            if isinstance(self.inner, AttentiveNet):
+                self._fields |= {field.name: field for field in self._gates(self.inner)}
             if isinstance(self.inner, AttentiveNetwork):
                 fields = list(self._grids(self.inner))
                 self._fields = {field.name: field for field in fields}
@@ -250,6 +260,15 @@ class Recorder:
             side = Raster.read(point_clouds(self._data))[0].sides[0]
             return _places(graph, side / int(graph.grid[0, 0]))
         return _places(graph)
+
+    def _gates(self, network: AttentiveNet) -> Iterator[Field]:
+        """Yield the gates of the layers on points, their means over frames of the input and output channels."""
+        graph = network.geometry(self._data)
+        for name, maps in network.attention_maps(self._data).items():
+            if (gate := maps.spatial) is not None:
+                gate = gate.mean(dim=(2, 3)) if gate.ndim == 5 else gate
+                places = self._lifted(graph) if gate.shape[1] > 1 else Places(_places(graph).clouds, None, 1)
+                yield Field(f"{name} gate", places, _plain(gate))
 
     def _grids(self, network: AttentiveNetwork) -> Iterator[Field]:
         """Yield the fields after the blocks, and the gates of the layers that have one gate for all channels."""

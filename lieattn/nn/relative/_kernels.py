@@ -271,7 +271,8 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
 
         def of_outputs(own: slice) -> Tensor:
             mix = self.mix[:, own]
-            found = mix.permute(2, 1, 0).flatten(0, 1) @ flat  # frames of the output are innermost, as in the kernel
+            # Frames of the output are innermost, as in the kernel. Torch's matmul would copy to another order.
+            found = torch.bmm(mix.permute(2, 1, 0).flatten(0, 1).expand(len(flat), -1, -1), flat)
             return found.unflatten(2, sizes).unflatten(1, mix.shape[:0:-1]).permute(3, 4, 0, 2, 1)
 
         return of_outputs

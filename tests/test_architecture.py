@@ -70,7 +70,7 @@ BUDGETS = {
     "geometry": (4448, 15, 42),
     "groups": (2106, 8, 35),
     "io": (961, 6, 26),
-    "models": (7962, 40, 67),
+    "models": (8128, 41, 68),
     "nn": (6092, 20, 76),
     "ops": (10305, 47, 32),
     "reps": (666, 3, 15),
@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2548, 9, 12),
     "datasets": (8263, 28, 74),
-    "tests": (51910, 146, 0),
+    "tests": (51935, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

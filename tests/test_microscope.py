@@ -68,6 +68,12 @@ PHASE = {"momentum": torch.zeros(7, 2).double(), "time": torch.tensor([[0.0, 0.1
 # Name in the catalog -> network, cloud, number of attention layers, whether a rollout is defined.
 MODELS = {
     "AffineSelfConvNet": lambda: (models.AffineSelfConvNet(dihedral(4), 1, 2, blocks=1, channels=4), image(8), 3, True),
+    "AffineNet": lambda: (
+        models.AffineNet(cyclic(4), 2, 3, neighborhood=Radius(1.5), channels=4),
+        cloud(2),
+        3,
+        True,
+    ),
     "AttentiveAllCNN": lambda: (
         models.AttentiveAllCNN(cyclic(4), 1, 2, channels=2, attention="input"),
         image(8),

@@ -37,6 +37,7 @@ from lieattn.groups import (
     tetrahedral,
 )
 from lieattn.models import (
+    AffineNet,
     AffineSelfConvNet,
     AttentionOptions,
     AttentiveAllCNN,
@@ -251,6 +252,23 @@ NETWORKS = {
         lambda: gsa(dihedral(8), Radius(1.5), blocks=Stages((1, 1), share=0.25)),
         lambda: pixels(6),
         "D8",
+    ),
+    "affine_points": (
+        lambda: AffineNet(tetrahedral(), 1, 3, neighborhood=Radius(2.0137), channels=4, blocks=2, hidden=4),
+        lambda: firsts(molecules()),
+        "T",
+    ),
+    "affine_points_stand_alone": (
+        lambda: AffineNet(
+            cyclic(12), 2, 3, neighborhood=AllPairs(), layer="stand-alone", vector_inputs=("vel",), **SMALL
+        ),
+        lambda: molecules(2),
+        "C12",
+    ),
+    "affine_points_convolution": (
+        lambda: AffineNet(dihedral(3), 2, 3, neighborhood=NEAR, layer="convolution", pool="max", **SMALL),
+        lambda: molecules(2),
+        "D3",
     ),
     "attentive_points": (
         lambda: AttentiveNet(tetrahedral(), 1, 3, neighborhood=Radius(2.0137), channels=4, layers=2, hidden=4),

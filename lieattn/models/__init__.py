@@ -9,7 +9,7 @@ from lieattn.models._base.preprocessed import Preprocessed
 from lieattn.models._base.rescaled import Rescaled
 from lieattn.models._base.symmetry import Symmetry
 from lieattn.models._base.transfer import transfer_weights
-from lieattn.models.affine import AffineSelfConvNet, BottleneckBlock
+from lieattn.models.affine import AffineNet, AffineSelfConvNet, BottleneckBlock
 from lieattn.models.attentive import (
     AttentionKind,
     AttentiveAllCNN,
@@ -48,6 +48,7 @@ from lieattn.models.lie import (
 from lieattn.models.published import published_accuracy, published_attentive_cnn, published_inputs, published_table
 
 __all__ = [
+    "AffineNet",
     "AffineSelfConvNet",
     "AttentionKind",
     "AttentionOptions",

@@ -383,6 +383,7 @@ OWN: dict[str, dict[str, Any]] = {
     "models.LieTransformer": {**_LIE, "heads": 2, "attention": AttentionOptions(hidden=4)},
     "models.DirectionConvNet": {"frames": octahedral(), "neighborhood": Radius(1.5), "channels": 4, "data": DATA3},
     "models.FiniteSE2Transformer": {"channels": 4, "layers": 1, "heads": 2},
+    "models.AffineNet": {"in_channels": 4, "channels": 4, "blocks": 1, "hidden": 4, "head": VectorHead(16, 2)},
     **{f"models.{name}.with_head": {"head": VectorHead(4, 2)} for name in IMAGE_MODELS},
     **{f"models.{name}.last_field": {"images": IMAGES, "vectors": None} for name in IMAGE_MODELS},
     "models.AttentiveDenseNet": {"growth": 2, "data": LARGE, "images": LARGE},

@@ -1,8 +1,10 @@
-"""Networks with affine self convolution on grids of pixels."""
+"""Networks with affine self convolution."""
 
+from lieattn.models.affine._clouds import AffineNet
 from lieattn.models.affine._network import AffineSelfConvNet, BottleneckBlock
 
 __all__ = [
+    "AffineNet",
     "AffineSelfConvNet",
     "BottleneckBlock",
 ]

@@ -30,12 +30,13 @@ from lieattn.nn import (
 from lieattn.nn.relative import RelativePositionTable
 
 Layer = Literal["affine", "simple", "stand-alone", "convolution"]
-_ATTENTION: dict[str, Callable[..., nn.Module]] = {
+ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "affine": AffineSelfConvolution,
     "simple": SimpleAffineSelfConvolution,
     "stand-alone": StandAloneSelfAttention,
 }
-_STAGES, _EXPANSION, _HEADS = 3, 4, 8
+EXPANSION = 4  # outer channels of a block for each inner one
+_STAGES, _HEADS = 3, 8
 _MOST_GRAPHS = 4  # number of graphs that a block caches
 
 
@@ -103,7 +104,7 @@ class BottleneckBlock(nn.Module):
     group, in_channels, width, out_channels
         H; channels of the input, of the layer, and of the output.
     layer, size
-        ``layer(x, graph) -> x`` with ``width`` channels, and the side of its neighborhoods in pixels.
+        ``layer(x, graph) -> x`` with ``width`` channels, and the side of its neighborhoods in pixels, for rasters.
     downsample, strided_layer
         Whether the output has half the rows and columns, and whether the layer itself halves them.
     shortcut
@@ -123,7 +124,7 @@ class BottleneckBlock(nn.Module):
         out_channels: int,
         layer: nn.Module,
         *,
-        size: int,
+        size: int = 1,
         downsample: bool = False,
         strided_layer: bool = False,
         shortcut: Downsampling = "pooled",
@@ -149,21 +150,26 @@ class BottleneckBlock(nn.Module):
         self.shortcut_norm = FieldBatchNorm(out_channels) if projection else None
 
     def forward(
-        self, x: Float[Tensor, "points order channels"], raster: Raster
-    ) -> tuple[Float[Tensor, "after order outputs"], Raster]:
-        """Map a field ``[points, order, in_channels]`` on a raster to a field and its raster."""
-        after = raster.halved() if self.downsample else raster
+        self, x: Float[Tensor, "points order channels"], raster: Raster | LiftedGraph
+    ) -> tuple[Float[Tensor, "after order outputs"], Raster | LiftedGraph]:
+        """Map a field ``[points, order, in_channels]`` on a raster, or on a graph without downsampling, to both."""
+        if self.downsample and not isinstance(raster, Raster):
+            raise ValueError(f"raster: expected a Raster, whose sides downsampling halves, got {type(raster).__name__}")
+        after = raster.halved() if self.downsample and isinstance(raster, Raster) else raster
         h = F.relu(self.norm1(self.linear1(x)))
-        h = self.layer(h, raster if isinstance(self.layer, PixelConvolution) else self.graphs(raster, x.device))
-        if self.downsample:
+        h = self.layer(h, raster if isinstance(self.layer, PixelConvolution) else self._graph(raster, x))
+        if self.downsample and isinstance(raster, Raster):
             h = h if self.strided_layer else _pooled(h, raster)
             x = _pooled(x, raster) if self.shortcut == "pooled" else raster.unflatten(x)[:, ::2, ::2].flatten(0, 2)
         h = self.norm3(self.linear2(F.relu(self.norm2(h))))
         if self.squeeze_excite is not None:
-            h = self.squeeze_excite(h, self.graphs(after, x.device))
+            h = self.squeeze_excite(h, self._graph(after, x))
         if self.shortcut_linear is not None and self.shortcut_norm is not None:
             x = self.shortcut_norm(self.shortcut_linear(x))
         return F.relu(h + x), after
+
+    def _graph(self, raster: Raster | LiftedGraph, x: Tensor) -> LiftedGraph:
+        return self.graphs(raster, x.device) if isinstance(raster, Raster) else raster
 
 
 class AffineSelfConvNet(ImageNetwork):
@@ -232,29 +238,27 @@ class AffineSelfConvNet(ImageNetwork):
         channels = (16 if planar else 8) if channels is None else channels
         check_counts(channels=channels, blocks=blocks)
         if layer == "convolution":
-            _check_absent(window=window, heads=heads, scale=scale)
+            _check_absent(window=window, scale=scale)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
-        if heads is None:
-            most = min(_HEADS, channels // 2) if layer == "stand-alone" else _HEADS
-            heads = max((number for number in range(1, most + 1) if channels % number == 0), default=1)
+        heads = heads_for(layer, channels, 2, heads)
         self.downsampling, self.scale = downsampling, scale
         window = RelativePositionTable.square(5, border="zero") if window is None else window
         # Side in pixels of the square that holds the window.
         side = 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1
         options: dict[str, Any] = {"size": 3 if layer == "convolution" else side, "shortcut": downsampling}
-        options["reduction"] = (16 if planar else 4) if squeeze_excite else None
+        options["reduction"] = reduction_of(group) if squeeze_excite else None
         self.stem = GridLiftingConvolution(group, self.in_channels, channels, 3, pad=1)
         self.stem_norm = FieldBatchNorm(channels)
         self.blocks = nn.ModuleList()
         before = channels
         for number in range(_STAGES * blocks):
             inside, first = channels * 2 ** (number // blocks), number % blocks == 0
-            after, halves = _EXPANSION * inside, first and number > 0
+            after, halves = EXPANSION * inside, first and number > 0
             strided = halves and layer == "convolution" and downsampling == "strided"
             if layer == "convolution":
                 middle: nn.Module = PixelConvolution(group, inside, stride=2 if strided else 1)
             else:
-                middle = _ATTENTION[layer](group, inside, inside, window, heads=heads, scale=scale)
+                middle = ATTENTION[layer](group, inside, inside, window, heads=heads, scale=scale)
             options |= {"downsample": halves, "strided_layer": strided, "projection": first}
             self.blocks.append(BottleneckBlock(group, before, inside, after, middle, **options))
             before = after
@@ -270,16 +274,7 @@ class AffineSelfConvNet(ImageNetwork):
         Linear maps and convolutions are normal with variance 2 / fan in (He et al.), where the fan includes frames. psi
         and beta keep their initial N(0, 1). The last normalization of each block has gain 0.
         """
-        for module in self.modules():
-            if isinstance(module, GroupLinear):
-                order, _, fan = module.weight.shape
-                nn.init.normal_(module.weight, std=math.sqrt(2 / (order * fan)))
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, GridLiftingConvolution | GridGroupConvolution):
-                nn.init.normal_(module.weight, std=math.sqrt(2 / module.weight[0].numel()))
-            elif isinstance(module, BottleneckBlock):
-                nn.init.zeros_(module.norm3.weight)
+        draw_weights(self)
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group, the downsampling and the scale of scores."""
@@ -300,6 +295,35 @@ class AffineSelfConvNet(ImageNetwork):
         for block in self.blocks:
             x, raster = self._through(block, x, raster)
         return x, raster
+
+
+def draw_weights(network: nn.Module) -> None:
+    """Draw the weights as in the paper, see :meth:`AffineSelfConvNet.reset_parameters`."""
+    for module in network.modules():
+        if isinstance(module, GroupLinear):
+            order, _, fan = module.weight.shape
+            nn.init.normal_(module.weight, std=math.sqrt(2 / (order * fan)))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, GridLiftingConvolution | GridGroupConvolution):
+            nn.init.normal_(module.weight, std=math.sqrt(2 / module.weight[0].numel()))
+        elif isinstance(module, BottleneckBlock):
+            nn.init.zeros_(module.norm3.weight)
+
+
+def heads_for(layer: Layer, channels: int, dim: int, heads: int | None) -> int:
+    """Return the given heads, or the default; ValueError if a convolution has some."""
+    if layer == "convolution":
+        _check_absent(heads=heads)
+    if heads is not None:
+        return heads
+    most = min(_HEADS, channels // dim) if layer == "stand-alone" else _HEADS
+    return max((number for number in range(1, most + 1) if channels % number == 0), default=1)
+
+
+def reduction_of(group: FiniteGroup) -> int:
+    """Return the reduction of the squeeze-and-excite."""
+    return 16 if group.order == 1 else 4
 
 
 def _check_absent(**attention: Any) -> None:

@@ -189,9 +189,12 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     ]
     with Path("runs/predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["cloud", "file", "label", "class", "logit_0", "logit_1"]
+    assert list(rows[0]) == [
+        *("cloud", "file", "true", "true_class", "predicted", "predicted_class"),
+        *("probability_0", "probability_1", "logit_0", "logit_1"),
+    ]
     assert [row["file"] for row in rows] == ["a.txt", "b.txt", "c, d.txt", "e.txt"]
-    assert all(row["class"] == ("even", "odd")[int(row["label"])] for row in rows)
+    assert all(row["predicted_class"] == ("even", "odd")[int(row["predicted"])] for row in rows)
     empty = ["--data.predict", "mydata.Clouds", "--data.predict.fault", "empty", "--trainer.default_root_dir", "empty"]
     assert main(["predict", *trained, *empty]) == 2
     assert "data.predict: expected at least one item, got an empty data set" in capsys.readouterr().err

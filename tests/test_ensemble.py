@@ -393,13 +393,13 @@ def test_scores_of_several_checkpoints_and_their_deviations(number, checkpoints,
     found = table(tmp_path / "predictions.csv")
     with torch.no_grad():
         each = np.stack([load_task(path)(whole_batch()).numpy() for path in files])
-    names = ["cloud", "label", "logit_0", "logit_1"]
+    names = ["cloud", "true", "predicted", "probability_0", "probability_1", "logit_0", "logit_1"]
     assert list(found) == names + (["logit_std_0", "logit_std_1"] if number > 1 else [])
     for k in range(2):
         np.testing.assert_allclose(found[f"logit_{k}"], each.mean(axis=0)[:, k], rtol=1e-5, atol=1e-6)
         if number > 1:
             np.testing.assert_allclose(found[f"logit_std_{k}"], each.std(axis=0, ddof=1)[:, k], rtol=1e-4, atol=1e-6)
-    assert found["label"].tolist() == each.mean(axis=0).argmax(axis=1).tolist()
+    assert found["predicted"].tolist() == each.mean(axis=0).argmax(axis=1).tolist()
 
 
 def test_numbers_of_several_checkpoints_are_in_the_units_of_the_data(checkpoints, tmp_path, capsys):
@@ -412,6 +412,8 @@ def test_numbers_of_several_checkpoints_are_in_the_units_of_the_data(checkpoints
         found = table(tmp_path / f"predictions_{name}.csv")
         each = each.reshape(*each.shape[:2], -1)
         width = each.shape[-1]
+        true = np.stack([found.pop(f"true_{name}_{k}") for k in range(width)], axis=1)
+        np.testing.assert_allclose(true, batch[name].reshape(true.shape), rtol=1e-6)
         first = batch.batch if name == "force" else torch.arange(batch.num_graphs)
         assert found.pop("cloud").tolist() == first.tolist()
         if name == "force":

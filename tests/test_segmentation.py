@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,7 +197,10 @@ def test_command_tests_and_predicts_points(trained, tmp_path, capsys):
     assert main(["predict", "--ckpt_path", checkpoint, *quiet, "--trainer.default_root_dir", str(tmp_path)]) == 0
     with (tmp_path / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["cloud", "point", "label", "class", *(f"logit_{k}" for k in range(6))]
+    assert list(rows[0]) == [
+        *("cloud", "point", "true", "true_class", "predicted", "predicted_class"),
+        *(f"{kind}_{k}" for kind in ("probability", "logit") for k in range(6)),
+    ]
     assert [(int(row["cloud"]), int(row["point"])) for row in rows] == [(c, p) for c in range(3) for p in range(48)]
     task = load_task(checkpoint).eval()
     scenes = ProceduralScenes("test", 3, points=48, rotate="SO3")
@@ -204,8 +208,9 @@ def test_command_tests_and_predicts_points(trained, tmp_path, capsys):
     scene.x = torch.ones(48, 1)
     with torch.no_grad():
         wanted = task(Batch.from_data_list([scene])).argmax(dim=1)
-    assert [int(row["label"]) for row in rows[96:]] == wanted.tolist()
-    assert [row["class"] for row in rows[96:]] == [scenes.classes[label] for label in wanted]
+    assert [int(row["predicted"]) for row in rows[96:]] == wanted.tolist()
+    assert [int(row["true"]) for row in rows[96:]] == scene.y.tolist()
+    assert [row["predicted_class"] for row in rows[96:]] == [scenes.classes[label] for label in wanted]
 
 
 EMPTY = [torch.tensor([0, 2]), torch.tensor([1])]  # three clouds with three points, in two batches
@@ -238,11 +243,32 @@ def test_rows_belong_to_points_even_if_there_are_as_many_as_clouds(name):
 def test_names_of_files_and_classes_are_in_tables_if_they_fit():
     """Predictions may be of the first clouds only; names of other data would be wrong."""
     logits, points = [torch.eye(2)], [torch.tensor([3, 1])]
-    fitting = SimpleNamespace(files=["a", "b", "c"], classes=["cat", "dog"])
+    fitting = SimpleNamespace(files=["a", "b", "c"], classes=["cat", "dog"], names=("C", "CO"))
     table = prediction_tables(logits, [], points, fitting)["predictions"]
-    assert (table["cloud"], table["file"], table["class"]) == ([0, 1], ["a", "b"], ["cat", "dog"])
+    assert (table["cloud"], table["file"], table["predicted_class"]) == ([0, 1], ["a", "b"], ["cat", "dog"])
+    assert table["name"] == ["C", "CO"]
     other = SimpleNamespace(files=["a"], classes=["cat", "dog", "bird"])
-    assert list(prediction_tables(logits, [], points, other)["predictions"]) == ["cloud", "label", "logit_0", "logit_1"]
+    table = prediction_tables(logits, [], points, other)["predictions"]
+    assert list(table) == ["cloud", "predicted", "probability_0", "probability_1", "logit_0", "logit_1"]
+    assert table["probability_0"] == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))])
+
+
+def test_true_values_stand_beside_predictions_if_the_data_have_them():
+    """One label of several has a table of its own, and energies [clouds] belong to outputs [clouds, 1]."""
+    points, pair = [torch.tensor([3, 1])], {"label_0": torch.eye(2), "label_1": torch.eye(2)}
+    truth = {"y": [torch.tensor([[0, 1], [-1, 0]])]}
+    tables = prediction_tables([pair], [], points, SimpleNamespace(classes=["a", "b"]), "cloud", truth, True)
+    assert tables["predictions_label_0"]["true"] == [0, -1]
+    assert tables["predictions_label_0"]["true_class"] == ["a", ""]
+    assert tables["predictions_label_1"]["true_class"] == ["b", "a"]
+    energy = {"energy": torch.tensor([[1.0], [2.0]])}
+    for given, columns in (
+        ([torch.tensor([3.0, 4.0])], ["cloud", "true_energy_0", "energy_0"]),
+        ([None], ["cloud", "energy_0"]),
+    ):
+        table = prediction_tables([energy], [], points, None, "cloud", {"energy": given})["predictions_energy"]
+        assert list(table) == columns
+    assert table["energy_0"] == [1, 2]
 
 
 def test_tables_of_files_are_numbered_together(tmp_path):

@@ -1616,7 +1616,7 @@ def test_evaluation_needs_nothing_but_the_checkpoint(finished, tmp_path, monkeyp
     with torch.no_grad():
         logits = network(next(iter(PointSetData(predict=ToyClouds(), batch_size=BATCH).predict_dataloader())))
     assert len(rows) == ITEMS
-    assert [int(row["label"]) for row in rows[:BATCH]] == logits.argmax(dim=1).tolist()
+    assert [int(row["predicted"]) for row in rows[:BATCH]] == logits.argmax(dim=1).tolist()
     assert float(rows[0]["logit_1"]) == pytest.approx(logits[0, 1].item(), abs=1e-6)
 
 

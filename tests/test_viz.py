@@ -19,6 +19,7 @@ from lieattn_datasets import Digits
 pytest.importorskip("matplotlib")
 
 from lieattn import viz
+from lieattn.cli import main
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic
 from lieattn.models import GSANet
@@ -237,3 +238,37 @@ def test_words_for_matrices(matrix, words, name):
     matrix = torch.tensor(matrix, dtype=torch.float64)
     assert in_words(matrix) == words
     assert name is None or element_name(matrix) == name
+
+
+def test_pictures_of_a_run_show_its_last_training_and_its_predictions(tmp_path):
+    """A continued part replaces what was logged after its start; masked labels are no class."""
+    for version, steps in ((2, (4, 9, 14)), (10, (9, 19))):
+        folder = tmp_path / f"csv/version_{version}"
+        folder.mkdir(parents=True)
+        rows = [f"{step // 5},{step},{step + version / 100},,\n{step // 5},{step},,0.5,0.25" for step in steps]
+        text = "\n".join(["epoch,step,train/loss_epoch,val/loss,val/accuracy", *rows])
+        (folder / "metrics.csv").write_text(text + "\n")
+    labels = [(0, 0), (0, 1), (1, 1), (-1, 1)]
+    lines = [f"{true},{['cat', 'dog'][true] if true >= 0 else ''},{guess},0.4,0.6" for true, guess in labels]
+    table = "true,true_class,predicted,probability_0,probability_1"
+    (tmp_path / "predictions.csv").write_text("\n".join([table, *lines]) + "\n")
+    (tmp_path / "predictions_f.csv").write_text("true_f_0,true_f_1,f_0,f_1\n1,2,1.5,2\nnan,0,0,1\n")
+    (tmp_path / "predictions_g.csv").write_text("g_0\n1\n")
+    found = viz.run_pictures(tmp_path)
+    assert list(found) == ["learning_curves", "predictions", "predictions_f"]
+    loss, accuracy = found["learning_curves"].axes
+    assert [axes.get_ylabel() for axes in (loss, accuracy)] == ["loss", "accuracy"]
+    np.testing.assert_allclose(loss.lines[0].get_xydata(), [[5, 4.02], [10, 9.1], [20, 19.1]])
+    np.testing.assert_allclose(accuracy.lines[0].get_xydata(), [[5, 0.25], [10, 0.25], [20, 0.25]])
+    matrix = found["predictions"].axes[0]
+    np.testing.assert_allclose(matrix.images[0].get_array(), [[0.5, 0.5], [0, 1]])
+    assert [tick.get_text() for tick in matrix.get_yticklabels()] == ["cat", "dog"]
+    assert matrix.get_title() == "66.7 % of 3 labels"
+    parity = found["predictions_f"].axes[0]
+    assert parity.get_title() == f"mean absolute error {1.5 / 3:.4g}"
+    np.testing.assert_allclose(parity.lines[1].get_xydata()[0], [1, 1.5])
+    with pytest.raises(ValueError, match=r"path: expected the folder of a run.*predictions_g.csv"):
+        viz.run_pictures(tmp_path / "predictions_g.csv")
+    assert main(["picture", str(tmp_path)]) == 0
+    assert sorted(path.stem for path in (tmp_path / "pictures").iterdir()) == list(found)
+    assert main(["picture", str(tmp_path / "predictions_g.csv")]) == 2

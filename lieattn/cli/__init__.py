@@ -45,7 +45,7 @@ COMMANDS = {
     "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._training"),
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._training"),
     "certify": Command("measure how equivariant a network is, and find what breaks it", "lieattn.cli._certify"),
-    "picture": Command("draw the network of a checkpoint, or figures of the papers", "lieattn.cli._picture"),
+    "picture": Command("draw a network, its training, or figures of the papers", "lieattn.cli._picture"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._machine", ()),
     "models": Command("list the models, their data and their guarantees", "lieattn.cli._catalog", ()),

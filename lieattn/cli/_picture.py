@@ -1,4 +1,4 @@
-"""``lieattn picture``: pictures of a trained network."""
+"""``lieattn picture``: pictures of a trained network, or of its training."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     if arguments and arguments[0] in FIGURES:
         return _figure(name, arguments[0], arguments[1:])
+    if arguments and (Path(arguments[0]).is_dir() or arguments[0].endswith(".csv")):
+        return _run(name, *arguments)
     options = parsed(_parser(name), arguments, ("data",))
     if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
@@ -72,9 +74,10 @@ def _parser(name: str) -> ArgumentParser:
     lines = [f"  {figure:{max(map(len, FIGURES))}}  {summary}" for figure, summary in summaries.items()]
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        usage=f"lieattn {name} TARGET [options], or lieattn {name} FIGURE [options]",
+        usage=f"lieattn {name} TARGET [options], lieattn {name} RUN, or lieattn {name} FIGURE [options]",
         description="Draw attention maps, attention rollout and fields of a trained network for clouds of its test\n"
         "set. Those of `lieattn models --trained` are drawn for the item of their card, or for --data.\n\n"
+        "Or draw learning curves and predictions of a run of `lieattn fit`: its folder, or a table of predictions.\n\n"
         "Or draw a figure of the papers, with its own options (FIGURE --help):\n" + "\n".join(lines),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110),
     )
@@ -161,6 +164,20 @@ def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
         raise UsageError(f"--out: {figure} draws {len(drawn)} pictures, {' and '.join(drawn)}; expected a folder")
     for stem, picture in drawn.items():
         print(f"picture: {save(picture, out if one_file else out / f'{stem}.png')}")
+    return 0
+
+
+def _run(name: str, *arguments: str) -> int:
+    """Draw learning curves and predictions of a run, by default into its folder."""
+    from lieattn.viz import run_pictures, save
+
+    parser = ArgumentParser(prog=f"lieattn {name} RUN", description="Draw learning curves and predictions of a run.")
+    parser.add_argument("path", type=Path, metavar="RUN", help="folder of a run, or a table of `lieattn predict`")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the pictures (default: pictures in the run)")
+    options = parser.parse_args(arguments)
+    folder = options.out or (options.path if options.path.is_dir() else options.path.parent) / _OUT
+    for stem, picture in run_pictures(options.path).items():
+        print(f"picture: {save(picture, folder / f'{stem}.png')}")
     return 0
 
 

@@ -20,7 +20,15 @@ from torch_geometric.data import Batch
 from lieattn.cli import output_file
 from lieattn.io import replacing
 from lieattn.models import Ensemble, Rescaled, Spread
-from lieattn.train import CheckpointError, PointSetData, PointSetRegressor, PointSetTask, UsageError, load_task
+from lieattn.train import (
+    CheckpointError,
+    PointSetClassifier,
+    PointSetData,
+    PointSetRegressor,
+    PointSetTask,
+    UsageError,
+    load_task,
+)
 
 
 def load_members(paths: Sequence[str], trust: Sequence[str]) -> dict[str, PointSetTask]:
@@ -102,19 +110,22 @@ def _in_units_of(first: PointSetTask, task: PointSetTask) -> nn.Module:
     return Rescaled(task.model, scale, shift, first.extensive, taken)
 
 
-class PointCounts(Callback):
-    """The number of points of each cloud that was predicted, int64 ``[clouds]`` for each batch."""
+class Seen(Callback):
+    """What the batches had that were predicted: numbers of points of their clouds, and the targets with these names."""
 
-    def __init__(self) -> None:
-        self.batches: list[Tensor] = []
+    def __init__(self, names: Sequence[str]) -> None:
+        self.points: list[Tensor] = []  # int64 [clouds] for each batch
+        self.truth: dict[str, list[Tensor | None]] = {name: [] for name in names}
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        """Count the points of the clouds of one batch."""
-        self.batches.append(batch.ptr.diff().cpu())
+        """Keep the numbers and targets of one batch."""
+        self.points.append(batch.ptr.diff().cpu())
+        for name, values in self.truth.items():
+            values.append(value.cpu() if isinstance(value := batch.get(name), Tensor) else None)
 
 
 def write_predictions(trainer: Trainer, task: Any, others: Sequence[PointSetTask], data: PointSetData) -> None:
-    """Predict, and write class scores to ``predictions.csv`` in the root folder, others to ``predictions_NAME.csv``.
+    """Predict, and write classes to ``predictions.csv`` in the root folder, others to ``predictions_NAME.csv``.
 
     With several tasks, these are means and standard deviations of their predictions. No file is replaced. A
     ``fast_dev_run`` writes no files.
@@ -130,48 +141,66 @@ def write_predictions(trainer: Trainer, task: Any, others: Sequence[PointSetTask
     items = data.sets["test"] if data.sets["predict"] is None else data.sets["predict"]
     if isinstance(items, Sized) and not len(items):  # loggers make folders when predicting begins
         raise UsageError("data.predict: expected at least one item, got an empty data set")
-    trainer.callbacks.append(counts := PointCounts())  # type: ignore[attr-defined]
+    classes = isinstance(task, PointSetClassifier)
+    trainer.callbacks.append(seen := Seen(["y"] if classes else [*getattr(task, "targets", ())]))  # type: ignore[attr-defined]
     model = EnsemblePredictions([task, *others]) if others else task
     batches = list[Any](trainer.predict(model, datamodule=data, return_predictions=True) or [])
     if not trial:
         means, deviations = zip(*batches, strict=True) if others else (batches, [])
-        tables = prediction_tables(means, deviations, counts.batches, items, getattr(task, "per", None))
+        per = getattr(task, "per", None)
+        tables = prediction_tables(means, deviations, seen.points, items, per, seen.truth, classes)
         for path, rows in write_tables(root, tables):
             print(f"predictions, {rows} rows: {path}", file=sys.stderr)
 
 
 def prediction_tables(
-    means: Sequence[Any], deviations: Sequence[Any], points: Sequence[Tensor], data: object, per: str | None = None
+    means: Sequence[Any],
+    deviations: Sequence[Any],
+    points: Sequence[Tensor],
+    data: object,
+    per: str | None = None,
+    truth: Mapping[str, Sequence[Tensor | None]] | None = None,
+    classes: bool = False,
 ) -> dict[str, dict[str, Sequence[Any]]]:
     """Return a table for each target, by the name of its file.
 
-    Rows of clouds have the number of the cloud and, if the data set has the attribute ``files``, the name of its file.
-    Rows of points have the numbers of cloud and point. Scores of classes have the most probable class, by its number
-    and, if the data set has the attribute ``classes``, by its name.
+    Rows of clouds have the number of the cloud and its entry in the attributes ``names`` and ``files`` of the data set,
+    if it has them. Rows of points have the numbers of cloud and point. If ``classes``, the predictions are logits, and
+    columns are the true and the most probable class, by its number and, if the data set has the attribute ``classes``,
+    by its name, and the probabilities of all classes. Else they are the true and the predicted numbers.
 
-    ``points`` has the number of points of each cloud, by batch. ``per`` is ``"cloud"`` or ``"point"`` if the task
-    states what has predictions.
+    ``points`` has the number of points of each cloud, by batch, and ``truth`` the targets of the batches, by name.
+    ``per`` is ``"cloud"`` or ``"point"`` if the task states what has predictions.
     """
-    values, spreads = _by_name(means), _by_name(deviations)
-    tables = {
-        f"predictions_{name}": {
-            **_rows([len(batch) for batch in value], points, data, per),
-            **_columns(name, value),
-            **_columns(f"{name}_std", spreads.get(name)),
-        }
-        for name, value in values.items()
-    }
-    if isinstance(means[0], dict):
-        return tables
-    columns = tables["predictions_logit"]  # logits of a single label
-    logits = torch.cat(values["logit"])
-    labels = logits.argmax(dim=1).tolist()
-    found = {"label": labels}
-    names = getattr(data, "classes", None)
-    if isinstance(names, Sequence) and len(names) == logits.shape[1]:
-        found["class"] = [names[label] for label in labels]
-    first = [name for name in ("cloud", "file", "point") if name in columns]
-    return {"predictions": {**{name: columns[name] for name in first}, **found, **columns}}
+    values, spreads, tables = _by_name(means), _by_name(deviations), {}
+    classes = classes or "logit" in values
+    for number, (name, value) in enumerate(values.items()):
+        targets = (truth or {}).get("y" if classes else name, [])
+        given = [target for target in targets if target is not None]
+        known = torch.cat(given) if len(given) == len(value) else None
+        if known is not None and classes:
+            known = known if known.ndim == 1 else known[:, number]
+        rows = _rows([len(batch) for batch in value], points, data, per)
+        if classes:
+            rows |= _class_columns(torch.cat(value), known, getattr(data, "classes", None))
+        elif known is not None and known.numel() == sum(batch.numel() for batch in value):
+            rows |= _columns(f"true_{name}", [known])
+        short = "logit" if classes else name
+        rows |= _columns(short, value) | _columns(f"{short}_std", spreads.get(name))
+        tables["predictions" if list(values) == ["logit"] else f"predictions_{name}"] = rows
+    return tables
+
+
+def _class_columns(logits: Tensor, labels: Tensor | None, names: object) -> dict[str, Sequence[Any]]:
+    """Columns with the true labels, if they are known, the most probable ones, and the probabilities of all classes."""
+    found: dict[str, Sequence[Any]] = {}
+    named = isinstance(names, Sequence) and len(names) == logits.shape[1]
+    for kind, numbers in (("true", labels), ("predicted", logits.argmax(dim=1))):
+        if numbers is not None and len(numbers) == len(logits):
+            found[kind] = numbers.tolist()
+            if named and isinstance(names, Sequence):  # labels that are masked may have no name
+                found[f"{kind}_class"] = [names[k] if 0 <= k < len(names) else "" for k in numbers.tolist()]
+    return found | _columns("probability", [logits.double().softmax(dim=1)])
 
 
 def write_tables(folder: Path, tables: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[tuple[Path, int]]:
@@ -206,9 +235,9 @@ def _rows(lengths: list[int], points: Sequence[Tensor], data: object, per: str |
         fits = [per] if per in fits else ["cloud"] * bool((counts == 1).all())
     if fits == ["cloud"]:
         found: dict[str, Sequence[Any]] = {"cloud": clouds.tolist()}
-        files = getattr(data, "files", None)
-        if isinstance(files, Sequence) and len(files) >= len(clouds):
-            found["file"] = [str(file) for file in files[: len(clouds)]]
+        for column, entries in (("name", getattr(data, "names", None)), ("file", getattr(data, "files", None))):
+            if isinstance(entries, Sequence) and len(entries) >= len(clouds):
+                found[column] = [str(entry) for entry in entries[: len(clouds)]]
         return found
     if fits == ["point"]:
         first = counts.cumsum(0) - counts

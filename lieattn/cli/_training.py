@@ -29,6 +29,7 @@ from lieattn.cli._predictions import check_alike, load_members, mean_network, wr
 from lieattn.io import load
 from lieattn.models import EnergyForces, HamiltonianDynamics, Network, transfer_weights
 
+_ROOT = "runs"
 _MOST_DEVICES = 512  # every device is a process, even if the machine does not have it
 _OF_ONE_CALL = {"model", "data", "config", "ckpt_path", "weights", "trust"}  # sections that do not describe a run
 _OF_FIT = ("--weights", "--ema", "--checkpoint_activations", "--compile", "--cuda_graphs")
@@ -102,7 +103,7 @@ class TrainingCommand(LightningCLI):
             train.PointSetData,
             trainer_class=_Trainer,
             subclass_mode_model=task is None,
-            trainer_defaults={"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False},  # for forces
+            trainer_defaults={"default_root_dir": _ROOT, "max_epochs": 100, "inference_mode": False},  # for forces
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
@@ -145,6 +146,9 @@ class TrainingCommand(LightningCLI):
         """Find the checkpoints, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
         self._paths = _checkpoints(self._name, settings)
+        if self._name == "predict" and settings.trainer.default_root_dir == _ROOT and len(self._paths) == 1:
+            folder = Path(self._paths[0]).parent  # predictions stand with the run
+            settings.trainer.default_root_dir = str(folder.parent if folder.name == "checkpoints" else _ROOT)
         self._checkpoint = train.read_checkpoint(self._paths[0]) if self._paths else None
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
         # There is no model if the checkpoint describes its task.
@@ -202,7 +206,7 @@ class TrainingCommand(LightningCLI):
         self.trainer.fit(ckpt_path=self._paths[0] if self._paths else None, **kwargs)
 
     def predict(self, model: Any, **_: Any) -> None:
-        """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
+        """Write classes to ``predictions.csv`` in the folder of the run, other targets to ``predictions_NAME.csv``.
 
         No file is replaced. A ``fast_dev_run`` writes no files.
         """

@@ -16,6 +16,7 @@ from lieattn.viz._figures import (
 )
 from lieattn.viz._microscope import Microscope
 from lieattn.viz._observation import Turn
+from lieattn.viz._runs import run_pictures
 
 __all__ = [
     "Microscope",
@@ -27,6 +28,7 @@ __all__ = [
     "comparison",
     "effective_filters",
     "error_curves",
+    "run_pictures",
     "save",
     "steerability",
     "training_curves",

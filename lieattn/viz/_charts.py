@@ -93,7 +93,7 @@ def _labeled_lines(
     scale: str = "linear",
 ) -> tuple[Figure, Axes]:
     """Draw lines with their names at their right ends, moved apart if they would overlap."""
-    figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
+    figure, (axes,) = charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
     axes.set_yscale(scale)
     ends = []
@@ -112,7 +112,7 @@ def _labeled_lines(
     return figure, axes
 
 
-def _charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
+def charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
     """Return a figure of a size in inches with charts side by side."""
     figure = blank_figure(width, height, "constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # type: ignore[union-attr,call-arg]
@@ -223,7 +223,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
         panels["parameters"] = drawing.by_parameters
     if len({row["fraction"] for row in rows}) > 1:
         panels["training clouds"] = drawing.by_clouds
-    figure, axes = _charts(list(panels), 3.4 * len(panels) + 0.5 + 0.075 * max(map(len, drawing.styles)), 3.55)
+    figure, axes = charts(list(panels), 3.4 * len(panels) + 0.5 + 0.075 * max(map(len, drawing.styles)), 3.55)
     quantity = report.get("quantity") or ("share of wrong labels" if drawing.rates else report["metric"])
     axes[0].set_ylabel(quantity, size=9, color=INK)
     for panel, draw in zip(axes, panels.values(), strict=True):

@@ -33,6 +33,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import global_mean_pool
 
 from lieattn.cli import COMMANDS, _training, main
+from lieattn.cli._predictions import mean_network
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
 from lieattn.io import FORMAT, add_digests, check_content, describe_group, digest, load
@@ -56,7 +57,7 @@ from lieattn.train import (
     UsageError,
     WarmupCosine,
     _classifier,
-    _tasks,
+    _inputs,
     build,
     load_data,
     load_network,
@@ -1027,10 +1028,69 @@ def test_neighborhoods_of_nothing_or_everything_are_noted_once(monkeypatch, tmp_
         neighborhood = Radius(radius)
 
     told = []
-    monkeypatch.setattr(_tasks, "rank_zero_info", told.append)
+    monkeypatch.setattr(_inputs, "rank_zero_info", told.append)
     fit(tmp_path, network=Local(cyclic(4)), max_epochs=2)
     assert len(told) == (note is not None)
     assert all(re.match(note, line) for line in told)
+
+
+class Faint(Dataset):
+    """Clouds with features of tiny spread far from 0, which tell the label, and a channel that does not vary."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Data:
+        data = ToyClouds(noise=0.0)[index]
+        data.x = torch.cat([0.5 + 0.016 * (data.y + 0.1 * data.pos[:, :1]), torch.ones(5, 1)], dim=1)
+        return data
+
+
+class FaintNetwork(ToyNetwork):
+    def __init__(self, group: FiniteGroup) -> None:
+        super().__init__(group)
+        self.mlp[0] = nn.Linear(3, 6)
+
+
+def test_features_are_standardized_with_the_network(tmp_path, monkeypatch):
+    """With a spread of 0.016 a network learned the share of the largest class alone."""
+    told = []
+    monkeypatch.setattr(_inputs, "rank_zero_info", told.append)
+    content = config(tmp_path, max_epochs=2)
+    content["model"]["init_args"]["network"]["class_path"] = f"{__name__}.FaintNetwork"
+    content["data"] = {key: {"class_path": f"{__name__}.Faint"} for key in ("train", "val", "test")}
+    file = write(tmp_path / "run.yaml", content)
+    assert main(["fit", "--config", file, "--trainer.max_epochs", "1", "--trainer.fast_dev_run", "true"]) == 0
+    (note,) = told
+    assert re.match(r"data\.x: the deviation of its widest channel is 0\.00\d+ .*; --data\.standardize true", note)
+    told.clear()
+    assert main(["fit", "--config", file, "--data.standardize", "true", "--ema", "0.9"]) == 0
+    assert not told
+    items = [Faint()[index] for index in range(len(Faint()))]
+    x = torch.cat([item.x for item in items])[:, :1].double()
+    path = tmp_path / "checkpoints/best.ckpt"
+    task = load_task(path, TRUST)
+    assert task.input_std.tolist() == [pytest.approx(float(x.std(correction=0)), rel=1e-2), 1.0]
+    assert task.input_mean.tolist() == [pytest.approx(float(x.mean()), rel=1e-2), 0.0]
+    batch, scaled = Batch.from_data_list(items), Batch.from_data_list(items)
+    scaled.x = (batch.x - task.input_mean) / task.input_std
+    wanted = task.network(scaled)
+    assert not torch.allclose(task.network(batch), wanted, atol=1e-2)
+    for found in (task(batch), task.model(batch), mean_network(task, [load_task(path, TRUST)])(batch)):
+        torch.testing.assert_close(found, wanted)
+    shutil.copy(path, tmp_path / "other.ckpt")
+    for paths in ([str(path)], [str(path), str(tmp_path / "other.ckpt")]):
+        assert main(["predict", "--config", file, "--trust", *TRUST, "--ckpt_path", *paths]) == 0
+    for table in ("predictions.csv", "predictions-v1.csv"):
+        rows = list(csv.DictReader((tmp_path / table).read_text().splitlines()))
+        assert [row["label"] for row in rows] == [str(label) for label in wanted.argmax(dim=1).tolist()]
+    regressor = PointSetRegressor(network := FaintNetwork(cyclic(4)), {"y": 1.0}).eval()
+    regressor.load_state_dict({**regressor.state_dict(), "input_mean": task.input_mean, "input_std": task.input_std})
+    torch.testing.assert_close(regressor(batch)["y"], network(scaled))
+    with pytest.raises(
+        UsageError, match=r"^data\.standardize: expected floating features x .*, got torch\.int64 \[5, 1\]"
+    ):
+        _inputs.spread_of_features([Data(x=torch.ones(5, 1).long())])
 
 
 def test_schedules_need_an_epoch_with_a_known_number_of_batches(tmp_path):

@@ -97,7 +97,7 @@ def _purpose(task: PointSetTask) -> dict[str, Any]:
 def _in_units_of(first: PointSetTask, task: PointSetTask) -> nn.Module:
     """The network of a task, in the units in which the first task computes its loss."""
     if not isinstance(first, PointSetRegressor):
-        return task.network
+        return task.model
     units = {name: first.model.units(name) for name in first.targets}
     scale = {name: 1 / scale for name, (scale, _) in units.items()}
     shift = {name: -shift / scale for name, (scale, shift) in units.items()}

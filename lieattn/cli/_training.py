@@ -192,6 +192,7 @@ class TrainingCommand(LightningCLI):
             check_alike({self._paths[0]: self.model, **self._members})
             if self._name != "predict":
                 self.model.network = mean_network(self.model, list(self._members.values()))
+                self.model.input_mean = None  # each network of the mean has its own
         if self._name == "fit":
             _change_steps(self.model, settings)
         if self._name == "validate" and self.datamodule.sets["val"] is None:

@@ -287,6 +287,10 @@ class PointSetData(LightningDataModule):
         Seed of the order and the transforms; by default the seed of ``seed_everything``, or 0 if there is none.
     shuffle
         Whether to shuffle the training set.
+    standardize
+        Whether tasks subtract the mean of each channel of the features ``x`` over the training set, and divide by its
+        standard deviation, when they are trained. They keep both numbers with the weights, so that checkpoints and
+        ``task.model`` take features as they are in the data.
 
     Raises
     ------
@@ -310,6 +314,7 @@ class PointSetData(LightningDataModule):
         workers: int = 0,
         seed: int | None = None,
         shuffle: bool = True,
+        standardize: bool = False,
     ) -> None:
         check_arguments(PointSetData.__init__, locals())
         super().__init__()
@@ -322,7 +327,7 @@ class PointSetData(LightningDataModule):
         self.eval_batch_size = eval_batch_size or batch_size
         self.workers = workers
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
-        self.shuffle = shuffle
+        self.shuffle, self.standardize = shuffle, standardize
         self._resume: dict[str, int] | None = None
         self._start = (0, 0, 0)  # epoch and batch at which this fit began, and number of batches before it
         if val is None:

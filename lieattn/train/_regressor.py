@@ -16,7 +16,6 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments
-from lieattn._core.kept_tables import WideStatistics
 from lieattn._core.machine import summed
 from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
 from lieattn.train._schedule import Schedule
@@ -54,7 +53,7 @@ _USUAL = 20  # of untrained energies and forces, in scales of the targets, which
 _STAGES = ("train", "val", "test")
 
 
-class PointSetRegressor(WideStatistics, PointSetTask):
+class PointSetRegressor(PointSetTask):
     """Train a network on one or several attributes of the data.
 
     The loss compares the outputs with (t - shift) / scale for every target t. Predictions are in the units of the
@@ -155,12 +154,15 @@ class PointSetRegressor(WideStatistics, PointSetTask):
 
     @property
     def model(self) -> Rescaled:
-        """The network with its outputs in the units of the data; it shares the weights."""
+        """The network with inputs and outputs in the units of the data; it shares the weights."""
+        return self._rescaled(self._for_raw_inputs())
+
+    def _rescaled(self, network: nn.Module) -> Rescaled:
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
         scale |= {name: scale[name] * self.gain for name in self.targets if name in EnergyForceStress._fields}
         tables = {name: self._buffers[f"references_{name}"] for name in self.targets}
         references = {name: table for name, table in tables.items() if table is not None}
-        return Rescaled(self.network, scale, shift, self.extensive, references)
+        return Rescaled(network, scale, shift, self.extensive, references)
 
     @property
     def _large_loss(self) -> float:
@@ -243,7 +245,7 @@ class PointSetRegressor(WideStatistics, PointSetTask):
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the weighted loss of one batch, and log it and the mean absolute errors."""
         batch = self.cast(batch)
-        model, sums = self.model, []
+        model, sums = self._rescaled(self.network), []
         for name, output in self._outputs(batch).items():
             target = batch[name] if name in batch else None
             if isinstance(target, Tensor) and output.shape == (*target.shape, 1):

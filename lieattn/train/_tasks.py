@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch
 
 from lieattn._core.checks import check_arguments, shown
-from lieattn.geometry import Radius, find_neighbors, point_clouds
+from lieattn._core.kept_tables import WideStatistics
 from lieattn.io import (
     FORMAT,
     KEY,
@@ -37,10 +37,10 @@ from lieattn.io import (
     settle,
 )
 from lieattn.models import Captured
-from lieattn.spaces import Euclidean
 from lieattn.train._callbacks import check_averaging
 from lieattn.train._checkpoint import describe_input, loaded_from
-from lieattn.train._data import random_state, set_random_states
+from lieattn.train._data import PointSetData, random_state, set_random_states
+from lieattn.train._inputs import note_inputs, spread_of_features, standardized, with_features
 from lieattn.train._schedule import Constant, Plateau, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
@@ -51,6 +51,7 @@ _ADVICE = {
     "gradients with trainer.gradient_clip_val",
 }
 _IN_GENERAL = "Lower the learning rate, or clip gradients with trainer.gradient_clip_val"
+_OF_INPUTS = ("input_mean", "input_std")
 _OTHER_RUN = "continue with the optimizer and no_decay of the run, or start from its weights: --weights FILE"
 
 
@@ -93,6 +94,8 @@ class _CapturedSteps(LightningModule):
     """Calls the network of a task, directly or captured."""
 
     network: nn.Module
+    input_mean: Tensor | None  # of the features x
+    input_std: Tensor | None
     read_apart: tuple[str, ...] = ()
     """Names of attributes of the data that the task reads, and not the network."""
 
@@ -111,15 +114,19 @@ class _CapturedSteps(LightningModule):
         return self
 
     def outputs_of(self, batch: Any) -> Any:
-        """Return the outputs of the network."""
+        """Return the outputs of the network, for features that are standardized if the training asked for it."""
+        batch = self._standardized(batch)
         if not self._captured:
             return self.network(batch)
         (captured,) = self._captured
         captured.training = self.network.training
         return captured(batch)
 
+    def _standardized(self, batch: Any) -> Any:
+        return batch if self.input_mean is None else standardized(batch, self.input_mean, cast(Tensor, self.input_std))
 
-class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
+
+class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps, ABC):
     """Train a network on point sets; subclasses define the targets and the loss.
 
     Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states
@@ -158,6 +165,8 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         if not (schedule is None or isinstance(schedule, Schedule)):
             raise TypeError(f"schedule: expected a Schedule, got {shown(schedule)}; {advice}")
         self.network = network
+        for name in _OF_INPUTS:
+            self.register_buffer(name, None)
         self.make_optimizer = optimizer or partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-4)
         self.schedule = schedule or Constant()
         self.no_decay = tuple(no_decay)
@@ -173,8 +182,12 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
 
     @property
     def model(self) -> nn.Module:
-        """The network with its outputs in the units of the data; pass this one to :func:`lieattn.save`."""
-        return self.network
+        """The network with inputs and outputs in the units of the data; pass this one to :func:`lieattn.save`."""
+        return self._for_raw_inputs()
+
+    def _for_raw_inputs(self) -> nn.Module:
+        mean, std = self.input_mean, self.input_std
+        return self.network if mean is None or std is None else with_features(self.network, mean, std)
 
     @abstractmethod
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
@@ -191,7 +204,7 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
         begins = self._input is None
         if begins:
             self._input = describe_input(batch)
-            _note_neighbors(self.network, batch)
+            note_inputs(self.network, self._standardized(batch))
         loss = self.evaluate(batch, "train")
         _check_loss(loss, self)
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -314,6 +327,10 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
                 found = "StochasticWeightAveraging averages the weights after the last checkpoint, so no"
                 advice = "lieattn.train.AveragedWeights (--ema) saves averages"
                 rank_zero_warn(f"trainer.callbacks: {found} checkpoint has them; {advice}")
+            data: Any = self._trainer.datamodule  # type: ignore[attr-defined]
+            if isinstance(data, PointSetData) and data.standardize and self.input_mean is None:
+                mean, std = spread_of_features(data.items_of("train"))
+                self.input_mean, self.input_std = mean.to(self.device), std.to(self.device)
         settle(self.network)
 
     def on_train_start(self) -> None:
@@ -324,6 +341,12 @@ class PointSetTask(Recorded, _WatchedValidation, _CapturedSteps, ABC):
             self._show(self._watched)
         self._random = self._watched = None
 
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        for name in _OF_INPUTS:  # their shapes are known after the features were measured
+            value = state_dict.get(f"{prefix}{name}")
+            setattr(self, name, None if value is None else value.to(self.device, torch.float32).clone())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
 
 def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
     """Rebuild the task of a checkpoint and load its weights. The task is on the CPU and in eval mode.
@@ -332,32 +355,6 @@ def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
     """
     check_arguments(load_task, locals())
     return loaded_from(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
-
-
-def _note_neighbors(network: nn.Module, batch: Batch) -> None:
-    """Say how many neighbors points have if all points within a radius are alone, or see their whole clouds."""
-    radii = [(type(one).__name__, getattr(one, "neighborhood", None), one) for one in network.modules()]
-    for name, radius, module in radii:
-        curved = not isinstance(getattr(module, "space", Euclidean), Euclidean | type)
-        if not isinstance(radius, Radius) or curved or not isinstance(batch.get("pos"), Tensor):
-            continue
-        clouds = point_clouds(batch)
-        neighbors = find_neighbors(clouds, radius)
-        others = neighbors.degree - neighbors.target[neighbors.is_loop].bincount(minlength=clouds.num_points)
-        several = (clouds.counts > 1)[clouds.batch]
-        if not len(others) or not bool(several.any()):
-            return
-        mean = float(others.double().mean())
-        if mean == 0:
-            rank_zero_info(
-                f"{name}: no point of the first batch has a neighbor within a radius of {radius.radius:g}; increase it"
-            )
-        elif clouds.pbc is None and bool((others >= clouds.counts[clouds.batch] - 1).all()):
-            what = f"all points of a cloud are neighbors, {mean:.3g} on average"
-            rank_zero_info(
-                f"{name}: {what}, within a radius of {radius.radius:g}, so a larger one changes nothing but the time"
-            )
-        return
 
 
 def _check_loss(loss: Tensor, task: LightningModule) -> None:

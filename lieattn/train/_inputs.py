@@ -1,0 +1,94 @@
+"""Numbers of the inputs that a training begins with."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Sized
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from lieattn._core.checks import kind
+from lieattn.geometry import Radius, find_neighbors, point_clouds
+from lieattn.io import UsageError
+from lieattn.models import Preprocessed
+from lieattn.spaces import Euclidean
+
+_SMALL, _LARGE = 0.05, 50.0  # deviations of features, and their size, that are far from 1
+
+
+def spread_of_features(items: Any) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each channel of ``x`` over the points of all items, ``[channels]``.
+
+    A channel that does not vary has the mean 0 and the deviation 1, so that it is kept. UsageError is raised if an item
+    has no floating ``x``.
+    """
+    count, mean, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for index in range(len(cast(Sized, items))):
+        x = items[index].get("x")
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+            got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else kind(x)
+            raise UsageError(f"data.standardize: expected floating features x [points, channels], got {got}")
+        if not x.numel():
+            continue
+        x = x.flatten(0, -2).double()
+        total, own = count + len(x), x.mean(dim=0)
+        squares = squares + (x - own).square().sum(dim=0) + (own - mean).square() * count * len(x) / total
+        mean, count = mean + (own - mean) * len(x) / total, total
+    std = (squares / max(count, 1)).sqrt()
+    varies = std > 1e-6 * mean.abs()
+    return torch.where(varies, mean, 0.0).float(), torch.where(varies, std, 1.0).float()
+
+
+def standardized(batch: Batch, mean: Tensor, std: Tensor) -> Batch:
+    """Return the batch with features less their mean, in standard deviations."""
+    batch = copy.copy(batch)
+    batch.x = (batch.x - mean.to(batch.x)) / std.to(batch.x)
+    return batch
+
+
+def with_features(network: nn.Module, mean: Tensor, std: Tensor) -> Preprocessed:
+    """Return the network for features as they are in the data."""
+    transforms: Any = importlib.import_module("lieattn_datasets")  # which depends on this library
+    return Preprocessed(network, transforms.Standardize(mean.cpu(), std.cpu()))
+
+
+def note_inputs(network: nn.Module, batch: Batch) -> None:
+    """Say once if features are far from the order of 1, and if neighborhoods are empty or whole clouds."""
+    x = batch.get("x")
+    if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) > 1:
+        spread, size = float(x.flatten(0, -2).std(dim=0).max()), float(x.abs().max())
+        if 0 < spread < _SMALL or size > _LARGE:
+            found = f"the deviation of its widest channel is {spread:.3g} and its largest number {size:.3g}"
+            rank_zero_info(f"data.x: {found}, where 1 is usual; --data.standardize true scales the features")
+    _note_neighbors(network, batch)
+
+
+def _note_neighbors(network: nn.Module, batch: Batch) -> None:
+    """Say how many neighbors points have if all points within a radius are alone, or see their whole clouds."""
+    radii = [(type(one).__name__, getattr(one, "neighborhood", None), one) for one in network.modules()]
+    for name, radius, module in radii:
+        curved = not isinstance(getattr(module, "space", Euclidean), Euclidean | type)
+        if not isinstance(radius, Radius) or curved or not isinstance(batch.get("pos"), Tensor):
+            continue
+        clouds = point_clouds(batch)
+        neighbors = find_neighbors(clouds, radius)
+        others = neighbors.degree - neighbors.target[neighbors.is_loop].bincount(minlength=clouds.num_points)
+        several = (clouds.counts > 1)[clouds.batch]
+        if not len(others) or not bool(several.any()):
+            return
+        mean = float(others.double().mean())
+        if mean == 0:
+            rank_zero_info(
+                f"{name}: no point of the first batch has a neighbor within a radius of {radius.radius:g}; increase it"
+            )
+        elif clouds.pbc is None and bool((others >= clouds.counts[clouds.batch] - 1).all()):
+            what = f"all points of a cloud are neighbors, {mean:.3g} on average"
+            rank_zero_info(
+                f"{name}: {what}, within a radius of {radius.radius:g}, so a larger one changes nothing but the time"
+            )
+        return

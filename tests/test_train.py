@@ -58,6 +58,7 @@ from lieattn.train import (
     WarmupCosine,
     _classifier,
     _inputs,
+    _tasks,
     build,
     load_data,
     load_network,
@@ -1028,7 +1029,7 @@ def test_neighborhoods_of_nothing_or_everything_are_noted_once(monkeypatch, tmp_
         neighborhood = Radius(radius)
 
     told = []
-    monkeypatch.setattr(_inputs, "rank_zero_info", told.append)
+    monkeypatch.setattr(_tasks, "rank_zero_info", told.append)
     fit(tmp_path, network=Local(cyclic(4)), max_epochs=2)
     assert len(told) == (note is not None)
     assert all(re.match(note, line) for line in told)
@@ -1055,7 +1056,7 @@ class FaintNetwork(ToyNetwork):
 def test_features_are_standardized_with_the_network(tmp_path, monkeypatch):
     """With a spread of 0.016 a network learned the share of the largest class alone."""
     told = []
-    monkeypatch.setattr(_inputs, "rank_zero_info", told.append)
+    monkeypatch.setattr(_tasks, "rank_zero_info", told.append)
     content = config(tmp_path, max_epochs=2)
     content["model"]["init_args"]["network"]["class_path"] = f"{__name__}.FaintNetwork"
     content["data"] = {key: {"class_path": f"{__name__}.Faint"} for key in ("train", "val", "test")}
@@ -1076,7 +1077,8 @@ def test_features_are_standardized_with_the_network(tmp_path, monkeypatch):
     scaled.x = (batch.x - task.input_mean) / task.input_std
     wanted = task.network(scaled)
     assert not torch.allclose(task.network(batch), wanted, atol=1e-2)
-    for found in (task(batch), task.model(batch), mean_network(task, [load_task(path, TRUST)])(batch)):
+    whole = mean_network(task, [load_task(path, TRUST)])
+    for found in (task(batch), task.model(batch), load_network(path, TRUST)(batch), whole(batch)):
         torch.testing.assert_close(found, wanted)
     shutil.copy(path, tmp_path / "other.ckpt")
     for paths in ([str(path)], [str(path), str(tmp_path / "other.ckpt")]):

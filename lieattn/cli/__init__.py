@@ -71,8 +71,7 @@ data
   --data.train CLASS               the training set, one of `lieattn datasets`, or your own: mydata.Clouds of mydata.py
   --data.train.OPTION VALUE        an argument of its class, such as --data.train.root DIR
   --data.val, --data.test, --data.predict    the other data sets, likewise
-  --data.batch_size N              clouds per batch (8); also --data.eval_batch_size, .workers, .seed, .shuffle
-  --data.standardize true          scale the features x to mean 0 and deviation 1 over the training set
+  --data.batch_size N              clouds per batch (8); also .eval_batch_size, .workers, .seed, .shuffle, .standardize
 run
   --trainer.max_epochs N           number of passes over the training set (100)
   --trainer.default_root_dir DIR   folder for logs, checkpoints and predictions (runs)

@@ -6,7 +6,7 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from lieattn.io import (
     check_trusted,
     read_checkpoint,
 )
+from lieattn.train._inputs import with_features
 
 _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated", "edge_index"})
 _MOST_NUMBERS = 256  # an attribute with more numbers than this is not kept
@@ -45,12 +46,12 @@ T = TypeVar("T")
 def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """Rebuild the network of a checkpoint and load its weights. The network is on the CPU and in eval mode.
 
-    The checkpoint comes from ``lieattn fit``, or from a ``Trainer`` with a task whose network records its arguments, as
-    the networks of ``lieattn.models`` do. The classes and functions that it names are imported and called if they
-    belong to lieattn, lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or to a package in
-    ``trust``, such as ``["mypackage"]`` for networks of your own. CheckpointError is raised if the checkpoint names
-    others, cannot be read, is damaged, or does not say how the network was built, or if the weights do not fit or are
-    not finite.
+    It takes features as they are in the data, also if the training standardized them. The checkpoint comes from
+    ``lieattn fit``, or from a ``Trainer`` with a task whose network records its arguments, as the networks of
+    ``lieattn.models`` do. The classes and functions that it names are imported and called if they belong to lieattn,
+    lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or to a package in ``trust``, such as
+    ``["mypackage"]`` for networks of your own. CheckpointError is raised if the checkpoint names others, cannot be
+    read, is damaged, or does not say how the network was built, or if the weights do not fit or are not finite.
     """
     check_arguments(load_network, locals())
     return loaded_from(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
@@ -102,6 +103,9 @@ def loaded_from(
     check_group(checkpoint, module)
     record.restore(module, what)
     check_finite(record.weights, module)
+    mean, std = (checkpoint["state_dict"].get(f"input_{kind}") for kind in ("mean", "std"))
+    if prefix and mean is not None and std is not None:  # a task has them itself
+        return cast(M, with_features(module, mean, std).eval())
     return module.eval()
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -57,18 +56,18 @@ def with_features(network: nn.Module, mean: Tensor, std: Tensor) -> Preprocessed
     return Preprocessed(network, transforms.Standardize(mean.cpu(), std.cpu()))
 
 
-def note_inputs(network: nn.Module, batch: Batch) -> None:
+def note_inputs(network: nn.Module, batch: Batch, say: Callable[[str], None]) -> None:
     """Say once if features are far from the order of 1, and if neighborhoods are empty or whole clouds."""
     x = batch.get("x")
     if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) > 1:
         spread, size = float(x.flatten(0, -2).std(dim=0).max()), float(x.abs().max())
         if 0 < spread < _SMALL or size > _LARGE:
             found = f"the deviation of its widest channel is {spread:.3g} and its largest number {size:.3g}"
-            rank_zero_info(f"data.x: {found}, where 1 is usual; --data.standardize true scales the features")
-    _note_neighbors(network, batch)
+            say(f"data.x: {found}, where 1 is usual; --data.standardize true scales the features")
+    _note_neighbors(network, batch, say)
 
 
-def _note_neighbors(network: nn.Module, batch: Batch) -> None:
+def _note_neighbors(network: nn.Module, batch: Batch, say: Callable[[str], None]) -> None:
     """Say how many neighbors points have if all points within a radius are alone, or see their whole clouds."""
     radii = [(type(one).__name__, getattr(one, "neighborhood", None), one) for one in network.modules()]
     for name, radius, module in radii:
@@ -83,12 +82,8 @@ def _note_neighbors(network: nn.Module, batch: Batch) -> None:
             return
         mean = float(others.double().mean())
         if mean == 0:
-            rank_zero_info(
-                f"{name}: no point of the first batch has a neighbor within a radius of {radius.radius:g}; increase it"
-            )
+            say(f"{name}: no point of the first batch has a neighbor within a radius of {radius.radius:g}; increase it")
         elif clouds.pbc is None and bool((others >= clouds.counts[clouds.batch] - 1).all()):
             what = f"all points of a cloud are neighbors, {mean:.3g} on average"
-            rank_zero_info(
-                f"{name}: {what}, within a radius of {radius.radius:g}, so a larger one changes nothing but the time"
-            )
+            say(f"{name}: {what}, within a radius of {radius.radius:g}, so a larger one changes nothing but the time")
         return

@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -204,11 +204,12 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
         begins = self._input is None
         if begins:
             self._input = describe_input(batch)
-            note_inputs(self.network, self._standardized(batch))
         loss = self.evaluate(batch, "train")
         _check_loss(loss, self)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError("network: expected outputs that depend on weights with requires_grad, got constant ones")
+        if begins:
+            note_inputs(self.network, self._standardized(batch), rank_zero_info)
         if begins and float(loss.detach()) > self._large_loss:
             rank_zero_warn(
                 f"network: its untrained outputs are so large that the first loss is {float(loss.detach()):.3g}, where "

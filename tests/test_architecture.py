@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2696, 10, 13),
     "datasets": (8263, 28, 74),
-    "tests": (52063, 146, 0),
+    "tests": (52065, 146, 0),
     "examples": (2790, 25, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

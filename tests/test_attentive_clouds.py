@@ -139,14 +139,14 @@ def test_kernels_on_clouds_agree_with_plain_maths(group, kind, lifting, monkeypa
 def test_derivatives_on_clouds_are_right_to_second_order():
     group = cyclic(3)
     layer = randomize(AttentiveGroupConvolution(NetworkKernel(group, 2, 2, hidden=3, window=True))).double()
-    pos = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(5, 3, 2, dtype=torch.float64, requires_grad=True)
+    pos = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
 
     def call(x, pos):
         return layer(x, lift(pos, group, AllPairs(), length=4.0))
 
     torch.autograd.gradcheck(call, (x, pos))
-    torch.autograd.gradgradcheck(call, (x, pos))
+    torch.autograd.gradgradcheck(call, (x, pos), fast_mode=True)
 
 
 def test_networks_of_others_are_special_cases():

@@ -311,20 +311,21 @@ def test_gpus_multiply_in_float32_while_it_measures():
 
 
 def test_symmetry_is_unique_or_larger_than_promised():
-    assert certify(Pairs(cyclic(4)), clouds()).unique is False  # only distances
-    assert certify(Pairs(cyclic(4)), clouds(), rotations=0).unique is None
-    certificate = certify(Pinwheel(cyclic(4)), clouds())
+    quick = {"continuity": False, "dtypes": [torch.float64]}
+    assert certify(Pairs(cyclic(4)), clouds(), **quick).unique is False  # only distances
+    assert certify(Pairs(cyclic(4)), clouds(), rotations=0, **quick).unique is None
+    certificate = certify(Pinwheel(cyclic(4)), clouds(), **quick)
     assert certificate.unique
     labels = [row.label for row in certificate.rows if row.check == "outside"]
     assert labels[3:8] == ["random reflection", "of C8", "of C12", "of D4", "of D8"]
-    assert certify(Squares(cyclic(4)), clouds()).unique is False  # it is invariant to mirrors too
-    assert certify(Pinwheel(cyclic(2)), clouds()).unique is False  # it is invariant to quarter turns too
-    assert certify(Squares(dihedral(4)), clouds()).unique
+    assert certify(Squares(cyclic(4)), clouds(), **quick).unique is False  # it is invariant to mirrors too
+    assert certify(Pinwheel(cyclic(2)), clouds(), **quick).unique is False  # it is invariant to quarter turns too
+    assert certify(Squares(dihedral(4)), clouds(), **quick).unique
     far = Rescaled(Pinwheel(cyclic(4)), {"y": 1.0}, {"y": 1e5})
     assert certify(far, clouds(), cyclic(4), continuity=False).unique  # although float32 rounds the differences away
-    inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3)).rows if row.check == "outside"]
+    inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3), **quick).rows if row.check == "outside"]
     assert {"of O", "of Td", "of I", "inversion"} <= set(inversions)
-    about = [row.label for row in certify(Pairs(cyclic_about(3)), clouds(3)).rows if row.check == "outside"]
+    about = [row.label for row in certify(Pairs(cyclic_about(3)), clouds(3), **quick).rows if row.check == "outside"]
     assert {"of C6 about its axis", "1 rad about its axis"} <= set(about)
 
 
@@ -497,7 +498,7 @@ def test_poses_of_symmetric_clouds_are_not_promised():
 
 def test_sampled_frames_are_reported_and_not_judged():
     """Rotations change the outputs by far more than rounding, and so does the order of the points."""
-    few = {"continuity": False, "elements": 2, "rotations": 2}
+    few = {"continuity": False, "elements": 2, "rotations": 2, "dtypes": [torch.float64]}
     certificate = certify(randomize(lie(Euclidean(SE(3)), SampledFrames(2)), spread=0.4), molecules(), **few)
     unpromised = [row for row in certificate.rows if row.passed is None]
     assert {row.check for row in unpromised} == {"outside", "permutation"}
@@ -509,9 +510,8 @@ def test_sampled_frames_are_reported_and_not_judged():
     nothing = certify(randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True), **few)
     assert (nothing.group, nothing.order, nothing.promised, nothing.passed) == (None, None, False, True)
     assert {row.check for row in nothing.rows} == {"outside", "permutation", "alone"}
-    assert not certify(
-        randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True), SO(3), continuity=False
-    ).passed
+    sphere = randomize(lie(Sphere(), SampledFrames(2)), spread=0.4)
+    assert not certify(sphere, molecules(unit=True), SO(3), **few).passed
 
 
 # --- Lie groups ------------------------------------------------------------------------------------------------

@@ -380,7 +380,7 @@ def test_rounding_is_told_from_broken_networks_of_any_size(name, atoms):
 
 
 def test_rounding_is_explained_by_the_network_in_float64():
-    network, data = of_forces("distances"), molecules(40)
+    network, data = of_forces("distances"), molecules(20)
     largest = float(network.eval()(data[0]).force.abs().max())
     found = certify(network, data, **FEW)
     errors = [row.max_error / largest for row in found.rows if row.output == "force" and row.dtype == "float32"]

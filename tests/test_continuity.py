@@ -394,7 +394,8 @@ def test_forces_may_jump_at_kinks_of_a_head():
     assert model.jumps == ("the energy has kinks, from maxima or relu, where forces jump",)
     assert EnergyForces(FieldModel(network, InvariantHead(8, 1))).jumps == ()
     cloud = Data(x=torch.ones(6, 1), pos=torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
-    rows = [row for row in certify(model, cloud).rows if row.output == "force" and row.check == "continuity"]
+    rows = certify(model, cloud, elements=1, rotations=0, dtypes=[torch.float64]).rows
+    rows = [row for row in rows if row.output == "force" and row.check == "continuity"]
     assert rows
     assert all(row.passed is None for row in rows)
 

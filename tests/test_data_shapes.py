@@ -690,13 +690,14 @@ class TestScans:
                 r"0\.ply: expected a column label of integers in 0 \.\. 1, got another or none",
             ),
             ({"point_classes": ["u"], "labels": {"a/0.ply": "u"}}, "labels: expected None with point_classes"),
+            ({"points": 0}, "points: expected an integer of at least 1, got 0"),
             ({"columns": ["x", "y"]}, "columns: expected x, y and z, and others, got "),
         ],
     )
     def test_bad_arguments(self, tmp_path, options, message):
         self.write(tmp_path, scan_file("ply"), "ply", ["a/0"])
         with pytest.raises(ValueError, match=message):
-            ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0), **options)
+            ld.MeshFolder(tmp_path, **{"points": 4, "shares": (1.0, 0.0), **options})
 
     def test_texts_beside_meshes_are_no_scans(self, tmp_path):
         self.write(tmp_path, b"Read me first.", "txt", ["a/0"])

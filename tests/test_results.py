@@ -244,3 +244,15 @@ def test_the_table_of_fiber_patterns_is_that_of_its_record():
         for name, cell in (("accuracy_45_degrees", turned), ("accuracy_random_angles", random), ("cpu", seconds)):
             factor = 1 if name == "cpu" else 100
             assert has_mean([{"result": factor * run[name]} for run in own], cell)
+
+
+def test_the_table_of_flights_is_that_of_its_record():
+    record = json.loads((DOCS / "records" / "flights.json").read_text())
+    assert [run["seed"] for run in record["runs"]] == [0, 1, 2]
+    rows = {name: [{"km": errors}] for name, errors in record["baselines"].items()}
+    rows["`LieTransformer`"] = record["runs"]
+    lines = printed("results.md", "| prediction | 15 minutes |")
+    assert [line[0] for line in lines] == list(rows)
+    for name, *cells in lines:
+        for time, cell in enumerate(cells):
+            assert has_mean([{"result": run["km"][time]} for run in rows[name]], cell)

@@ -15,11 +15,16 @@ TASKS = Path(__file__).parent.parent / "examples" / "tasks"
 RUNS = {
     "crystals": ({"frames": 20, "epochs": 1}, lambda found: 0 < found[0] < 0.1 and found[1] < 5),
     "dipoles": ({"conformers": 1, "epochs": 1}, lambda error: 0 < error < 2),
+    "flights": ({"flights": 50, "epochs": 1}, lambda found: 0 < found[0][2] < 200 and 30 < found[1][2] < 50),
     "layer_in_pyg": ({"epochs": 1, "digits": 32}, lambda accuracy: 0 <= accuracy <= 1),
     "molecules_md": ({"frames": 16, "steps": 20}, lambda found: found[0] < 3 and found[1] < 1),
     "own_group": ({"points": 3, "continuity": False}, lambda error: error < 1e-10),
     "own_images": ({"count": 60, "epochs": 1}, lambda accuracy: 0 <= accuracy <= 1),
     "own_meshes": ({"count": 12, "epochs": 1}, lambda accuracy: 0 <= accuracy <= 1),
+    "scans": (
+        {"solids": 40, "scenes": 10, "epochs": (1, 1)},
+        lambda found: abs(found[0] - found[1]) < 0.1 and abs(found[2] - found[3]) < 0.1,
+    ),
     "ship_and_reload": ({"clouds": 32, "epochs": 1}, lambda error: 0 < error < 3),
     "stations": ({"days": 8, "epochs": 1}, lambda error: 0 < error < 10),
     "own_training_loop": ({"clouds": 60, "epochs": 3}, lambda accuracy: accuracy > 0.3),

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch_geometric.data import Data
 
-from lieattn_datasets._checks import check_arguments, require
+from lieattn_datasets._checks import at_least_one, check_arguments, require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Archive, Release, files_below, is_hidden, listed, portable_name
@@ -135,6 +135,7 @@ class MeshFolder(ShapePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(MeshFolder.__init__, locals())
+        at_least_one(points=points)
         require(columns is None or {*POSITION} <= {*columns}, "columns", "x, y and z, and others", columns)
         alone = labels is None or point_classes is None
         require(alone, "labels", "None with point_classes, which are classes of points", "both")

@@ -101,12 +101,14 @@ class Coarse(Movable):
         self, x: Float[Tensor, " points *rest"], reduction: Literal["max", "mean", "sum"] = "max"
     ) -> Float[Tensor, " kept *rest"]:
         """Reduce ``[points, *]`` over each cell to ``[kept, *]``. Fibers are not reduced."""
-        check_arguments(Coarse.pool, locals())
+        if not torch.compiler.is_compiling():
+            check_arguments(Coarse.pool, locals())
         return reduced(self._rows("x", x, self.num_points)[self.points], self.cells, self.clouds.num_points, reduction)
 
     def spread(self, x: Float[Tensor, " kept *rest"]) -> Float[Tensor, " points *rest"]:
         """Return the mean of ``[kept, *]`` over the cells in which each fine point lies, ``[points, *]``."""
-        check_arguments(Coarse.spread, locals())
+        if not torch.compiler.is_compiling():
+            check_arguments(Coarse.spread, locals())
         return reduced(self._rows("x", x, self.clouds.num_points)[self.cells], self.points, self.num_points, "mean")
 
     @staticmethod

@@ -213,6 +213,11 @@ OF_FIELDS = {
         3,
         "E(3)",
     ),
+    "fields_spins": (  # of points on a line too, where principal axes follow them
+        lambda to: framewise(PrincipalFrames(improper=True), vector_inputs={"spin": to["spin"]}),
+        3,
+        "E(3)",
+    ),
     "fields_directions": (
         lambda to: steerable(
             partial(DirectionConvNet, pyritohedral()),
@@ -693,7 +698,8 @@ OTHER_SYMMETRIES = set(
     "framewise_principal framewise_principal_vector framewise_posed_O directions_posed lie_vectors lie_orbits "
     "lie_scales lie_vector_finite lie_conv lie_conv_vector field_rotation field_tensor_principal field_lie "
     "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone fields_attentive "
-    "fields_framewise fields_principal fields_directions fields_lie fields_tfn fields_distances fields_image".split()
+    "fields_framewise fields_principal fields_spins fields_directions fields_lie fields_tfn fields_distances "
+    "fields_image".split()
 )
 DIRECTED = ("lie_directions", "lie_directions_vectors", "gsa_directions_vectors")
 # Properties that a network does not promise, and why.

@@ -256,3 +256,13 @@ def test_the_table_of_flights_is_that_of_its_record():
     for name, *cells in lines:
         for time, cell in enumerate(cells):
             assert has_mean([{"result": run["km"][time]} for run in rows[name]], cell)
+
+
+def test_the_table_of_scans_is_that_of_its_record():
+    runs = json.loads((DOCS / "records" / "scans.json").read_text())["runs"]
+    for network, parameters, *cells in printed("results.md", "| scans | parameters | upright | turned |"):
+        own = [run for run in runs if run["model"] == network]
+        assert [run["seed"] for run in own] == [0, 1, 2]
+        assert all(run["parameters"] == int(numbers(parameters)[0]) for run in own)
+        for name, cell in zip(("accuracy_upright", "accuracy_turned"), cells, strict=True):
+            assert has_mean([{"result": 100 * run[name]} for run in own], cell)

@@ -187,19 +187,20 @@ class ZonalLinear(ExactConstants, TiedWeights):
     def forward(self, x: Float[Tensor, "*batch directions channels"]) -> Float[Tensor, "*batch directions outputs"]:
         """Map ``[*, directions, in_channels]`` to ``[*, directions, out_channels]``."""
         check_features(x, self.weight)
-        basis, in_channels = self.basis.to(self.weight.dtype), self.weight.shape[1]
-        number = len(basis)
+        number, in_channels = len(self.basis), self.weight.shape[1]
         if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
             raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
         # All spaces get the weights of the largest one; the other spaces add the difference to their own weights.
-        shared, bias = self.weight[self.largest], self.bias
+        weights, bias = self.weight.unbind(), self.bias
+        shared = weights[self.largest]
         y = x @ shared
-        for index, (functions, weight) in enumerate(zip(basis.split(self.sizes), self.weight, strict=True)):
+        for index, (functions, weight) in enumerate(zip(self.basis.split(self.sizes), weights, strict=True)):
             if index == self.largest:
                 continue
             if index == 0 and self.begins_constant:  # a mean is much faster than many small matrix products
                 part, bias = F.linear(x.mean(dim=-2, keepdim=True), (weight - shared).T, bias), None
             else:
+                functions = functions.to(weight.dtype)
                 part = functions.T @ (functions @ x @ (weight - shared))
             y = y + part
         return y if bias is None else y + bias

@@ -19,6 +19,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import SE, SO, FiniteGroup, Translations, cyclic, octahedral, tetrahedral
 from lieattn.models import (
+    AffineNet,
     AttentionOptions,
     ConvolutionOptions,
     DirectionConvNet,
@@ -69,6 +70,9 @@ MODELS = {
     ),
     "DirectionConvNet, O": lambda: steerable(partial(DirectionConvNet, octahedral())),
     "GSANet, T": lambda: GSANet(tetrahedral(), 2, 1, neighborhood=NEAR, channels=8, heads=2, blocks=(1,)),
+    "AffineNet, T": lambda: AffineNet(
+        tetrahedral(), 2, 1, neighborhood=NEAR, channels=4, blocks=1, squeeze_excite=True, pool="sum"
+    ),
     "LieTransformer, T": lambda: lie(tetrahedral()),
     "LieTransformer, translations": lambda: lie(None, Euclidean(Translations(3))),
     "LieTransformer, axes of neighborhoods": lambda: lie(PrincipalFrames("neighborhood"), Euclidean(SE(3))),

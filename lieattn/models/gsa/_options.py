@@ -128,9 +128,9 @@ class GSAReadout:
     ----------
     pool
         Pooling over the points: ``"sum"`` as in the authors' code, ``"mean"`` as in the paper, ``"max"``, or ``"none"``
-        for outputs at the points. The first step of Adam changes each weight of the head by the learning rate, and so a
-        sum by up to the rate times the number of points and channels and the size of the field. For clouds of hundreds
-        of points, use ``"mean"`` or a smaller rate.
+        for outputs at the points that remain after crops and poolings. The first step of Adam changes each weight of
+        the head by the learning rate, and so a sum by up to the rate times the number of points and channels and the
+        size of the field. For clouds of hundreds of points, use ``"mean"`` or a smaller rate.
     order
         ``"points_first"`` pools over the points and then takes the maximum over the frames, as in the authors' code.
         ``"frames_first"`` takes the maximum over the frames of each point first, as in the paper. The default is the

@@ -236,9 +236,10 @@ def test_results_of_small_trainings_are_printed(record):
     assert any(cell.strip() == f"{time:.0f}" for cell in row.split("|"))
 
 
-def test_the_table_of_fiber_patterns_is_that_of_its_record():
-    runs = json.loads((DOCS / "records" / "gsa_pattern.json").read_text())["runs"]
-    for pattern, epochs, turned, random, seconds in printed("results.md", "| pattern | epochs |"):
+@pytest.mark.parametrize(("record", "head"), [("gsa_pattern", "pattern"), ("attentive_net", "attention")])
+def test_the_tables_of_c8_networks_are_those_of_their_records(record, head):
+    runs = json.loads((DOCS / "records" / f"{record}.json").read_text())["runs"]
+    for pattern, epochs, turned, random, seconds in printed("results.md", f"| {head} | epochs |"):
         own = [run for run in runs if f"`{run['form']}`" == pattern and run["epochs"] == float(epochs)]
         assert [run["seed"] for run in own] == [0, 1, 2]
         for name, cell in (("accuracy_45_degrees", turned), ("accuracy_random_angles", random), ("cpu", seconds)):

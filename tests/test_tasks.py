@@ -30,6 +30,7 @@ RUNS = {
     "own_training_loop": ({"clouds": 60, "epochs": 3}, lambda accuracy: accuracy > 0.3),
 }
 
+SLOW = {True: pytest.mark.slow, False: ()}  # it trains two networks
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
 
@@ -52,7 +53,7 @@ def test_tasks_are_short(path):
     assert lines_of_code(path) <= 40
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW[name == "scans"]) for name in RUNS])
 def test_tasks_run(name, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(TASKS)
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,7 @@
 """Input and output fields for every representation and group, and Fourier maps to irreps of O(3)."""
 
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -341,3 +343,14 @@ def test_casts_do_not_round_the_transform():
 def test_errors_of_the_bridge(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_exported_lifts_of_fields_can_be_loaded():
+    class Lifted(torch.nn.Module):
+        def forward(self, vectors):
+            return lift_field(vectors, graph, Vector(2))
+
+    graph, values, file = lift(torch.randn(5, 2), cyclic(4), AllPairs()), torch.randn(5, 2), io.BytesIO()
+    torch.export.save(torch.export.export(Lifted(), (values,), strict=False), file)
+    file.seek(0)
+    torch.testing.assert_close(torch.export.load(file).module()(values), Lifted()(values))

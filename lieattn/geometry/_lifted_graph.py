@@ -126,8 +126,10 @@ class LiftedGraph(PointClouds):
         if relative.elements is not None:
             return self.space.group.linear(relative.elements)
         matrices = cast(FiniteGroup, relative.group).matrices(self.pos)
+        if relative.pose is None:  # torch cannot load an exported program with a context around nothing
+            return matrices
         with without_autocast(self.device):
-            return matrices if relative.pose is None else relative.pose[:, None] @ matrices
+            return relative.pose[:, None] @ matrices
 
     @property
     def elements(self) -> Float[Tensor, "points fiber n n"]:

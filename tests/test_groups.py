@@ -15,6 +15,7 @@ from lieattn.groups import FiniteGroup, SemidirectProduct, cyclic, dihedral, dih
 from tests.cases import GROUPS, OBLIQUE, element_order
 
 SHEAR = torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64)
+SHEARED = torch.eye(3, dtype=torch.float64) + torch.ones(3, 3, dtype=torch.float64).triu(1)
 ALL = {**GROUPS, "C4_sheared": cyclic(4).conjugate(SHEAR, "sheared C4")}
 NON_ABELIAN = {name: GROUPS[name] for name in ("D3", "D4", "T", "O", "S3", "I")}
 
@@ -640,11 +641,13 @@ def test_the_whole_group_is_its_design(group):
     assert torch.equal(group.index(turned).sort().values, torch.arange(group.order).expand(3, -1))
 
 
-@every_group
+@pytest.mark.parametrize("group", [*ALL.values(), tetrahedral().conjugate(SHEARED)], ids=[*ALL, "sheared T"])
 def test_distances_and_coordinates_tell_elements_apart(group):
     every = group.elements
     distance = group.distance(every[:, None], every)
     assert torch.equal(distance < 1e-12, torch.eye(group.order, dtype=torch.bool))
+    relative = torch.eye(group.dim, dtype=torch.float64) - torch.linalg.inv(every)[:, None] @ every
+    torch.testing.assert_close(distance, relative.norm(dim=(2, 3)), rtol=0, atol=1e-12)
     moved = group.product(every[-1], every)
     torch.testing.assert_close(group.distance(moved[:, None], moved), distance, rtol=0, atol=1e-12)
     assert group.coordinates(every).shape == (group.order, group.num_coordinates)

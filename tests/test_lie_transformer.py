@@ -682,6 +682,8 @@ def test_attentive_convolution_sees_geometry_where_features_are_constant():
 def test_bottleneck_keeps_the_first_channels(norm):
     graph = graph_of(Euclidean(SE(2)), SampledFrames(2))
     layer = randomize(LieBottleneck(8, 12, 6, norm=norm).double())
+    kind = {"batch": PointBatchNorm, "layer": torch.nn.LayerNorm, "none": torch.nn.Identity}[norm]
+    assert all(isinstance(part, kind) for part in (layer.norm_in, layer.norm_down, layer.norm_up))
     x = torch.randn(8, 2, 8, dtype=DOUBLE)
     thinned = graph.keeping(torch.tensor([1, 4, 6]), graph)
     out = layer(x, thinned)

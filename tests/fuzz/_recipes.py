@@ -392,6 +392,11 @@ OWN: dict[str, dict[str, Any]] = {
     "models.AttentiveTransition": {"layer": GridGroupConvolution(C4, 4, 2, 1), "x": ON_GRID},
     "models.EnergyForces": {"model": gsa(out_channels=1), "data": DATA},
     "models.transfer_weights": {"network": gsa(), "source": gsa()},
+    "models.Rescaled.sum_over_atoms": {
+        "table": torch.tensor([[1.0, -0.5]]),
+        "data": Data(z=torch.ones(6, dtype=torch.int64)),
+        "clouds": 1,
+    },
     "models.Rescaled": {
         "network": gsa(),
         "scale": {"y": 2.0},

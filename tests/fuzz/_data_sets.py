@@ -207,8 +207,12 @@ def _mesh(kind: str) -> Case:
 
 
 def _scan(kind: str) -> Case:
+    def write(folder: Path) -> None:
+        (folder / "chair").mkdir()  # otherwise, the class has the name of the folder
+        (folder / f"chair/scan.{kind.split()[0]}").write_bytes(test_data_shapes.scan_file(kind))
+
     return Case(
-        lambda folder: (folder / f"scan.{kind.split()[0]}").write_bytes(test_data_shapes.scan_file(kind)),
+        write,
         lambda folder: ld.MeshFolder(folder, points=8, shares=(1.0, 0.0)),
         counts=kind != "xyz",
     )

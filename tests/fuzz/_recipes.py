@@ -549,7 +549,7 @@ EXEMPT = {
     "models.*.logits models.BottleneckBlock",
     "called by Lightning": "train.AveragedWeights train.*.schedulers train.PointSetData.items_of "
     "train.EquivarianceMonitor train.LastCheckpoint train.*.evaluate train.*.on_* train.*.lr_scheduler_step "
-    "train.*.*_step train.PointSet*.load_state_dict train.PointSetRegressor.measure train.PointSetRegressor.setup",
+    "train.*.*_step train.PointSet*.load_state_dict train.*.measure train.PointSetRegressor.setup",
     "takes an error": "train.short_message",
     "takes a report or a figure, or writes files": "viz.comparison viz.save viz.run_pictures viz.Microscope.save",
 }

@@ -451,7 +451,9 @@ CASES = [
     (
         "ops.attentive_sums",
         ValueError,
-        {"x": [zeros(6, 4, 3)], "channel": [(zeros(3, 4, 4, 2, 4), zeros(3, 4, 4, 2, 4))]},
+        {"x": zeros(6, 4, 3), "channel": (zeros(3, 4, 4, 2, 4), zeros(3, 4, 4, 2, 4))},
+        "channel",
+        "(3, 4, 4, 2, 4)",
     ),
     ("ops.attentive_sums", ValueError, {"terms": [RelativeTerms(psi=zeros(9, 4, 3))]}, "terms.psi", "(9, 4, 3)"),
     ("ops.attentive_sums", ValueError, {"spatial": [RelativeTerms(psi=zeros(9, 4, 4, 3, 1))]}, "spatial.psi", "1)"),

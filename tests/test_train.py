@@ -1085,7 +1085,7 @@ def test_features_are_standardized_with_the_network(tmp_path, monkeypatch):
         assert main(["predict", "--config", file, "--trust", *TRUST, "--ckpt_path", *paths]) == 0
     for table in ("predictions.csv", "predictions-v1.csv"):
         rows = list(csv.DictReader((tmp_path / table).read_text().splitlines()))
-        assert [row["label"] for row in rows] == [str(label) for label in wanted.argmax(dim=1).tolist()]
+        assert [row["predicted"] for row in rows] == [str(label) for label in wanted.argmax(dim=1).tolist()]
     regressor = PointSetRegressor(network := FaintNetwork(cyclic(4)), {"y": 1.0}).eval()
     regressor.load_state_dict({**regressor.state_dict(), "input_mean": task.input_mean, "input_std": task.input_std})
     torch.testing.assert_close(regressor(batch)["y"], network(scaled))
@@ -1672,7 +1672,7 @@ def test_evaluation_needs_nothing_but_the_checkpoint(finished, tmp_path, monkeyp
         assert main([name, "--ckpt_path", checkpoint, *quiet]) == 0
         assert metric in capsys.readouterr().out
     assert main(["predict", f"--ckpt_path={checkpoint}", *quiet]) == 0
-    with (tmp_path / "runs/predictions.csv").open() as file:
+    with (finished / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     network = load_network(checkpoint, TRUST)
     with torch.no_grad():

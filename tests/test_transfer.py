@@ -86,7 +86,8 @@ def test_modules_around_a_network_are_neither_compared_nor_copied():
     source = Preprocessed(Rescaled(randomize(framewise()), {"y": 7.0}), lambda data: data)
     network = EnergyForces(framewise())
     assert transfer_weights(network, source) == ()
-    assert torch.equal(network(cloud()).energy.squeeze(), source.network.network(cloud()).squeeze())
+    # With gradients of positions, edges are evaluated in another order.
+    torch.testing.assert_close(network(cloud()).energy.squeeze(), source.network.network(cloud()).squeeze())
     rescaled = Rescaled(framewise(3), {"y": 2.0})
     assert all(name.startswith("network.head.") for name in transfer_weights(rescaled, source))
     assert float(rescaled.scale_y) == 2

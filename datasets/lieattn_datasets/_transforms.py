@@ -28,7 +28,7 @@ from lieattn_datasets._checks import (
 )
 
 VECTORS = (
-    *("vel", "momentum", "force", "dipole", "normal", "cell"),
+    *("vel", "drift", "momentum", "force", "dipole", "normal", "cell"),
     *("wind", "east", "sun", "sun_change", "interpolated"),
 )
 TENSORS = ("polarizability", "quadrupole", "stress", "virial")

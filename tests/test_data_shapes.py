@@ -616,7 +616,7 @@ class TestScans:
         """All formats give the same points with the same attributes, in any order."""
         self.write(tmp_path, scan_file(kind), kind.split()[0])
         options = {"columns": self.COLUMNS} if kind == "txt" else {}
-        scans = ld.MeshFolder(tmp_path, points=20, shares=(1.0, 0.0), point_classes=[*"uvw"], **options)
+        scans = ld.MeshFolder(tmp_path, points=20, shares=(1.0, 0.0), labels=[*"uvw"], **options)
         assert (len(scans), scans.channels) == (2, ("red", "green", "blue", "intensity"))
         for data in scans:
             order = np.argsort(SCAN["intensity"])[np.argsort(np.argsort(data.x[:, 3].numpy()))]
@@ -686,10 +686,10 @@ class TestScans:
         ("options", "message"),
         [
             (
-                {"point_classes": ["u", "v"]},
+                {"labels": ["u", "v"]},
                 r"0\.ply: expected a column label of integers in 0 \.\. 1, got another or none",
             ),
-            ({"point_classes": ["u"], "labels": {"a/0.ply": "u"}}, "labels: expected None with point_classes"),
+            ({"labels": []}, "labels: expected at least one class of points, got an empty list"),
             ({"points": 0}, "points: expected an integer of at least 1, got 0"),
             ({"columns": ["x", "y"]}, "columns: expected x, y and z, and others, got "),
         ],

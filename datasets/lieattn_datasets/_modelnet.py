@@ -76,10 +76,8 @@ class MeshFolder(ShapePoints):
     labels
         Map from the name of each file in the folder to its class (a string) or its target (a number, which becomes
         ``y`` float32 ``[1, 1]``). Default: classes are the subfolders; if there are only files, they form one class
-        with the name of the folder.
-    point_classes
-        Names of the classes of points, for segmentation: ``y`` is int64 ``[points]``, from the column ``label`` of the
-        scans, which counts from 0. Subfolders are not classes then.
+        with the name of the folder. Or a list of the names of the classes of points, for segmentation: ``y`` is int64
+        ``[points]``, from the column ``label`` of the scans, which counts from 0. Subfolders are not classes then.
     columns
         Names of the columns of XYZ and TXT files, among ``x, y, z, nx, ny, nz, red, green, blue, intensity, label``;
         columns with other names are left out. Default: those in the first line, or x, y, z. TXT files are read if
@@ -123,8 +121,7 @@ class MeshFolder(ShapePoints):
         split: Split = "train",
         *,
         points: int = 1024,
-        labels: Mapping[str, str | float] | None = None,
-        point_classes: Sequence[str] | None = None,
+        labels: Mapping[str, str | float] | list[str] | None = None,
         columns: Sequence[str] | None = None,
         validation: int = 0,
         shares: Sequence[float] = (0.8, 0.1),
@@ -137,8 +134,8 @@ class MeshFolder(ShapePoints):
         check_arguments(MeshFolder.__init__, locals())
         at_least_one(points=points)
         require(columns is None or {*POSITION} <= {*columns}, "columns", "x, y and z, and others", columns)
-        alone = labels is None or point_classes is None
-        require(alone, "labels", "None with point_classes, which are classes of points", "both")
+        require(labels != [], "labels", "at least one class of points", "an empty list")
+        parts, labels = (labels, None) if isinstance(labels, list) else (None, labels)  # of points, of files
         place = Path(root)
         half = half_of(split)
         with contextlib.ExitStack() as stack:
@@ -161,11 +158,11 @@ class MeshFolder(ShapePoints):
                 raise FileNotFoundError(f"there are no meshes or scans {where} ({suffixes}) in {str(place)!r}")
             entries = [found[meshes[i]] for i in chosen]
             keys = seed, SPLITS.index(half if given else split)
-            sampled = _sample(entries, points, keys, columns, 0 if point_classes is None else len(point_classes))
+            sampled = _sample(entries, points, keys, columns, len(parts or ()))
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
-        if point_classes is not None:
+        if parts:
             kinds_of_points = np.stack([shape.pop(LABEL) for shape in sampled]).astype(np.int64)
-            numbers, classes, chosen = kinds_of_points, list(point_classes), np.arange(len(chosen))
+            numbers, classes, chosen = kinds_of_points, parts, np.arange(len(chosen))
         pos, normal = (np.stack([shape[name] for shape in sampled]) for name in ("pos", "normal"))
         targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
         super().__init__(pos, normal, numbers[chosen], classes or [_name(place)], targets=targets, **options)

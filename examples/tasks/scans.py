@@ -13,8 +13,8 @@ from lieattn_datasets import MeshFolder, ProceduralScenes, ProceduralShapes, Sha
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 SOLIDS = ("box", "cylinder", "cone", "torus", "bowl", "vase", "star", "bracket")
-PARTS = ("ball", "box", "cone", "torus", "tube", "star")
-CHOICES: tuple[dict[str, Any], ...] = ({"points": 64}, {"points": 128, "point_classes": PARTS})
+PARTS = ["ball", "box", "cone", "torus", "tube", "star"]
+CHOICES: tuple[dict[str, Any], ...] = ({"points": 64}, {"points": 128, "labels": PARTS})
 
 
 def scan(path: Path, shapes: ShapePoints, index: int) -> None:

@@ -166,7 +166,7 @@ class GSAOptions:
     pattern
         Fiber pattern of the blocks, see :class:`lieattn.nn.GroupSelfAttention`: ``"joint"``, whose layer is uniquely
         equivariant and can express group convolutions, or ``"query_sum"`` as in the paper, with neither property. The
-        presets of the paper and networks saved before version 0.4 have the latter.
+        presets of the paper have the latter, and networks that were saved while it was the default.
     activation
         Activation of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
     init_scale

@@ -236,13 +236,23 @@ def test_results_of_small_trainings_are_printed(record):
     assert any(cell.strip() == f"{time:.0f}" for cell in row.split("|"))
 
 
-@pytest.mark.parametrize(("record", "head"), [("gsa_pattern", "pattern"), ("attentive_net", "attention")])
-def test_the_tables_of_c8_networks_are_those_of_their_records(record, head):
+TURNED = ("accuracy_45_degrees", "accuracy_random_angles", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("record", "head", "columns"),
+    [
+        ("gsa_pattern", "pattern", TURNED),
+        ("attentive_net", "attention", TURNED),
+        ("gsa_rotated_mnist", "rotated MNIST", ("accuracy", "cpu")),
+    ],
+)
+def test_the_tables_of_patterns_are_those_of_their_records(record, head, columns):
     runs = json.loads((DOCS / "records" / f"{record}.json").read_text())["runs"]
-    for pattern, epochs, turned, random, seconds in printed("results.md", f"| {head} | epochs |"):
+    for pattern, epochs, *cells in printed("results.md", f"| {head} | epochs |"):
         own = [run for run in runs if f"`{run['form']}`" == pattern and run["epochs"] == float(epochs)]
         assert [run["seed"] for run in own] == [0, 1, 2]
-        for name, cell in (("accuracy_45_degrees", turned), ("accuracy_random_angles", random), ("cpu", seconds)):
+        for name, cell in zip(columns, cells, strict=True):
             factor = 1 if name == "cpu" else 100
             assert has_mean([{"result": factor * run[name]} for run in own], cell)
 

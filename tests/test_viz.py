@@ -248,6 +248,8 @@ def test_pictures_of_a_run_show_its_last_training_and_its_predictions(tmp_path):
         rows = [f"{step // 5},{step},{step + version / 100},,\n{step // 5},{step},,0.5,0.25" for step in steps]
         text = "\n".join(["epoch,step,train/loss_epoch,val/loss,val/accuracy", *rows])
         (folder / "metrics.csv").write_text(text + "\n")
+    (tmp_path / "csv/version_11").mkdir()  # of a run that ended before its first number
+    (tmp_path / "csv/version_11/metrics.csv").write_text("epoch,step,train/loss_epoch\n")
     labels = [(0, 0), (0, 1), (1, 1), (-1, 1)]
     lines = [f"{true},{['cat', 'dog'][true] if true >= 0 else ''},{guess},0.4,0.6" for true, guess in labels]
     table = "true,true_class,predicted,probability_0,probability_1"

@@ -34,7 +34,7 @@ def run_pictures(path: str | Path) -> dict[str, Figure]:
     require_matplotlib()
     path = Path(path)
     tables = sorted(path.glob("predictions*.csv")) if path.is_dir() else [path]
-    history = _history(sorted(path.glob("csv/version_*/metrics.csv"), key=_version)) if path.is_dir() else {}
+    history = _history(sorted(path.glob("csv/version_[0-9]*/metrics.csv"), key=_version)) if path.is_dir() else {}
     found = {"learning_curves": _learning_curves(history)} if history else {}
     for table in tables:
         with table.open(newline="", encoding="utf-8") as file:
@@ -59,7 +59,10 @@ def _history(parts: Sequence[Path]) -> dict[str, list[tuple[float, float]]]:
     for part in parts:
         with part.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        logged = {name: [(float(row["step"]) + 1, float(row[name])) for row in rows if row[name]] for name in rows[0]}
+        logged = {
+            name: [(float(row["step"]) + 1, float(row[name])) for row in rows if row[name]]
+            for name in (rows[0] if rows else ())
+        }
         names = [name for name in logged if name.startswith(("train/", "val/")) and logged[name]]
         if names:
             first = min(logged[name][0][0] for name in names)

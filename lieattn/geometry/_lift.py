@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_is, check_length, check_neighborhood, check_size, check_tensor
@@ -103,7 +104,7 @@ class ScaleFrames:
         neighborhood: Neighborhood,
         space: HomogeneousSpace,
         length: float,
-        volumes: Tensor | None = None,
+        volumes: Float[Tensor, " points"] | None = None,
     ) -> LiftedGraph:
         """Return the graph of the nodes, for neighborhood and length on scale 1, and positive ``volumes`` [points]."""
         check_is("clouds", clouds, PointClouds)
@@ -153,14 +154,14 @@ def lift(
     neighborhood: Neighborhood,
     space: HomogeneousSpace | None = None,
     *,
-    batch: Tensor | None = None,
-    ptr: Tensor | None = None,
-    mask: Tensor | None = None,
+    batch: Int[Tensor, " points"] | None = None,
+    ptr: Int[Tensor, " ends"] | None = None,
+    mask: Bool[Tensor, "clouds slots"] | None = None,
     length: float | None = None,
     coordinates: Chart = "smooth",
-    weights: Tensor | None = None,
+    weights: Float[Tensor, " points"] | None = None,
     generator: torch.Generator | None = None,
-    vectors: Tensor | None = None,
+    vectors: Float[Tensor, "points count dim"] | None = None,
 ) -> LiftedGraph:
     """Lift point clouds to a group: the elements over each point x are s(x) h, where h are the frames.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lieattn._core.checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
@@ -173,7 +174,13 @@ class Radius(_Neighborhood):
         return replace(neighbors, shift=(images.double()[:, None] @ lattice.double())[:, 0])
 
     @outside_of_transforms
-    def between(self, x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None) -> Tensor:
+    def between(
+        self,
+        x: Float[Tensor, "sources dim"],
+        y: Float[Tensor, "targets dim"],
+        batch_x: Int[Tensor, " sources"] | None,
+        batch_y: Int[Tensor, " targets"] | None,
+    ) -> Int[Tensor, "2 edges"]:
         """Return the pairs of points of ``y`` and of ``x``, int64 ``[2, edges]``; see :mod:`lieattn.transforms`."""
         x, y = as_coordinates(x), as_coordinates(y)
         clouds = torch.cat([cloud_index(x, batch_x)[0], cloud_index(y, batch_y)[0]])

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lieattn._core.checks import (
@@ -81,7 +82,9 @@ class RelativePositionTable:
         return cls(tuple(itertools.product(steps, repeat=dim)), border, 1e-3 * spacing)
 
     @classmethod
-    def of(cls, offsets: Tensor, *, border: Border = "mask", tolerance: float = 1e-3) -> RelativePositionTable:
+    def of(
+        cls, offsets: Float[Tensor, "offsets dim"], *, border: Border = "mask", tolerance: float = 1e-3
+    ) -> RelativePositionTable:
         """Return the window with the displacements ``[offsets, dim]``."""
         check_tensor("offsets", offsets, "floating displacements [offsets, dim]")
         if offsets.ndim != 2:
@@ -172,7 +175,9 @@ _EDGES = "_affine_edges"  # attribute of graphs with a cache of tables and their
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 @outside_of_transforms
-def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
+def _rows(
+    table: RelativePositionTable, group: FiniteGroup
+) -> tuple[Float[Tensor, "rows dim"], Int[Tensor, "rows order"]]:
     """Return distinct h⁻¹ o ``[rows, dim]``, offsets first, and the row of h_a⁻¹ times each ``[rows, order]`` int64."""
     rows = seen_offsets(torch.tensor(table.offsets, dtype=torch.float64), group, table.tolerance)
     if table.border == "zero" and len(rows) != len(table.offsets):
@@ -221,7 +226,7 @@ class OfEdges(RelativeFunction):
         """Whether offsets without a point have edges, which only the layers of Affine Self Convolution add."""
         return self.table is not None and self.table.border == "zero"
 
-    def edge_rows(self, graph: LiftedGraph) -> Tensor | None:
+    def edge_rows(self, graph: LiftedGraph) -> Int[Tensor, " edges"] | None:
         """Return the row of each edge, as :class:`AffineEdges` do; ValueError for graphs of another group."""
         check_is("graph", graph, LiftedGraph)
         if self.table is None:
@@ -251,14 +256,16 @@ class AffineMap(OfEdges):
         self.register_buffer("relative", relative, persistent=False)
 
     @abc.abstractmethod
-    def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+    def tables(
+        self, graph: LiftedGraph
+    ) -> tuple[Float[Tensor, "rows fiber frames channels *inputs"], Float[Tensor, "rows fiber channels"]]:
         """Return psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, with the rows of the edges.
 
         A full psi has one more axis at the end, for the channels of its input.
         """
 
     @abc.abstractmethod
-    def center(self) -> tuple[Tensor, Tensor]:
+    def center(self) -> tuple[Float[Tensor, "frames channels *inputs"], Float[Tensor, " channels"]]:
         """Return psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0.
 
         A full psi has one more axis, as in :meth:`tables`. ValueError is raised if a table has no row for displacement
@@ -292,7 +299,7 @@ class AxisKeys(OfEdges):
     heads: int
 
     @abc.abstractmethod
-    def codes(self, graph: LiftedGraph) -> list[Tensor]:
+    def codes(self, graph: LiftedGraph) -> list[Float[Tensor, "rows fiber sharing width"]]:
         """Return the keys for each coordinate, ``[rows, out, heads that share it, channels]``."""
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
@@ -357,7 +364,7 @@ class Waves(nn.Module):
         self.frequencies = nn.Parameter(init_scale * torch.randn(hidden, dim))
         self.phases = nn.Parameter(2 * math.pi * torch.rand(hidden))
 
-    def forward(self, displacements: Tensor) -> Tensor:
+    def forward(self, displacements: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch hidden"]:
         angle = displacements.to(self.frequencies.dtype) @ self.frequencies.mT + self.phases
         return math.sqrt(2) * angle.cos()
 

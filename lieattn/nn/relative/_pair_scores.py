@@ -93,7 +93,9 @@ class PairScore(RelativeFunction):
 
     patterns = ("joint",)
 
-    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def project(
+        self, x: Float[Tensor, "points fiber channels"]
+    ) -> tuple[Float[Tensor, "points fiber heads dim"] | None, Float[Tensor, "points fiber heads dim"] | None]:
         """Return query and key ``[points, fiber, heads, dim]`` of a field, or None for both."""
         return None, None
 

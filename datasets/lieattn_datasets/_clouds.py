@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -112,6 +113,6 @@ class LabeledClouds(Clouds):
     _labels: NDArray[np.int64]
 
     @property
-    def labels(self) -> Tensor:
+    def labels(self) -> Int[Tensor, "clouds *values"]:
         """Classes or counts, int64 ``[clouds, ...]``, in the order of this data set."""
         return torch.from_numpy(self._labels[self._indices])

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
@@ -199,7 +200,7 @@ class StandardizeTargets(_Scaling):
         scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
         return scaled
 
-    def restore(self, y: Tensor) -> Tensor:
+    def restore(self, y: Float[Tensor, "graphs targets"]) -> Float[Tensor, "graphs targets"]:
         """Return predictions ``[..., targets]`` in the units of the data set."""
         self._check("y", y)
         return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
@@ -40,7 +41,7 @@ class ImageArray(Protocol):
 
 @functools.lru_cache(maxsize=32)
 @torch.inference_mode(False)
-def grid_positions(height: int, width: int) -> Tensor:
+def grid_positions(height: int, width: int) -> Float[Tensor, "pixels 2"]:
     """Return the coordinates of the pixel centers, in raster order.
 
     The origin is the center of the image, the spacing is 1, x points right and y points up. The pixel in row r and
@@ -104,8 +105,8 @@ def image_to_data(
     return _make_data(array, label, peak)
 
 
-def data_to_image(data: Data) -> Tensor:
-    """Convert a point set in raster order back to an image ``[height, width, channels]``, float32.
+def data_to_image(data: Data) -> Shaped[Tensor, "height width channels"]:
+    """Convert a point set in raster order back to an image ``[height, width, channels]``, in the dtype of ``x``.
 
     Raises
     ------

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
@@ -200,7 +201,7 @@ class Molecules(Clouds):
         return f"{type(self).__name__}({len(self)} molecules, {names or 'no targets'})"
 
     @property
-    def targets(self) -> Tensor:
+    def targets(self) -> Float[Tensor, "molecules targets"]:
         """All targets, float64 ``[molecules, targets]``, in the order of this data set."""
         return torch.from_numpy(self._y[self._indices])
 

@@ -518,11 +518,13 @@ class TestTransforms:
             ld.RandomScalePoints(1),
             ld.TransformPoints([[1, 0], [0, -1]]),
             ld.RotateImage(0.3),
+            ld.RandomWarpImage(1, bend=1.0),
             ld.RandomCrop(1),
             ld.Standardize(0.5, 0.5),
             ld.PermutePoints(1),
             ld.AveragePixels(1),
             ld.DropBackground(0.1),
+            ld.DropPoints(1, 0.5),
         ]
         for transform in transforms:
             assert transform(data) is not data
@@ -631,6 +633,28 @@ class TestTransforms:
         again = ld.RandomScalePoints(5, least=0.5, most=4.0)
         assert torch.equal(again(digit).pos, scaled[0].pos)
 
+    @pytest.mark.parametrize(
+        ("options", "spread"),
+        [
+            ({}, (4.24, 4.24, 0.0)),  # 6 / sqrt(2)
+            ({"max_angle": 0.5}, (0.22, 1.68, 0.0)),
+            ({"max_angle": 0.0, "max_scale": 1.3}, (0.92, 0.0, 0.92)),
+            ({"max_angle": 0.0, "max_shift": 2.0}, (1.15, 1.15, 1.15)),  # 2 / sqrt(3)
+            ({"max_angle": 0.0, "bend": 0.5}, (0.45, 0.45, 0.45)),  # averaged over the spot
+            ({"max_angle": 0.0}, (0.0, 0.0, 0.0)),
+        ],
+    )
+    def test_warps_move_a_spot(self, options, spread):
+        """The mean position of a bright spot varies as asked: standard deviations of x, y and radius, in pixels."""
+        pos = ld.grid_positions(29, 29)
+        spot = ld.image_to_data(torch.exp(-(pos - torch.tensor([6.0, 0.0])).square().sum(1) / 8).reshape(29, 29))
+        transform = ld.RandomWarpImage(3, **options)
+        warped = [transform(spot).x for _ in range(300)]
+        found = torch.stack([(x * pos).sum(0) / x.sum() for x in warped])
+        measured = torch.cat([found, found.norm(dim=1, keepdim=True)], dim=1).std(dim=0)
+        torch.testing.assert_close(measured, torch.tensor(spread), atol=0.01, rtol=0.12)  # three standard deviations
+        assert torch.equal(ld.RandomWarpImage(3, **options)(spot).x, warped[0])
+
     def test_crops_of_a_turned_image_are_the_turned_crops(self):
         image = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
         turns = [torch.rot90, lambda x: x.flip(1)]  # they generate all turns and reflections of a square
@@ -677,6 +701,20 @@ class TestTransforms:
         empty = Data(x=torch.zeros(3, 1), pos=torch.rand(3, 2))
         assert torch.equal(ld.DropBackground()(empty).pos, empty.pos[:1])
 
+    def test_missing_pixels(self):
+        image = ld.image_to_data(np.arange(100, dtype=np.uint8).reshape(10, 10), 3)
+        transform = ld.DropPoints(2, share=0.25)
+        dropped = [transform(image) for _ in range(100)]
+        assert sum(len(data.pos) for data in dropped) == pytest.approx(7500, abs=170)  # four standard deviations
+        for data in dropped[:3]:
+            kept = (data.x[:, 0] * 255).round().long()
+            assert torch.equal(data.pos, image.pos[kept])
+            assert data.y == 3
+            assert "grid" not in data
+        assert not torch.equal(dropped[0].x, dropped[1].x[: len(dropped[0].x)])
+        assert torch.equal(ld.DropPoints(2, share=0.25)(image).x, dropped[0].x)
+        assert all(len(ld.DropPoints(seed, share=0.999)(image).pos) >= 1 for seed in range(5))
+
     def test_permutation_keeps_the_set(self):
         data = ld.image_to_data(COLOR[0])
         permuted = ld.PermutePoints(3)(data)
@@ -712,6 +750,8 @@ class TestTransforms:
             (lambda: ld.RotateImage(0, order=6), "order: expected one of 0, 1, 2, 3, 4, 5, got 6"),
             (lambda: ld.RandomRotatePoints(-1), "seed: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle: expected a finite number of at least 0"),
+            (lambda: ld.RandomWarpImage(max_scale=0.9), "max_scale: expected a finite number of at least 1, got 0.9"),
+            (lambda: ld.RandomWarpImage(bend=-1.0), "bend: expected a finite number of at least 0, got -1.0"),
             (lambda: ld.RandomScalePoints(least=2.0, most=1.0), "0 < least <= most, got 2.0 and 1.0"),
             (lambda: ld.RandomScalePoints(least=0.0), "0 < least <= most, got 0.0"),
             (lambda: ld.RandomRotatePoints().set_epoch(-1), "epoch: expected an integer of at least 0"),
@@ -728,11 +768,17 @@ class TestTransforms:
                 lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
                 "standardize after",
             ),
+            (
+                lambda: ld.RandomWarpImage()(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
+                "standardize after RandomWarpImage",
+            ),
             (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "expected the upright"),
             (lambda: ld.AveragePixels(0), "size: expected an integer of at least 1"),
             (lambda: ld.AveragePixels(3)(ld.image_to_data(np.zeros((6, 4)))), r"multiples of 3, got ..6, 4.."),
             (lambda: ld.AveragePixels()(Data(x=torch.zeros(4, 1), pos=torch.zeros(4, 2))), "got none"),
             (lambda: ld.PermutePoints(-1), "seed: expected an integer of at least 0"),
+            (lambda: ld.DropPoints(share=1.0), "share: expected a probability in .0, 1., got 1.0"),
+            (lambda: ld.DropPoints()(Batch.from_data_list([Data()])), "one cloud, got a Batch"),
             (lambda: ld.DropBackground(-1), "threshold: expected a finite number of at least 0, got -1"),
             (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a Batch"),
             (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
@@ -745,7 +791,9 @@ class TestTransforms:
             make()
 
 
-@pytest.mark.parametrize("transform", [ld.RotateImage(1.0), ld.RandomCrop(1), ld.AveragePixels(2)], ids=repr)
+@pytest.mark.parametrize(
+    "transform", [ld.RotateImage(1.0), ld.RandomWarpImage(), ld.RandomCrop(1), ld.AveragePixels(2)], ids=repr
+)
 def test_labels_of_pixels_do_not_stay_behind(transform):
     """Labels of pixels would belong to other pixels afterwards."""
     image = ld.image_to_data(np.zeros((4, 6)), label=1)

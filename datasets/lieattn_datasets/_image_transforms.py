@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
@@ -20,7 +21,9 @@ from lieattn_datasets._checks import (
     require,
 )
 from lieattn_datasets._images import data_to_image
-from lieattn_datasets._transforms import Configured, cosine_sine
+from lieattn_datasets._transforms import Configured, RandomTransform, cosine_sine
+
+_BEND_LENGTH = 4.0  # standard deviation, in pixels, of the filter that makes random displacements smooth
 
 
 class RotateImage(Configured):
@@ -50,21 +53,70 @@ class RotateImage(Configured):
         check_arguments(RotateImage.__call__, locals())
         from scipy.ndimage import affine_transform
 
-        image = data_to_image(data).float().cpu().numpy()
-        _check_only_pixels(data)
-        check_attribute(data, "x", floating=True)
-        found = f"{image.min():g} .. {image.max():g}; standardize after RotateImage, not before"
-        require(image.min() >= -1e-6 and image.max() <= 1 + 1e-6, "data.x", "intensities in [0, 1]", found)
+        image = _intensities(data, "RotateImage")
         center = (np.array(image.shape[:2]) - 1) / 2
         offset = center - self._matrix @ center
         planes = [
-            affine_transform(plane, self._matrix, offset, order=self.order)
-            for plane in np.moveaxis(image.astype(np.float64), -1, 0)
+            affine_transform(plane, self._matrix, offset, order=self.order) for plane in np.moveaxis(image, -1, 0)
         ]
-        values = torch.from_numpy(np.stack(planes, axis=-1).clip(0, 1)).to(data.x)
-        turned = copy.copy(data)
-        turned.x = values.reshape(data.x.shape)
-        return turned
+        return _with_intensities(data, planes)
+
+
+class RandomWarpImage(RandomTransform):
+    """Rotate, scale, shift and bend an image at random, by one bilinear interpolation on its own grid.
+
+    The lattice stays as it is, so networks see warped images as they see those of a test set. (Points of a set are
+    rotated and scaled without interpolation, by :class:`RandomRotatePoints` and :class:`RandomScalePoints`, which turn
+    the lattice too. Networks on points are invariant to shifts.) Pixels from outside of the image are black. Use this
+    transform before :class:`Standardize`, with one image whose pixels have no labels, as for :class:`RotateImage`.
+
+    Parameters
+    ----------
+    seed
+        As for :class:`RandomRotatePoints`.
+    max_angle
+        The angle is uniform in ``[-max_angle, max_angle)``, in radians. Default: pi, all rotations.
+    max_scale
+        The factor is between ``1 / max_scale`` and ``max_scale``, at least 1, with a uniform logarithm.
+    max_shift
+        Largest shift along each axis, in pixels.
+    bend
+        Root mean square, along each axis and in pixels, of a smooth random displacement of the pixels.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        max_angle: float = math.pi,
+        max_scale: float = 1.0,
+        max_shift: float = 0.0,
+        bend: float = 0.0,
+    ) -> None:
+        check_arguments(RandomWarpImage.__init__, locals())
+        super().__init__(seed)
+        for name, value in (("max_angle", max_angle), ("max_shift", max_shift), ("bend", bend)):
+            require(0 <= value < math.inf, name, "a finite number of at least 0", value)
+        require(1 <= max_scale < math.inf, "max_scale", "a finite number of at least 1", max_scale)
+        self.max_angle, self.max_scale, self.max_shift, self.bend = max_angle, max_scale, max_shift, bend
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(RandomWarpImage.__call__, locals())
+        from scipy.ndimage import gaussian_filter, map_coordinates
+
+        image, stream = _intensities(data, "RandomWarpImage"), self._stream()
+        cosine, sine = cosine_sine(stream.uniform(-self.max_angle, self.max_angle))
+        matrix = np.array([[cosine, sine], [-sine, cosine]]) * self.max_scale ** stream.uniform(-1, 1)
+        shape = image.shape[:2]
+        center = (np.array(shape)[:, None, None] - 1) / 2
+        shift = stream.uniform(-self.max_shift, self.max_shift, (2, 1, 1))
+        places = np.tensordot(matrix, np.indices(shape) - center, 1) + center + shift
+        if self.bend:
+            waves = gaussian_filter(stream.normal(size=(2, *shape)), (0, _BEND_LENGTH, _BEND_LENGTH), mode="constant")
+            # The standard deviation of white noise behind this filter is 1 / (2 sqrt(pi) length).
+            places = places + 2 * math.sqrt(math.pi) * _BEND_LENGTH * self.bend * waves
+        planes = [map_coordinates(plane, places, order=1) for plane in np.moveaxis(image, -1, 0)]
+        return _with_intensities(data, planes)
 
 
 class RandomCrop(Configured):
@@ -233,12 +285,61 @@ class DropBackground(Configured):
         check_arguments(DropBackground.__call__, locals())
         check_one_cloud(data, "of which some clouds could become empty")
         x = check_attribute(data, "x")
-        keep = (x.reshape(len(x), -1).abs() > self.threshold).any(dim=1)
-        if len(x) and not bool(keep.any()):
-            keep[0] = True
-        kept = data.subgraph(keep)
-        kept.pop("grid", None)  # the remaining points are not a raster
-        return kept
+        return _subset(data, (x.reshape(len(x), -1).abs() > self.threshold).any(dim=1))
+
+
+class DropPoints(RandomTransform):
+    """Remove each point of a cloud with the same probability, for example to train with missing pixels.
+
+    The choice does not depend on positions or values, so the outputs of networks stay equivariant in distribution. One
+    point remains at least. The attributes of the remaining points and edges are kept; ``grid`` is removed. Batches are
+    refused.
+
+    Parameters
+    ----------
+    seed
+        As for :class:`RandomRotatePoints`.
+    share
+        Probability in [0, 1) that a point is removed.
+    """
+
+    def __init__(self, seed: int = 0, share: float = 0.1) -> None:
+        check_arguments(DropPoints.__init__, locals())
+        super().__init__(seed)
+        require(0 <= share < 1, "share", "a probability in [0, 1)", share)
+        self.share = share
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(DropPoints.__call__, locals())
+        check_one_cloud(data, "whose points would be one choice")
+        keep = torch.from_numpy(self._stream().uniform(size=len(check_attribute(data, "pos"))) >= self.share)
+        return _subset(data, keep.to(data.pos.device))
+
+
+def _subset(data: Data, keep: Tensor) -> Data:
+    """Return the points of a cloud where ``keep`` is true; the first point, if there is none."""
+    if len(keep) and not bool(keep.any()):
+        keep[0] = True
+    kept = data.subgraph(keep)
+    kept.pop("grid", None)  # the remaining points are not a raster
+    return kept
+
+
+def _intensities(data: Data, transform: str) -> NDArray[np.float64]:
+    """Return an image ``[height, width, channels]`` that may be resampled by a transform."""
+    image = data_to_image(data).double().cpu().numpy()
+    _check_only_pixels(data)
+    check_attribute(data, "x", floating=True)
+    found = f"{image.min():g} .. {image.max():g}; standardize after {transform}, not before"
+    require(image.min() >= -1e-6 and image.max() <= 1 + 1e-6, "data.x", "intensities in [0, 1]", found)
+    return image
+
+
+def _with_intensities(data: Data, planes: list[NDArray[np.float64]]) -> Data:
+    """Return the image with other intensities, one array ``[height, width]`` for each channel."""
+    changed = copy.copy(data)
+    changed.x = torch.from_numpy(np.stack(planes, axis=-1).clip(0, 1)).to(data.x).reshape(data.x.shape)
+    return changed
 
 
 def _check_only_pixels(data: Data) -> None:

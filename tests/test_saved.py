@@ -1,15 +1,21 @@
 """Networks in files: a loaded network equals the saved one, bit by bit, and invalid files are refused by name."""
 
+import hashlib
+import http.server
 import json
+import sys
+import threading
+import time
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -356,6 +362,104 @@ def test_damage_is_told(tmp_path):
         lieattn.load(path)
     with pytest.raises(FileNotFoundError, match="nothing"):
         lieattn.load(tmp_path / "nothing")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Answers like the Hugging Face Hub about one repository with two commits, whose file it keeps."""
+
+    contents: ClassVar[dict[str, bytes]] = {}  # by revision
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        repository, _, file = self.path.partition("/resolve/")
+        revision, _, name = file.partition("/")
+        content = self.contents.get(revision, b"")
+        unknown = {"RepoNotFound": repository != "/org/net", "RevisionNotFound": revision not in self.contents}
+        unknown["EntryNotFound"] = name != "model.safetensors" or not content
+        missing = next((code for code, applies in unknown.items() if applies), None)
+        self.send_response(404 if missing else 200)
+        if missing:
+            self.send_header("X-Error-Code", missing)
+        self.send_header("ETag", hashlib.sha256(content).hexdigest())
+        self.send_header("X-Repo-Commit", hashlib.sha1(revision.encode()).hexdigest())
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_networks_on_the_hub(tmp_path, monkeypatch):
+    hub = pytest.importorskip(
+        "huggingface_hub.constants", reason='huggingface_hub is not installed: pip install "lieattn[hub]"'
+    )
+    network = small()
+    lieattn.save(network, tmp_path / "net", card=True)
+    content = (tmp_path / "net" / "model.safetensors").read_bytes()
+    damaged = bytes([*content[:-1], content[-1] ^ 1])
+    monkeypatch.setattr(Hub, "contents", {"main": content, "v1.0": damaged, "empty": b""})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    monkeypatch.setattr(hub, "ENDPOINT", address := f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(hub, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    try:
+        loaded = lieattn.load("hf:org/net")
+        assert all(torch.equal(weight, network.state_dict()[name]) for name, weight in loaded.state_dict().items())
+        with pytest.raises(ValueError, match=r"models--org--net.*model\.safetensors is damaged: its content differs"):
+            lieattn.load("hf:org/net@v1.0")
+        for name, reason in {
+            "hf:org/other": "no such repository",
+            "hf:org/net@v2": "no such branch",
+            "hf:org/net@empty": r"no file model\.safetensors",
+            "hf:a/b/c": "expected hf:ORGANIZATION/NAME",
+            "hf:": "expected hf:ORGANIZATION/NAME",
+        }.items():
+            with pytest.raises(FileNotFoundError, match=f"{reason}.*'{name}'"):
+                lieattn.load(name)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # before the Hub is asked again
+    assert lieattn.load("hf:org/net").guarantee == network.guarantee  # of the cache
+    with pytest.raises(ConnectionError, match="hf:org/net@v3 cannot be downloaded, and was not downloaded before"):
+        lieattn.load("hf:org/net@v3")
+
+
+def test_hub_without_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        ImportError, match=r'hf:org/net needs the package huggingface_hub: pip install "lieattn\[hub\]"'
+    ):
+        lieattn.load("hf:org/net")
+
+
+def test_folders_for_the_hub(tmp_path):
+    folder, network = tmp_path / "net", small()
+    lieattn.save(network, folder, card=True)
+    assert lieattn.load(folder).guarantee == network.guarantee
+    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    _, front, text = (folder / "README.md").read_text(encoding="utf-8").split("---\n")
+    front = yaml.safe_load(front)
+    assert front["library_name"] == "lieattn"
+    assert type(network).__name__ in front["tags"]
+    assert "license" not in front
+    assert f"{network.guarantee}." in text
+    assert f"{sum(weight.numel() for weight in network.parameters()):,} parameters" in text
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        header = json.loads(file.metadata()["lieattn"])
+    assert json.loads((folder / "config.json").read_text()) == {"library_name": "lieattn", **header}
+    (folder / "README.md").write_text("written by the user")
+    lieattn.save(randomize(network), folder, card=True)
+    assert (folder / "README.md").read_text() == "written by the user"
+    assert not torch.equal(lieattn.load(folder).norm.weight, small().norm.weight)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if arguments and (Path(arguments[0]).is_dir() or arguments[0].endswith(".csv")):
         return _run(name, *arguments)
     options = parsed(_parser(name), arguments, ("data",))
-    if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
+    named = options.checkpoint in trained_cards() or options.checkpoint.startswith("hf:")
+    if not named and not Path(options.checkpoint).exists():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
         raise UsageError(f"{options.checkpoint} is not a file, a figure or a trained network; {known}")
     card = f"{options.checkpoint} is drawn for the item of its card; use --data CLASS for others"

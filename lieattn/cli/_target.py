@@ -172,8 +172,8 @@ def is_trained(name: str) -> bool:
 
 
 def is_network(name: str) -> bool:
-    """Whether this is a network of the library or of ``lieattn.save``, and not a checkpoint."""
-    return is_trained(name) or Path(name).suffix == ".safetensors"
+    """Whether this is a network of the library, of the Hub or of ``lieattn.save``, and not a checkpoint."""
+    return is_trained(name) or name.startswith("hf:") or Path(name).suffix == ".safetensors"
 
 
 def item_of_card(name: str) -> tuple[list[Data], str]:

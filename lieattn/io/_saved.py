@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from lieattn._core.checks import check_arguments, kind
+from lieattn._core.messages import needs_extra
 from lieattn._core.values import plain_text
-from lieattn.io._files import CheckpointError, check_format, digest, replacing
+from lieattn.io._files import CheckpointError, check_format, digest, replace_text, replacing
 from lieattn.io._record import (
     Record,
     TiedWeights,
@@ -31,10 +32,32 @@ from lieattn.io._record import (
 _KEY, _FORMAT = "lieattn", 2  # in format 1, the defaults are those of earlier versions
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # prefix of tensors that are arguments, and key of references to them
 _TRAINED = Path(__file__).parent.parent / "trained"
+_HUB, _WEIGHTS = "hf:", "model.safetensors"  # start of names on the Hugging Face Hub, and the file of a repository
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+\b")  # of an object without a representation of its own
 
+# The name of a license is for the user to state, between the lines of dashes.
+_CARD = """---
+library_name: lieattn
+tags: [lieattn, equivariance, {tag}]
+---
 
-def save(network: nn.Module, path: str | Path) -> None:
+# {name}
+
+A `{tag}` of {count:,} parameters, written by lieattn {version}. {guarantee}
+
+```python
+import lieattn
+
+network = lieattn.load("hf:ORGANIZATION/{name}")  # pip install "lieattn[hub]"
+```
+
+## Data, training and results
+
+To be stated: inputs and outputs with their units, the data and their license, the errors on data of a test set.
+"""
+
+
+def save(network: nn.Module, path: str | Path, *, card: bool = False) -> None:
     """Write a network to a file, with weights, arguments, group and geometry. :func:`load` reads it.
 
     The file has the safetensors format, so other programs can read the weights. It is written completely or not at all.
@@ -50,6 +73,10 @@ def save(network: nn.Module, path: str | Path) -> None:
         A network on any device and in any dtype. For a task of ``lieattn.train``, it is ``task.model``.
     path
         The file, usually ``NAME.safetensors``.
+    card
+        If True, ``path`` is a folder that can be uploaded to the Hugging Face Hub, as with ``hf upload``. It gets the
+        file ``model.safetensors``, what its header says about the network as ``config.json``, and, unless there is one,
+        the beginning of a model card, ``README.md``. State license and data there.
     """
     check_arguments(save, locals())
     from safetensors.torch import save as serialized
@@ -74,8 +101,16 @@ def save(network: nn.Module, path: str | Path) -> None:
     header: dict[str, Any] = {"format": _FORMAT, "version": importlib.metadata.version("lieattn")}
     header |= {"network": _apart(record.described, tensors), "modules": record.modules}
     header["digest"] = digest([header, sorted(tensors.items())])
-    with replacing(path) as part:
+    folder = Path(path)
+    with replacing(folder / _WEIGHTS if card else folder) as part:
         part.write_bytes(serialized(tensors, {_KEY: json.dumps(header)}))
+    if card:
+        replace_text(folder / "config.json", json.dumps({"library_name": "lieattn", **header}, indent=2))
+    if card and not (folder / "README.md").exists():
+        facts = {"name": folder.resolve().name, "tag": type(network).__name__, "version": header["version"]}
+        facts |= {"count": sum(weight.numel() for weight in network.parameters())}
+        stated = getattr(network, "guarantee", "")
+        replace_text(folder / "README.md", _CARD.format(**facts, guarantee=stated and f"Guarantee: {stated}."))
 
 
 def trained_cards() -> dict[str, dict[str, Any]]:
@@ -85,11 +120,14 @@ def trained_cards() -> dict[str, dict[str, Any]]:
 
 @torch.inference_mode(False)  # weights that are created in inference mode can never be differentiated
 def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
-    """Load a network from a file of :func:`save`, with its weights and their dtype, in eval mode on the CPU.
+    """Load a network from a file or folder of :func:`save`, with its weights and their dtype, in eval mode on the CPU.
 
     A name without folder and extension, such as ``"qm9-homo"``, refers to a trained network of this library, unless a
     file has this name. ``lieattn models --trained`` lists these names, and so does FileNotFoundError, which is raised
-    if there is neither a network nor a file.
+    if there is neither a network nor a file. ``"hf:organization/name"`` refers to a repository of the Hugging Face Hub
+    with the files of ``save(..., card=True)``, and ``"hf:organization/name@revision"`` to a branch, tag or commit of
+    it. They are downloaded once, by huggingface_hub with its settings, such as ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``.
+    FileNotFoundError is raised if there is no such file, and ConnectionError if it cannot be downloaded.
 
     The file contains no code. It names classes, which are imported if they belong to lieattn, torch.nn or a package in
     ``trust``, such as ``["mypackage"]`` for your own networks. ValueError is raised if the file names other classes, is
@@ -97,7 +135,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     of the library constructs a network with another geometry from its arguments.
     """
     check_arguments(load, locals())
-    path = _located(Path(path))
+    path = _downloaded(str(path)) if str(path).startswith(_HUB) else _located(Path(path))
     record, what = _read(path), f"the network of {path}"
     _check_finite(str(path), record.weights)
     network = record.construct(path, what, trust)
@@ -110,12 +148,34 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
 def _located(path: Path) -> Path:
     """Return the path itself, or the file of a trained network of this library if the path is its name."""
     trained = _TRAINED / f"{path.stem}.safetensors"
+    if (path / _WEIGHTS).is_file():
+        return path / _WEIGHTS
     if path.exists() or len(path.parts) != 1 or (path.suffix and not (trained.name == path.name and trained.is_file())):
         return path
     if path.suffix or not trained.is_file():
         names = ", ".join(sorted(file.stem for file in _TRAINED.glob("*.safetensors")))
         raise FileNotFoundError(errno.ENOENT, f"no such file; the trained networks are {names}", str(path))
     return trained
+
+
+def _downloaded(name: str) -> Path:
+    """Return the copy of the file of a network on the Hugging Face Hub in the cache of huggingface_hub."""
+    with needs_extra(name, "hub"):
+        from huggingface_hub import errors, hf_hub_download
+    repository, _, revision = name.removeprefix(_HUB).partition("@")
+    missing = {
+        errors.RepositoryNotFoundError: "no such repository, or a private one: hf auth login",
+        errors.RevisionNotFoundError: "no such branch, tag or commit",
+        errors.EntryNotFoundError: f"no file {_WEIGHTS} there, which lieattn.save writes with card=True",
+        errors.HFValidationError: "expected hf:ORGANIZATION/NAME or hf:ORGANIZATION/NAME@REVISION",
+    }
+    try:
+        return Path(hf_hub_download(repository, _WEIGHTS, revision=revision or None, library_name="lieattn"))
+    except errors.LocalEntryNotFoundError as error:
+        raise ConnectionError(f"{name} cannot be downloaded, and was not downloaded before: {error}") from error
+    except tuple(missing) as error:
+        reason = next(text for kinds, text in missing.items() if isinstance(error, kinds))
+        raise FileNotFoundError(errno.ENOENT, reason, name) from error
 
 
 def _read(path: Path) -> Record:

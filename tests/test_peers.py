@@ -18,7 +18,7 @@ from lieattn.compare import read_settings
 from lieattn.geometry import Neighbors, Radius
 from lieattn.groups import O
 from lieattn.models import EnergyForces
-from lieattn_datasets import NBodySimulated
+from lieattn_datasets import NBodySimulated, image_to_data
 
 PEERS = Path(__file__).parent.parent / "examples" / "peers"
 CONFIGS = PEERS.parent / "configs"
@@ -34,6 +34,7 @@ COMPARED = {
     "ethanol": "compare_forces",
     "nbody": "compare_nbody",
     "shapes": "compare_shapes",
+    "images": None,  # complete without other files
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")
@@ -196,6 +197,26 @@ def test_networks_of_shapes_learn_and_do_not_see_the_order(name):
     assert after < 0.8 * before
 
 
+@pytest.mark.parametrize("name", ["SmallCNN", "PlainViT"])
+def test_networks_of_rasters_learn_and_are_not_invariant(name):
+    """Crosses and squares of 8 x 8 pixels, at several places."""
+    images = torch.zeros(12, 8, 8)
+    for number in range(0, 12, 2):
+        row, column = 1 + number % 5, 1 + number // 3
+        images[number, row, column - 1 : column + 2] = images[number, row - 1 : row + 2, column] = 1.0
+        images[number + 1, row - 1 : row + 1, column - 1 : column + 1] = 1.0
+    classes = torch.arange(12) % 2
+    batch = Batch.from_data_list([image_to_data(image) for image in images])
+    torch.manual_seed(0)
+    network = getattr(module(), name)(1, 2, 8, **({"patch": 2, "side": 8, "layers": 2} if name == "PlainViT" else {}))
+    assert torch.equal(module().raster(batch)[:, 0], images)
+    before, after = falls(network, batch, torch.eye(2)[classes])
+    assert after < 0.8 * before
+    turned = Batch.from_data_list([image_to_data(image.rot90()) for image in images])
+    with torch.no_grad():
+        assert not torch.allclose(network.eval()(batch), network(turned), rtol=1e-3, atol=1e-3)
+
+
 def networks(settings, name):
     """Return classes and arguments of the peers of a comparison, including those inside EnergyForces."""
     model = settings.models[name]
@@ -205,9 +226,8 @@ def networks(settings, name):
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_comparison_files_fit_the_classes(name):
-    base = [CONFIGS / "compare_base.yaml", CONFIGS / f"{COMPARED[name]}.yaml"]
-    files = [*base, PEERS / f"{name}.yaml"]
-    settings = read_settings(files)
+    base = [CONFIGS / "compare_base.yaml", CONFIGS / f"{COMPARED[name]}.yaml"] if COMPARED[name] else []
+    settings = read_settings([*base, PEERS / f"{name}.yaml"])
     own = yaml.safe_load((PEERS / f"{name}.yaml").read_text())["models"]
     found = 0
     for model in own:

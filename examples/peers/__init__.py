@@ -11,6 +11,7 @@ Forces of networks without directed features are gradients of energies, computed
 
 from ._base import BesideStraightLines, FeaturePeer, Peer, Points
 from ._geometric import DimeNet, GeometricSchNet, ViSNet, edge_pairs
+from ._images import PlainViT, SmallCNN, raster
 from ._published import EGNN, MACE, NequIP, PaiNN, SchNet
 from ._shapes import PointNet, PointTransformer
 
@@ -24,10 +25,13 @@ __all__ = [
     "NequIP",
     "PaiNN",
     "Peer",
+    "PlainViT",
     "PointNet",
     "PointTransformer",
     "Points",
     "SchNet",
+    "SmallCNN",
     "ViSNet",
     "edge_pairs",
+    "raster",
 ]

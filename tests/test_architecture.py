@@ -80,7 +80,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2699, 10, 13),
     "datasets": (8370, 28, 76),
-    "tests": (52323, 146, 0),
+    "tests": (52324, 146, 0),
     "examples": (2984, 28, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

@@ -116,6 +116,7 @@ def parser():
     found.add_class_arguments(PointSetData, "data", fail_untyped=False, sub_configs=True)
     found.add_argument("--trainer", type=dict)
     found.add_argument("--seed_everything", type=int)
+    found.add_argument("--ema", type=float)
     found.add_argument("--transform", type=Callable)
     found.add_argument("--config", action="config")
     return found
@@ -259,7 +260,7 @@ def test_every_molecule_has_errors_in_its_unit(tmp_path, monkeypatch):
     every = module_from_spec(spec)
     spec.loader.exec_module(every)
     sets = [f"--data.{stage}.{option}" for stage in ("train", "val", "test") for option in ("root=.", "verify=false")]
-    network = ["--model.network.model.channels=4", "--model.network.model.layers=1", "--model.network.model.heads=1"]
+    network = ["--model.network.model.channels=4", "--model.network.model.layers=1"]
     options = ["--config", str(PAPERS / "small.yaml"), *sets, *network]
     found = {}
     for molecule in ("ethanol", "uracil"):  # the second run keeps the errors of the first

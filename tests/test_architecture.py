@@ -61,11 +61,11 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1303, 12, 0),
+    "_core": (1433, 13, 0),
     "ase": (323, 1, 0),
     "bench": (1406, 6, 3),
     "certify": (2904, 10, 7),
-    "cli": (2446, 10, 3),
+    "cli": (2544, 10, 3),
     "compare": (1689, 7, 16),
     "geometry": (4460, 15, 42),
     "groups": (2106, 8, 35),
@@ -76,11 +76,11 @@ BUDGETS = {
     "reps": (666, 3, 15),
     "spaces": (370, 2, 5),
     "testing": (618, 3, 10),
-    "train": (3041, 11, 32),
+    "train": (3045, 11, 32),
     "transforms": (364, 1, 0),
     "viz": (2699, 10, 13),
     "datasets": (8370, 28, 76),
-    "tests": (52324, 146, 0),
+    "tests": (52391, 146, 0),
     "examples": (2984, 28, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages

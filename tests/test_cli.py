@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
+from pydoc import locate
 
 import lightning.pytorch
 import pytest
@@ -21,6 +23,7 @@ from torch.utils.data import Dataset
 import lieattn
 import lieattn_datasets
 from lieattn import train
+from lieattn._core import names
 from lieattn._core.machine import usable_accelerator, usable_cores
 from lieattn.cli import COMMANDS, main, report, short_warnings
 from lieattn.cli._target import built
@@ -358,6 +361,70 @@ def test_options_have_their_full_names(home, capsys):
     for command in (["compare", "--config=x", "--plann"], ["certify", "x", "--rand"]):
         assert main(command) == 2
         assert f"unrecognized arguments: {command[-1]}" in capsys.readouterr().err
+
+
+WRONG = [
+    ("--model=PointSetClasifier", "model: there is no PointSetClasifier; is it lieattn.train.PointSetClassifier?"),
+    ("--model.clases=4", "model: lieattn.train.PointSetClassifier has no argument 'clases'; is it classes or labels?"),
+    (
+        "--model.network.neighborhood=Radiuss",
+        "model.network.neighborhood: there is no Radiuss; is it lieattn.geometry.",
+    ),
+    ("--model.network.neighborhood=lieattn.geometry.Radiuss", "lieattn.geometry has no Radiuss; is it Radius?"),
+    ("--model.network.frames.m=3", "model.network.frames: lieattn.groups.cyclic has no argument 'm'; it has n\n"),
+    ("--model.optimizer=torch.optim.AdamW --model.optimizer.lrs=1", "AdamW has no argument 'lrs'; is it lr?"),
+    ("--data.train Digit", "data.train: there is no Digit; is it lieattn_datasets.Digits?"),
+    ("--data.train.falt=1", "data.train: mydata.Clouds has no argument 'falt'; is it fault?"),
+    ("--data.batchsize 4", "data: lieattn.train.PointSetData has no argument 'batchsize'; is it batch_size or"),
+    ("--trainer.max_epoch 4", "Trainer has no argument 'max_epoch'; is it max_epochs or"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG)
+def test_misspelled_names_are_told_with_near_ones(home, capsys, words, message):
+    assert main(["fit", "--config=run.yaml", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_misspelled_name_is_told_before_torch_is_imported(home):
+    script = "import sys, lieattn.cli; lieattn.cli.main(['fit', '--config=run.yaml']); sys.exit('torch' in sys.modules)"
+    text = (home / "run.yaml").read_text()
+    (home / "run.yaml").write_text(text.replace("heads:", "head:"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.partition(" has ")[2]) == (0, "no argument 'head'; is it heads?\n")
+
+
+def test_short_names_of_classes_and_functions_are_enough(home, capsys):
+    text = (home / "run.yaml").read_text()
+    (home / "run.yaml").write_text(text.replace("lieattn.groups.", "").replace("lieattn.geometry.", ""))
+    options = ["--data.test=Digits", "--data.test.split", "test", "--model.optimizer=AdamW"]
+    assert main(["fit", "--config=run.yaml", *options, "--print_config"]) == 0
+    told = capsys.readouterr().out
+    for path in ("groups.cyclic", "geometry.AllPairs", "models.GSANet", "train.PointSetClassifier"):
+        assert f"class_path: lieattn.{path}\n" in told
+    assert "class_path: lieattn_datasets.Digits\n" in told
+    assert "class_path: torch.optim.AdamW\n" in told
+    settings = ["--model.network.frames=octahedral", "--data.val=Digits"]
+    assert main(["fit", "--model=PointSetClassifier", "--model.network=GSANet", *settings, "--print_config"]) == 0
+    assert "class_path: lieattn.groups.octahedral\n" in capsys.readouterr().out
+
+
+def test_sources_tell_the_arguments_of_all_public_classes():
+    for name, path in names._public().items():
+        known, found = names._arguments(path), locate(path)
+        if known is None or isinstance(found, types.ModuleType):
+            continue
+        kinds = inspect.signature(found).parameters.items()
+        assert {key for key, one in kinds if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)} <= {*known}, name
+    assert names._arguments("lieattn.models.GSANet")["frames"].startswith("FiniteGroup | ")
+
+
+def test_help_of_transforms(capsys):
+    assert main(["fit", "--data.train.transform.help=RandomRotatePoints"]) == 0
+    told = capsys.readouterr().out
+    assert "--data.train.transform.max_angle MAX_ANGLE" in told
+    assert main(["fit", "--model=PointSetClassifier", "--data.train.transform.help"]) == 2
+    assert "transform.help: expected a class, such as RandomRotatePoints, got ''" in capsys.readouterr().err
 
 
 def test_one_batch_is_not_all_of_them(home, capsys):

@@ -1744,7 +1744,7 @@ MINE = f"{{}} --trust {TRUST[0]}"  # the checkpoint of the run, which names clas
         ("fit --config latin.yaml", "latin.yaml cannot be read: 'utf-8' codec"),
         ("fit RUN --config list.yaml", r"list.yaml: data: expected settings by name, .* got \[1, 2\]"),
         ("fit RUN --config other.yaml", "number.txt: expected settings by name, got 3"),
-        ("fit RUN --config typo.yaml", "'data.bach_size'"),
+        ("fit RUN --config typo.yaml", "no argument 'bach_size'; is it batch_size"),
         ("fit RUN --model.init_arg 1", "init_arg"),
         ("fit RUN --config stop.yaml", "trainer: Early stopping .* `val/none`"),  # of Lightning
         ("fit RUN --trainer.max_epochs x", "trainer.max_epochs: Expected a <class 'int'>; Given value: x"),

@@ -16,7 +16,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,11 @@ __all__ = ["COMMANDS", "Command", "main"]
 _OURS = (f"{os.sep}lieattn{os.sep}", f"{os.sep}lieattn_datasets{os.sep}")
 _LIGHTNING = f"{os.sep}lightning{os.sep}"
 _TRAIN_PACKAGES = ("lightning", "jsonargparse", "tensorboard")
+_SECTIONS = {  # of the settings of a training, whose class is fixed
+    "data": "lieattn.train.PointSetData",
+    "trainer": "lightning.pytorch.Trainer",
+    "last": "lieattn.train.LastCheckpoint",
+}
 
 
 @dataclass(frozen=True)
@@ -140,18 +145,80 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if asks_for_help and COMMANDS[name].module == "lieattn.cli._training":  # without an import of torch
         print(_TRAINING.format(name=name, what=COMMANDS[name].help.capitalize()))
         return 0
-    from lieattn._core.machine import keep_freed_memory
-
     if isinstance(sys.stdout, io.TextIOWrapper):  # files and pipes may lack mathematical symbols
         sys.stdout.reconfigure(errors="backslashreplace")
-    keep_freed_memory()
     try:
-        if COMMANDS[name].packages and not asks_for_help:  # their configurations name classes
+        names_classes = COMMANDS[name].packages and not asks_for_help
+        if names_classes:
+            arguments = _with_full_names(name, arguments)
+        from lieattn._core.machine import keep_freed_memory
+
+        keep_freed_memory()
+        if names_classes:
             import_catalog()
         status: int = importlib.import_module(COMMANDS[name].module).run(name, arguments)
     except Exception as error:
         return report(name, error)
     return status
+
+
+def _with_full_names(command: str, arguments: Sequence[str]) -> list[str]:
+    """Replace short names of classes by full ones; ArgumentError is raised if one, or an argument, is misspelled.
+
+    It takes less time than the imports that follow. What it cannot read is left to them.
+    """
+    from lieattn._core.names import full_names
+
+    words, tree, places = list(arguments), _read_settings(arguments), list[tuple[list[str], int, str]]()
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        path = [part for part in name.removeprefix("--").split(".") if part not in ("init_args", "class_path")]
+        if name.startswith("--") and path[0] in ("model", *_SECTIONS) and path[-1] != "help":
+            places.append((path, index if equals else index + 1, f"{name}=" if equals else ""))
+            _put(tree, path, value if equals else "".join(words[index + 1 : index + 2]))
+    try:
+        if COMMANDS[command].module == "lieattn.cli._training":
+            tree |= {key: {"class_path": kind, "init_args": tree.get(key)} for key, kind in _SECTIONS.items()}
+            tree["model"] = full_names(tree.get("model"), "model", "Task")
+        tree = full_names(tree)
+    except ValueError as error:
+        raise argparse.ArgumentError(None, str(error)) from error
+    for path, index, prefix in places:
+        found: Any = tree
+        for key in path:
+            found = found.get("init_args", found)[key] if isinstance(found, dict) else None
+        full = found.get("class_path") if isinstance(found, dict) else found
+        if isinstance(full, str) and full.endswith(f".{words[index].removeprefix(prefix)}"):
+            words[index] = prefix + full
+    return words
+
+
+def _read_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of all YAML files among the arguments, whose later sections replace earlier ones."""
+    import yaml
+
+    tree = dict[str, Any]()
+    for file in (Path(word.rpartition("=")[2]) for word in arguments if word.endswith((".yaml", ".yml"))):
+        content = None
+        with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # they are reported when it is read again
+            content = yaml.safe_load(file.read_text("utf-8"))
+        for key, section in content.items() if isinstance(content, dict) else ():
+            both = isinstance(section, dict) and isinstance(tree.get(key), dict) and "class_path" not in section
+            tree[key] = {**tree[key], **section} if both else section
+    return tree
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: str) -> None:
+    """Set a value of a tree of settings, in the arguments of a class where there is one."""
+    for key in path[:-1]:
+        inner = tree.get(key)
+        tree[key] = inner = (
+            {"class_path": inner} if isinstance(inner, str) else inner if isinstance(inner, dict) else {}
+        )
+        if "class_path" in inner and not isinstance(inner.get("init_args"), dict):
+            inner["init_args"] = {}
+        tree = inner.get("init_args", inner)
+    tree[path[-1]] = value
 
 
 def import_catalog() -> dict[str, list[ModuleType]]:
@@ -239,6 +306,8 @@ def _usage_message(error: Exception) -> str | None:
     The user can correct errors about files, and errors that are raised by a ``raise`` statement of this library, or of
     Lightning about its settings. A ValueError that Python raises inside the code of this library is a bug.
     """
+    if isinstance(error, argparse.ArgumentError):
+        return str(error).strip()
     from lieattn.train import UsageError
 
     if isinstance(error, OSError) and error.filename is not None:
@@ -246,7 +315,7 @@ def _usage_message(error: Exception) -> str | None:
     if _is_raised_in(error, (_LIGHTNING,)):
         return f"trainer: {str(error).strip()}"
     ours = isinstance(error, ValueError | TypeError | NotImplementedError | ImportError) and _is_raised_in(error, _OURS)
-    return str(error).strip() if ours or isinstance(error, argparse.ArgumentError | UsageError) else None
+    return str(error).strip() if ours or isinstance(error, UsageError) else None
 
 
 def _is_raised_in(error: Exception, folders: Sequence[str]) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import DefaultHelpFormatter, set_dumper
+from jsonargparse import DefaultHelpFormatter, get_loader, set_dumper, set_loader
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveInt, register_type
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -24,6 +27,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lieattn import train
 from lieattn._core.machine import usable_accelerator
+from lieattn._core.names import full_names
 from lieattn.cli import short_warnings
 from lieattn.cli._predictions import check_alike, load_members, mean_network, write_predictions
 from lieattn.io import load
@@ -36,6 +40,7 @@ _OF_FIT = ("--weights", "--ema", "--checkpoint_activations", "--compile", "--cud
 _GIVE_MODEL = ("--config", "-c", "--model", "--model.class_path", "--model.help", "--print_config", "-h", "--help")
 # A callback that the settings of a run may name, and its module. Others write files, or delete them.
 _HARMLESS = ("lightning.pytorch.callbacks.EarlyStopping", "lightning.pytorch.callbacks.early_stopping")
+_READ = get_loader("yaml")
 _LOGGER = logging.getLogger("lieattn.cli")  # of the parser
 _LOGGER.setLevel(logging.DEBUG)
 _LOGGER.propagate = False
@@ -64,8 +69,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """
     train.register_types()
     set_dumper("yaml", _dumped)
+    set_loader("yaml", _loaded, (yaml.YAMLError,))
     register_type(torch.device)
     arguments = ["--help" if word == "--help-all" else word for word in arguments]
+    words = [part for word in arguments for part in word.split("=", 1)]
+    for option, kind in zip(words, [*words[1:], ""], strict=False):
+        if option.startswith("--") and option.endswith("transform.help"):
+            print(_help_of_transform(option.removesuffix(".help"), kind))
+            return 0
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("-c", "--config", action="append", default=[])
     early.add_argument("--ckpt_path", nargs="*", default=[])
@@ -87,6 +98,16 @@ def run(name: str, arguments: Sequence[str]) -> int:
         _say(f"lieattn: {error}")
         return _status(1)
     return 0
+
+
+def _help_of_transform(option: str, name: str) -> str:
+    """The arguments of a class whose instances are transforms, for which jsonargparse has no help."""
+    found = locate(str(full_names(name, option, "Transform")))
+    if not inspect.isclass(found):
+        raise train.UsageError(f"{option}.help: expected a class, such as RandomRotatePoints, got {name!r}")
+    parser = _Parser(prog=f"lieattn fit ... {option} {name}", description="", add_help=False)
+    parser.add_class_arguments(found, option.removeprefix("--"))
+    return parser.format_help()
 
 
 class TrainingCommand(LightningCLI):
@@ -285,6 +306,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
+
+
+def _loaded(text: str) -> Any:
+    """Read YAML, in which classes may have short names; jsonargparse itself knows those of subclasses only."""
+    content = _READ(text)
+    with suppress(ValueError):  # about misspelled names, for which jsonargparse has its own message
+        return full_names(content)
+    return content
 
 
 def _dumped(settings: Any) -> str:

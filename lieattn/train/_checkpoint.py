@@ -15,6 +15,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._core.checks import check_arguments
 from lieattn._core.messages import needs_extra
+from lieattn._core.names import full_names
 from lieattn.geometry import pixel_positions
 from lieattn.io import (
     KEY,
@@ -211,12 +212,15 @@ def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
 
 
 def parse_yaml(what: str, text: str) -> Any:
-    """Return the content of a YAML text; UsageError, which names ``what`` it is, is raised if it cannot be read."""
+    """Return the content of a YAML text, with full names of classes.
+
+    UsageError, which names ``what`` it is, is raised if it cannot be read.
+    """
     import yaml
 
     try:
         _check_keys(yaml.compose(text, yaml.SafeLoader), set())
-        return yaml.safe_load(text)
+        return full_names(yaml.safe_load(text))
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{what} cannot be read: {' '.join(str(error).split())}") from error
     except ValueError as error:

@@ -71,11 +71,19 @@ class TestImageFolder:
         other = ld.ImageFolder(tmp_path, "train", shares=(0.5, 0.2), split_seed=1)
         assert not torch.equal(other[0].x, parts[0][0].x) or not torch.equal(other[1].x, parts[0][1].x)
 
+    @pytest.mark.parametrize("classes_first", [False, True])
     @pytest.mark.parametrize("names", [("train", "val", "test"), ("train", "valid", "test"), ("Train", "Val", "TEST")])
-    def test_given_splits(self, tmp_path, names):
+    def test_given_splits(self, tmp_path, names, classes_first):
         for name, count in zip(names, (4, 1, 2), strict=True):
             write_images(tmp_path / name, count=count)
-        assert [len(ld.ImageFolder(tmp_path, split)) for split in SPLITS] == [8, 2, 4]
+            for kind in ("cat", "dog") if classes_first else ():
+                (tmp_path / kind).mkdir(exist_ok=True)
+                (tmp_path / name / kind).rename(tmp_path / kind / name)
+            if classes_first:
+                (tmp_path / name).rmdir()
+        parts = [ld.ImageFolder(tmp_path, split) for split in SPLITS]
+        assert [part.labels.bincount().tolist() for part in parts] == [[4, 4], [1, 1], [2, 2]]
+        assert parts[0].classes == ("cat", "dog")
 
     def test_files_of_the_items(self, tmp_path):
         arrays = write_images(tmp_path)
@@ -258,6 +266,19 @@ class TestMeshFolder:
         written = sorted(str(path) for path in tmp_path.rglob("*.off"))
         assert sorted(file for part in parts for file in part.files) == written
 
+    @pytest.mark.parametrize("name", ["val", "Valid", "validation"])
+    @pytest.mark.parametrize("layout", ["{kind}/{part}/0.off", "{part}/{kind}/0.off", "set/{part}/{kind}/0.off"])
+    def test_both_orders_of_splits_and_classes(self, tmp_path, layout, name):
+        parts = {"train": "train", "valid": name, "test": "test"}
+        kinds = ("bed", "sofa")
+        self.write(tmp_path, *(layout.format(kind=kind, part=part) for kind in kinds for part in parts.values()))
+        for split, part in parts.items():
+            found = ld.MeshFolder(tmp_path, split, points=4)
+            assert (found.classes, found.labels.tolist()) == (kinds, [0, 1])
+            assert all(f"/{part}/" in Path(file).as_posix() for file in found.files)
+        with pytest.raises(ValueError, match="validation: expected 0 for a folder with a split of its own, got 1"):
+            ld.MeshFolder(tmp_path, points=4, validation=1)
+
     def test_files_alone(self, tmp_path):
         """Files without subfolders: one class, or classes or targets given by file name."""
         names = [f"{number}.off" for number in range(4)]
@@ -287,18 +308,14 @@ class TestMeshFolder:
     @pytest.mark.parametrize(
         ("names", "message"),
         [
-            (
-                ("train/a/0.off", "train/b/0.off", "test/a/1.off"),
-                r"has train/CLASS/\* and test/CLASS/\*: rename them to",
-            ),
-            (("a/train/0.off", "a/test/1.off", "a/val/2.off"), r"meshes that are in no split: a/val/2\.off"),
+            (("a/train/0.off", "a/test/1.off", "a/dev/2.off"), r"meshes that are in no split: a/dev/2\.off"),
+            (("train/a/0.off", "test/a/1.off", "b/2.off"), r"meshes that are in no split: b/2\.off"),
             (("a/train/0.off", "a/test/1.off", "b/2.off"), r"meshes that are in no split: b/2\.off"),
             (("a/0.off", "1.off"), r"with all classes in one folder, got 1\.off, a/0\.off"),
             (("a/x/0.off", "b/x/1.off"), r"expected meshes CLASS/\* or only files, .*got a/x/0\.off, b/x/1\.off"),
             (("a/0.off", "a/b/c/d/1.off"), r"all classes in one folder, got a/0\.off, a/b/c/d/1\.off"),
             (("a/x/train/0.off", "b/x/test/1.off"), r"all classes in one folder, got a/x/train/0\.off, b/x/test/1"),
             (("a/Train/0.off", "b/2.off"), r"all classes in one folder, got a/Train/0\.off, b/2\.off"),
-            (("Train/a/0.off", "Test/a/1.off"), r"has train/CLASS/\* and test/CLASS/\*: rename them to"),
         ],
     )
     def test_splits_are_neither_mixed_nor_left_out(self, tmp_path, names, message):

@@ -12,10 +12,9 @@ from lieattn_datasets._checks import check_arguments, needs_extra, require
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._files import files_below, listed
 from lieattn_datasets._images import ImagePoints
-from lieattn_datasets._splits import SplitOrAll, progress, seeded
+from lieattn_datasets._splits import FOLDERS, SplitOrAll, progress, seeded, split_folders
 
 _SUFFIXES = (".png", ".apng", ".jpg", ".jpeg")
-_FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 _SHOWN = 200  # characters of a problem in a message
 # Of 16 bits in color, Pillow reads the first byte only. It also reads the second one if the bytes are declared to be in
 # the other order, and both of gray with transparency as channels of 8 bits. Of the channels of these images together:
@@ -32,7 +31,8 @@ class ImageFolder(ImagePoints):
     """Labeled PNG and JPEG images of a folder whose subfolders are the classes.
 
     The folder contains ``CLASS/*``, which a permutation splits with the same share of every class; or it contains
-    ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``. Items are as in :class:`ImagePoints`.
+    ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``, or ``CLASS/train/*`` and so on. Items are as
+    in :class:`ImagePoints`.
     Images are rotated according to their EXIF data, transparency is ignored, and the first image of an animation is
     read. If an image of the split has 16 bits per channel, all are kept with 16 bits.
 
@@ -101,16 +101,19 @@ def _choose(
     paths = {PurePosixPath(name): path for name, path in files_below(root).items()}
     files = sorted(paths)
     tops = {path.parts[0].lower() for path in files}
-    given = "train" in tops and tops <= _FOLDERS.keys()
+    splits = split_folders(files)
+    given = bool(splits) or ("train" in tops and tops <= FOLDERS.keys())
     place = "SPLIT/CLASS/*" if given else "CLASS/*"
     depth = 3 if given else 2
-    other = [str(path) for path in files if len(path.parts) != depth or path.suffix.lower() not in _SUFFIXES]
+    wrong = {path for path in files if len(path.parts) != depth or (given and path not in splits)}
+    other = [str(path) for path in files if path in wrong or path.suffix.lower() not in _SUFFIXES]
     if other:
         raise ValueError(f"{root}: expected only files {place} ({', '.join(_SUFFIXES)}), got {listed(other)}")
-    classes = tuple(sorted({path.parts[-2] for path in files}))
-    labels = np.array([classes.index(path.parts[-2]) for path in files], dtype=np.int64)
+    names = [splits[path][0].parts[0] if splits else path.parts[0] for path in files]
+    classes = tuple(sorted({*names}))
+    labels = np.array([classes.index(name) for name in names], dtype=np.int64)
     if given and split != "all":
-        chosen = np.flatnonzero([_FOLDERS[path.parts[0].lower()] == split for path in files])
+        chosen = np.flatnonzero([splits[path][1] == split for path in files])
     else:
         chosen = seeded(labels, split, shares, seed) if files else np.arange(0)
     if not len(chosen):

@@ -30,7 +30,7 @@ from lieattn_datasets._scans import (
     read_scan,
 )
 from lieattn_datasets._shapes import Rotate, ShapePoints, Task, drawn
-from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out, progress, seeded
+from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out, progress, seeded, split_folders
 
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
 _RELEASES = {
@@ -47,16 +47,19 @@ _RELEASES = {
 
 # The name of a file for errors, and a function that reads its bytes.
 _Entry = tuple[str, Callable[[], bytes]]
+# Paths without the folder of the split, and splits, by paths.
+_Splits = Mapping[PurePosixPath, tuple[PurePosixPath, str]]
 
 
 class MeshFolder(ShapePoints):
     """Labeled triangle meshes or scans of a folder, as points on their surfaces, with normals.
 
-    The folder contains ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet does; or ``CLASS/*``, or only files, which a
-    permutation splits with the same share of every class. The formats OFF, OBJ, STL, PLY and GLB are supported.
-    Points are sampled once per mesh, uniformly by area, centered and scaled into the unit sphere. Normals are the
-    normals of the faces. Many meshes, including those of ModelNet, are not oriented consistently, so a loss on normals
-    should not depend on their sign.
+    The folder contains ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet does, or ``train/CLASS/*`` and
+    ``test/CLASS/*``, and possibly ``val`` or ``valid``; or ``CLASS/*``, or only files, which a permutation splits with
+    the same share of every class. The formats OFF, OBJ, STL, PLY and GLB are supported. Points are sampled once per
+    mesh, uniformly by area, centered and scaled into the unit sphere. Normals are the normals of the faces. Many
+    meshes, including those of ModelNet, are not oriented consistently, so a loss on normals should not depend on their
+    sign.
 
     **Scans** are clouds of points without faces, in PLY, PCD (ascii or binary), XYZ or TXT files. Points are drawn from
     a cloud, without repetition if there are enough. Colors in [0, 1] and intensities, if all files have them, are the
@@ -84,6 +87,7 @@ class MeshFolder(ShapePoints):
         ``columns`` are given.
     validation
         Number of files of ``CLASS/train/*`` that are set aside as ``"valid"``, by a permutation with a fixed seed.
+        Expected to be 0 if there is a folder of that name.
     shares
         Shares of ``"train"`` and ``"valid"`` if the folder has no splits. The rest is ``"test"``.
     split_seed
@@ -99,8 +103,7 @@ class MeshFolder(ShapePoints):
         If the folder does not exist, or has no meshes and no scans.
     ValueError
         If files are damaged, have no label, have other channels than the first one, or are in no split or no class
-        although others are (the message names them); if the splits are the upper folders; or if an argument is out of
-        range.
+        although others are (the message names them); or if an argument is out of range.
 
     Attributes
     ----------
@@ -141,15 +144,18 @@ class MeshFolder(ShapePoints):
         with contextlib.ExitStack() as stack:
             found = _list_shapes(place, stack, (*MESH_SUFFIXES, *SCAN_SUFFIXES, *([".txt"] if columns else [])))
             meshes = sorted(found, key=str)
-            official = _official(meshes)
-            given = bool(official) or self._needs_split
-            _check_layout(place, meshes, official, labels is None)
-            meshes = official if given else meshes
-            kinds = _kinds(place, meshes, labels, given)
+            splits = split_folders(meshes)
+            given = bool(splits) or self._needs_split
+            _check_layout(place, meshes, splits, labels is None)
+            meshes = [*splits] if given else meshes
+            kinds = _kinds(place, meshes, labels, splits)
             classes = sorted({kind for kind in kinds if isinstance(kind, str)})
             numbers = np.array([classes.index(kind) if isinstance(kind, str) else 0 for kind in kinds], dtype=np.int64)
+            if any(part == "valid" for _, part in splits.values()):
+                require(not validation, "validation", "0 for a folder with a split of its own", validation)
+                half = split
             if given:
-                chosen = np.flatnonzero([path.parts[-2].lower() == half for path in meshes])
+                chosen = np.flatnonzero([splits[path][1] == half for path in meshes])
             else:
                 chosen = seeded(numbers, split, shares, split_seed) if meshes else np.arange(0)
             if not len(chosen):
@@ -170,7 +176,7 @@ class MeshFolder(ShapePoints):
         if self.channels:
             self._values = np.stack([[shape[name] for name in self.channels] for shape in sampled]).swapaxes(1, 2)
         self._files = [name for name, _ in entries]
-        if given:
+        if given and half != "valid":
             self._indices = hold_out(len(entries), validation, split)
         got = f"{validation}; use shares instead"
         require(given or not validation, "validation", "0 for a folder without CLASS/train/*", got)
@@ -308,25 +314,16 @@ def _list_shapes(place: Path, stack: contextlib.ExitStack, suffixes: Sequence[st
     return {path: entry for path, entry in found.items() if path.suffix.lower() in suffixes}
 
 
-def _official(meshes: Sequence[PurePosixPath]) -> list[PurePosixPath]:
-    """Return the meshes in CLASS/train/* and CLASS/test/*; also with capitals, if all meshes are in such folders."""
-    deep = [path for path in meshes if len(path.parts) > 2]
-    found = [path for path in deep if path.parts[-2].lower() in ("train", "test")]
-    return found if len(found) == len(meshes) else [path for path in deep if path.parts[-2] in ("train", "test")]
-
-
-def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequence[PurePosixPath], named: bool) -> None:
+def _check_layout(place: Path, meshes: Sequence[PurePosixPath], splits: _Splits, named: bool) -> None:
     """Raise ValueError if meshes would be ignored, or if folders that are not classes would be taken for classes.
 
     If ``named`` is False, folders have no meaning, since the classes are given.
     """
-    if other := sorted({*meshes} - {*official}) if official else []:
+    if other := sorted({*meshes} - {*splits}) if splits else []:
         found = "meshes in CLASS/train/* or CLASS/test/*, and meshes that are in no split"
         raise ValueError(f"{place} has {found}: {listed([str(path) for path in other])}")
-    if {"train", "test"} <= {path.parts[-3].lower() for path in meshes if len(path.parts) > 2}:
-        raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: rename them to CLASS/train/* and CLASS/test/*")
-    of_class = -3 if official else -2
-    places = {(len(path.parts) > 1, path.parts[:of_class]): str(path) for path in meshes}
+    plain = {path: splits[path][0] if splits else path for path in meshes}
+    places = {(len(path.parts) > 1, path.parts[:-2]): str(file) for file, path in plain.items()}
     layouts = "meshes CLASS/* or only files, or CLASS/train/* and CLASS/test/*, with all classes in one folder"
     require(not named or len(places) < 2, str(place), layouts, listed(list(places.values())))
 
@@ -336,12 +333,12 @@ def _name(place: Path) -> str:
 
 
 def _kinds(
-    place: Path, meshes: Sequence[PurePosixPath], labels: Mapping[str, str | float] | None, given: bool
+    place: Path, meshes: Sequence[PurePosixPath], labels: Mapping[str, str | float] | None, splits: _Splits
 ) -> list[str | float]:
     """Return the class or target of each mesh."""
     if labels is None:
-        of_class = -3 if given else -2
-        return [path.parts[of_class] if len(path.parts) >= -of_class else _name(place) for path in meshes]
+        plain = [splits[path][0] if splits else path for path in meshes]
+        return [path.parts[-2] if len(path.parts) > 1 else _name(place) for path in plain]
     names, labels = [str(path) for path in meshes], {portable_name(name): kind for name, kind in labels.items()}
     for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
         missing = sorted({*one} - {*other})

@@ -4,6 +4,7 @@ They use ``RandomState``, whose stream NumPy guarantees not to change. The strea
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
@@ -16,6 +17,7 @@ Item = TypeVar("Item")
 Split = Literal["train", "valid", "test"]
 SplitOrAll = Literal["train", "valid", "test", "all"]
 SPLITS: tuple[str, ...] = get_args(Split)
+FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}
 
 _SEED = 2024
 
@@ -45,6 +47,22 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
 def half_of(split: str) -> str:
     """Return the official half, ``"train"`` or ``"test"``, that contains a split."""
     return "test" if split == "test" else "train"
+
+
+def split_folders(files: Sequence[PurePosixPath]) -> dict[PurePosixPath, tuple[PurePosixPath, str]]:
+    """Return the files ``CLASS/train/*`` or ``train/CLASS/*``: their paths without that folder, and their splits.
+
+    Capitals count only if all files are in such folders. The result is empty for other layouts.
+    """
+    for place in (-2, -3):
+        inside = {file: file.parts[place] for file in files if len(file.parts) > 2}
+        found = {file: name for file, name in inside.items() if name.lower() in FOLDERS}
+        if len(found) < len(files):
+            found = {file: name for file, name in found.items() if name in FOLDERS}
+        if found:
+            rest = {file: PurePosixPath(*file.parts[:place], *file.parts[place:][1:]) for file in found}
+            return {file: (rest[file], FOLDERS[name.lower()]) for file, name in found.items()}
+    return {}
 
 
 def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:

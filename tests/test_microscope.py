@@ -586,34 +586,47 @@ def test_a_page_refuses_what_it_cannot_show(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_pages_of_large_clouds_have_means_and_sums(monkeypatch):
+def test_pages_of_large_clouds_have_means_and_sums(monkeypatch, tmp_path):
     data = Data(x=torch.rand(5, 1), pos=torch.rand(5, 2))
     microscope = viz.Microscope(randomize(gsa(cyclic(2), blocks=(2,))), data, turns=2)
-    scope, layer = microscope, microscope.recording.attention[1]
-    count, means = layer.weights.numel(), layer.weights.mean(dim=3, keepdim=True)
-    assert min(layer.weights.shape[1:]) > 1
-    fewer = {1: layer.weights, layer.heads: means, layer.heads * layer.keys: means.sum(dim=2, keepdim=True)}
-    for factor, expected in fewer.items():
-        monkeypatch.setattr(_page, "_MOST_NUMBERS", count // factor)
-        found = _page._attention(layer, [], scope)
+    layer = microscope.recording.attention[1]
+    weights, means = layer.weights, layer.weights.mean(dim=3, keepdim=True)
+    assert min(weights.shape[1:]) > 1
+    rolled, norms = microscope.rollout(2).sum(dim=1), microscope.fields(0).norm(dim=-1)
+    sizes, most = [], 10**9
+    for fewer in range(len(_page._FEWER) + 1):
+        monkeypatch.setattr(_page, "_MOST_NUMBERS", most)
+        text, page = content(microscope.save(tmp_path / "page.html"))
+        numbers = [one["weights"] for one in page["attention"]] + [one["values"] for one in page["rollout"]]
+        numbers += [one[kind] for one in page["fields"] for kind in ("raw", "stable")]
+        numbers += [one["source"] for one in page["edges"]]
+        sizes.append(sum(unpacked(one).size for one in numbers))
+        assert [told in text for told in _page._FEWER] == [k < fewer for k in range(len(_page._FEWER))]
+        found = page["attention"][1]
+        expected = weights if fewer < 1 else means if fewer < 3 else means.sum(dim=2, keepdim=True)
+        expected = expected if fewer < 6 else expected.mean(dim=1, keepdim=True)
         np.testing.assert_allclose(unpacked(found["weights"]), expected, atol=1e-4)
         assert (found["heads"], len(found["key_frames"])) == tuple(expected.shape[:1:-1])
-    monkeypatch.setattr(_page, "_MOST_NUMBERS", count // (layer.heads * layer.keys) - 1)
-    with pytest.raises(ValueError, match=r"data: expected at most .* numbers per layer for a page"):
-        _page._attention(layer, [], scope)
-    monkeypatch.setattr(_page, "_MOST_NUMBERS", 5 * 5)
-    rolled = _page._rollouts(scope, [])[-1]
-    assert rolled["frames"] == [""]
-    np.testing.assert_allclose(unpacked(rolled["values"])[2, 0], microscope.rollout(2).sum(dim=1), atol=1e-4)
-    framed = viz.Microscope(randomize(models.FramewiseTransformer(cyclic(4), 1, 1, channels=4)), data, turns=2)
-    monkeypatch.undo()
-    values = unpacked(_page._rollouts(framed, [])[-1]["values"])
-    np.testing.assert_allclose(values[2].mean(axis=0), framed.rollout(2).sum(dim=1), atol=1e-4)
-    monkeypatch.setattr(_page, "_MOST_NUMBERS", 3 * 2 * 5 * layer.places.fiber * len(scope.recording.fields))
-    field = _page._field(scope, 0, [])
-    assert field["channels"] == ["norm over the channels", "channel 0", "channel 1"]
-    np.testing.assert_allclose(unpacked(field["raw"])[..., 1:], microscope.fields(0)[..., :2], atol=1e-4)
-    assert field["deviation"] == pytest.approx([0.0, microscope.deviation(0)])
+        if fewer < 5:
+            found = unpacked(page["rollout"][-1]["values"])
+            assert found.shape[1] == (1 if fewer > 1 else layer.places.fiber)
+            np.testing.assert_allclose(found[2].mean(axis=0), rolled, atol=1e-4)
+        field = page["fields"][0]
+        assert len(field["channels"]) == (1 if fewer > 3 else 9)
+        np.testing.assert_allclose(unpacked(field["raw"])[..., 0], norms, atol=1e-4)
+        assert field["deviation"] == pytest.approx([0.0, microscope.deviation(0)])
+        most = sizes[-1] - 1
+    assert sizes == sorted(sizes, reverse=True)
+    monkeypatch.setattr(_page, "_MOST_NUMBERS", sizes[0])
+    text, _ = content(microscope.save(tmp_path / "page.html"))
+    assert "keep this file small" not in text  # the count is that of the page
+    monkeypatch.setattr(_page, "_MOST_NUMBERS", sizes[-1])
+    for view, index in (("attention", "head"), ("attention", "frame"), ("rollout", "view")):
+        with pytest.raises(ValueError, match=f"{index}: a page of this size has"):
+            microscope.save(tmp_path / "page.html", view, **({} if index == "view" else {index: 0}))
+    monkeypatch.setattr(_page, "_MOST_NUMBERS", most)
+    with pytest.raises(ValueError, match=rf"data: expected at most {most:,} numbers for a page, got at least"):
+        microscope.save(tmp_path / "page.html")
 
 
 def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
@@ -623,8 +636,10 @@ def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
     layer = page["attention"][2]
     weights = unpacked(layer["weights"])
     dense = np.zeros((64, 4))
-    for edge in range(layer["rows"][9], layer["rows"][10]):
-        dense[layer["source"][edge]] += weights[edge, 3, :, 1]
+    edges = page["edges"][layer["edges"]]
+    low, high = unpacked(edges["source"]).round().astype(int)
+    for edge in range(edges["rows"][9], edges["rows"][10]):
+        dense[low[edge] + 65536 * high[edge]] += weights[edge, 3, :, 1]
     np.testing.assert_allclose(dense, flat.attention(9, frame=3, head=1, layer=2), atol=2e-5)
     rolled = unpacked(page["rollout"][2]["values"])
     np.testing.assert_allclose(rolled[9, 3], flat.rollout(9, frame=3, layer=2).sum(dim=1), atol=2e-5)
@@ -636,9 +651,10 @@ def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
 
 
 PROBE = """
-const elements = {}, made = () => ({ style: {}, dataset: {}, parentElement: {}, clientWidth: 300,
-  nextElementSibling: {}, addEventListener() {}, replaceChildren() {}, getContext: () => new Proxy({}, {
-    get: () => () => {}, set: () => true }) });
+const elements = {};
+const made = () => ({ style: {}, parentElement: {}, clientWidth: 300, addEventListener() {}, replaceChildren() {},
+  get children() { return [made(), made(), made()]; }, get nextElementSibling() { return made(); },
+  getContext: () => new Proxy({}, { get: () => () => {}, set: () => true }) });
 globalThis.document = { getElementById: (id) => elements[id] ??= made(), createElement: made, body: {} };
 globalThis.getComputedStyle = () => ({ getPropertyValue: () => "#000" });
 globalThis.window = { devicePixelRatio: 1 };

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from lieattn._core.checks import check_index
 from lieattn.io import replace_text
@@ -22,20 +23,33 @@ from lieattn.viz._recording import Attention, Places, rolled_out
 from lieattn.viz._views import Choice, frame_name
 
 _COLORS, _STEPS = ("magma", "viridis", "RdBu_r", "gray_r"), 48
-_MOST_NUMBERS = 3_000_000  # in one array, which is 8 MB of text
+_MOST_NUMBERS = 3_000_000  # of a page, which are 8 MB of text
 _MOST_CHANNELS = 8
+_FEWER = (  # what a page gives up, one after another, until it has few enough numbers
+    "weights are means over the heads",
+    "rollouts are means over the frames",
+    "weights are sums over the frames of the keys",
+    "fields are norms over the channels",
+    "rollouts are left out",
+    "weights are means over the frames of the query",
+)
 _QUERIES = 64  # rolled out at a time
+_FEW = 6  # numbers of an output that are shown
 
 
 def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
     """Write the page, which first shows the chosen view; see :meth:`Microscope.save`."""
-    start = _start(scope, choice)
+    edges: list[Attention] = []
+    layers = [(layer, _edges(edges, layer)) for layer in scope.recording.attention]
+    fewer = _fewer(scope, edges)
+    start = _start(scope, choice, fewer)
     places: list[Places] = []
     content: dict[str, Any] = {
         "start": start,
-        "attention": [_attention(layer, places, scope) for layer in scope.recording.attention],
-        "rollout": _rollouts(scope, places),
-        "fields": [_field(scope, number, places) for number in range(len(scope.recording.fields))],
+        "attention": [_attention(layer, places, fewer) | {"edges": number} for layer, number in layers],
+        "edges": [_sources(layer) for layer in edges],
+        "rollout": _rollouts(scope, places, fewer),
+        "fields": [_field(scope, number, places, fewer) for number in range(len(scope.recording.fields))],
         "turns": [turn._asdict() | {"matrix": turn.matrix.tolist()} for turn in scope.turns],
         "input": _input(scope, places),
         "places": [_place(one) for one in places],
@@ -43,15 +57,14 @@ def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
         "sphere": scope.sphere,
         "bonds": bonds_of(scope.data).tolist(),
         "symbols": symbols_of(scope.data),
+        "normals": _normals(scope.data),
         "colors": {name: _colors(name) for name in _COLORS},
     }
-    moves = "Drag, or use Shift and the arrow keys, to rotate. " if content["camera"] else ""
     texts = {
         "title": f"{scope.name}: attention and fields of one cloud",
         "guarantee": scope.guarantee,
-        "help": "Click a point to make it the query. If a picture has the focus, the arrow keys select the next or "
-        f"previous point or transformation. {moves}Weights are means over the frames of the query and the heads, and "
-        "sums over the frames of the keys, unless one of them is selected.",
+        "result": _result(scope),
+        "note": f"To keep this file small, {', '.join(_FEWER[:fewer])}." if fewer else "",
     }
     folder = resources.files("lieattn.viz")
     page = Template((folder / "microscope.html").read_text(encoding="utf-8")).substitute(
@@ -63,14 +76,35 @@ def write_page(scope: Observation, path: Path, choice: Choice) -> Path:
     return path
 
 
-def _start(scope: Observation, choice: Choice) -> dict[str, Any]:
+def _fewer(scope: Observation, different: list[Attention]) -> int:
+    """Return how many of ``_FEWER`` a page needs. ValueError is raised if all of them are not enough."""
+    layers, count = scope.recording.attention, 0
+    inputs = len(layers[0].places.pos) if layers else 0
+    for fewer in range(len(_FEWER) + 1):
+        count = sum(2 * len(layer.source) for layer in different)
+        for layer in layers:
+            points, (edges, fiber, keys, heads) = len(layer.places.pos), layer.weights.shape
+            count += edges * (fiber if fewer < 6 else 1) * (keys if fewer < 3 else 1) * (heads if fewer < 1 else 1)
+            count += points * (layer.places.fiber if fewer < 2 else 1) * inputs if fewer < 5 else 0
+        for field in scope.recording.fields:
+            values = 1 + (min(_MOST_CHANNELS, field.x.shape[-1]) if fewer < 4 else 0)
+            count += 2 * len(scope.turns) * len(field.x) * field.x.shape[1] * values
+        if count <= _MOST_NUMBERS:
+            return fewer
+    raise ValueError(
+        f"data: expected at most {_MOST_NUMBERS:,} numbers for a page, got at least {count:,} for "
+        f"{scope.data.num_nodes} points; draw a .png, or use a smaller cloud or fewer turns"
+    )
+
+
+def _start(scope: Observation, choice: Choice, fewer: int) -> dict[str, Any]:
     """Return the initial choices of the page, after checks."""
     query, channel, number = 0, choice.channel, choice.number
     if choice.view == "field":
         fields = scope.fields(number)
         check_index("frame", choice.frame, fields.shape[2])
         check_index("channel", channel, fields.shape[3])
-        known = _known_channels(scope, fields)
+        known = 0 if fewer > 3 else min(_MOST_CHANNELS, fields.shape[3])
         if channel is not None and channel >= known:
             raise ValueError(
                 f"channel: a page has the first {known} channels of this field, got {channel}; draw a .png"
@@ -80,6 +114,11 @@ def _start(scope: Observation, choice: Choice) -> dict[str, Any]:
         found = scope.attention_layer(number)
         query = scope.query(found, choice.point, choice.frame)
         check_index("head", choice.head, found.heads)
+        for name, most in (("head", 0), ("frame", 1 if choice.view == "rollout" else 5)):
+            if (value := getattr(choice, name)) is not None and fewer > most:
+                raise ValueError(f"{name}: a page of this size has the mean over the {name}s, got {value}; draw a .png")
+        if choice.view == "rollout" and fewer > 4:
+            raise ValueError("view: a page of this size has no rollout; draw a .png")
         number %= len(scope.recording.attention)
     shown = 0 if channel is None else channel + 1
     start = choice._asdict() | {"layer": number, "point": query, "channel": shown}
@@ -92,46 +131,55 @@ def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:
     return {"places": _index(places, Places(cloud, None, 1)), "values": features.tolist()}
 
 
-def _attention(layer: Attention, places: list[Places], scope: Observation) -> dict[str, Any]:
-    """Return weights ``[edges, fiber, keys, heads]`` with edges sorted by query.
-
-    If there are too many weights, they are averaged over the heads and then summed over the keys.
-    """
+def _attention(layer: Attention, places: list[Places], fewer: int) -> dict[str, Any]:
+    """Return weights ``[edges, fiber, keys, heads]`` with edges sorted by query."""
     weights = layer.weights
-    if weights.numel() > _MOST_NUMBERS:
+    if fewer > 0:
         weights = weights.mean(dim=-1, keepdim=True)
-    if weights.numel() > _MOST_NUMBERS:
+    if fewer > 2:
         weights = weights.sum(dim=2, keepdim=True)
-    _check_size(scope, weights)
-    count = torch.bincount(layer.target, minlength=len(layer.places.pos))
-    names = [frame_name(layer.places, h) for h in range(layer.places.fiber)]
+    if fewer > 5:
+        weights = weights.mean(dim=1, keepdim=True)
+    names = [""] if fewer > 5 else [frame_name(layer.places, h) for h in range(layer.places.fiber)]
     return {
         "name": layer.name,
         "places": _index(places, layer.places),
         "frames": names,
         "key_frames": names if weights.shape[2] == len(names) else [f"frame {k}" for k in range(weights.shape[2])],
         "heads": weights.shape[3],
-        "rows": [0, *count.cumsum(0).tolist()],
-        "source": layer.source.tolist(),
         "weights": _packed(weights),
     }
 
 
-def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
+def _edges(known: list[Attention], layer: Attention) -> int:
+    """Return the index of the edges of a layer among those that are known. Layers with new edges are added."""
+    for number, other in enumerate(known):
+        if torch.equal(other.source, layer.source) and torch.equal(other.target, layer.target):
+            return number
+    known.append(layer)
+    return len(known) - 1
+
+
+def _sources(layer: Attention) -> dict[str, Any]:
+    """Return the first edge of each query, and the sources of edges as two numbers of 16 bits."""
+    count = torch.bincount(layer.target, minlength=len(layer.places.pos))
+    parts = torch.stack([layer.source % 65536, layer.source // 65536]).numpy().astype("<u2").tobytes()
+    packed = {"shape": [2, len(layer.source)], "low": 0, "high": 65535, "data": base64.b64encode(parts).decode()}
+    return {"rows": [0, *count.cumsum(0).tolist()], "source": packed}
+
+
+def _rollouts(scope: Observation, places: list[Places], fewer: int) -> list[dict[str, Any]]:
     """Return rolled out weights ``[points, fiber, points of the input]``, or an empty list for negative weights."""
-    found, layers = [], scope.recording.attention
-    if any(bool((layer.weights < 0).any()) for layer in layers):
+    found, layers, together = [], scope.recording.attention, fewer > 1
+    if fewer > 4 or any(bool((layer.weights < 0).any()) for layer in layers):
         return []
     for number, layer in enumerate(layers):
         points, fiber = len(layer.places.pos), layer.places.fiber
-        inputs = len(layers[0].places.pos)
-        together = points * fiber * inputs > _MOST_NUMBERS
         flow = torch.eye(points * fiber, dtype=torch.float64).view(-1, points, fiber)
         if together:
             flow = flow.view(points, fiber, points, fiber).mean(dim=1)
         parts = [rolled_out(layers[: number + 1], part).sum(dim=2) for part in flow.split(_QUERIES)]
-        values = torch.cat(parts).view(points, -1, inputs)
-        _check_size(scope, values)
+        values = torch.cat(parts).view(points, 1 if together else fiber, -1)
         names = [""] if together else [frame_name(layer.places, h) for h in range(fiber)]
         found.append(
             {"name": layer.name, "places": _index(places, layer.places), "frames": names, "values": _packed(values)}
@@ -139,15 +187,15 @@ def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
     return found
 
 
-def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, Any]:
+def _field(scope: Observation, number: int, places: list[Places], fewer: int) -> dict[str, Any]:
     """Return raw and stabilized values ``[turns, points, fiber, 1 + channels]``.
 
     They are the norm over all channels, followed by the first channels.
     """
     raw, stable = scope.fields(number), scope.stabilized(number)
-    own, shown = scope.recording.fields[number].places, range(_known_channels(scope, raw))
+    own = scope.recording.fields[number].places
+    shown = range(0 if fewer > 3 else min(_MOST_CHANNELS, raw.shape[-1]))
     first, second = (torch.cat([x.norm(dim=-1, keepdim=True), x[..., : len(shown)]], dim=-1) for x in (raw, stable))
-    _check_size(scope, first)
     largest = float(raw.abs().max())
     return {
         "name": scope.field_layer(number).name,
@@ -162,18 +210,43 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
     }
 
 
-def _known_channels(scope: Observation, field: Tensor) -> int:
-    """Return the number of channels of a field ``[turns, points, fiber, channels]`` that the page contains."""
-    fitting = _MOST_NUMBERS // (field[..., 0].numel() * len(scope.recording.fields)) - 1
-    return max(0, min(_MOST_CHANNELS, fitting, field.shape[-1]))
+def _result(scope: Observation) -> str:
+    """Return the outputs of the network and the targets in words."""
+    output, parts = scope.recording.output, []
+    named = output._asdict() if hasattr(output, "_asdict") else output if isinstance(output, dict) else {"y": output}
+    for name, found in named.items():
+        target = scope.data.get(name)
+        if not isinstance(found, Tensor):
+            continue
+        labels = isinstance(target, Tensor) and not target.is_floating_point() and found.shape[:-1] == (target.numel(),)
+        if labels and found.shape[-1] > 1:
+            share, label = found.detach().double().softmax(dim=-1).max(dim=-1)
+            if len(label) > 1:
+                told = [f"{int((label.cpu() == target.flatten().cpu()).sum())} of {len(label)} labels are right"]
+            else:
+                told = [f"prediction: class {int(label)} ({100 * float(share):.0f} %)", f"target: class {int(target)}"]
+        else:
+            told = [f"prediction: {_numbers(found)}"]
+            if isinstance(target, Tensor) and target.numel() == found.numel():
+                told.append(f"target: {_numbers(target)}")
+        parts.append(", ".join(told) if name == "y" else f"{name}, {', '.join(told)}")
+    return "; ".join(parts)
 
 
-def _check_size(scope: Observation, values: Tensor) -> None:
-    if values.numel() > _MOST_NUMBERS:
-        raise ValueError(
-            f"data: expected at most {_MOST_NUMBERS:,} numbers per layer for a page, got {values.numel():,} for "
-            f"{scope.data.num_nodes} points; draw a .png, or use a smaller cloud"
-        )
+def _numbers(values: Tensor) -> str:
+    """Return a few numbers as text, or the root mean square of many."""
+    flat = values.detach().cpu().double().flatten()
+    if len(flat) > _FEW:
+        return f"{len(flat)} numbers, root mean square {float(flat.square().mean().sqrt()):.4g}"
+    return " ".join(f"{x:.4g}" for x in flat.tolist())
+
+
+def _normals(data: Data) -> list[list[float]]:
+    """Return ``data.normal`` of the points of a surface in space, or an empty list."""
+    normal = data.get("normal")
+    if not isinstance(normal, Tensor) or normal.shape != data.pos.shape or normal.shape[1] != 3:
+        return []
+    return [[round(x, 3) for x in one] for one in torch.nn.functional.normalize(normal.double()).tolist()]
 
 
 def _index(places: list[Places], own: Places) -> int:

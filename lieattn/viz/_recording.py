@@ -144,11 +144,12 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Layers of attention and fields, in the order of the forward pass, and the input data of the network."""
+    """Layers of attention and fields, in the order of the forward pass, the input data of the network, its output."""
 
     attention: tuple[Attention, ...]
     fields: tuple[Field, ...]
     data: Data
+    output: Any
 
 
 class Recorder:
@@ -175,13 +176,13 @@ class Recorder:
         """Evaluate the network and return the recording. Only the first call of each module is recorded."""
         self._calls, self._seen, self._fields, self._data = [], {}, {}, data
         with torch.no_grad(), watching_weights(self._watch):
-            self.network(Batch.from_data_list([data]))
+            output = self.network(Batch.from_data_list([data]))
             if isinstance(self.inner, AttentiveNet):
                 self._fields |= {field.name: field for field in self._gates(self.inner)}
             if isinstance(self.inner, AttentiveNetwork):
                 fields = list(self._grids(self.inner))
                 self._fields = {field.name: field for field in fields}
-        return Recording(tuple(self._seen.values()), tuple(self._fields.values()), self._data)
+        return Recording(tuple(self._seen.values()), tuple(self._fields.values()), self._data, output)
 
     def _is_layer(self, module: nn.Module, name: str) -> bool:
         parent, _, last = name.rpartition(".")

@@ -29,13 +29,14 @@ const points = () => page.places[layer().places].pos.length;
 
 // Attention of the query to each point: the mean over frames and heads, the sum over the frames of the keys.
 function attention() {
-  const { rows, source, weights: packed, places } = layer(), { shape, values } = array(layer(), "weights");
+  const { places, edges } = layer(), { rows } = page.edges[edges], { shape, values } = array(layer(), "weights");
+  const source = array(page.edges[edges], "source").values, half = source.length / 2;
   const [, frames, keys, heads] = shape, seen = new Array(page.places[places].pos.length).fill(0);
   const mine = chosen(state.frame, frames), theirs = chosen(keys > 1 ? state.keys : null, keys), some = chosen(state.head, heads);
   for (let edge = rows[state.point]; edge < rows[state.point + 1]; edge++) {
     let sum = 0;
     for (const f of mine) for (const k of theirs) for (const h of some) sum += values[((edge * frames + f) * keys + k) * heads + h];
-    seen[source[edge]] += sum / (mine.length * some.length);
+    seen[source[edge] + 65536 * source[half + edge]] += sum / (mine.length * some.length);
   }
   return seen;
 }
@@ -61,24 +62,27 @@ function scene() {
         { title: `raw: ${turn.label}`, places, values: field("raw", state.turn), turn: turn.matrix },
         { title: "pulled back: unchanged if the network is equivariant", places, values: field("stable", state.turn) },
       ],
-      range: ranges[state.channel], colors: "viridis", unit: channels[state.channel],
+      range: ranges[state.channel], colors: "viridis", unit: `${channels[state.channel]}${over("frame", layer().frames)}`,
     };
   }
   const rolled = state.view === "rollout", values = rolled ? rollout() : attention();
   const top = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0) || 1, signed = values.some((v) => v < 0);
   const places = rolled ? page.attention[0].places : layer().places;
   return {
-    panels: [{ title: "", places, values, query: ringed(places) }],
-    range: [signed ? -top : 0, top], colors: signed ? "RdBu_r" : "magma", unit: "weight",
+    panels: [{ title: "", places, values, query: partner(layer().places, places, state.point) }],
+    range: [signed ? -top : 0, top], colors: signed ? "RdBu_r" : "magma",
+    unit: `weight${over("frame", layer().frames)}${rolled ? "" : over("head", { length: layer().heads }) + over("keys", layer().key_frames, "sum over the frames of the keys")}`,
   };
 }
 
-// The query among the points of the input, if the layer has other points. Networks may shift and scale their input, so both
-// clouds are compared relative to their means, in units of the distances of their farthest points.
-function ringed(places) {
-  const own = page.places[layer().places].pos, given = page.places[places].pos;
-  if (places === layer().places || own.length === given.length) return state.point;
-  const place = unit(own)[state.point], pos = unit(given);
+const over = (id, { length }, what = `mean over the ${id}s`) => (length > 1 && state[id] === null ? `, ${what}` : "");
+
+// The point of other places that corresponds to a point. Networks may shift and scale their input, so both clouds are compared
+// relative to their means, in units of the distances of their farthest points.
+function partner(from, to, point) {
+  const own = page.places[from].pos, given = page.places[to].pos;
+  if (from === to || own.length === given.length) return point;
+  const place = unit(own)[point], pos = unit(given);
   const far = (p) => p.reduce((sum, x, k) => sum + (x - place[k]) ** 2, 0);
   return pos.reduce((best, p, i) => (far(p) < far(pos[best]) ? i : best), 0);
 }
@@ -94,7 +98,8 @@ function unit(pos) {
 function input() {
   const { places, values } = page.input, range = ends(values), field = state.view === "field";
   const turn = field ? page.turns[state.turn].matrix : undefined;
-  return [{ places, values, turn, query: field ? undefined : ringed(places) }, { range, colors: "gray_r" }];
+  const query = field ? undefined : partner(layer().places, places, state.point);
+  return [{ title: "input", places, values, turn, query }, { range, colors: "gray_r", parts: 1 }];
 }
 
 function color(name, value, [low, high]) {
@@ -120,8 +125,10 @@ function draw(canvas, panel, { range, colors }) {
   context.setTransform(dots, 0, 0, dots, 0, 0);
   context.clearRect(0, 0, side, side);
   const { pos, square, spacing } = page.places[panel.places], middle = page.sphere ? [0, 0, 0] : pos[0].map((_, k) => mean(pos.map((p) => p[k])));
-  const apart = pos.map((p) => Math.hypot(...p.map((x, k) => x - middle[k])));
-  const scale = (0.46 * side) / (ends(apart)[1] + (page.sphere ? 0.05 : spacing) || 1);
+  // Flat clouds that do not turn fill the picture.
+  const still = !page.camera && state.view !== "field", reach = still ? (point) => Math.max(...point.map(Math.abs)) : (point) => Math.hypot(...point);
+  const apart = pos.map((p) => reach(p.map((x, k) => x - middle[k])));
+  const scale = ((still ? 0.49 : 0.46) * side) / (ends(apart)[1] + (page.sphere ? 0.05 : square && still ? spacing / 2 : spacing) || 1);
   const place = (p) => { const [x, y, z] = seen(turned(panel.turn, p.map((q, k) => q - middle[k]))); return [side / 2 + scale * x, side / 2 - scale * y, z]; };
   const at = pos.map(place), radius = Math.max(side / 130, Math.min(page.camera ? side / 36 : 1e9, (page.camera ? 0.34 : 0.48) * spacing * scale));
   const angle = panel.turn && !page.camera ? -Math.atan2(panel.turn[1][0], panel.turn[0][0]) : 0;
@@ -130,6 +137,7 @@ function draw(canvas, panel, { range, colors }) {
   if (page.sphere) { context.beginPath(); context.arc(side / 2, side / 2, scale, 0, 7); context.stroke(); }
   const bonds = pos.length === page.input.values.length ? page.bonds : [];
   const symbols = page.symbols.length === pos.length && radius >= 8 ? page.symbols : [];
+  const normals = pos.length === page.normals.length ? page.normals.map((n) => seen(turned(panel.turn, n))) : [];
   context.textAlign = "center";
   context.textBaseline = "middle";
   const parts = [
@@ -146,18 +154,29 @@ function draw(canvas, panel, { range, colors }) {
       context.stroke();
       continue;
     }
-    const [x, y, depth] = at[point], ring = point === panel.query;
+    const [x, y, depth] = at[point], ring = point === panel.query, normal = normals[point];
     context.globalAlpha = page.sphere && depth < 0 && !ring ? 0.3 : 1;
     if (square) {
       const half = scale * spacing * Math.SQRT1_2;
       for (let k = 0; k < 4; k++) context.lineTo(x + half * Math.cos(angle + (k + 0.5) * Math.PI / 2), y + half * Math.sin(angle + (k + 0.5) * Math.PI / 2));
       context.closePath();
-    } else context.arc(x, y, radius, 0, 7);
+    } else if (normal) context.ellipse(x, y, 2 * radius * Math.max(0.2, Math.abs(normal[2])), 2 * radius, -Math.atan2(normal[1], normal[0]), 0, 7);
+    else context.arc(x, y, radius, 0, 7);
     context.fillStyle = color(colors, panel.values[point], range);
     context.fill();
     context.strokeStyle = soft;
     context.lineWidth = square ? 0.4 : 0.8;
     context.stroke();
+    if (normal) { // light from above, and from the left; dark behind
+      const light = -0.35 * normal[0] + 0.5 * normal[1] + 0.8 * normal[2];
+      context.fillStyle = light < 0.5 ? `rgba(0, 0, 0, ${Math.min(0.55, 0.4 * (0.5 - light))})` : `rgba(255, 255, 255, ${0.35 * (light - 0.5)})`;
+      context.fill();
+    } else if (page.camera && radius > 4 && !symbols[point]) {
+      context.beginPath();
+      context.arc(x - 0.35 * radius, y - 0.35 * radius, 0.25 * radius, 0, 7);
+      context.fillStyle = "rgba(255, 255, 255, 0.5)";
+      context.fill();
+    }
     if (symbols[point]) {
       context.font = `${radius * (symbols[point].length > 1 ? 0.9 : 1.15)}px system-ui, sans-serif`;
       context.fillStyle = isDark(color(colors, panel.values[point], range)) ? "#fff" : "#000";
@@ -167,30 +186,32 @@ function draw(canvas, panel, { range, colors }) {
   }
   if (panel.query !== undefined) {
     const [x, y] = at[panel.query];
-    context.strokeStyle = "#D55E00";
-    context.lineWidth = 2.5;
-    context.beginPath();
-    context.arc(x, y, square ? 0.62 * scale * spacing : radius + 3.5, 0, 7);
-    context.stroke();
+    for (const [style, width] of [["#fff", 5], ["#D55E00", 2.5]]) {
+      context.strokeStyle = style;
+      context.lineWidth = width;
+      context.beginPath();
+      context.arc(x, y, square ? 0.45 * scale * spacing : radius + 3.5, 0, 7);
+      context.stroke();
+    }
   }
-  canvas.hits = { at, radius: square ? 0.7 * scale * spacing : radius + 4 };
+  canvas.hits = { panel, at, radius: square ? 0.7 * scale * spacing : radius + 4 };
 }
 
-function scaleBar({ range, colors, unit }) {
-  const table = page.colors[colors], ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => range[0] + part * (range[1] - range[0]));
-  find("bar").style.background = `linear-gradient(to right, ${table.join(",")})`;
-  find("ticks").replaceChildren(...ticks.map((tick) => Object.assign(document.createElement("span"), { textContent: Number(tick.toPrecision(3)) })));
-  find("unit").textContent = unit;
+function scaleBar({ children: [bar, ticks, told] }, { range, colors, unit, parts = 4 }) {
+  const at = [...Array(parts + 1).keys()].map((k) => range[0] + (k / parts) * (range[1] - range[0]));
+  bar.style.background = `linear-gradient(to right, ${page.colors[colors].join(",")})`;
+  ticks.replaceChildren(...at.map((tick) => Object.assign(document.createElement("span"), { textContent: Number(tick.toPrecision(3)) })));
+  if (unit) told.textContent = unit;
 }
 
 const named = (i) => `point ${i}` + (page.symbols[i] && points() === page.symbols.length ? ` (${page.symbols[i]})` : "");
 
 function tell(shown, hovered) {
   const { panels, range } = shown, number = (x) => Number(x.toPrecision(3)).toString();
-  if (hovered) find("told").textContent = `${named(hovered.point)}: ${number(hovered.value)}`;
+  if (hovered) find("told").textContent = hovered;
   else if (state.view === "field") {
     const { deviation, largest } = layer(), inside = page.turns[state.turn].inside ? "" : "; this map is not in the group of the network";
-    find("told").textContent = `the field that is pulled back differs by ${deviation[state.turn].toExponential(1)} (largest value ${number(largest)})${inside}`;
+    find("told").textContent = `the field that is pulled back differs by ${deviation[state.turn].toExponential(1)} (largest absolute value of a channel ${number(largest)})${inside}`;
   } else {
     const { values, query } = panels[0], best = values.indexOf(values.reduce((a, b) => Math.max(a, b)));
     find("told").textContent = `${named(state.point)} attends most to point ${best}: ${number(values[best])}; sum ${number(values.reduce((a, b) => a + b, 0))}`;
@@ -207,10 +228,24 @@ function show() {
   });
   const [given, colors] = input(), same = new Set(given.values).size === 1;
   find("small").hidden = same;
-  if (!same) draw(find("input"), given, colors);
-  find("input").nextElementSibling.textContent = "input";
-  scaleBar(shown);
+  if (!same) {
+    draw(find("input"), given, colors);
+    scaleBar(find("input").nextElementSibling, colors);
+  }
+  scaleBar(find("scale"), shown);
+  const turn = page.turns[state.turn];
+  value("point", `${named(state.point)}, of 0 to ${points() - 1}`);
+  value("turn", `${state.turn + 1} of ${page.turns.length}: ${turn.label}`);
+  const field = state.view === "field", moves = page.camera ? " Drag, or use Shift and the arrow keys, to rotate the picture." : "";
+  find("help").textContent = field
+    ? `The input is transformed. If a picture has the focus, the arrow keys select the next or previous transformation.${moves}`
+    : `Click a point to make it the query, which has a ring. If a picture has the focus, the arrow keys go to the next point in their direction.${moves}`;
   tell(shown);
+}
+
+function value(id, text) {
+  find(id).nextElementSibling.textContent = text;
+  find(id).ariaValueText = text;
 }
 
 // --- controls --------------------------------------------------------------------------------------------------
@@ -264,6 +299,21 @@ function step(by) {
   show();
 }
 
+// Make the nearest point in a direction on the screen the query. Its angle to the direction is at most 45 degrees.
+function toward([right, up]) {
+  const pos = page.places[layer().places].pos.map(seen), [x, y] = pos[state.point];
+  const far = pos.map((p) => Math.hypot(p[0] - x, p[1] - y));
+  const along = pos.map((p) => right * (p[0] - x) + up * (p[1] - y));
+  const ahead = [...pos.keys()].filter((i) => along[i] > 0 && along[i] >= 0.707 * far[i]);
+  if (ahead.length) choose(ahead.reduce((a, b) => (far[b] < far[a] ? b : a)));
+}
+
+function choose(point) {
+  state.point = point;
+  find("point").value = point;
+  show();
+}
+
 let playing = null;
 find("play").addEventListener("click", ({ target }) => {
   playing = playing ? clearInterval(playing) : setInterval(() => step(1), 700);
@@ -278,18 +328,19 @@ function rotate(round, up) {
   show();
 }
 
-for (const canvas of [find("left"), find("right")]) {
-  let start = null, moved = false;
+for (const canvas of [find("input"), find("left"), find("right")]) {
+  if (page.camera) canvas.style.touchAction = "pan-y pinch-zoom"; // up and down scroll, sideways rotates
+  let start = null, moved = false, camera = null;
   const hit = ({ offsetX, offsetY }) => {
     const far = (p) => Math.hypot(p[0] - offsetX, p[1] - offsetY), { at, radius } = canvas.hits;
     const near = at.map((p, i) => [p, i]).filter(([p]) => far(p) <= radius);
     return near.length ? near.reduce((a, b) => (b[0][2] > a[0][2] ? b : a))[1] : null;
   };
-  canvas.addEventListener("pointerdown", (event) => { start = event; moved = false; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointerdown", (event) => { start = event; moved = false; camera = state.camera; canvas.setPointerCapture(event.pointerId); });
   canvas.addEventListener("pointermove", (event) => {
     if (!start) {
-      const point = hit(event), shown = scene();
-      tell(shown, point === null ? undefined : { point, value: shown.panels[canvas.id === "left" ? 0 : 1].values[point] });
+      const point = hit(event), { panel } = canvas.hits;
+      tell(scene(), point === null ? undefined : `${panel.title === "input" ? "input of " : ""}${named(point)}: ${Number(panel.values[point].toPrecision(3))}`);
     } else if (page.camera && (moved || Math.hypot(event.offsetX - start.offsetX, event.offsetY - start.offsetY) > 4)) {
       moved = true;
       rotate(0.01 * event.movementX, 0.01 * event.movementY);
@@ -298,17 +349,20 @@ for (const canvas of [find("left"), find("right")]) {
   canvas.addEventListener("pointerup", (event) => {
     const point = moved ? null : hit(event);
     start = null;
-    if (point === null || state.view === "field" || state.view === "rollout" && page.attention[0].places !== layer().places) return;
-    state.point = point;
-    find("point").value = point;
+    if (point !== null && state.view !== "field") choose(partner(canvas.hits.panel.places, layer().places, point));
+  });
+  canvas.addEventListener("pointercancel", () => { // the finger scrolls the page
+    start = null;
+    state.camera = camera;
     show();
   });
   canvas.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
     if (!by) return;
     event.preventDefault();
-    if (event.shiftKey && page.camera) rotate(0.1 * by[0], 0.1 * by[1]);
-    else step(by[0] + by[1]);
+    if (event.shiftKey && page.camera) rotate(0.1 * by[0], -0.1 * by[1]);
+    else if (state.view === "field") step(by[0] - by[1]);
+    else toward(by);
   });
 }
 new ResizeObserver(show).observe(find("panels"));

@@ -29,7 +29,10 @@ NOTEBOOKS = {
 SOURCES = PAGES | NOTEBOOKS
 PACKAGES = (
     *(f"lieattn.{name}" for name in ("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models")),
-    *(f"lieattn.{name}" for name in ("train", "certify", "testing", "transforms", "viz", "ase", "bench", "compare")),
+    *(
+        f"lieattn.{name}"
+        for name in ("train", "certify", "testing", "transforms", "viz", "ase", "torchsim", "bench", "compare")
+    ),
     "lieattn_datasets",
 )
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")

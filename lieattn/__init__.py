@@ -2,7 +2,7 @@
 
 The subpackages are, from the lowest layer to the highest, ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``,
 ``nn`` and ``models``. Import names from them. The tools around a model (``train``, ``certify``, ``viz``, ``ase``,
-``transforms``, ``bench``, ``compare``) need heavier packages. Each subpackage is imported on first use.
+``torchsim``, ``transforms``, ``bench``, ``compare``) need heavier packages. Each subpackage is imported on first use.
 :func:`lieattn.save` writes a network to a file, and :func:`lieattn.load` reads it.
 """
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         reps,
         spaces,
         testing,
+        torchsim,
         train,
         transforms,
         viz,
@@ -46,6 +47,7 @@ __all__ = [
     "save",
     "spaces",
     "testing",
+    "torchsim",
     "train",
     "transforms",
     "viz",

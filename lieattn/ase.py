@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from lieattn._core.checks import check_arguments, kind
 from lieattn._core.messages import needs_extra
 from lieattn.io import settle, uncompiled
-from lieattn.models import Captured, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
+from lieattn.models import Captured, EnergyAndForce, EnergyForces, EnergyForceStress, Ensemble, Preprocessed, Rescaled
 from lieattn.models.dynamics import differentiated, energy_among
 
 with needs_extra("lieattn.ase", "chem"):
@@ -123,7 +123,7 @@ class Calculator(AseCalculator):
         with torch.inference_mode(False):  # otherwise the copies could not be differentiated
             self._members = [_Member(network, steps, jumps) for network, steps in _networks(model)]
         self.model = self._members[0].model
-        self._inputs = tuple(dict.fromkeys(name for one in self._members for name in one.model.cloud_inputs))
+        self.cloud_inputs = tuple(dict.fromkeys(name for one in self._members for name in one.model.cloud_inputs))
         if len(self._members) > 1:
             self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
@@ -138,8 +138,29 @@ class Calculator(AseCalculator):
         changes: list[str] = super().check_state(atoms, tol=tol)
         known: Any = {} if self.atoms is None else self.atoms.info
         given: Any = atoms.info
-        different = any(not np.array_equal(known.get(name), given.get(name)) for name in self._inputs)
+        different = any(not np.array_equal(known.get(name), given.get(name)) for name in self.cloud_inputs)
         return [*changes, "info"] if different else changes
+
+    @torch.inference_mode(False)
+    def derivatives(
+        self, data: Data, *, stress: bool
+    ) -> list[tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]]:
+        """Return the results of each network for a batch of structures in Å, and its other outputs by name.
+
+        Energies ``[clouds]``, forces and, with ``stress``, stresses and virials are in float64, in eV and Å. Other
+        outputs are in the units of the model. ``data`` has ``pos``, ``z`` and, for several structures, ``batch`` and
+        ``ptr``; if they are periodic, ``cell`` and ``pbc``.
+        """
+        scaled, results = copy.copy(data), []
+        for name in {"pos", "cell"} & set(data.keys()):
+            scaled[name] = data[name].double() / self._length
+        for one in self._members:
+            found, others = differentiated(self._outputs_of(one), scaled, stress=stress)
+            found = found._replace(force=found.force.double() / self._length)
+            if isinstance(found, EnergyForceStress):
+                found = found._replace(stress=found.stress.double() / self._length**3)
+            results.append((found, others))
+        return results
 
     @torch.inference_mode(False)
     def calculate(
@@ -161,24 +182,24 @@ class Calculator(AseCalculator):
         if "stress" in properties and not whole:
             raise PropertyNotImplementedError("stress: expected atoms that are periodic along all three cell vectors")
         weight = next(self.model.parameters(), torch.zeros(()))
-        pos = torch.tensor(atoms.positions / self._length, device=weight.device)
+        pos = torch.tensor(atoms.positions, device=weight.device)
         data = Data(pos=pos, z=torch.tensor(atoms.numbers, device=pos.device).long())
         if atoms.pbc.any():
-            data.cell = torch.tensor(atoms.cell.array / self._length).to(pos)[None]
+            data.cell = torch.tensor(atoms.cell.array).to(pos)[None]
             data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
-        for name in self._inputs:
+        for name in self.cloud_inputs:
             data[name] = _number(atoms, name, pos)
-        found = [differentiated(self._outputs_of(one), data, stress=whole) for one in self._members]
+        found = self.derivatives(data, stress=whole)
         each = [derivatives for derivatives, _ in found]
         energies = torch.stack([found.energy[0] for found in each])
-        forces = torch.stack([found.force.double() for found in each]) / self._length
+        forces = torch.stack([found.force for found in each])
         energy = float(energies.mean())
         self.results = {"energy": energy, "free_energy": energy, "forces": _array(forces.mean(dim=0))}
         if len(each) > 1:
             self.results |= {"energy_std": float(energies.std()), "forces_std": _array(forces.std(dim=0))}
         if whole:
-            stress = torch.stack([found.stress[0].double() for found in each if isinstance(found, EnergyForceStress)])
-            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)) / self._length**3)
+            stress = torch.stack([found.stress[0] for found in each if isinstance(found, EnergyForceStress)])
+            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)))
         for name, factor in self._factors.items():
             values = [value for _, outputs in found if (value := _property(name, outputs, len(atoms))) is not None]
             if len(values) == len(found):
@@ -196,7 +217,7 @@ class Calculator(AseCalculator):
         return Properties({name: value for name, value in self.results.items() if name in known})
 
     def _outputs_of(self, member: _Member) -> Callable[[Data], tuple[Tensor, dict[str, Tensor]]]:
-        """The function of the data that returns the energy in eV, ``[1]`` in float64, and the other outputs."""
+        """The function of the data that returns energies in eV, ``[clouds]`` in float64, and the other outputs."""
         steps = [] if self.transform is None else [_transforming(self.transform)]
 
         def outputs(data: Data) -> tuple[Tensor, dict[str, Tensor]]:
@@ -217,17 +238,19 @@ class _Member:
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
 
     def outputs(self, given: Data, first: Sequence[Preprocessed]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The energy ``[1]``, and other outputs, after ``first`` transforms of ``given`` data in float64.
+        """The energies ``[clouds]``, and other outputs, after ``first`` transforms of ``given`` data in float64.
 
         Transforms and the network compute in the precision of the weights, everything after them in float64.
         """
         # Networks in half precision compute distances in float32.
         dtype = torch.promote_types(next(self.model.parameters(), torch.zeros(())).dtype, torch.float32)
         data = rounded = copy.copy(given).apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
-        counted = list[tuple[_Units, int, Data]]()
+        counted = list[tuple[_Units, Tensor, Data]]()
+        clouds = 1 if data.batch is None else len(data.ptr) - 1
         for step in (*first, *self.steps):
             if isinstance(step, _Units):
-                counted.append((step, data.num_nodes or 0, data))
+                batch = data.z.new_zeros(data.num_nodes) if data.batch is None else data.batch
+                counted.append((step, torch.bincount(batch, minlength=clouds), data))
             else:
                 data = step(data)
         if data.pos is rounded.pos:  # transforms may depend on places, which the network need not know
@@ -241,14 +264,14 @@ class _Member:
         if isinstance(found, Mapping):
             others = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         found = energy_among(found)
-        if not isinstance(found, Tensor) or found.numel() != 1:
+        if not isinstance(found, Tensor) or found.numel() != clouds:
             got = tuple(found.shape) if isinstance(found, Tensor) else kind(found)
-            raise ValueError(f"model: expected one energy per cloud, [1] or [1, 1], got {got}")
-        energy = found.double().reshape(1)
-        for units, count, seen in reversed(counted):
-            shift = units.shift.to(energy) * (count if units.extensive else 1)
+            raise ValueError(f"model: expected one energy per cloud, [{clouds}] or [{clouds}, 1], got {got}")
+        energy = found.double().reshape(clouds)
+        for units, counts, seen in reversed(counted):
+            shift = units.shift.to(energy) * (counts if units.extensive else 1)
             if units.references is not None:
-                shift = shift + Rescaled.sum_over_atoms(units.references, seen, 1).to(energy)
+                shift = shift + Rescaled.sum_over_atoms(units.references, seen, clouds).to(energy)
             energy = shift + units.scale.to(energy) * energy
             others = {
                 name: shift.to(energy) + scale.to(energy) * others[name].double()

@@ -42,9 +42,10 @@ BELOW = {
 CORE = frozenset(BELOW)
 # Packages that all parts may import. "_core" holds what has no public name: arguments, numerics, support of torch.
 FOUNDATION = frozenset({"_core", "io"})
-TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})
+TOOLS = frozenset({"ase", "torchsim", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})
 BELOW |= {
     "ase": CORE,
+    "torchsim": CORE | {"ase"},
     "certify": CORE - {"testing"},
     "viz": CORE | {"certify"},
     "bench": CORE,
@@ -55,14 +56,14 @@ BELOW |= {
 }
 BELOW |= {"_core": set(), "io": {"_core"}} | {"__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
 
-HEAVY = "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase triton".split()
+HEAVY = "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase torch_sim triton".split()
 MOST_LINES = 500
 
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
     "_core": (1433, 13, 0),
-    "ase": (323, 1, 0),
+    "ase": (346, 1, 0),
     "bench": (1406, 6, 3),
     "certify": (2904, 10, 7),
     "cli": (2544, 10, 3),
@@ -76,14 +77,15 @@ BUDGETS = {
     "reps": (666, 3, 15),
     "spaces": (370, 2, 5),
     "testing": (618, 3, 10),
+    "torchsim": (95, 1, 0),
     "train": (3045, 11, 32),
     "transforms": (364, 1, 0),
     "viz": (2813, 10, 13),
     "datasets": (8388, 28, 76),
-    "tests": (52447, 146, 0),
-    "examples": (2984, 28, 0),
+    "tests": (52500, 146, 0),
+    "examples": (3038, 29, 0),
 }
-ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "transforms.py"})  # beside the packages
+ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
 
 
 def part(path):

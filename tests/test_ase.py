@@ -38,6 +38,7 @@ optimize, velocitydistribution, verlet = (
 calculator = pytest.importorskip("lieattn.ase")
 
 RADIUS = 6.0
+NO_TORCH_SIM = 'torch-sim is not installed: pip install "lieattn[torchsim]"'
 
 
 class LennardJones(nn.Module):
@@ -612,3 +613,47 @@ def test_calculators_that_read_numbers_of_whole_structures_are_certified():
     cloud = Data(pos=torch.randn(3, 3), z=torch.ones(3).long(), charge=torch.tensor([1]))
     network = calculator.Calculator(ions("charge"), jumps="allow")
     assert certify(network, cloud, tetrahedral(), continuity=False, rotations=0).verdict == "kept"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("cell", [False, True], ids=["molecules", "crystals"])
+def test_batches_of_torch_sim_are_those_of_the_calculator(cell, dtype):
+    """Systems of several sizes in one batch, in the units of the model, with a shift and references of each atom."""
+    ts, torchsim = pytest.importorskip("torch_sim", reason=NO_TORCH_SIM), pytest.importorskip("lieattn.torchsim")
+    references = {"y": torch.tensor([[1, -13.7], [8, -41.3]])}
+    made = Rescaled(network(Radius(6.0, smooth=True)).to(dtype), {"y": 0.5}, {"y": -2.0}, ["y"], references=references)
+    chosen = calculator.Calculator(made, energy_unit="kcal/mol", length_unit="Bohr")
+    systems = [water(cell), build.molecule("H2", cell=np.eye(3) * 3.0, pbc=cell), water(cell) * (1 + cell, 1, 1)]
+    for seed, atoms in enumerate(systems):
+        atoms.rattle(0.05, seed=seed)
+    model = torchsim.Model(chosen, stress=cell)
+    found = model(ts.initialize_state(systems, model.device, model.dtype))
+    assert {values.dtype for values in found.values()} == {model.dtype} == {dtype}
+    assert found["forces"].abs().max() > 1e-3
+    assert ("stress" in found) == cell
+    limits = {"rtol": 1e-10, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    for k, (atoms, forces) in enumerate(zip(systems, found["forces"].split(list(map(len, systems))), strict=True)):
+        atoms.calc = chosen
+        np.testing.assert_allclose(found["energy"][k], atoms.get_potential_energy(), **limits)
+        np.testing.assert_allclose(forces, atoms.get_forces(), **limits)
+        if cell:
+            np.testing.assert_allclose(found["stress"][k], atoms.get_stress(voigt=False), **limits)
+
+
+def test_torch_sim_accepts_its_models():
+    """Its own check of models passes, and numbers of whole systems are attributes of its states."""
+    ts, torchsim = pytest.importorskip("torch_sim", reason=NO_TORCH_SIM), pytest.importorskip("lieattn.torchsim")
+    options = {"channels": 4, "layers": 1, "heads": 1, "readout": Readout(pool="sum")}
+    options |= {"space": Euclidean(Translations(3)), "neighborhood": Radius(3.0, smooth=True)}
+    made = randomize(LieTransformer(Species((14, 26)), 1, **options)).double()
+    model = torchsim.Model(calculator.Calculator(made), stress=True, memory_scales_with="n_atoms")
+    ts.models.interface.validate_model_outputs(model, model.device, model.dtype)
+    assert model.memory_scales_with == "n_atoms"
+    charged = randomize(LieTransformer(CloudInputs(("charge",), Species((14,))), 1, **options)).double()
+    model = torchsim.Model(calculator.Calculator(charged))
+    state = ts.initialize_state([build.bulk("Si"), build.bulk("Si")], model.device, model.dtype)
+    with pytest.raises(ValueError, match=r"state\.charge: expected numbers \[2\], an input of the model, got None"):
+        model(state)
+    state.charge = torch.tensor([0.0, 1.0])
+    energies = model(state)["energy"]
+    assert energies[0] != energies[1]

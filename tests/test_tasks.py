@@ -13,6 +13,10 @@ from lieattn.cli import main
 TASKS = Path(__file__).parent.parent / "examples" / "tasks"
 # Name: options of a short run, and a condition for its result
 RUNS = {
+    "batched_md": (
+        {"molecules": 2, "frames": 16, "steps": 20, "dynamics": 2},
+        lambda found: found.pop("difference") < 1 and min(found.values()) > 0,
+    ),
     "crystals": ({"frames": 20, "epochs": 1}, lambda found: 0 < found[0] < 0.1 and found[1] < 5),
     "dipoles": ({"conformers": 1, "epochs": 1}, lambda error: 0 < error < 2),
     "flights": ({"flights": 50, "epochs": 1}, lambda found: 0 < found[0][2] < 200 and 30 < found[1][2] < 50),
@@ -57,6 +61,8 @@ def test_tasks_are_short(path):
 def test_tasks_run(name, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(TASKS)
     monkeypatch.chdir(tmp_path)
+    if name == "batched_md":
+        pytest.importorskip("torch_sim", reason='torch-sim is not installed: pip install "lieattn[torchsim]"')
     options, good = RUNS[name]
     assert good(importlib.import_module(name).main(**options))
 

@@ -57,6 +57,7 @@ from lieattn.models import (
     GSANet,
     GSAOptions,
     HamiltonianDynamics,
+    ImageTransformer,
     LieConvNet,
     LieTransformer,
     Lifting,
@@ -170,6 +171,11 @@ def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
 
 def framewise(frames, out_channels: int = 2, **options) -> FramewiseTransformer:
     return FramewiseTransformer(frames, 2, out_channels, channels=4, layers=1, **options)
+
+
+def image(group: FiniteGroup, neighborhood, **options) -> ImageTransformer:
+    small = {"channels": 4, "blocks": (1, 1), "heads": 1, **options}
+    return ImageTransformer(**{"group": group, "in_channels": 1, "out_channels": 2, **small}, neighborhood=neighborhood)
 
 
 def steerable(model: type, **options) -> nn.Module:
@@ -418,6 +424,13 @@ NETWORKS = {
         lambda: framewise(cyclic(8), neighborhood=PixelSquare(5)),
         lambda: pixels(5, 2),
         "C8",
+    ),
+    "image_turned": (lambda: image(cyclic(8), Radius(1.5)), lambda: pixels(5), "C8"),
+    "image_squares": (lambda: image(dihedral(4), PixelSquare(3), vector_inputs=("vel",)), lambda: windy(6), "D4"),
+    "image_points": (
+        lambda: image(tetrahedral(), Radius(2.0), in_channels=2, pool="none", kind="vector", channels=(2, 4)),
+        molecules,
+        "T",
     ),
     "tfn_cubes": (
         lambda: steerable(TensorFieldNetwork, degree=1, neighborhood=PixelSquare(3), cutoff=1.5),

@@ -14,7 +14,7 @@ from lieattn._core.checks import check_arguments, check_choice, check_count, che
 from lieattn._core.functional import outside_of_transforms
 from lieattn._core.numerics import counts, maxima, reduced
 from lieattn.geometry._clouds import PointClouds, as_coordinates, point_clouds
-from lieattn.geometry._indices import check_indices, first_true, members
+from lieattn.geometry._indices import check_indices, first_true, members, ranges
 from lieattn.geometry._movable import Movable
 from lieattn.geometry._search import TIE_TOLERANCE, pairs_between
 
@@ -96,6 +96,35 @@ class Coarse(Movable):
     points: Tensor
     cells: Tensor
     num_points: int
+
+    @classmethod
+    def of_rasters(cls, clouds: PointClouds) -> Coarse:
+        """Halve the sides of images of pixels or voxels, which need ``clouds.grid`` (otherwise ValueError).
+
+        Cells of even sides are 2 pixels wide. On odd sides every second pixel is kept from the first to the last one,
+        and the pixels between two of them lie in the cells of both. The raster is thus divided alike from all ends.
+
+        **Equivariance.** Cells commute with quarter turns and reflections of the raster, and with all motions of the
+        coordinates, which do not change the raster.
+        """
+        if (grid := clouds.grid) is None:
+            raise ValueError("clouds: halving the sides of images needs the size of each, grid [clouds, dim], got None")
+        halved = (grid + 1) // 2
+        cloud, left = ranges(grid.new_zeros(len(grid)), grid.prod(dim=1))
+        first = halved.prod(dim=1).cumsum(0) - halved.prod(dim=1)
+        cells, stride = first[cloud, None], torch.ones_like(cloud)
+        for axis in reversed(range(grid.shape[1])):
+            side, place = grid[cloud, axis], left % grid[cloud, axis]
+            ends = torch.stack([place // 2, (place + side % 2) // 2], dim=1) * stride[:, None]
+            cells = (cells[:, :, None] + ends[:, None]).flatten(1)
+            left, stride = left // side, stride * halved[cloud, axis]
+        point = torch.arange(len(cloud), device=grid.device)[:, None].expand_as(cells)
+        pairs = torch.unique(torch.stack([point.flatten(), cells.flatten()], dim=1), dim=0).unbind(1)
+        total = int(halved.prod(dim=1).sum())
+        batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), halved.prod(dim=1))
+        pos = reduced(clouds.pos[pairs[0]], pairs[1], total, "mean")
+        kept = PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=halved)
+        return cls(kept.with_each(), *pairs, clouds.num_points)
 
     def pool(
         self, x: Float[Tensor, " points *rest"], reduction: Literal["max", "mean", "sum"] = "max"

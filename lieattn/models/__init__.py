@@ -31,7 +31,14 @@ from lieattn.models.dynamics import (
     Trajectory,
     energy_drift,
 )
-from lieattn.models.frames import DirectionConvNet, DirectionOptions, FramewiseOptions, FramewiseTransformer
+from lieattn.models.frames import (
+    DirectionConvNet,
+    DirectionOptions,
+    FramewiseOptions,
+    FramewiseTransformer,
+    ImageOptions,
+    ImageTransformer,
+)
 from lieattn.models.gsa import Dropouts, GSAGeometry, GSANet, GSAOptions, GSAReadout, Stages
 from lieattn.models.lie import (
     AttentionOptions,
@@ -84,6 +91,8 @@ __all__ = [
     "GSAReadout",
     "GroupField",
     "HamiltonianDynamics",
+    "ImageOptions",
+    "ImageTransformer",
     "LieConvGeometry",
     "LieConvNet",
     "LieTransformer",

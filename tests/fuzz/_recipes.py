@@ -377,6 +377,8 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.relative.PerHeadMLP": {"in_channels": COORDINATES},
     "nn.relative.keep_variance": {"linear": nn.Linear(3, 4)},
     "models.GSANet": {"channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "data": DATA},
+    "models.ImageTransformer": {"neighborhood": Radius(1.5), "channels": 4, "blocks": (1, 1), "data": DATA},
+    "geometry.Coarse.of_rasters": {"clouds": PIXELS},
     "models.GSANet.features": {"x": torch.randn(6, 4), "geometry": gsa().geometry(DATA)},
     **{f"models.{name}": {"data": IMAGES, "images": IMAGES, "in_channels": 1} for name in IMAGE_MODELS},
     "models.LieConvNet": _LIE,

@@ -2,6 +2,7 @@
 
 from lieattn.models.frames._directions import DirectionConvNet, DirectionOptions
 from lieattn.models.frames._framewise import FramewiseOptions, FramewiseTransformer
+from lieattn.models.frames._images import ImageGeometry, ImageOptions, ImageTransformer
 from lieattn.models.frames._network import FrameOptions
 
 __all__ = [
@@ -10,4 +11,7 @@ __all__ = [
     "FrameOptions",
     "FramewiseOptions",
     "FramewiseTransformer",
+    "ImageGeometry",
+    "ImageOptions",
+    "ImageTransformer",
 ]

@@ -190,7 +190,9 @@ class FramewiseTransformer(FrameNetwork):
         self.blocks = nn.ModuleList(FramewiseBlock(group, channels, **block) for _ in range(layers))
         self.norm = FiberNorm(channels)
         outputs = PointOutputs(kind, pool)
-        self.head = _Head(channels, out_channels, group.dim, outputs, group if options.head == "frames" else None)
+        self.head = FramewiseHead(
+            channels, out_channels, group.dim, outputs, group if options.head == "frames" else None
+        )
         self.has_kinks = pool == "max"
 
     def tied_to(self) -> dict[str, str]:
@@ -255,7 +257,7 @@ class FramewiseTransformer(FrameNetwork):
         return GroupField(self.norm(x), graph)
 
 
-class _Head(FrameHead):
+class FramewiseHead(FrameHead):
     """A network with one hidden layer, on the mean over the frames for invariants, and in each frame for vectors.
 
     If a ``group`` is given, the hidden layer is tied over its elements, and the mean for invariants is taken after it.

@@ -1,0 +1,277 @@
+"""A transformer on images as sets of points, with pooling between its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lieattn._core.checks import check_arguments, check_counts, check_dropout, check_length
+from lieattn._core.contexts import without_autocast
+from lieattn.geometry import (
+    AllPairs,
+    Coarse,
+    LiftedGraph,
+    Neighborhood,
+    PointClouds,
+    coarsen,
+    lift,
+    scaled,
+)
+from lieattn.groups import FiniteGroup
+from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, in_precision_of_weights
+from lieattn.models._base.lifted import LiftedNetwork, without_lattice
+from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
+from lieattn.models._base.symmetry import Symmetry
+from lieattn.models.frames._framewise import FramewiseHead
+from lieattn.nn import FiberNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
+from lieattn.nn.relative import NetworkKernel, RotaryPhases
+from lieattn.ops import RelativeTerms
+
+_SHARE = 0.25  # of the points that a pooling of a cloud without raster keeps
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Options of :class:`ImageTransformer`.
+
+    Attributes
+    ----------
+    mlp_ratio, dropout
+        Ratio of the hidden channels of a block to its channels; dropout probability after both branches of a block, and
+        for the attention weights.
+    hidden
+        Hidden units of the kernels, see :class:`lieattn.nn.relative.NetworkKernel`.
+    reduction
+        Reduction over the cells of a pooling, ``"max"`` or ``"mean"``.
+    window
+        Neighborhood of the attention, in units of the input points; None for the whole set, as one dense product.
+    length
+        Length, in units of the input points, over which rotary phases initially change by about one radian; twice the
+        distance of the points of the last stage of a raster, if absent.
+    """
+
+    mlp_ratio: int = 2
+    dropout: float = 0.0
+    hidden: int = 16
+    reduction: Literal["max", "mean"] = "max"
+    window: Neighborhood | None = None
+    length: float | None = None
+
+    def __post_init__(self) -> None:
+        check_arguments(ImageOptions, vars(self))
+        check_counts(mlp_ratio=self.mlp_ratio, hidden=self.hidden)
+        check_dropout("dropout", self.dropout)
+        if self.length is not None:
+            check_length("length", self.length)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageGeometry:
+    """Geometry of a forward pass of an :class:`ImageTransformer`.
+
+    Attributes
+    ----------
+    stages
+        Graph of each stage with its neighborhoods; in the last stage those of the attention. The first one lifts.
+    pools
+        Cells of the poolings between the stages.
+    positions
+        Positions ``[points, fiber, dim]`` in the frames, of the last stage.
+    """
+
+    stages: tuple[LiftedGraph, ...]
+    pools: tuple[Coarse, ...]
+    positions: Tensor
+
+
+class ImageTransformer(LiftedNetwork):
+    """A vision transformer on sets of pixels, equivariant to R^d ⋊ H: convolutions near, attention far.
+
+    A lifting convolution maps the points to a field ``[points, fiber, channels]``. Each stage but the last has blocks
+    with a separable group convolution over the neighborhood, and is followed by a pooling of the set. In the last
+    stage, each frame attends to the whole set, with rotary encodings, as in :class:`FramewiseTransformer`. All other
+    maps are group-tied.
+
+    **Sets.** Images can differ in size, lack pixels or have any other points, and the group can be any finite
+    orthogonal group of the plane (C_n, D_n), of space (T, O, I, for volumes) or of other dimensions. The points of data
+    with ``grid`` are pooled by cells of 2 x 2 (x 2) pixels, otherwise by :func:`lieattn.geometry.coarsen`.
+
+    **Equivariance.** When R^d ⋊ H acts on the coordinates of the points, outputs are invariant, exactly for every H if
+    neighborhoods are balls. Images that are resampled on their raster are turned exactly by quarter turns and
+    reflections only.
+
+    Parameters
+    ----------
+    group
+        H, such as ``cyclic(8)``.
+    in_channels, out_channels
+        Number of features ``data.x`` of the points, or an object that computes features, see
+        :class:`lieattn.models.CloudInputs`; number of outputs.
+    neighborhood
+        Neighbors of the convolutions in the first stage. It grows with the distances after each pooling.
+    channels
+        Channels per frame: one number, or one for each stage.
+    blocks
+        Number of blocks of each stage. The poolings are between the stages.
+    heads
+        Heads of the attention in each frame; twice their number must divide the channels of the last stage.
+    vector_inputs
+        Names of attributes of the data with vectors ``[points, dim]``, or of any fields as in
+        :class:`lieattn.models.VectorEmbedding`, whose components in the frames are added to the lifted field.
+    kind
+        ``"invariant"`` numbers or ``"vector"`` outputs, see :class:`FramewiseTransformer`.
+    pool
+        ``"mean"``, ``"sum"`` or ``"max"`` over the points of the last stage, or ``"none"`` for outputs at all points
+        (segmentation): the field is then spread from each stage to the one before and added to the field there.
+    options
+        :class:`ImageOptions`.
+
+    Raises
+    ------
+    ValueError
+        If the group does not preserve distances, or numbers do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.geometry import Radius, pixel_positions
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.models import ImageTransformer
+    >>> network = ImageTransformer(cyclic(8), 1, 10, neighborhood=Radius(2.3), channels=4, blocks=(0, 1))
+    >>> network(Data(x=torch.randn(64, 1), pos=pixel_positions(8, 8), grid=torch.tensor([[8, 8]]))).shape
+    torch.Size([1, 10])
+    """
+
+    group: FiniteGroup
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: PointInputs = 1,
+        out_channels: int = 10,
+        *,
+        neighborhood: Neighborhood,
+        channels: int | Sequence[int] = 16,
+        blocks: Sequence[int] = (0, 2, 3),
+        heads: int = 2,
+        vector_inputs: VectorInputs = (),
+        kind: OutputKind = "invariant",
+        pool: Pooling = "mean",
+        options: ImageOptions | None = None,
+    ) -> None:
+        check_arguments(ImageTransformer.__init__, locals())
+        super().__init__(group, in_channels, neighborhood, None, vector_inputs)
+        self.options = options = options or ImageOptions()
+        if not group.is_orthogonal:
+            raise ValueError(f"group: expected orthogonal matrices, since poolings compare distances, got {group.name}")
+        widths = [channels] * len(blocks) if isinstance(channels, int) else list(channels)
+        if not blocks or len(widths) != len(blocks):
+            raise ValueError(f"channels: expected one number for each of {len(blocks)} stages, got {widths}")
+        for width in widths:
+            check_counts(out_channels=out_channels, channels=width, heads=heads)
+        check_counts(0, **{f"blocks[{stage}]": count for stage, count in enumerate(blocks)})
+        self.group, self.has_kinks = group, options.reduction == "max" or pool == "max"
+        self.vectors = VectorEmbedding(vector_inputs, group.dim, widths[0])
+        kernel = NetworkKernel(group, self.in_channels, widths[0], lifting=True, hidden=options.hidden)
+        self.lifting = GroupConvolution(kernel, measure=_LIFTED, reduction="mean")
+        self.stem = FiberNorm(widths[0])
+        sizes: dict[str, Any] = {"mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
+        *near, last = zip(widths, blocks, strict=True)
+        self.stages = nn.ModuleList(
+            nn.ModuleList(_ConvolutionBlock(group, width, options.hidden, **sizes) for _ in range(count))
+            for width, count in near
+        )
+        self.stages.append(nn.ModuleList(FramewiseBlock(group, last[0], heads=heads, **sizes) for _ in range(last[1])))
+        self.widening = nn.ModuleList(GroupLinear(group, small, large) for small, large in pairwise(widths))
+        spreads = pairwise(widths) if pool == "none" else ()
+        self.narrowing = nn.ModuleList(GroupLinear(group, large, small) for small, large in spreads)
+        self.phases = RotaryPhases(group.dim, heads, last[0] // heads)
+        self.length = options.length or 2.0 ** len(blocks)
+        width = widths[0] if pool == "none" else widths[-1]
+        self.norm = FiberNorm(width)
+        self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group)
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """R^d ⋊ H acting on coordinates, and on rasters as far as it keeps them."""
+        return super().symmetry
+
+    def tied_to(self) -> dict[str, str]:
+        """Return descriptions of the group and geometry, and of the window and poolings."""
+        own = {"window": repr(self.options.window), "length": repr(float(self.length))}
+        return {**super().tied_to(), **own, "reduction": self.options.reduction}
+
+    @in_precision_of_weights
+    def geometry(self, data: Any) -> ImageGeometry:
+        """Lift the points of all stages; ValueError is raised for periodic clouds."""
+        clouds: PointClouds = without_lattice(data, "an ImageTransformer")
+        near, stages, pools = self.neighborhood, [], []
+        with without_autocast(clouds.device):
+            for _ in self.widening:
+                stages.append(self._lift(clouds, near))
+                pools.append(coarsen(clouds, _SHARE) if clouds.grid is None else Coarse.of_rasters(clouds))
+                clouds, near = pools[-1].clouds, scaled(near, 2.0)
+            graph = lift(clouds, self.frames, self.options.window or AllPairs(), self.space, length=self.length)
+            if not pools:
+                stages.append(self._lift(clouds, near))
+            return ImageGeometry((*stages, graph), tuple(pools), graph.frame_positions())
+
+    def _lift(self, clouds: PointClouds, neighborhood: Neighborhood) -> LiftedGraph:
+        graph = lift(clouds, self.frames, neighborhood, self.space)
+        # Evaluated here, so that loader workers compute them and compiled networks do not have to.
+        _ = graph.relative.row, graph.relative.positions
+        return graph
+
+    @in_precision_of_weights
+    def field(self, data: Any, geometry: ImageGeometry | None = None) -> GroupField:
+        """Return the field of the last stage, or of all points with ``pool="none"``, and its graph."""
+        geometry = self.geometry(data) if geometry is None else geometry
+        first, graph = geometry.stages[0], geometry.stages[-1]
+        x = self.lifting(features(data, self.inputs, first), first)
+        directed = self.vectors(data, first)
+        x = F.gelu(self.stem(x if directed is None else x + directed))
+        fields = []
+        *near, far = self.stages
+        for blocks, graph_near, cells, widen in zip(near, geometry.stages, geometry.pools, self.widening, strict=False):
+            for block in blocks:
+                x = self._through(block, x, graph_near)
+            fields.append(x)
+            x = widen(cells.pool(x, self.options.reduction))
+        graph = graph.carrying(terms=RelativeTerms(rotary=self.phases(geometry.positions), rotary_values=True))
+        for block in far:
+            x = self._through(block, x, graph)
+        if not self.narrowing:
+            return GroupField(self.norm(x), graph)
+        for finer, cells, narrow in zip(fields[::-1], geometry.pools[::-1], self.narrowing[::-1], strict=True):
+            x = finer + cells.spread(narrow(x))
+        return GroupField(self.norm(x), first)
+
+
+class _ConvolutionBlock(nn.Module):
+    """Pre-norm block: separable group convolution over the neighborhood, then a group-tied network."""
+
+    def __init__(self, group: FiniteGroup, channels: int, hidden: int, *, mlp_ratio: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
+        kernel = NetworkKernel(group, channels, channels, form="separable", hidden=hidden, init_scale=_NEAR)
+        self.convolution = GroupConvolution(kernel, measure=1.0, reduction="mean")
+        self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
+        self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
+    ) -> Float[Tensor, "points fiber channels"]:
+        x = x + self.dropout(self.convolution(self.norm1(x), graph))
+        return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
+
+
+# Means over some 25 neighbors are smaller than values by about 5.
+_LIFTED, _NEAR = 5.0, 5.0

@@ -115,16 +115,19 @@ class Coarse(Movable):
         cells, stride = first[cloud, None], torch.ones_like(cloud)
         for axis in reversed(range(grid.shape[1])):
             side, place = grid[cloud, axis], left % grid[cloud, axis]
-            ends = torch.stack([place // 2, (place + side % 2) // 2], dim=1) * stride[:, None]
+            ends = (place // 2)[:, None] * stride[:, None]
+            if bool((side % 2).any()):
+                ends = torch.stack([place // 2, (place + side % 2) // 2], dim=1) * stride[:, None]
             cells = (cells[:, :, None] + ends[:, None]).flatten(1)
             left, stride = left // side, stride * halved[cloud, axis]
         point = torch.arange(len(cloud), device=grid.device)[:, None].expand_as(cells)
-        pairs = torch.unique(torch.stack([point.flatten(), cells.flatten()], dim=1), dim=0).unbind(1)
+        pairs = torch.stack([point.flatten(), cells.flatten()], dim=1)
+        points, cells = (torch.unique(pairs, dim=0) if bool((grid % 2).any()) else pairs).unbind(1)
         total = int(halved.prod(dim=1).sum())
         batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), halved.prod(dim=1))
-        pos = reduced(clouds.pos[pairs[0]], pairs[1], total, "mean")
+        pos = reduced(clouds.pos[points], cells, total, "mean")
         kept = PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=halved)
-        return cls(kept.with_each(), *pairs, clouds.num_points)
+        return cls(kept.with_each(), points, cells, clouds.num_points)
 
     def pool(
         self, x: Float[Tensor, " points *rest"], reduction: Literal["max", "mean", "sum"] = "max"

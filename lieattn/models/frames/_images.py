@@ -27,7 +27,6 @@ from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, in_precision_of_weights
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
-from lieattn.models._base.symmetry import Symmetry
 from lieattn.models.frames._framewise import FramewiseHead
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
 from lieattn.nn.relative import NetworkKernel, RotaryPhases
@@ -45,8 +44,6 @@ class ImageOptions:
     mlp_ratio, dropout
         Ratio of the hidden channels of a block to its channels; dropout probability after both branches of a block, and
         for the attention weights.
-    hidden
-        Hidden units of the kernels, see :class:`lieattn.nn.relative.NetworkKernel`.
     reduction
         Reduction over the cells of a pooling, ``"max"`` or ``"mean"``.
     window
@@ -58,14 +55,13 @@ class ImageOptions:
 
     mlp_ratio: int = 2
     dropout: float = 0.0
-    hidden: int = 16
     reduction: Literal["max", "mean"] = "max"
     window: Neighborhood | None = None
     length: float | None = None
 
     def __post_init__(self) -> None:
         check_arguments(ImageOptions, vars(self))
-        check_counts(mlp_ratio=self.mlp_ratio, hidden=self.hidden)
+        check_counts(mlp_ratio=self.mlp_ratio)
         check_dropout("dropout", self.dropout)
         if self.length is not None:
             check_length("length", self.length)
@@ -179,14 +175,13 @@ class ImageTransformer(LiftedNetwork):
         check_counts(0, **{f"blocks[{stage}]": count for stage, count in enumerate(blocks)})
         self.group, self.has_kinks = group, options.reduction == "max" or pool == "max"
         self.vectors = VectorEmbedding(vector_inputs, group.dim, widths[0])
-        kernel = NetworkKernel(group, self.in_channels, widths[0], lifting=True, hidden=options.hidden)
+        kernel = NetworkKernel(group, self.in_channels, widths[0], lifting=True)
         self.lifting = GroupConvolution(kernel, measure=_LIFTED, reduction="mean")
         self.stem = FiberNorm(widths[0])
         sizes: dict[str, Any] = {"mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
         *near, last = zip(widths, blocks, strict=True)
         self.stages = nn.ModuleList(
-            nn.ModuleList(_ConvolutionBlock(group, width, options.hidden, **sizes) for _ in range(count))
-            for width, count in near
+            nn.ModuleList(_ConvolutionBlock(group, width, **sizes) for _ in range(count)) for width, count in near
         )
         self.stages.append(nn.ModuleList(FramewiseBlock(group, last[0], heads=heads, **sizes) for _ in range(last[1])))
         self.widening = nn.ModuleList(GroupLinear(group, small, large) for small, large in pairwise(widths))
@@ -197,11 +192,6 @@ class ImageTransformer(LiftedNetwork):
         width = widths[0] if pool == "none" else widths[-1]
         self.norm = FiberNorm(width)
         self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group)
-
-    @property
-    def symmetry(self) -> Symmetry:
-        """R^d ⋊ H acting on coordinates, and on rasters as far as it keeps them."""
-        return super().symmetry
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the window and poolings."""
@@ -238,18 +228,20 @@ class ImageTransformer(LiftedNetwork):
         directed = self.vectors(data, first)
         x = F.gelu(self.stem(x if directed is None else x + directed))
         fields = []
-        *near, far = self.stages
-        for blocks, graph_near, cells, widen in zip(near, geometry.stages, geometry.pools, self.widening, strict=False):
+        stages: list[Any] = list(self.stages)
+        for blocks, graph_near, cells, widen in zip(
+            stages[:-1], geometry.stages, geometry.pools, list(self.widening), strict=False
+        ):
             for block in blocks:
                 x = self._through(block, x, graph_near)
             fields.append(x)
             x = widen(cells.pool(x, self.options.reduction))
         graph = graph.carrying(terms=RelativeTerms(rotary=self.phases(geometry.positions), rotary_values=True))
-        for block in far:
+        for block in stages[-1]:
             x = self._through(block, x, graph)
         if not self.narrowing:
             return GroupField(self.norm(x), graph)
-        for finer, cells, narrow in zip(fields[::-1], geometry.pools[::-1], self.narrowing[::-1], strict=True):
+        for finer, cells, narrow in zip(fields[::-1], geometry.pools[::-1], list(self.narrowing)[::-1], strict=True):
             x = finer + cells.spread(narrow(x))
         return GroupField(self.norm(x), first)
 
@@ -257,10 +249,10 @@ class ImageTransformer(LiftedNetwork):
 class _ConvolutionBlock(nn.Module):
     """Pre-norm block: separable group convolution over the neighborhood, then a group-tied network."""
 
-    def __init__(self, group: FiniteGroup, channels: int, hidden: int, *, mlp_ratio: int, dropout: float) -> None:
+    def __init__(self, group: FiniteGroup, channels: int, *, mlp_ratio: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
-        kernel = NetworkKernel(group, channels, channels, form="separable", hidden=hidden, init_scale=_NEAR)
+        kernel = NetworkKernel(group, channels, channels, form="separable", init_scale=_NEAR)
         self.convolution = GroupConvolution(kernel, measure=1.0, reduction="mean")
         self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
         self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)

@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 import lieattn_datasets as ld
-from lieattn_datasets import _qm9, _xtb
+from lieattn_datasets import _qm9, _smiles, _xtb
 from lieattn_datasets._targets import TARGETS, Units
 
 RANDOM = np.random.default_rng(3)
@@ -698,6 +698,72 @@ class TestGFN2Molecules:
         ):
             with pytest.raises(error, match=message):
                 ld.GFN2Molecules(**options)
+
+
+class TestSmilesTable:
+    TABLE = "id;Smiles;logS;pKa\n1;CO;-1.5;4\n2;C1CC;2;5\n3;O;0.25;6\n4;CC;;7\n5;[Na+];1;8\n6;N;1e3;9\n"
+
+    def write(self, folder, text=TABLE):
+        (folder / "mols.csv").write_text(text, encoding="utf-8-sig")
+        return folder / "mols.csv"
+
+    def test_broken_rows_are_reported_and_left_out(self, tmp_path):
+        path, options = self.write(tmp_path), {"smiles": "Smiles", "target": "logS"}
+        problems = (
+            "line 3: SMILES 'C1CC' is not a molecule; line 5: logS: expected a number of at most 1e+15 in size, got ''; "
+            "line 6: SMILES '[Na+]' has a charge or unpaired electrons, which are not supported"
+        )
+        told = re.escape(f"{path}: 3 of 6 rows cannot be used: {problems}")
+        with pytest.raises(ValueError, match=f"^{told}; on_error='skip' leaves them out$"):
+            ld.SmilesTable(path, "all", **options)
+        with pytest.warns(UserWarning, match=f"^{told}$"):
+            table = ld.SmilesTable(path, "all", on_error="skip", unit="mol/l", **options)
+        assert table.skipped == tuple(problems.split("; "))
+        assert (table.names, table.target_names, table.target_units) == (["CO", "O", "N"], ("logS",), ("mol/l",))
+        assert table.targets.tolist() == [[-1.5], [0.25], [1000]]
+        z, pos = ld.embed_molecule("O")
+        assert torch.equal(table[1].z, torch.from_numpy(z))
+        torch.testing.assert_close(table[1].pos, torch.from_numpy(pos).float())
+        assert table.subset([2, 0]).names == ["N", "CO"]
+
+    def test_conformers_are_kept_beside_the_table(self, tmp_path, monkeypatch):
+        """A file that runs code when it is unpickled is not read, and one that is damaged is made again."""
+        path = self.write(tmp_path, "smiles,a,b\n" + "O,1,2\nN,3,4\n" * 5)
+        kept = tmp_path / "mols.csv.seed0.pt"
+        monkeypatch.chdir(tmp_path)
+        for content in (pickle.dumps(Hostile()), b"PK"):
+            kept.write_bytes(content)
+            first = ld.SmilesTable(path, target=["b", "a"])
+        assert not (tmp_path / "MARK").exists()
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["mols.csv", "mols.csv.seed0.pt"]
+        monkeypatch.setattr(_smiles, "embed_molecule", lambda *_: pytest.fail("computed again"))
+        parts = [ld.SmilesTable(path, split, target=["b", "a"]) for split in ("train", "valid", "test")]
+        assert [len(part) for part in parts] == [8, 1, 1]
+        assert torch.equal(parts[0][3].pos, first[3].pos)
+        assert torch.cat([part.targets for part in parts]).sum(dim=0).tolist() == [30, 20]
+        assert ld.SmilesTable(path, "all")[0].y.shape == (1, 0)
+
+    @pytest.mark.parametrize(
+        ("text", "options", "message"),
+        [
+            (TABLE, {}, r"smiles: expected one of the columns id, Smiles, logS, pKa of .*mols\.csv, got another"),
+            ("smiles\n", {}, r"mols\.csv: expected at least one row, got none"),
+            ("smiles\nC1\n", {"on_error": "skip"}, "1 of 1 rows cannot be used: line 2: SMILES 'C1' is not a molecule"),
+            ("smiles\nC\n", {"on_error": "drop"}, "on_error: expected one of 'raise', 'skip', got 'drop'"),
+        ],
+    )
+    def test_bad_tables(self, tmp_path, text, options, message):
+        with pytest.raises(ValueError, match=message):
+            ld.SmilesTable(self.write(tmp_path, text), "all", **options)
+
+    def test_rows_keep_their_split_when_others_are_skipped(self, tmp_path):
+        path = self.write(tmp_path, "smiles,y\n" + "".join(f"O,{n if n % 3 else ''}\n" for n in range(30)))
+        with pytest.warns(UserWarning, match="10 of 30 rows"):
+            parts = [ld.SmilesTable(path, split, target="y", on_error="skip") for split in ("train", "valid", "test")]
+        whole = self.write(tmp_path, "smiles,y\n" + "".join(f"O,{n}\n" for n in range(30)))
+        for split, part in zip(("train", "valid", "test"), parts, strict=True):
+            every = ld.SmilesTable(whole, split, target="y").targets
+            assert torch.equal(part.targets, every[every[:, 0] % 3 != 0])
 
 
 @pytest.mark.parametrize(("package", "call"), [("rdkit", "embed_molecule"), ("tblite.interface", "label_gfn2")])

@@ -182,6 +182,10 @@ def _write_xyz(folder: Path) -> None:
     write(folder / "frames.xyz", test_data_molecules.crystals(3), format="extxyz")
 
 
+def _write_smiles(folder: Path) -> None:
+    (folder / "mols.csv").write_text("smiles,y\nC,1\n")
+
+
 def _image_folder(suffix: str, **options: bool) -> Case:
     return Case(
         lambda folder: test_data_folders.write_images(folder, count=1, suffix=suffix),
@@ -274,6 +278,9 @@ CASES: dict[str, Case] = {
     "ImageFolder": _image_folder("png", checksums=True),
     "ImageFolder jpeg": _image_folder("jpg"),
     "ExtendedXYZ": Case(_write_xyz, lambda folder: ld.ExtendedXYZ(folder / "frames.xyz", "all"), counts=False),
+    "SmilesTable": Case(
+        _write_smiles, lambda folder: ld.SmilesTable(folder / "mols.csv", "all", target="y"), counts=False
+    ),
     "ModelNet": Case(_write_mesh_zip, _images(ld.ModelNet, points=8), checksums=True),
     "MeshFolder": Case(
         _write_meshes, lambda folder: ld.MeshFolder(folder / "ModelNet10", "test", points=8), only="ModelNet10/bed/test"

@@ -710,7 +710,8 @@ class TestSmilesTable:
     def test_broken_rows_are_reported_and_left_out(self, tmp_path):
         path, options = self.write(tmp_path), {"smiles": "Smiles", "target": "logS"}
         problems = (
-            "line 3: SMILES 'C1CC' is not a molecule; line 5: logS: expected a number of at most 1e+15 in size, got ''; "
+            "line 3: SMILES 'C1CC' is not a molecule; "
+            "line 5: logS: expected a number of at most 1e+15 in size, got ''; "
             "line 6: SMILES '[Na+]' has a charge or unpaired electrons, which are not supported"
         )
         told = re.escape(f"{path}: 3 of 6 rows cannot be used: {problems}")

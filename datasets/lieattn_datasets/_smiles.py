@@ -110,7 +110,7 @@ class SmilesTable(Molecules):
             np.concatenate([z for z, _ in atoms]),
             np.concatenate([pos for _, pos in atoms]),
             np.cumsum([0, *(len(z) for z, _ in atoms)]),
-            np.reshape(values, (len(used), len(names))),
+            np.array(values, dtype=np.float64).reshape(len(used), len(names)),
             names,
             [unit] * len(names),
             transform=transform,

@@ -206,12 +206,20 @@ def test_cards_have_the_networks_of_their_configurations():
             assert fits == (name == other), (name, other)
 
 
-def test_configuration_of_digits_has_a_dry_run_that_writes_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", some(["rotated_mnist", "rotated_digits"], ["rotated_digits"]))
+def test_configuration_of_digits_has_a_dry_run_that_writes_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--data.batch_size", "2", "--data.eval_batch_size", "2", "--trainer.enable_progress_bar", "false"]
-    file = str(EXAMPLES / "configs/rotated_digits.yaml")
+    if name == "rotated_mnist":
+        digits = np.random.default_rng(0).integers(0, 256, (2, 28, 28)).astype(np.uint8)
+        splits = ("train", "valid", "test")
+        parts = {f"{axis}_{split}": value for split in splits for axis, value in (("x", digits), ("y", np.arange(2)))}
+        Path("data").mkdir()
+        np.savez("data/mnist_rot_recipe.npz", **parts)
+        words += [word for split in ("train", "val", "test") for word in (f"--data.{split}.verify", "false")]
+    file = str(EXAMPLES / f"configs/{name}.yaml")
     assert main(["fit", "--config", file, *words, "--trainer.fast_dev_run", "true"]) == 0
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} <= {"data"}
 
 
 def random_molecules(rng, count=8):

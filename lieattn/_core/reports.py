@@ -45,7 +45,8 @@ def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[s
 def page(title: str, body: str) -> str:
     """Return a complete HTML document. ``title`` is escaped, and ``body`` is HTML."""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n"
         f'<body><div class="lieattn">{body}\n</div></body></html>\n'
     )

@@ -150,17 +150,19 @@ def page(content: dict[str, Any], picture: bytes | None = None) -> str:
         "Environment": ", ".join(f"{name} {value}" for name, value in environment.items()),
     }
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    shown = [f"<h1>Comparison of networks</h1>\n<dl>{listed}</dl>"]
+    wide = "<style>.lieattn{max-width:78rem}</style>"
+    shown = [f"{wide}<h1>Comparison of networks</h1>\n<dl>{listed}</dl>"]
     if picture is not None:
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         told = f"Validation and test, {content.get('quantity', metric)}, against what training costs"
-        shown.append(f'<img src="{source}" alt="{escape(told)}" style="max-width:100%;background:#fff">')
+        image = f'<img src="{source}" alt="{escape(told)}" style="width:100%;min-width:48rem;background:#fff">'
+        shown.append(f'<div style="overflow-x:auto" tabindex="0">{image}</div>')
     for part in _parts(content):
         if isinstance(part, str):
             shown.append(f'<p class="idle">{escape(part)}</p>')
         else:
             rows = table(part[1:], part[0])
-            shown.append(f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0">{rows}</div>')
+            shown.append(f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0" tabindex="0">{rows}</div>')
     return html_page("Comparison of networks", "\n".join(shown))
 
 

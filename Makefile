@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Without bytecode: most files of these packages are never imported, and the others are compiled when they are.
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo quick test docs dist oldest newest fuzz torture lint clean
+.PHONY: setup demo quick test browser docs dist oldest newest fuzz torture lint clean
 
 setup: $(VENV)/.installed
 
@@ -42,6 +42,11 @@ QUICK = tests/test_groups.py tests/test_ops.py tests/test_heads.py tests/parity/
 quick: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) \
 	  -k "not trained and not (every_property and not (equivariance or batches or order))"
+
+# The interactive pages in a headless Chromium, which has to be installed: its package is called chromium in Debian.
+browser: $(VENV)/.installed
+	$(PIP) playwright
+	$(BIN)/python -m pytest -q -rs tests/test_browser.py
 
 # The documentation, with strict links, in build/site.
 docs: $(VENV)/.installed

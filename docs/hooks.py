@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from other folders of the repository, pages of the API, and links between all of them."""
+"""Hooks of MkDocs: pages and files from other folders of the repository, pages of the API, and links between them."""
 
 import ast
 import functools
@@ -36,6 +36,8 @@ PACKAGES = (
     "lieattn_datasets",
 )
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
+NAMED = re.compile(r"(?<![\[`])`([\w./-]+\.(?:json|py|sh|yaml))`(?![\]`])")  # files that are named, without a link
 
 
 def public_names(package):
@@ -101,25 +103,58 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, page, config, files):
-    """Point links to files of the repository to their pages. A file without a page is named instead."""
-    here = page.file.src_uri
-    folder = posixpath.dirname(SOURCES.get(here, f"docs/{here}"))
-    pages = {source: uri for uri, source in SOURCES.items()}
-    pages |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in SOURCES}
+class Links:
+    """Links of a page of the site: to other pages, and to the text of files of the repository that have no page."""
 
-    def lead(match):
+    def __init__(self, here, config, files):
+        self.config, self.files, self.site = config, files, posixpath.dirname(here)
+        self.folder = posixpath.dirname(SOURCES.get(here, f"docs/{here}"))
+        self.pages = {source: uri for uri, source in SOURCES.items()}
+        self.pages |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in SOURCES}
+
+    def way(self, path, folders):
+        """Return the address of a file that is named relative to one of the folders, or None."""
+        for folder in folders:
+            source = posixpath.normpath(posixpath.join(folder, path))
+            uri = self.pages.get(source)
+            if uri is None and (ROOT / source).is_file():
+                uri = f"files/{source}.txt"  # which browsers show
+                if self.files.get_file_from_path(uri) is None:
+                    self.files.append(File.generated(self.config, uri, content=(ROOT / source).read_text()))
+            if uri is not None:
+                return posixpath.relpath(uri, self.site)
+        return None
+
+    def lead(self, match):
+        """Point a link to its page. A folder is named instead."""
         text, target = match.groups()
         path, _, anchor = target.partition("#")
         if not path or "://" in path or path.startswith("mailto:"):
             return match.group()
-        source = posixpath.normpath(posixpath.join(folder, path))
-        if source in pages:
-            to = posixpath.relpath(pages[source], posixpath.dirname(here))
+        if (to := self.way(path, [self.folder])) is not None:
             return f"[{text}]({to}{'#' + anchor if anchor else ''})"
+        source = posixpath.normpath(posixpath.join(self.folder, path))
         if not (ROOT / source).exists():
             return match.group()  # a strict build stops at it
         return f"{text}" if text.strip("`") == source else f"{text} (`{source}`)"
 
+    def name(self, match):
+        """Make a name of a file a link to its text."""
+        to = self.way(match[1], [self.folder, "", "examples"])
+        return match.group() if to is None else f"[{match.group()}]({to})"
+
+    def show(self, match):
+        """Make a picture a link to itself, in full size."""
+        text, path = match.groups()
+        path = self.way(path, [self.folder]) or path
+        return f"[![{text}]({path})]({path})"
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Point links to files of the repository to their pages or to their text, and link pictures to themselves."""
+    links = Links(page.file.src_uri, config, files)
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if part.startswith("```") else LINK.sub(lead, part) for part in parts)
+    return "".join(
+        part if part.startswith("```") else PICTURE.sub(links.show, NAMED.sub(links.name, LINK.sub(links.lead, part)))
+        for part in parts
+    )

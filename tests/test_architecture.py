@@ -62,12 +62,12 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1433, 13, 0),
+    "_core": (1434, 13, 0),
     "ase": (346, 1, 0),
     "bench": (1406, 6, 3),
     "certify": (2904, 10, 7),
     "cli": (2544, 10, 3),
-    "compare": (1689, 7, 16),
+    "compare": (1691, 7, 16),
     "geometry": (4492, 15, 42),
     "groups": (2106, 8, 35),
     "io": (1021, 6, 26),
@@ -82,7 +82,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2813, 10, 13),
     "datasets": (8562, 29, 77),
-    "tests": (52597, 146, 0),
+    "tests": (52836, 147, 0),
     "examples": (3038, 29, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

@@ -777,6 +777,50 @@ class TestVoxels:
         with pytest.raises(ValueError, match="points: expected an integer of at least 1"):
             ld.AdrenalMNIST3D(tmp_path, points=0)
 
+    def write_med(self, root, *shape, labels=1, **changes):
+        """Write ``some.npz`` in the format of MedMNIST, with three images in each split."""
+        generator, content = np.random.default_rng(0), {}
+        for key in ("train", "val", "test"):
+            content[f"{key}_images"] = generator.integers(256, size=(3, *shape), dtype=np.uint8)
+            classes = np.arange(3)[:, None] if labels == 1 else generator.integers(2, size=(3, labels))
+            content[f"{key}_labels"] = classes.astype(np.uint8)
+        np.savez(root / "some.npz", **content | changes)
+        return content
+
+    @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3), (4, 5, 6)], ids=["grey", "color", "volume"])
+    def test_images_of_medmnist(self, tmp_path, shape):
+        content = self.write_med(tmp_path, *shape, test_labels=np.array([[0], [1], [1]]))
+        items = ld.MedMNIST(tmp_path, "some", "test")
+        assert (len(items), items.num_classes, items.num_labels) == (3, 3, 1)
+        assert items.labels.tolist() == [0, 1, 1]
+        image, item = content["test_images"][2], items[2]
+        if len(shape) == 2 or shape[2] == 3:
+            expected = ld.image_to_data(image, 1)
+            assert all(torch.equal(item[name], expected[name]) for name in ("x", "pos", "grid", "y"))
+            return
+        assert item.grid.tolist() == [[4, 5, 6]]
+        assert item.x.flatten().tolist() == pytest.approx((image.flatten() / 255).tolist())
+        assert item.pos[0].tolist() == [-2.5, 2.0, -1.5]
+        assert item.pos[-1].tolist() == [2.5, -2.0, 1.5]
+
+    def test_several_labels_are_trained_with_binary_cross_entropy(self, tmp_path):
+        lightning, train = pytest.importorskip("lightning.pytorch"), pytest.importorskip("lieattn.train")
+        content = self.write_med(tmp_path, 4, 5, labels=4)
+        items = ld.MedMNIST(tmp_path, "some", "valid")
+        assert (items.num_classes, items.num_labels, items[0].y.shape) == (2, 4, (1, 4))
+        logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+        network = torch.nn.Identity()
+        network.forward = lambda batch: logits
+        task = train.PointSetClassifier(network, classes=items.num_classes, labels=items.num_labels)
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        (found,) = lightning.Trainer(accelerator="cpu", **quiet).test(
+            task, DataLoader(items, batch_size=3), verbose=False
+        )
+        odds = logits.unflatten(1, (4, 2)).diff(dim=2)[..., 0]
+        target = torch.from_numpy(content["val_labels"]).float()
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(odds, target)
+        assert found["test/loss"] == pytest.approx(float(expected), rel=1e-5)
+
     def test_full_grids_have_a_surface(self):
         places = _shapes.surface_voxels(np.ones((3, 3, 3), dtype=bool), 30, frozen_stream(0))
         assert len(places) == 30

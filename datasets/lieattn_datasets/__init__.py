@@ -33,7 +33,7 @@ from lieattn_datasets._nbody import (
 from lieattn_datasets._photos import CIFAR10, CIFAR100, CIFAR10Subset, PatchCamelyon
 from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
-from lieattn_datasets._shapes import AdrenalMNIST3D, ModelNet10Tiny, ShapePoints
+from lieattn_datasets._shapes import AdrenalMNIST3D, MedMNIST, ModelNet10Tiny, ShapePoints
 from lieattn_datasets._smiles import SmilesTable
 from lieattn_datasets._sphere import SphericalImages, SphericalMNIST, fibonacci_sphere, on_sphere, project_image
 from lieattn_datasets._toys import Constellation, Springs, simulate_springs, spring_energy
@@ -77,6 +77,7 @@ __all__ = [
     "GFN2Molecules",
     "ImageFolder",
     "ImagePoints",
+    "MedMNIST",
     "MeshError",
     "MeshFolder",
     "ModelNet",

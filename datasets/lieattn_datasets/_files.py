@@ -274,8 +274,9 @@ class Release:
 
         ``expected`` maps keys to descriptions of the arrays, for example ``"uint8 [images, 28, 28]"``: a type, which is
         one of NumPy's or ``boolean``, ``integer``, ``number`` (an integer or floating type) or ``text``, and sizes. A
-        named size must be the same in all arrays. Numbers must be finite and within :data:`LARGEST`. ValueError is
-        raised if the archive is damaged, or an array is missing or does not match its description.
+        named size must be the same in all arrays, and ``...`` at the end stands for any others. Numbers must be finite
+        and within :data:`LARGEST`. ValueError is raised if the archive is damaged, or an array is missing or does not
+        match its description.
         """
         with Archive(path, functools.partial(self.damaged, path)) as archive:
             present = [name.removesuffix(".npy") for name in archive.names if name.endswith(".npy")]
@@ -328,6 +329,8 @@ def _fits(array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> bool:
     kind, _, dims = wanted.partition(" ")
     right = array.dtype.kind in _KINDS[kind] if kind in _KINDS else array.dtype == np.dtype(kind)
     names = [name for name in dims.strip("[]").split(", ") if name]
+    if names[-1:] == ["..."]:
+        names[-1:] = [f"{size}" for size in array.shape[len(names) - 1 :]]
     if not right or array.ndim != len(names):
         return False
     return all(

@@ -38,6 +38,10 @@ ADRENAL = Release(
     origin="The file is adrenalmnist3d.npz, all of AdrenalMNIST3D with packed bits (MedMNIST v2, Yang et al., 2023).",
     digests={"adrenalmnist3d.npz": "content:6df48286c582d7c89e6d72d2aec758ccd67cfba43db27eb1f57e97d598a03e1a"},
 )
+MED = Release(
+    dataset="MedMNIST",
+    origin="The files are those of MedMNIST v2 (Yang et al., 2023), medmnist.com, such as bloodmnist.npz.",
+)
 
 
 class ShapePoints(LabeledClouds):
@@ -293,6 +297,66 @@ class AdrenalMNIST3D(ShapePoints):
             data.x = torch.from_numpy(self._images[index].astype(np.float32).reshape(-1, 1))
             data.grid = torch.tensor([self._images.shape[1:]])
         return data
+
+
+class MedMNIST(LabeledClouds):
+    """Medical images or volumes with classes or several labels: any file of MedMNIST, of any size.
+
+    An item has the intensities ``x`` float32 ``[points, channels]`` on [0, 1] in raster order, the coordinates ``pos``
+    in pixels, relative to the center, and ``grid`` int64 ``[1, 2]`` (height, width) or ``[1, 3]``. The axes of volumes
+    are those of the file. ``y`` int64 is the class ``[1]`` or, of ChestMNIST, 1 for each finding that is present and 0
+    for the others, ``[1, labels]``. With ``PointSetClassifier(network, classes=dataset.num_classes,
+    labels=dataset.num_labels)`` the loss of such labels is the binary cross entropy of the difference of two logits.
+
+    Parameters
+    ----------
+    root
+        Folder with the file.
+    name
+        Name of the file without ``.npz``: ``"bloodmnist"``, ``"chestmnist"``, ``"organmnist3d_64"``, ...
+    split
+        ``"train"``, ``"valid"`` or ``"test"``: the official split.
+    transform
+        Function that is applied to each new item.
+
+    Attributes
+    ----------
+    num_classes, num_labels : int
+        Number of classes of the training set, 2 if there are several labels, and number of labels of an item.
+    """
+
+    card = Card(
+        'J. Yang et al., "MedMNIST v2", Scientific Data 2023',
+        "CC BY 4.0; DermaMNIST CC BY-NC 4.0",
+        "12 sets of images of 28 x 28 to 224 x 224, and 6 of volumes of 28 x 28 x 28 or 64 x 64 x 64",
+    )
+
+    def __init__(
+        self, root: str | Path, name: str = "bloodmnist", split: Split = "train", *, transform: Transform | None = None
+    ) -> None:
+        check_arguments(MedMNIST.__init__, locals())
+        key = "val" if split == "valid" else split
+        path = MED.locate(root, f"{name}.npz")
+        kinds = {f"{key}_images": "uint8 [images, ...]", f"{key}_labels": "integer [images, labels]"}
+        images, labels, known = MED.read_npz(path, {**kinds, "train_labels": "integer [items, labels]"})
+        color = images.ndim == 4 and images.shape[3] == 3
+        right = images.ndim in (3, 4) and images.size and labels.size
+        MED.require(right, path, f"has {key}_images {list(images.shape)}, which are no images or volumes")
+        self.num_labels = labels.shape[1]
+        self.num_classes = 2 if self.num_labels > 1 else max(int(known.max(initial=0)) + 1, 2)
+        labels = MED.check_indices(path, f"{key}_labels", labels, self.num_classes)
+        super().__init__(len(images), transform)
+        self._labels = labels if self.num_labels > 1 else labels[:, 0]
+        self._images = images if color else images[..., None]
+        sides = self._images.shape[1:-1]
+        flat = _raster_positions((1, *sides))[:, :2] if len(sides) == 2 else _raster_positions(sides)
+        self._pos, self._grid = torch.from_numpy(flat.astype(np.float32)), torch.tensor([sides], device="cpu")
+
+    def _make(self, index: int) -> Data:
+        image = self._images[index]
+        x = torch.from_numpy(image.reshape(-1, image.shape[-1]).astype(np.float32) / np.float32(255))
+        y = torch.tensor(self._labels[index], device="cpu")[None]
+        return Data(x=x, pos=self._pos.clone(), grid=self._grid.clone(), y=y)
 
 
 def _raster_positions(sides: Sequence[int]) -> NDArray[np.float64]:

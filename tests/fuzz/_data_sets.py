@@ -288,6 +288,10 @@ CASES: dict[str, Case] = {
     **{f"MeshFolder {kind}": _scan(kind) for kind in ("ply", "ply binary", "pcd", "pcd binary", "xyz")},
     "ModelNet10Tiny": _npz(test_data_shapes.TestVoxels().write_tiny, _images(ld.ModelNet10Tiny)),
     "AdrenalMNIST3D": _npz(_write_adrenal, _images(ld.AdrenalMNIST3D, points=8)),
+    "MedMNIST": _npz(
+        lambda folder: test_data_shapes.TestVoxels().write_med(folder, 5, 6),
+        lambda folder: ld.MedMNIST(folder, "some", "test"),
+    ),
     "read_mesh": _mesh("off"),
     **{f"read_mesh {kind}": _mesh(kind) for kind in ("obj", "stl", "ply", "glb")},
 }

@@ -335,6 +335,15 @@ def test_warnings_are_short_unless_they_name_a_line_of_the_user():
     assert warnings.formatwarning("text", UserWarning, train.__file__, 3) != "lieattn: warning: text\n"
 
 
+def test_a_warning_is_told_once():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with short_warnings():
+            for text in ("axes", "axes", "other", "axes"):
+                warnings.warn_explicit(text, UserWarning, train.__file__, 3)
+    assert [str(one.message) for one in told] == ["axes", "other"]
+
+
 @pytest.mark.parametrize(
     ("asked", "apple", "used"), [("auto", True, "cpu"), ("auto", False, "auto"), ("gpu", True, "gpu")]
 )

@@ -1067,6 +1067,39 @@ def test_widths_are_matched(tmp_path):
     assert (model.chosen, count) == ({"channels": 16, "outputs": 3}, 3 * 16 + 3 * 16 + 3)
 
 
+class Around(nn.Module):
+    """Another network, and a layer of a width of its own."""
+
+    def __init__(self, network: nn.Module, hidden: int = 1):
+        super().__init__()
+        self.network, self.layer = network, nn.Linear(hidden, 2)
+
+
+def test_widths_of_networks_in_arguments(tmp_path):
+    inner = {"class_path": f"{HERE}.Distances", "init_args": {"outputs": 2}}
+    around = {**spec("Around", network=inner), "width": ["network.channels", "hidden"]}
+    model, count = match_models(settings(tmp_path, match={"to": 704}, models={"b": around}))["b"]
+    assert count == (5 * 100 + 2) + (2 * 100 + 2)
+    assert model.chosen == {"network.channels": 100, "hidden": 100}
+    assert model.init_args["network"]["init_args"] == {"outputs": 2, "channels": 100}
+    full = {**around, "width": "network.init_args.channels", "init_args": {"network": inner, "hidden": 4}}
+    assert match_models(settings(tmp_path, match={"to": 512}, models={"b": full}))["b"][1] == 5 * 100 + 2 + 10
+
+
+@pytest.mark.parametrize(
+    ("b", "message", "size"),
+    [
+        (sized(step=64), r"cannot be matched to 102 parameters within 5 %; the nearest are 322 \(channels = 64\)", 322),
+        (sized(step=16), r"the nearest are 82 \(channels = 16\) and 162 \(channels = 32\), of which the first is", 82),
+        (spec("Distances", outputs=2), r"the nearest are 42 \(as configured\)", 42),
+    ],
+)
+def test_the_nearest_size_is_used_with_a_warning(tmp_path, b, message, size):
+    a = {"class_path": f"{HERE}.Distances", "init_args": {"outputs": 2, "channels": 20}}
+    with pytest.warns(UserWarning, match=f"models.b: .*{message}"):
+        assert match_models(settings(tmp_path, models={"a": a, "b": b}))["b"][1] == size
+
+
 FRAMEWISE = {
     "class_path": "lieattn.models.FramewiseTransformer",
     "width": "channels",
@@ -1081,15 +1114,6 @@ FRAMEWISE = {
 @pytest.mark.parametrize(
     ("b", "message"),
     [
-        (
-            sized(step=64),
-            r"models.b: cannot be matched to 102 parameters within 5 %; the nearest are 322 \(channels = 64\)",
-        ),
-        (
-            sized(step=16),
-            r"the nearest are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let",
-        ),
-        (spec("Distances", outputs=2), r"the nearest are 42 \(as configured\)"),
         # The width is that of the configuration, so it is not said to be tried.
         (sized(step=8, heads=3, channels=8), "heads: 3 do not divide 8 channels$"),
         (FRAMEWISE, r"per head.* got \d+\. channels = \d+ was tried to match the models; .* has a `step`"),

@@ -244,7 +244,7 @@ def short_warnings() -> Iterator[None]:
 
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = logger.level
-    before = warnings.formatwarning
+    before, show, told = warnings.formatwarning, warnings.showwarning, set[str]()
 
     def formatted(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
@@ -252,11 +252,16 @@ def short_warnings() -> Iterator[None]:
         theirs = filename != sys.argv[0] and not any(part in filename for part in (*_OURS, _LIGHTNING))
         return before(message, category, filename, lineno, line) if theirs else f"lieattn: warning: {message}\n"
 
+    def shown(message: Warning | str, *place: Any, **options: Any) -> None:
+        if str(message) not in told:  # Python forgets what it has shown whenever a filter changes
+            told.add(str(message))
+            show(message, *place, **options)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning, module="lightning")  # its own use of torch
         logger.setLevel(logging.WARNING)
-        warnings.formatwarning = formatted
+        warnings.formatwarning, warnings.showwarning = formatted, shown
         try:
             yield
         finally:

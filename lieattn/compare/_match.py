@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from lieattn import train
+from lieattn._core.messages import warn
 from lieattn.compare._build import Sets, build_group, build_network, build_task, make_trainer
 from lieattn.compare._records import write_json
 from lieattn.compare._settings import Cell, ModelSettings, Settings
@@ -46,7 +47,7 @@ _UNITS = {
 
 
 def match_models(settings: Settings, folder: Path | None = None, names: Collection[str] | None = None) -> Matched:
-    """Choose the width of every model. UsageError names the model and the nearest values if none is near enough.
+    """Choose the width of every model. A warning has the nearest values if none is near enough; the first is used.
 
     The choices are kept in ``widths.json`` of the ``folder``, so that all cells of a model have the same size, also in
     an environment in which the model cannot be built. They are used again as long as the settings on which they depend
@@ -89,35 +90,40 @@ class _Matcher:
         return self._measure(reference, self.settings.models[reference]) if known is None else known[1]
 
     def match(self, name: str, model: ModelSettings) -> tuple[ModelSettings, float]:
-        """Return the first combination of adjusted arguments and width with a value within the tolerance."""
+        """Return the first combination of adjusted arguments and width with a value within the tolerance.
+
+        If there is none, return the nearest one, with a warning.
+        """
         tolerance, target = self.settings.match.tolerance, self.target
         if name == self.settings.reference and isinstance(self.settings.match.to, str | None):
             return model, target
         reached: list[tuple[ModelSettings, float]] = []
         for values in itertools.product(*model.adjust.values()):
             adjusted = model.with_arguments(**dict(zip(model.adjust, values, strict=True)))
-            as_it_is = model.width is None
+            as_it_is = not model.widths
             reached += [(adjusted, self._measure(name, adjusted))] if as_it_is else self._nearest(name, adjusted)
             reached.sort(key=lambda found: abs(found[1] - target))
             if abs(reached[0][1] - target) <= tolerance * target:
                 return reached[0]
         nearest = " and ".join(f"{value:.6g} ({one.choice or 'as configured'})" for one, value in reached[:2])
         what = _UNITS[self.by].format(target)
-        raise UsageError(
-            f"models.{name}: cannot be matched to {what} within {100 * tolerance:g} %; the nearest are {nearest}. "
-            f"Choose a smaller step, let other arguments adjust, or set match.to or match.tolerance"
+        warn(
+            f"models.{name}: cannot be matched to {what} within {100 * tolerance:g} %; the nearest are {nearest}, of "
+            f"which the first is used. Choose a smaller step, let other arguments adjust, or set match.to or "
+            f"match.tolerance"
         )
+        return reached[0]
 
     def _nearest(self, name: str, model: ModelSettings) -> list[tuple[ModelSettings, float]]:
         """Bracket the target by widths that are multiples of the step; return the nearest widths with their values."""
-        width = str(model.width)
-        start = model.chosen.get(width, 8 * model.step)
+        width = " = ".join(model.widths)
+        start = model.chosen.get(model.widths[0], 8 * model.step)
         if not isinstance(start, int) or start < 1:
             raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
         found: dict[int, tuple[ModelSettings, float]] = {}  # models and values by multiple of the step
         below, above, multiple = 0, None, max(1, round(start / model.step))
         for _ in range(_MOST_TRIALS):
-            sized = model.with_arguments(**{width: multiple * model.step})
+            sized = model.with_arguments(**dict.fromkeys(model.widths, multiple * model.step))
             value = self._measure(name, sized)
             found[multiple] = sized, value
             if self.by == "seconds" and abs(value - self.target) <= self.settings.match.tolerance / 2 * self.target:
@@ -253,7 +259,7 @@ class Meter:
                 found = read(self._batches[0].clone())
             if isinstance(found, GroupField):
                 return found.x.shape[1] * found.x.shape[2]
-        argument = str(model.width)
+        argument = model.widths[0] if model.widths else ""
         own, parameters = model.chosen.get(argument), inspect.signature(type(network)).parameters
         if own is None and argument in parameters:  # a reference may leave its width at the default
             own = parameters[argument].default

@@ -38,12 +38,13 @@ class ModelSettings:
     """A network to compare, and the arguments that may be chosen so that it matches the others.
 
     The argument named by ``width`` is set to a multiple of ``step``, for each combination of the values in ``adjust``
-    in turn until one fits. An example is ``{"options.mlp_ratio": [4, 3, 5]}``; a dot leads to an option of an argument.
+    in turn until one fits. An example is ``{"options.mlp_ratio": [4, 3, 5]}``; a dot leads to an option of an argument,
+    or to an argument of a network in an argument: ``"network.channels"``. Several widths are equal.
     """
 
     class_path: str
     init_args: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    width: str | None = None  # name of an argument; None leaves the network as it is
+    width: str | list[str] | None = None  # name of an argument, or of several; None leaves the network as it is
     step: int = 1  # widths tried are multiples of this, such as the number of heads
     adjust: dict[str, list] = field(default_factory=dict)  # type: ignore[type-arg]
     group: Spec | None = None  # group of the equivariance error; the network's own group by default
@@ -63,10 +64,14 @@ class ModelSettings:
         return {"class_path": self.class_path, "init_args": self.init_args}
 
     @property
+    def widths(self) -> list[str]:
+        """Names of the arguments that are set to the width."""
+        return [self.width] if isinstance(self.width, str) else [*(self.width or ())]
+
+    @property
     def chosen(self) -> dict[str, Any]:
         """The arguments that may be chosen, with their present values; arguments without a value are left out."""
-        names = [*([self.width] if self.width else []), *self.adjust]
-        values = {name: _at(self.init_args, name.split(".")) for name in names}
+        values = {name: _at(self.init_args, _path(self.init_args, name)) for name in [*self.widths, *self.adjust]}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -76,7 +81,7 @@ class ModelSettings:
 
     def with_arguments(self, **arguments: Any) -> ModelSettings:
         """The same model with other arguments, such as its width."""
-        nested = (_nested(name.split("."), value) for name, value in arguments.items())
+        nested = (_nested(_path(self.init_args, name), value) for name, value in arguments.items())
         return dataclasses.replace(self, init_args=reduce(_merged, nested, self.init_args))
 
 
@@ -293,6 +298,16 @@ def _merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, An
             value = _merged(present, value) if same else value
         merged[key] = value
     return merged
+
+
+def _path(content: Any, name: str) -> list[str]:
+    """Return the keys that lead to an argument such as ``network.channels``, also through ``init_args``."""
+    keys: list[str] = []
+    for part in name.split("."):
+        inside = isinstance(content, dict) and "class_path" in content and part != "init_args"
+        keys += ["init_args"] * inside + [part]
+        content = _at(content, ["init_args", part] if inside else [part])
+    return keys
 
 
 def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:

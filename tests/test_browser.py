@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lieattn import compare, viz
+from lieattn.certify import certify
 from lieattn.groups import cyclic
 from lieattn.testing import randomize
 from lieattn_datasets import Digits
@@ -43,7 +44,7 @@ TEXTS = """() => {
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Addresses of the pages: an image, points of a surface in space, a comparison."""
+    """Addresses of the pages: an image, points of a surface in space, a comparison, a certificate."""
     folder = tmp_path_factory.mktemp("pages")
     viz.Microscope(randomize(gsa(cyclic(4), blocks=(2,))), Digits("test")[0]).save(folder / "image.html", point=9)
     ball = cloud(points=40)
@@ -52,6 +53,7 @@ def pages(tmp_path_factory):
     report = json.loads((RECORDS / "compare_forces.json").read_text())
     viz.save(viz.comparison(report), folder / "picture.png")
     (folder / "comparison.html").write_text(compare.page(report, (folder / "picture.png").read_bytes()))
+    (folder / "certificate.html").write_text(certify(framewise().double(), [cloud()], continuity=False).to_html())
     return {path.stem: path.as_uri() for path in folder.glob("*.html")}
 
 
@@ -94,7 +96,7 @@ def until(page, told, *given):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["image", "ball", "comparison"])
+@pytest.mark.parametrize("name", ["image", "ball", "comparison", "certificate"])
 def test_all_texts_can_be_read(visit, name, width, scheme):
     page = visit(name, width, color_scheme=scheme)
     views = page.locator("#view option").evaluate_all("(all) => all.map((one) => one.value)") or [None]
@@ -105,7 +107,7 @@ def test_all_texts_can_be_read(visit, name, width, scheme):
         assert len(found) > 5
         assert {one["text"]: one["contrast"] for one in found if one["contrast"] < 4.5} == {}
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        if name != "comparison":  # whose tables scroll
+        if name in ("image", "ball"):  # tables of the others scroll
             assert {one["text"]: one["right"] for one in found if one["right"] > width} == {}
     assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
 

@@ -12,8 +12,8 @@ _STYLE = """
 .lieattn .verdict{color:#fff;border-radius:.4rem;padding:.7rem 1rem;margin:1rem 0}
 .lieattn .verdict b{font-size:1.1rem}
 .lieattn dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:0}
-.lieattn dt{color:#57606a}.lieattn dd{margin:0}
-.lieattn table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.lieattn dt{color:#57606a}.lieattn dd{margin:0;overflow-wrap:anywhere}
+.lieattn table{display:block;overflow-x:auto;border-collapse:collapse;font-variant-numeric:tabular-nums}
 .lieattn th,.lieattn td{text-align:left;padding:.15rem .8rem .15rem 0;border-bottom:1px solid #d0d7de}
 .lieattn .bad{color:#b42318;font-weight:600}.lieattn .good{color:#1a7f37}.lieattn .idle{color:#57606a}
 .lieattn svg{max-width:100%;height:auto}.lieattn details{margin-top:1rem}

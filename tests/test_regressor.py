@@ -801,29 +801,39 @@ def lattice(spacing, atoms=12):
 
 
 @pytest.mark.filterwarnings("ignore:network. its untrained energies or forces are")
-@pytest.mark.parametrize("pool", ["sum", "mean"])
+@pytest.mark.parametrize(("pool", "factor"), [("sum", 1.0), ("mean", 1.0), ("sum", 1e4)])
 @pytest.mark.parametrize("spacing", [0.7, 1.5])
 @pytest.mark.parametrize("radius", [2.0, 5.0])
 @pytest.mark.parametrize("layers", [1, 4])
-def test_energies_and_forces_start_at_the_scale_of_the_data(layers, radius, spacing, pool):
+def test_energies_and_forces_start_at_the_scale_of_the_data(layers, radius, spacing, pool, factor):
     """Four layers with a radius of 5 Å began with energies off by 2,500 eV and forces of 1,200 eV/Å."""
+
+    class Model(DirectionConvNet):
+        def forward(self, data):
+            return factor * super().forward(data)
+
     options = {"channels": 16, "layers": layers, "neighborhood": Radius(radius), "pool": pool}
-    network = EnergyForces(DirectionConvNet(tetrahedral(), 1, 1, **options))
+    network = EnergyForces(Model(tetrahedral(), 1, 1, **options))
     clouds = list(lattice(spacing))
     task = PointSetRegressor(network, {"energy": 0.1, "force": 1.0}, scale_of={"energy": "force"})
     task.measure(clouds)
     task.log = lambda *args, **kwargs: None
     batch, scale = Batch.from_data_list(clouds), float(task.scale_force)
-    before = task(batch)
+    before, weights = task(batch)["force"].detach(), copy.deepcopy(network.state_dict())
     task.training_step(batch, 0)
     found = {name: value.detach() for name, value in task(batch).items()}
     assert float(found["force"].square().mean().sqrt()) < 20 * scale
     assert float(((found["energy"] - batch.energy) / 12).square().mean().sqrt()) < 20 * scale
-    torch.testing.assert_close(found["force"], before["force"].detach() * task.gain)
-    assert (layers, pool, radius) != (4, "sum", 5.0) or task.gain < 0.05  # control
-    gain = float(task.gain)
+    changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, weights[name])}
+    assert changed <= {f"model.blocks.{number}.messages.kernel.weight" for number in range(layers)}
+    if (layers, pool, radius) == (4, "sum", 5.0):  # control: weights are scaled, and what that cannot mend is divided
+        assert float(before.abs().max()) > 100 * scale
+        assert changed
+        assert (float(task.gain) < 0.05) == (factor > 1)
+    gain, kernel = float(task.gain), network.model.blocks[0].messages.kernel.weight.detach().clone()
     task.training_step(Batch.from_data_list(list(lattice(2 * spacing))), 0)  # only the first batch counts
     assert float(task.gain) == gain
+    assert torch.equal(network.model.blocks[0].messages.kernel.weight, kernel)
     again = PointSetRegressor(network, {"energy": 0.1, "force": 1.0}, scale_of={"energy": "force"})
     again.load_state_dict(task.state_dict())
     torch.testing.assert_close(again(batch)["energy"].detach(), found["energy"])

@@ -1,9 +1,10 @@
-"""Numbers of the inputs that a training begins with."""
+"""Numbers that a training begins with."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+import math
 from collections.abc import Callable, Sized
 from typing import Any, cast
 
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from lieattn._core.checks import kind
+from lieattn._core.machine import summed
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.io import UsageError
 from lieattn.models import Preprocessed
+from lieattn.nn import FrameMessages
 from lieattn.spaces import Euclidean
 
 _SMALL, _LARGE = 0.05, 50.0  # deviations of features, and their size, that are far from 1
@@ -54,6 +57,33 @@ def with_features(network: nn.Module, mean: Tensor, std: Tensor) -> Preprocessed
     """Return the network for features as they are in the data."""
     transforms: Any = importlib.import_module("lieattn_datasets")  # which depends on this library
     return Preprocessed(network, transforms.Standardize(mean.cpu(), std.cpu()))
+
+
+def scale_messages(network: nn.Module, run: Callable[[], object]) -> bool:
+    """Scale the kernels of messages so that no message is larger than the field that it is added to.
+
+    The sizes are those of ``run``, which calls the network; blocks see the fields of the scaled blocks before them.
+    Return whether a kernel was changed.
+    """
+    factors: dict[FrameMessages, float] = {}
+
+    def scale(messages: FrameMessages, fields: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        sizes = torch.stack([values.detach().double().square().sum() for values in (fields[0], out)])
+        field, message = summed(sizes).tolist()
+        if messages not in factors and field < message < math.inf:
+            factors[messages] = math.sqrt(field / message)
+        return out * factors.get(messages, 1.0)
+
+    hooks = [one.register_forward_hook(scale) for one in network.modules() if isinstance(one, FrameMessages)]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with torch.no_grad():
+        for messages, factor in factors.items():
+            messages.kernel.weight.mul_(factor)
+    return bool(factors)
 
 
 def note_inputs(network: nn.Module, batch: Batch, say: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -18,6 +18,7 @@ from lieattn._core.agreement import agreeing
 from lieattn._core.checks import check_arguments
 from lieattn._core.machine import summed
 from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
+from lieattn.train._inputs import scale_messages
 from lieattn.train._schedule import Schedule
 from lieattn.train._targets import (
     Losses,
@@ -287,12 +288,14 @@ class PointSetRegressor(PointSetTask):
             raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
         if self._begins:
             self._begins = False
-            self._measure_gain(outputs, batch)
+            if self._excess(outputs, batch) > _USUAL and scale_messages(self.network, partial(self.outputs_of, batch)):
+                outputs = named_outputs(self.outputs_of(batch), next(iter(self.targets)))
+            self._measure_gain(self._excess(outputs, batch))
         derived = EnergyForceStress._fields
         return {name: outputs[name] * self.gain if name in derived else outputs[name] for name in self.targets}
 
-    def _measure_gain(self, outputs: Mapping[str, Tensor], batch: Batch) -> None:
-        """Divide energies and forces by their size if they are far larger than those of the data, whose scale is 1."""
+    def _excess(self, outputs: Mapping[str, Tensor], batch: Batch) -> float:
+        """Return the size of energies or forces, the larger one, in units of those of the data, whose scale is 1."""
         found = 0.0
         for name in {"energy", "force"} & {name for name in self.targets if self.scale_of.get(name) != "none"}:
             values = outputs[name].detach().double().flatten()
@@ -300,6 +303,10 @@ class PointSetRegressor(PointSetTask):
                 values = values / batch.ptr.diff().clamp(min=1)
             total, count = summed(torch.stack([values.square().sum(), values.new_tensor(float(len(values)))])).tolist()
             found = max(found, math.sqrt(total / max(count, 1)))
+        return found
+
+    def _measure_gain(self, found: float) -> None:
+        """Divide energies and forces by their size if they are far larger than those of the data."""
         if _USUAL < found < math.inf:
             self.gain.fill_(1 / found)
             rank_zero_warn(

@@ -102,8 +102,10 @@ class PointSetRegressor(PointSetTask):
     float64, so that energies in ASE are at the level of the training data.
 
     Energies and forces of a network with :class:`lieattn.models.EnergyForces` start at the order of one, whatever the
-    number of its layers and neighbors: if in the first training step forces, or energies, are more than twenty times as
-    large as the scale, both are divided by this number, in all steps and in the model, and a warning says so.
+    number of its layers and neighbors. If in the first training step forces, or energies, are more than twenty times as
+    large as the scale, the kernels of :class:`lieattn.nn.FrameMessages` are scaled so that messages are not larger than
+    the fields that they are added to. If this is not enough, both are divided by their size, in all steps and in the
+    model, and a warning says so.
     """
 
     measured: Tensor

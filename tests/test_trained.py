@@ -56,7 +56,7 @@ def test_a_network_predicts_what_its_card_says(name):
 
 
 # Kinds of outputs and of groups
-QUICK = {"aspirin-forces", "ethanol-energy", "digits-c8", "nbody", "shapes", "rot-mnist-alpha-f-p4"}
+QUICK = {"aspirin-forces", "digits-c8", "nbody", "shapes", "rot-mnist-alpha-f-p4"}
 
 
 @pytest.mark.parametrize("name", some(sorted(CARDS), QUICK))

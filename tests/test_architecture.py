@@ -83,7 +83,7 @@ BUDGETS = {
     "viz": (2813, 10, 13),
     "datasets": (8630, 29, 78),
     "tests": (52944, 147, 0),
-    "examples": (3118, 30, 0),
+    "examples": (3125, 30, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
 

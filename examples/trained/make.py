@@ -93,6 +93,13 @@ ABOUT = {
         MNIST,
         test=2_000,
     ),
+    "rot-mnist-c8": About(
+        "rotated handwritten digits as point sets, averaged to 14 x 14 points; also turned by multiples of 45 degrees",
+        f"{IMAGE}, 28 x 28 pixels in raster order",
+        "10 logits",
+        MNIST,
+        config="../configs/rotated_mnist.yaml",
+    ),
     "qm9-homo": About(
         "energy of the highest occupied orbital of small organic molecules", f"{ATOMS}; H, C, N, O", "meV [1]", QM9
     ),

@@ -163,7 +163,7 @@ def _downloaded(name: str) -> Path:
     with needs_extra(name, "hub"):
         from huggingface_hub import errors, hf_hub_download
     repository, _, revision = name.removeprefix(_HUB).partition("@")
-    missing = {
+    missing: dict[type[Exception], str] = {
         errors.RepositoryNotFoundError: "no such repository, or a private one: hf auth login",
         errors.RevisionNotFoundError: "no such branch, tag or commit",
         errors.EntryNotFoundError: f"no file {_WEIGHTS} there, which lieattn.save writes with card=True",

@@ -30,9 +30,9 @@ from lieattn.models import (
     Readout,
     Rescaled,
 )
-from lieattn.nn import GroupSelfAttention, VectorHead
+from lieattn.nn import GroupSelfAttention, VectorHead, ZonalLinear
 from lieattn.nn.relative import RotaryEncoding
-from lieattn.ops import RelativeTerms, backend, group_attention
+from lieattn.ops import RelativeTerms, backend, edge_units, group_attention
 from lieattn.testing import randomize
 from lieattn.train import load_network, named_outputs
 from lieattn_datasets import Standardize
@@ -356,6 +356,28 @@ def test_images_of_affine_networks_compile_without_a_graph_break():
     assert net.graphs.known.keys() - copied.graphs.known.keys()  # copies and pickles do not include cached graphs
     with backend("plain"):
         assert_same([copied(images)], [wanted])
+
+
+@pytest.mark.parametrize("name", ["edges", "directions"])
+def test_derivatives_are_compiled_once_for_any_size(name):
+    """A linear map with a bias of more than two axes made the number of edges or points a constant of the graph."""
+    weight, bias, graphs = torch.randn(4, 4, requires_grad=True), torch.randn(4), []
+    zonal = ZonalLinear(torch.cat([torch.eye(3), -torch.eye(3)]), 4, 4)
+    functions = {
+        "edges": lambda x: edge_units(x, x[:, 0], x[:, 0, 0], weight, (weight, bias)),
+        "directions": lambda x: zonal(x) * x[:, :1, :1],
+    }
+    torch._dynamo.reset()
+
+    def gradient(x):
+        return torch.func.grad(lambda x: functions[name](x).square().sum())(x)
+
+    compiled = torch.compile(gradient, fullgraph=True, dynamic=True, backend=lambda graph, _: graphs.append(1) or graph)
+    with backend("plain"):
+        for size in (70, 83, 91):
+            x = torch.randn(size, 6, 4)
+            assert_same([compiled(x)], [gradient(x)])
+    assert len(graphs) == 1
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # a warning of dynamo about the code around the derivative

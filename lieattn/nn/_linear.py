@@ -198,7 +198,7 @@ class ZonalLinear(ExactConstants, TiedWeights):
             if index == self.largest:
                 continue
             if index == 0 and self.begins_constant:  # a mean is much faster than many small matrix products
-                part, bias = F.linear(x.mean(dim=-2, keepdim=True), (weight - shared).T, bias), None
+                part, bias = F.linear(x.mean(dim=-2), (weight - shared).T, bias).unsqueeze(-2), None
             else:
                 functions = functions.to(weight.dtype)
                 part = functions.T @ (functions @ x @ (weight - shared))

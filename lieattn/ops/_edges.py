@@ -231,7 +231,8 @@ def _plain_network(
     seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: Tensor, bias: Tensor, *maps: Tensor
 ) -> tuple[Tensor, ...]:
     y = F.silu(F.linear(seen, first) + shared[:, None])
-    z = F.silu(F.linear(y, second, bias)) * weight[:, None, None]
+    # Flat rows, because torch.compile takes the sizes of others as constants within torch.func.grad.
+    z = F.silu(F.linear(y.flatten(0, 1), second, bias).view_as(y)) * weight[:, None, None]
     return tuple(F.linear(z, part) for part in maps) if maps else (z,)
 
 

@@ -67,18 +67,16 @@ def compared(function, cls=None):
     compare = jaxtyped(wraps(promise)(echo), typechecker=beartype(conf=LIKE))
     fitting = set()  # forms of calls that were compared: the same ones need not be compared again
 
-    compiling, form_of, keep = torch.compiler.is_compiling, form, setattr
-
+    @wraps(function)
     def call(*args, **options):
         result = function(*args, **options)
-        if not compiling() and (forms := (form_of(args), form_of(options), form_of(result))) not in fitting:
-            keep(results, key, result)
+        if not torch.compiler.is_compiling() and (forms := (form(args), form(options), form(result))) not in fitting:
+            setattr(RESULTS, key, result)
             compare(*args, **options)
             fitting.add(forms)
         return result
 
-    # Warnings are for the caller of the library, and other readers of annotations look for names where the function is.
-    return wraps(function)(FunctionType(call.__code__, function.__globals__, call.__name__, None, call.__closure__))
+    return call
 
 
 def compare_all(home, module):

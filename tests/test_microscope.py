@@ -107,6 +107,12 @@ MODELS = {
         1,
         False,
     ),
+    "ImageTransformer": lambda: (
+        models.ImageTransformer(cyclic(4), channels=8, blocks=(1, 1), neighborhood=Radius(1.5)),
+        image(8),
+        1,
+        True,
+    ),
     "LieConvNet": lambda: (
         molecules(
             models.LieConvNet, convolution=ConvolutionOptions(attention=AttentionOptions(), heads=1, norm="layer")

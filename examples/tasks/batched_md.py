@@ -1,4 +1,4 @@
-"""Relaxation and dynamics of many molecules in one batch: torch-sim beside ASE, with the network of molecules_md.py.
+"""Relaxation and dynamics of many molecules in one batch: torch-sim beside ASE, with the trained network of ethanol.
 
 It needs ``pip install "lieattn[torchsim]"``.
 """
@@ -11,15 +11,15 @@ from ase import units
 from ase.build import molecule
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
-from molecules_md import features, trained
 
+import lieattn
 from lieattn.ase import Calculator
 from lieattn.torchsim import Model
 
 
-def main(molecules: int = 64, frames: int = 64, steps: int = 300, dynamics: int = 20) -> dict[str, float]:
+def main(molecules: int = 64, dynamics: int = 20) -> dict[str, float]:
     """Return molecules per second, and the largest difference of relaxed energies in eV."""
-    calculator = Calculator(trained(frames, steps)[0], transform=features)
+    calculator = Calculator(lieattn.load("ethanol-energy"), energy_unit="meV")
     shaken, times = [molecule("CH3CH2OH") for _ in range(molecules)], [perf_counter()]
     for seed, atoms in enumerate(shaken):
         atoms.rattle(0.08, seed=1000 + seed)

@@ -186,7 +186,7 @@ def _with_full_names(command: str, arguments: Sequence[str]) -> list[str]:
     for path, index, prefix in places:
         found: Any = tree
         for key in path:
-            found = found.get("init_args", found)[key] if isinstance(found, dict) else None
+            found = (found.get("init_args") or found).get(key) if isinstance(found, dict) else None
         full = found.get("class_path") if isinstance(found, dict) else found
         if isinstance(full, str) and full.endswith(f".{words[index].removeprefix(prefix)}"):
             words[index] = prefix + full
@@ -201,7 +201,7 @@ def _read_settings(arguments: Sequence[str]) -> dict[str, Any]:
     for file in (Path(word.rpartition("=")[2]) for word in arguments if word.endswith((".yaml", ".yml"))):
         content = None
         with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # they are reported when it is read again
-            content = yaml.safe_load(file.read_text("utf-8"))
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
         for key, section in content.items() if isinstance(content, dict) else ():
             both = isinstance(section, dict) and isinstance(tree.get(key), dict) and "class_path" not in section
             tree[key] = {**tree[key], **section} if both else section

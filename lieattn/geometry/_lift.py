@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lieattn._core.checks import check_count, check_is, check_length, check_neighborhood, check_size, check_tensor
@@ -154,14 +154,14 @@ def lift(
     neighborhood: Neighborhood,
     space: HomogeneousSpace | None = None,
     *,
-    batch: Int[Tensor, " points"] | None = None,
-    ptr: Int[Tensor, " ends"] | None = None,
-    mask: Bool[Tensor, "clouds slots"] | None = None,
+    batch: Tensor | None = None,
+    ptr: Tensor | None = None,
+    mask: Tensor | None = None,
     length: float | None = None,
     coordinates: Chart = "smooth",
-    weights: Float[Tensor, " points"] | None = None,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
-    vectors: Float[Tensor, "points count dim"] | None = None,
+    vectors: Tensor | None = None,
 ) -> LiftedGraph:
     """Lift point clouds to a group: the elements over each point x are s(x) h, where h are the frames.
 

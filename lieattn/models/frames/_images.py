@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -29,9 +28,8 @@ from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInpu
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._framewise import FramewiseHead
-from lieattn.models.frames._stencils import BumpConvolution, lifted
-from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, Pooling
-from lieattn.nn.relative import RotaryPhases
+from lieattn.nn import FiberNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
+from lieattn.nn.relative import NetworkKernel, RotaryPhases
 from lieattn.ops import RelativeTerms
 
 _SHARE = 0.25  # of the points that a pooling of a cloud without raster keeps
@@ -92,9 +90,9 @@ class ImageTransformer(LiftedNetwork):
     """A vision transformer on sets of pixels, equivariant to R^d ⋊ H: convolutions near, attention far.
 
     A lifting convolution maps the points to a field ``[points, fiber, channels]``. Each stage but the last has blocks
-    with a separable group convolution over the neighborhood, which is dense if images have one size, and is followed by
-    a pooling of the set. In the last stage, each frame attends to the whole set, with rotary encodings, as in
-    :class:`FramewiseTransformer`. All other maps are group-tied.
+    with a separable group convolution over the neighborhood, and is followed by a pooling of the set. In the last
+    stage, each frame attends to the whole set, with rotary encodings, as in :class:`FramewiseTransformer`. All other
+    maps are group-tied.
 
     **Sets.** Images can differ in size, lack pixels or have any other points, and the group can be any finite
     orthogonal group of the plane (C_n, D_n), of space (T, O, I, for volumes) or of other dimensions. The points of data
@@ -177,8 +175,9 @@ class ImageTransformer(LiftedNetwork):
         check_counts(0, **{f"blocks[{stage}]": count for stage, count in enumerate(blocks)})
         self.group, self.has_kinks = group, options.reduction == "max" or pool == "max"
         self.vectors = VectorEmbedding(vector_inputs, group.dim, widths[0])
-        self.lifting = BumpConvolution(group, widths[0], self.in_channels)
-        self.lifted_bias = nn.Parameter(torch.zeros(widths[0]))
+        kernel = NetworkKernel(group, self.in_channels, widths[0], lifting=True)
+        self.lifting = GroupConvolution(kernel, measure=_LIFTED, reduction="mean")
+        self.stem = FiberNorm(widths[0])
         sizes: dict[str, Any] = {"mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
         *near, last = zip(widths, blocks, strict=True)
         self.stages = nn.ModuleList(
@@ -206,13 +205,19 @@ class ImageTransformer(LiftedNetwork):
         near, stages, pools = self.neighborhood, [], []
         with without_autocast(clouds.device):
             for _ in self.widening:
-                stages.append(lifted(clouds, self.frames, near, self.space))
+                stages.append(self._lift(clouds, near))
                 pools.append(coarsen(clouds, _SHARE) if clouds.grid is None else Coarse.of_rasters(clouds))
                 clouds, near = pools[-1].clouds, scaled(near, 2.0)
             graph = lift(clouds, self.frames, self.options.window or AllPairs(), self.space, length=self.length)
             if not pools:
-                stages.append(lifted(clouds, self.frames, near, self.space))
+                stages.append(self._lift(clouds, near))
             return ImageGeometry((*stages, graph), tuple(pools), graph.frame_positions())
+
+    def _lift(self, clouds: PointClouds, neighborhood: Neighborhood) -> LiftedGraph:
+        graph = lift(clouds, self.frames, neighborhood, self.space)
+        # Evaluated here, so that loader workers compute them and compiled networks do not have to.
+        _ = graph.relative.row, graph.relative.positions
+        return graph
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: ImageGeometry | None = None) -> GroupField:
@@ -221,7 +226,7 @@ class ImageTransformer(LiftedNetwork):
         first, graph = geometry.stages[0], geometry.stages[-1]
         x = self.lifting(features(data, self.inputs, first), first)
         directed = self.vectors(data, first)
-        x = F.gelu((x if directed is None else x + directed) * _LIFTED + self.lifted_bias)
+        x = F.gelu(self.stem(x if directed is None else x + directed))
         fields = []
         stages: list[Any] = list(self.stages)
         for blocks, graph_near, cells, widen in zip(
@@ -230,7 +235,7 @@ class ImageTransformer(LiftedNetwork):
             for block in blocks:
                 x = self._through(block, x, graph_near)
             fields.append(x)
-            x = widen(_pooled(x, graph_near, cells, self.options.reduction))
+            x = widen(cells.pool(x, self.options.reduction))
         graph = graph.carrying(terms=RelativeTerms(rotary=self.phases(geometry.positions), rotary_values=True))
         for block in stages[-1]:
             x = self._through(block, x, graph)
@@ -242,11 +247,13 @@ class ImageTransformer(LiftedNetwork):
 
 
 class _ConvolutionBlock(nn.Module):
-    """Residual block: convolution within each frame and channel, normalization, and a group-tied network."""
+    """Pre-norm block: separable group convolution over the neighborhood, then a group-tied network."""
 
     def __init__(self, group: FiniteGroup, channels: int, *, mlp_ratio: int, dropout: float) -> None:
         super().__init__()
-        self.convolution, self.norm = BumpConvolution(group, channels), FiberNorm(channels)
+        self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
+        kernel = NetworkKernel(group, channels, channels, form="separable", init_scale=_NEAR)
+        self.convolution = GroupConvolution(kernel, measure=1.0, reduction="mean")
         self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
         self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
         self.dropout = nn.Dropout(dropout)
@@ -254,19 +261,9 @@ class _ConvolutionBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
     ) -> Float[Tensor, "points fiber channels"]:
-        y = self.norm(self.convolution(x, graph))
-        return x + self.dropout(self.linear2(F.gelu(self.linear1(y))))
+        x = x + self.dropout(self.convolution(self.norm1(x), graph))
+        return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
 
 
-def _pooled(x: Tensor, fine: PointClouds, cells: Coarse, reduction: Literal["max", "mean"]) -> Tensor:
-    """Return ``cells.pool(x, reduction)``, with views of the raster in place of indices where all cells are alike."""
-    grid = fine.grid
-    if grid is None or torch.compiler.is_compiling() or bool((grid != grid[:1]).any() | (grid % 2).any()):
-        return cells.pool(x, reduction)
-    halves = [size for side in grid[0].tolist() for size in (side // 2, 2)]
-    planes, pairs = x.unflatten(0, (len(grid), *halves)), list(range(2, 2 + len(halves), 2))
-    found = planes.amax(pairs) if reduction == "max" else planes.mean(pairs)
-    return found.flatten(0, len(halves) // 2)
-
-
-_LIFTED = 5.0  # means over some 25 neighbors are smaller than values by about 5
+# Means over some 25 neighbors are smaller than values by about 5.
+_LIFTED, _NEAR = 5.0, 5.0

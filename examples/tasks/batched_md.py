@@ -22,7 +22,7 @@ def main(molecules: int = 64, dynamics: int = 20) -> dict[str, float]:
     calculator = Calculator(lieattn.load("ethanol-energy"), energy_unit="meV")
     shaken, times = [molecule("CH3CH2OH") for _ in range(molecules)], [perf_counter()]
     for seed, atoms in enumerate(shaken):
-        atoms.rattle(0.08, seed=1000 + seed)
+        atoms.rattle(0.03, seed=1000 + seed)
     # The names of optimizers and integrators are those of torch-sim 0.3, or of later versions.
     fire, nve = getattr(ts, "Optimizer", ts.optimizers).fire, getattr(ts, "Integrator", ts.integrators).nve
     model = Model(calculator, memory_scales_with="n_atoms")

@@ -33,6 +33,7 @@ from lieattn.nn.relative import NetworkKernel, RotaryPhases
 from lieattn.ops import RelativeTerms
 
 _SHARE = 0.25  # of the points that a pooling of a cloud without raster keeps
+_GAIN = 5.0  # of kernels, because means over some 25 neighbors are smaller than values by this factor
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class ImageTransformer(LiftedNetwork):
         self.group, self.has_kinks = group, options.reduction == "max" or pool == "max"
         self.vectors = VectorEmbedding(vector_inputs, group.dim, widths[0])
         kernel = NetworkKernel(group, self.in_channels, widths[0], lifting=True)
-        self.lifting = GroupConvolution(kernel, measure=_LIFTED, reduction="mean")
+        self.lifting = GroupConvolution(kernel, measure=_GAIN, reduction="mean")
         self.stem = FiberNorm(widths[0])
         sizes: dict[str, Any] = {"mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
         *near, last = zip(widths, blocks, strict=True)
@@ -252,7 +253,7 @@ class _ConvolutionBlock(nn.Module):
     def __init__(self, group: FiniteGroup, channels: int, *, mlp_ratio: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
-        kernel = NetworkKernel(group, channels, channels, form="separable", init_scale=_NEAR)
+        kernel = NetworkKernel(group, channels, channels, form="separable", init_scale=_GAIN)
         self.convolution = GroupConvolution(kernel, measure=1.0, reduction="mean")
         self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
         self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
@@ -263,7 +264,3 @@ class _ConvolutionBlock(nn.Module):
     ) -> Float[Tensor, "points fiber channels"]:
         x = x + self.dropout(self.convolution(self.norm1(x), graph))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
-
-
-# Means over some 25 neighbors are smaller than values by about 5.
-_LIFTED, _NEAR = 5.0, 5.0

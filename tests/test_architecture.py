@@ -62,16 +62,16 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1434, 13, 0),
+    "_core": (1422, 13, 0),
     "ase": (346, 1, 0),
     "bench": (1406, 6, 3),
     "certify": (2904, 10, 7),
-    "cli": (2549, 10, 3),
+    "cli": (2546, 10, 3),
     "compare": (1712, 7, 16),
     "geometry": (4492, 15, 42),
     "groups": (2106, 8, 35),
     "io": (1021, 6, 26),
-    "models": (8412, 42, 71),
+    "models": (8409, 42, 71),
     "nn": (6102, 20, 76),
     "ops": (10306, 47, 32),
     "reps": (666, 3, 15),
@@ -82,7 +82,7 @@ BUDGETS = {
     "transforms": (364, 1, 0),
     "viz": (2813, 10, 13),
     "datasets": (8630, 29, 78),
-    "tests": (52970, 147, 0),
+    "tests": (52949, 147, 0),
     "examples": (3120, 30, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

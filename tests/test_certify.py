@@ -317,16 +317,18 @@ def test_symmetry_is_unique_or_larger_than_promised():
     certificate = certify(Pinwheel(cyclic(4)), clouds(), **quick)
     assert certificate.unique
     labels = [row.label for row in certificate.rows if row.check == "outside"]
-    assert labels[3:8] == ["random reflection", "of C8", "of C12", "of D4", "of D8"]
+    assert labels[3:8] == [
+        f"{what}, outside of C4" for what in ("random reflection", *(f"element of {n}" for n in "C8 C12 D4 D8".split()))
+    ]
     assert certify(Squares(cyclic(4)), clouds(), **quick).unique is False  # it is invariant to mirrors too
     assert certify(Pinwheel(cyclic(2)), clouds(), **quick).unique is False  # it is invariant to quarter turns too
     assert certify(Squares(dihedral(4)), clouds(), **quick).unique
     far = Rescaled(Pinwheel(cyclic(4)), {"y": 1.0}, {"y": 1e5})
     assert certify(far, clouds(), cyclic(4), continuity=False).unique  # although float32 rounds the differences away
     inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3), **quick).rows if row.check == "outside"]
-    assert {"of O", "of Td", "of I", "inversion"} <= set(inversions)
+    assert {f"element of {name}, outside of T" for name in ("O", "Td", "Th", "I")} <= set(inversions)
     about = [row.label for row in certify(Pairs(cyclic_about(3)), clouds(3), **quick).rows if row.check == "outside"]
-    assert {"of C6 about its axis", "1 rad about its axis"} <= set(about)
+    assert {f"element of {name} about its axis, outside of C3z" for name in ("C6", "SO(2)")} <= set(about)
 
 
 class Blind(Pairs):
@@ -568,7 +570,7 @@ def test_a_lie_group_is_tried_where_it_matters():
     assert labels == ["random 0", "random 1", "near identity", "half turn", "reflection", "inversion"]
     assert not [row for row in certificate.rows if row.check == "outside"]
     outside = {row.label for row in certify(Pairs(), clouds(3), SE(3), elements=2).rows if row.check == "outside"}
-    assert outside == {"random reflection"}
+    assert outside == {"random reflection, outside of SE(3)"}
 
 
 def test_half_turns_are_not_the_only_rotations():

@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing, global_add_pool, global_mean_pool
 from torch_geometric.utils import to_dense_batch
 
 import lieattn
-from lieattn.certify import Certificate, certify
+from lieattn.certify import Certificate, certify, where_outside
 from lieattn.certify._elements import elements_of, outside_of
 from lieattn.certify._moves import Move, degenerate, scrambled, transform
 from lieattn.certify._probe import Probe
@@ -32,12 +32,22 @@ from lieattn.groups import (
     E,
     FiniteGroup,
     SemidirectProduct,
+    commuting_product,
     cyclic,
     cyclic_about,
     dihedral,
+    dihedral_about,
+    direct_product,
+    full_icosahedral,
+    full_octahedral,
+    full_tetrahedral,
+    icosahedral,
+    inversion,
     octahedral,
+    pyritohedral,
     reflection,
     tetrahedral,
+    trivial,
 )
 from lieattn.models import (
     AttentiveCNN,
@@ -1267,33 +1277,113 @@ def test_all_elements_of_a_finite_group_with_translations_are_measured():
 @pytest.mark.parametrize(
     ("group", "labels"),
     [
-        (cyclic(2), ["of C4", "of C6", "of D2", "of D4"]),
-        (dihedral(3), ["of D6"]),
-        (tetrahedral(), ["of O", "of Td", "of I", "inversion"]),  # the inversion is the element of Th
+        (cyclic(2), ["C4", "C6", "D2", "D4"]),
+        (cyclic(8), ["C16", "C24", "D8", "D16"]),
+        (dihedral(3), ["D6"]),
+        (tetrahedral(), ["O", "Th", "Td", "I", "Ih"]),
+        (octahedral(), ["Oh"]),
+        (icosahedral(), ["Ih"]),
+        (pyritohedral(), ["Oh", "Ih"]),
+        (
+            commuting_product(cyclic_about(4), inversion(3), "C4h"),
+            ["D4zxinversion3", "Oh", "C4h with C8 about its axis", "C4h with SO(2) about its axis"],
+        ),
+        (direct_product(cyclic(3), trivial(2)), ["C3xtrivial2xinversion4"]),
         (
             cyclic_about(4),
-            ["of D4z", "of D8z", "of O", "inversion", "of C8 about its axis", "1 rad about its axis"],
+            [
+                *("D4z", "C4zxinversion3", "D8z", "D4zxinversion3", "O", "Oh"),
+                *("C8 about its axis", "SO(2) about its axis"),
+            ],
         ),
     ],
 )
 def test_larger_groups_are_tried_by_an_element_each(group, labels):
     found = list(outside_of(group, group.dim, 2, generator_of()))
-    assert [one.label for one in found[2:]] == labels
-    assert (found[1].label == "random reflection") is not (group == dihedral(3))  # which has mirrors itself
+    assert [one.label for one in found[2:]] == [f"element of {label}, outside of {group.name}" for label in labels]
+    proper = bool((torch.linalg.det(group.elements) > 0).all())
+    assert found[1].label.startswith("random reflection") is proper
     # None is in the group, or is another one after an element of the group.
     cosets = torch.cat([group.elements, *(group.elements @ one.linear for one in found)]).flatten(1)
     assert (torch.cdist(cosets, cosets) < 1e-6).sum() == len(cosets)
 
 
+def named_group(name):
+    """Return the matrices of a group by its name in a label."""
+    mirrored = name.endswith("xinversion3")
+    name = name.removesuffix("xinversion3")
+    if name.endswith("about its axis"):
+        made = cyclic_about(int(name.split()[0][1:]))
+    elif name[1:2].isdigit():
+        about = {"C": cyclic_about, "D": dihedral_about} if name.endswith("z") else {"C": cyclic, "D": dihedral}
+        made = about[name[0]](int(name[1:].removesuffix("z")))
+    else:
+        catalog = {"Th": pyritohedral, "Td": full_tetrahedral, "Oh": full_octahedral, "Ih": full_icosahedral}
+        made = catalog.get(name, {"T": tetrahedral, "O": octahedral, "I": icosahedral}.get(name))()
+    return torch.cat([made.elements, -made.elements]) if mirrored else made.elements
+
+
+def within(matrices, others):
+    return bool(((matrices[:, None] - others).abs().amax(dim=(2, 3)) < 1e-9).any(dim=1).all())
+
+
+@pytest.mark.parametrize(
+    "group",
+    [cyclic(8), dihedral(4), dihedral_about(3), tetrahedral(), octahedral(), icosahedral(), cyclic_about(4)],
+    ids=lambda group: group.name,
+)
+def test_labels_of_motions_outside_are_true(group):
+    labeled = [one for one in outside_of(group, group.dim, 4, generator_of()) if one.label.startswith("element of ")]
+    assert labeled
+    for one in labeled:
+        larger, small = one.label.removeprefix("element of ").split(", outside of ")
+        assert small == group.name
+        assert not within(one.linear[None], group.elements)
+        if "SO(2)" in larger:
+            assert torch.linalg.det(one.linear) > 0
+            assert within(one.linear[None] @ group.elements, group.elements @ one.linear)  # about the same axis
+            continue
+        elements = named_group(larger)
+        assert within(group.elements, elements)
+        assert within(one.linear[None], elements)
+
+
+def test_a_rotation_names_the_smallest_larger_group():
+    turns = {angle: SO(2).exp(torch.tensor([math.radians(angle)], dtype=torch.float64)) for angle in (45, 22.5, 15, 5)}
+    assert [where_outside(matrix, cyclic(8)) for matrix in turns.values()] == [
+        *("", "element of C16, outside of C8", "element of C24, outside of C8", "outside of C8"),
+    ]
+    assert where_outside(turns[15], SE(2).stabilizer) == "outside of SO(2)"
+    assert where_outside(octahedral().elements[5], tetrahedral()) == "element of O, outside of T"
+    assert where_outside(turns[15], None) == "in no group that is stated"
+    with pytest.raises(ValueError, match=r"matrix: expected finite \[dim, dim\] .* got a tensor.* \(2, 2\)"):
+        where_outside(turns[15], tetrahedral())
+
+
+def test_certificates_say_which_group_a_motion_belongs_to():
+    network = GSANet(cyclic(8), 1, 2, channels=8, blocks=(1,), heads=2, neighborhood=Radius(9.0))
+    data = [Data(x=torch.rand(5, 1), pos=torch.randn(5, 2)) for _ in range(2)]
+    certificate = certify(network, data, dtypes=[torch.float64], continuity=False)
+    told = "element of C24, outside of C8"
+    lines = [line for line in certificate.table().splitlines() if told in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(told)
+    assert lines[0].endswith("not promised")
+    for text in (certificate.to_html(), certificate.to_json()):
+        assert told in text
+    assert certificate.unique
+
+
 def test_larger_groups_of_a_rounded_group_are_those_of_the_exact_one():
-    rounded = FiniteGroup.from_matrices(cyclic(6).elements.round(decimals=4), tolerance=1e-3)
+    rounded = FiniteGroup.from_matrices(cyclic(6).elements.round(decimals=4), "C6", tolerance=1e-3)
     found, expected = ([one.label for one in outside_of(group, 2, 2, generator_of())] for group in (rounded, cyclic(6)))
     assert found == expected
 
 
 def test_elements_of_the_octahedral_group_make_it_with_quarter_turns():
     """Control: a half turn about another axis is in O too, but makes D4 only."""
-    (matrix,) = (one.linear for one in outside_of(cyclic_about(4), 3, 2, generator_of()) if one.label == "of O")
+    found = {one.label: one.linear for one in outside_of(cyclic_about(4), 3, 2, generator_of())}
+    matrix = found["element of O, outside of C4z"]
     assert FiniteGroup.generate(torch.stack([*cyclic_about(4).elements, matrix])).order == 24
 
 

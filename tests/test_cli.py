@@ -207,7 +207,7 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     told = capsys.readouterr().out
     assert "group: C4, 4 elements" in told
     assert len(re.findall("^element . .* FAILED$", told, re.MULTILINE)) == 2
-    assert len(re.findall("^outside", told, re.MULTILINE)) == 2 + 4  # random ones, and those of C8, C12, D4 and D8
+    assert len(re.findall("outside of C4", told, re.MULTILINE)) == 2 + 4  # random ones, and those of C8, C12, D4 and D8
     assert "unique: all motions" in told
     assert main(["picture", *certified[1:4], "--data", "mydata.Clouds"]) == 0
     assert "clouds: the first cloud of mydata.Clouds()" in capsys.readouterr().out

@@ -365,10 +365,10 @@ def test_fields_are_pulled_back_by_the_action():
 def test_rotations_by_given_angles(turns):
     """Fields agree for the angle in the group only, and titles say so."""
     microscope = viz.Microscope(randomize(gsa(cyclic(4))).double(), image(5), turns=turns)
-    assert [(turn.label, turn.inside) for turn in microscope.turns] == [
-        ("unchanged", True),
-        ("rotated by 90°", True),
-        ("rotated by 30°", False),
+    assert [(turn.label, turn.outside) for turn in microscope.turns] == [
+        ("unchanged", ""),
+        ("rotated by 90°", ""),
+        ("rotated by 30°", "element of C12, outside of C4"),
     ]
     first, inside, outside = microscope.stabilized()
     assert float((inside - first).abs().max()) < 1e-12
@@ -496,7 +496,7 @@ def test_views_of_clouds_in_space(spatial, view):
 def test_rotations_that_are_not_in_the_group_are_named(tmp_path, monkeypatch):
     """The figures of one field are narrow, so that letters of long titles are smaller."""
     figures, seen = [], viz.Microscope(*MODELS["HamiltonianDynamics"]()[:2], turns=2)
-    assert [axes.get_title() for axes in seen.picture().axes][2] == "the same, rotated by 180°\n(not in the group)"
+    assert [axes.get_title() for axes in seen.picture().axes][2] == "the same, rotated by 180°\n(outside of R^2)"
     monkeypatch.setattr("lieattn.viz._draw.save_animation", lambda moments, path: figures.extend(moments))
     seen.save(tmp_path / "a.gif", "field")
     for figure in figures:

@@ -43,7 +43,7 @@ class Row:
     * ``"gradient"``: forces are compared with minus the gradient of the energy.
     * ``"curl"``: forces without an energy; the asymmetry of their derivatives, which is 0 if they have an energy.
     * ``"searched"``: a subgroup that was tested, which passes if it belongs to the symmetry.
-    * ``"outside"``: a rotation or reflection outside of the group, for which nothing is promised.
+    * ``"outside"``: a motion outside of the group, for which nothing is promised, ``"element of C16, outside of C8"``.
     """
 
     check: str
@@ -203,7 +203,8 @@ class Certificate:
             if row.check == "searched":
                 verdict = "yes" if row.passed else "no"
             allowed = "" if row.allowed is None else f"{row.allowed:.1e}"
-            name = " ".join(filter(None, (row.check, row.label, row.output and f"({row.output})")))
+            check = row.check if row.check not in row.label.split() else ""  # such as "element of C16, outside of C8"
+            name = " ".join(filter(None, (check, row.label, row.output and f"({row.output})")))
             yield name, row.dtype, f"{row.max_error:.1e}", f"{row.relative:.1e}", allowed, verdict
 
     def to_json(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._core.checks import check_arguments, check_counts, check_index
-from lieattn.certify import moved
+from lieattn.certify import moved, where_outside
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup, linear_part
 from lieattn.io import uncompiled
@@ -29,11 +29,20 @@ _SAME = 1e-6  # difference of entries up to which a rotation is an element of th
 
 
 class Turn(NamedTuple):
-    """A linear map of points ``[dim, dim]`` float64, its description, and whether it is in the group of the network."""
+    """A linear map of points ``[dim, dim]`` float64 with its description.
+
+    ``outside`` is empty for an element of the group of the network, otherwise such as ``"element of C16, outside of
+    C8"``.
+    """
 
     label: str
     matrix: Tensor
-    inside: bool
+    outside: str = ""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the map is in the group of the network."""
+        return not self.outside
 
 
 class Observation:
@@ -235,11 +244,11 @@ def _turns(symmetry: Symmetry, dim: int, turns: int | Sequence[float], seed: int
     If it states no finite group, the angles are equal. The identity comes first.
     """
     group = linear_part(symmetry.group)
-    identity = Turn("unchanged", torch.eye(dim, dtype=torch.float64), True)
+    identity = Turn("unchanged", torch.eye(dim, dtype=torch.float64))
     finite = group.elements if isinstance(group, FiniteGroup) and group.dim == dim else identity.matrix[None]
     if isinstance(turns, int) and len(finite) > 1:
         elements = [matrix for matrix in finite if not torch.allclose(matrix, identity.matrix)]
-        return (identity, *(Turn(in_words(matrix), matrix, True) for matrix in elements[: turns - 1]))
+        return (identity, *(Turn(in_words(matrix), matrix) for matrix in elements[: turns - 1]))
     if dim not in (2, 3):
         return (identity,)
     axis = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -253,5 +262,6 @@ def _turns(symmetry: Symmetry, dim: int, turns: int | Sequence[float], seed: int
         if float(near.min()) < _SAME:  # matrices of the group are exact
             matrix, inside = finite[near.argmin()], True
         if not torch.equal(matrix, identity.matrix):
-            found.append(Turn(f"rotated by {math.degrees(angle):.4g}°", matrix, inside))
+            outside = "" if inside else where_outside(matrix, group)
+            found.append(Turn(f"rotated by {math.degrees(angle):.4g}°", matrix, outside))
     return tuple(found)

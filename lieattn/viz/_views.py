@@ -153,7 +153,7 @@ def overview(scope: Observation, point: int | None) -> Figure:
         _titled(scope, panels[0][1], clouds, raw[0], f"field of {last.name}, norm over channels", "viridis", norm)
         if len(raw) > 1:
             turn = scope.turns[1]
-            told = f"the same, {turn.label}" + ("" if turn.inside else "\n(not in the group)")
+            told = f"the same, {turn.label}" + (f"\n({turn.outside})" if turn.outside else "")
             _titled(scope, panels[0][2], clouds, raw[1], told, "viridis", norm, turn=turn.matrix)
             title += f": fields of transformed clouds, pulled back, {_spread_of(fields, scope.stabilized())}"
     for axes, number in zip(panels[-1], layers, strict=False):
@@ -311,5 +311,5 @@ def frame_name(places: Places, h: int) -> str:
 
 def _label(scope: Observation, row: int) -> str:
     turn = scope.turns[row]
-    outside = "" if turn.inside else "\n(not in\nthe group)"
-    return turn.label.replace(" by ", "\nby ").replace(", ", ",\n") + outside
+    told = f"{turn.label}\n({turn.outside})" if turn.outside else turn.label
+    return told.replace(" by ", "\nby ").replace(" of ", "\nof ").replace(", ", ",\n")

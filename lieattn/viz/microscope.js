@@ -210,8 +210,8 @@ function tell(shown, hovered) {
   const { panels, range } = shown, number = (x) => Number(x.toPrecision(3)).toString();
   if (hovered) find("told").textContent = hovered;
   else if (state.view === "field") {
-    const { deviation, largest } = layer(), inside = page.turns[state.turn].inside ? "" : "; this map is not in the group of the network";
-    find("told").textContent = `the field that is pulled back differs by ${deviation[state.turn].toExponential(1)} (largest absolute value of a channel ${number(largest)})${inside}`;
+    const { deviation, largest } = layer(), { outside } = page.turns[state.turn];
+    find("told").textContent = `the field that is pulled back differs by ${deviation[state.turn].toExponential(1)} (largest absolute value of a channel ${number(largest)})${outside && `; the map is ${outside}`}`;
   } else {
     const { values, query } = panels[0], best = values.indexOf(values.reduce((a, b) => Math.max(a, b)));
     find("told").textContent = `${named(state.point)} attends most to point ${best}: ${number(values[best])}; sum ${number(values.reduce((a, b) => a + b, 0))}`;

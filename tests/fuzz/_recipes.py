@@ -454,6 +454,7 @@ OWN: dict[str, dict[str, Any]] = {
     "models.Symmetry.stated_by": {"network": gsa()},
     "certify.certify": {"network": gsa(), "data": [DATA, DATA]},
     "certify.moved": {"cloud": DATA, "linear": torch.eye(2, dtype=torch.float64)},
+    "certify.where_outside": {"matrix": torch.eye(2, dtype=torch.float64), "group": groups.cyclic(4)},
     "viz.accuracy_by_angle": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}},
     "viz.error_curves": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}, "xlabel": "time", "ylabel": "error"},
     "viz.training_curves": {"histories": {"a": [1.0, 0.5]}, "ylabel": "loss"},

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
-from lieattn._core.checks import check_arguments, check_count, check_length, check_tensor
+from lieattn._core.checks import check_arguments, check_count, check_length, check_tensor, may_read_values
 from lieattn._core.values import attributes_of_points, entries, select_points
 from lieattn.geometry import Nearest, Neighbors, Radius, farthest_points, find_neighbors, point_clouds
 
@@ -29,6 +29,7 @@ __all__ = [
     "FarthestPoints",
     "KNNGraph",
     "RadiusGraph",
+    "Standardize",
     "fps",
     "knn_graph",
     "periodic_radius_graph",
@@ -293,6 +294,21 @@ class FarthestPoints(BaseTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(ratio={self.ratio})"
+
+
+class Standardize(BaseTransform):
+    """Transform that subtracts ``mean`` ``[channels]`` from the features ``x`` and divides them by ``std``."""
+
+    def __init__(self, mean: Float[Tensor, " channels"], std: Float[Tensor, " channels"]) -> None:
+        check_arguments(Standardize.__init__, locals())
+        if mean.shape != std.shape or (may_read_values(std) and not bool((std > 0).all())):
+            raise ValueError(f"mean, std: expected positive numbers std, as many as mean, got {mean} and {std}")
+        self.mean, self.std = mean, std
+
+    def forward(self, data: Data) -> Data:
+        """Scale the features and return the data. Calling the transform changes a copy."""
+        data.x = (data.x - self.mean.to(data.x)) / self.std.to(data.x)
+        return data
 
 
 def _is_list_of_clouds(batch: Batch, name: str) -> bool:

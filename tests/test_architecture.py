@@ -49,7 +49,7 @@ BELOW |= {
     "certify": CORE - {"testing"},
     "viz": CORE | {"certify"},
     "bench": CORE,
-    "train": CORE | {"certify"},
+    "train": CORE | {"certify", "transforms"},
     "transforms": {"geometry"},
     "compare": CORE | {"certify", "viz", "bench", "train"},
     "cli": CORE | TOOLS,

@@ -302,6 +302,7 @@ CASES = [
     (lambda: transforms.radius(POS, POS.to("meta"), 1.0), ValueError, {}, "x, y", "meta"),
     (lambda: transforms.radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
     (lambda: transforms.FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
+    (lambda: transforms.Standardize(zeros(2), zeros(2)), ValueError, {}, "mean, std", "[0., 0.]"),
     (lambda: transforms.RadiusGraph(1.0)(Data()), TypeError, {}, "data.pos", "Data"),
     ("geometry.Piece.rows", TypeError, {"found": [None]}),
     ("geometry.Piece.rows", ValueError, {"x": SIGNAL[:2], "found": pieces(GRAPH, 3)}, "x", "(2, "),

@@ -27,7 +27,8 @@ from lieattn.io import (
     check_trusted,
     read_checkpoint,
 )
-from lieattn.train._inputs import with_features
+from lieattn.models import Preprocessed
+from lieattn.transforms import Standardize
 
 _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated", "edge_index"})
 _MOST_NUMBERS = 256  # an attribute with more numbers than this is not kept
@@ -105,9 +106,14 @@ def loaded_from(
     record.restore(module, what)
     check_finite(record.weights, module)
     mean, std = (checkpoint["state_dict"].get(f"input_{kind}") for kind in ("mean", "std"))
-    if prefix and mean is not None and std is not None:  # a task has them itself
-        return cast(M, with_features(module, mean, std).eval())
-    return module.eval()
+    return cast(M, with_features(module, mean, std) if prefix else module).eval()  # a task has them itself
+
+
+def with_features(network: nn.Module, mean: Tensor | None, std: Tensor | None) -> nn.Module:
+    """Return the network for features as they are in the data, if it was trained on standardized ones."""
+    if mean is None or std is None:
+        return network
+    return Preprocessed(network, Standardize(mean.cpu(), std.cpu()))
 
 
 def describe_input(batch: Batch) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
 import math
 from collections.abc import Callable, Sized
 from typing import Any, cast
@@ -16,7 +14,6 @@ from lieattn._core.checks import kind
 from lieattn._core.machine import summed
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.io import UsageError
-from lieattn.models import Preprocessed
 from lieattn.nn import FrameMessages
 from lieattn.spaces import Euclidean
 
@@ -44,19 +41,6 @@ def spread_of_features(items: Any) -> tuple[Tensor, Tensor]:
     std = (squares / max(count, 1)).sqrt()
     varies = std > 1e-6 * mean.abs()
     return torch.where(varies, mean, 0.0).float(), torch.where(varies, std, 1.0).float()
-
-
-def standardized(batch: Batch, mean: Tensor, std: Tensor) -> Batch:
-    """Return the batch with features less their mean, in standard deviations."""
-    batch = copy.copy(batch)
-    batch.x = (batch.x - mean.to(batch.x)) / std.to(batch.x)
-    return batch
-
-
-def with_features(network: nn.Module, mean: Tensor, std: Tensor) -> Preprocessed:
-    """Return the network for features as they are in the data."""
-    transforms: Any = importlib.import_module("lieattn_datasets")  # which depends on this library
-    return Preprocessed(network, transforms.Standardize(mean.cpu(), std.cpu()))
 
 
 def scale_messages(network: nn.Module, run: Callable[[], object]) -> bool:

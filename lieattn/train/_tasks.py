@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 import torch.distributed
@@ -38,10 +38,11 @@ from lieattn.io import (
 )
 from lieattn.models import Captured
 from lieattn.train._callbacks import check_averaging
-from lieattn.train._checkpoint import describe_input, loaded_from
+from lieattn.train._checkpoint import describe_input, loaded_from, with_features
 from lieattn.train._data import PointSetData, random_state, set_random_states
-from lieattn.train._inputs import note_inputs, spread_of_features, standardized, with_features
+from lieattn.train._inputs import note_inputs, spread_of_features
 from lieattn.train._schedule import Constant, Plateau, Schedule
+from lieattn.transforms import Standardize
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _ADVICE = {
@@ -123,7 +124,8 @@ class _CapturedSteps(LightningModule):
         return captured(batch)
 
     def _standardized(self, batch: Any) -> Any:
-        return batch if self.input_mean is None else standardized(batch, self.input_mean, cast(Tensor, self.input_std))
+        mean, std = self.input_mean, self.input_std
+        return batch if mean is None or std is None else Standardize(mean, std)(batch)
 
 
 class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps, ABC):
@@ -186,8 +188,7 @@ class PointSetTask(WideStatistics, Recorded, _WatchedValidation, _CapturedSteps,
         return self._for_raw_inputs()
 
     def _for_raw_inputs(self) -> nn.Module:
-        mean, std = self.input_mean, self.input_std
-        return self.network if mean is None or std is None else with_features(self.network, mean, std)
+        return with_features(self.network, self.input_mean, self.input_std)
 
     @abstractmethod
     def evaluate(self, batch: Batch, stage: str) -> Tensor:

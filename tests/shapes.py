@@ -27,7 +27,8 @@ LIKE = BeartypeConf(hint_overrides=FrozenDict({Self: object, **NUMBERS}))
 
 
 def has_shapes(function):
-    return any("[Tensor, " in str(annotation) for annotation in getattr(function, "__annotations__", {}).values())
+    annotations = map(str, getattr(function, "__annotations__", {}).values())
+    return any("[Tensor, " in annotation or "ndarray, " in annotation for annotation in annotations)
 
 
 def promised(function, cls):

@@ -423,8 +423,8 @@ def test_names_of_the_library_are_its_parts():
 
 def test_shapes_in_annotations_are_texts():
     """Without quotes, ``points * rest`` is a product of names that do not exist, and nothing is compared."""
-    kinds = {"Float", "Int", "Bool", "Shaped"}
-    for path in FILES:
+    kinds = {"Float", "Float32", "Float64", "Int", "Int64", "Bool", "Shaped"}
+    for path in FILES + DATASET_FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) in kinds:
                 assert isinstance(node.slice.elts[1], ast.Constant), f"{path.name}:{node.lineno}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._checks import at_least_one, check_arguments, class_array, needs_extra, real_array, require
@@ -48,7 +49,9 @@ class MeshError(ValueError):
     """An error in a mesh. The message names its file."""
 
 
-def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def read_mesh(
+    path: str | Path, content: bytes | None = None
+) -> tuple[Float64[np.ndarray, "vertices 3"], Int64[np.ndarray, "faces 3"]]:
     """Read a triangle mesh. Polygons are divided into triangles, and the parts of a scene are merged.
 
     The triangles of a polygon lie inside its outline and have its orientation. Polygons that are not planar are divided
@@ -91,7 +94,7 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     return vertices, faces
 
 
-def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
+def face_areas(vertices: ArrayLike, faces: ArrayLike) -> Float64[np.ndarray, " faces"]:
     """Return the area of each triangle, and check that there is a surface."""
     points, corners = real_array("vertices", vertices), class_array("faces", faces)
     require(points.ndim == 2 and points.shape[1] == 3, "vertices", "[vertices, 3]", list(points.shape))
@@ -109,7 +112,7 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
 
 def sample_surface(
     vertices: ArrayLike, faces: ArrayLike, points: int, stream: np.random.RandomState
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Float64[np.ndarray, "points 3"], Float64[np.ndarray, "points 3"]]:
     """Sample points on a surface, uniformly by area.
 
     Parameters
@@ -144,7 +147,7 @@ def sample_surface(
     return pos, normal / np.linalg.norm(normal, axis=1, keepdims=True)
 
 
-def normalize_cloud(pos: ArrayLike) -> NDArray[np.float64]:
+def normalize_cloud(pos: ArrayLike) -> Float64[np.ndarray, "points dim"]:
     """Shift the mean of a cloud to the origin, and scale the cloud so that its farthest point has distance 1.
 
     ``pos`` and the result, in float64, are ``[points, dim]``. If all points coincide, they are only shifted to the

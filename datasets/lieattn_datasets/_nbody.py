@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
@@ -90,7 +91,7 @@ class ChargedParticles(Clouds):
         self._energy: NDArray[np.float64] = charge_energy(self._charge, self._pos[:, start], self._vel[:, start])
 
     @property
-    def energy(self) -> NDArray[np.float64]:
+    def energy(self) -> Float64[np.ndarray, " systems"]:
         """Energies ``[systems]`` of the systems in this data set, which may be a split or a subset."""
         return self._energy[self._indices]
 
@@ -275,7 +276,7 @@ def random_charges(
 
 def charge_energy(
     charge: ArrayLike, pos: ArrayLike, vel: ArrayLike, softening: float = SOFTENING
-) -> NDArray[np.float64]:
+) -> Float64[np.ndarray, "*systems"]:
     """Return the total energy of charged particles of unit mass.
 
     It is the kinetic energy plus ``q_i q_j / sqrt(r^2 + softening^2)`` for each pair.
@@ -302,7 +303,7 @@ def charge_energy(
     first, second = np.triu_indices(x.shape[-2], 1)
     squared = np.square(x[..., first, :] - x[..., second, :]).sum(axis=-1)
     potential = (q[..., first] * q[..., second] / np.sqrt(squared + softening**2)).sum(axis=-1)
-    return 0.5 * np.square(v).sum(axis=(-2, -1)) + potential
+    return np.asarray(0.5 * np.square(v).sum(axis=(-2, -1)) + potential)
 
 
 def simulate_charges(
@@ -313,7 +314,7 @@ def simulate_charges(
     *,
     step: float = 0.001,
     softening: float = SOFTENING,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Float64[np.ndarray, "systems times particles 3"], Float64[np.ndarray, "systems times particles 3"]]:
     """Simulate charged particles of unit mass in free space.
 
     The force on i is the sum over j of ``q_i q_j r_ij / (r_ij^2 + softening^2)^1.5``. It is integrated in float64 with

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Float64
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
@@ -31,7 +32,7 @@ RELEASE = Release(
 )
 
 
-def fibonacci_sphere(points: int) -> NDArray[np.float64]:
+def fibonacci_sphere(points: int) -> Float64[np.ndarray, "{points} 3"]:
     """Return nearly uniform directions on the sphere, all of equal weight, on a golden-angle spiral.
 
     Parameters
@@ -53,7 +54,7 @@ def fibonacci_sphere(points: int) -> NDArray[np.float64]:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)
 
 
-def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64]:
+def project_image(image: ArrayLike, directions: ArrayLike) -> Float64[np.ndarray, "points *channels"]:
     """Project an image onto the sphere, by stereographic projection from the south pole.
 
     The center of the image is mapped to the north pole, and the circle that touches the centers of its outermost pixels
@@ -262,8 +263,8 @@ def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], ar
 
 
 def on_sphere(
-    latitude: ArrayLike, longitude: ArrayLike | None = None, *, units: Literal["degrees", "radians"] | None = None
-) -> Tensor:
+    latitude: Any, longitude: ArrayLike | None = None, *, units: Literal["degrees", "radians"] | None = None
+) -> Float32[Tensor, "points 3"]:
     """Return points of the unit sphere for latitudes and longitudes, for example of stations.
 
     Use it as in ``Data(pos=on_sphere(lat, lon), x=...)``.
@@ -360,7 +361,7 @@ def _only_units(phi: NDArray[np.float64], lam: NDArray[np.float64], grid: bool) 
     return "degrees" if high > math.pi * _ROUNDED or wide > 2 * math.pi * _ROUNDED else None
 
 
-def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.float64]:
+def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> Float64[np.ndarray, "*points 3"]:
     """Return the unit vectors ``[..., 3]`` of angles in radians."""
     beta, alpha = np.broadcast_arrays(np.asarray(colatitude, dtype=np.float64), longitude)
     return np.stack([np.sin(beta) * np.cos(alpha), np.sin(beta) * np.sin(alpha), np.cos(beta)], axis=-1)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
@@ -231,7 +232,9 @@ class Springs(Clouds):
         return f"Springs({len(self)} systems of {self._mass.shape[1]} particles, {self._points} points)"
 
 
-def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike) -> NDArray[np.float64]:
+def spring_energy(
+    mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike
+) -> Float64[np.ndarray, "*systems"]:
     """Return the Hamiltonian of :class:`Springs`, ``[...]``.
 
     Masses and stiffnesses are ``[..., particles]``, positions and momenta ``[..., particles, dim]``.
@@ -249,7 +252,7 @@ def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentu
 
 def simulate_springs(
     mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike, times: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Float64[np.ndarray, "times particles dim"], Float64[np.ndarray, "times particles dim"]]:
     """Compute the exact trajectory of one system of :class:`Springs` from its normal modes.
 
     Parameters

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Float64
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
@@ -186,7 +187,7 @@ def wind_vectors(
     longitude: ArrayLike | None = None,
     *,
     units: Literal["degrees", "radians"] | None = None,
-) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+) -> tuple[Float64[np.ndarray, "points 3"], Float32[np.ndarray, "*fields points 3"]]:
     """Convert eastward and northward components on a grid to vectors in space.
 
     Points are in the order of the rows of the grid. A row at a pole becomes one point, with the mean of its vectors.

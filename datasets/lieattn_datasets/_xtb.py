@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._checks import at_least_one, check_arguments, check_number, needs_extra, require
@@ -57,9 +58,9 @@ class GFN2Labels:
     """
 
     energy: float
-    force: NDArray[np.float64]
-    dipole: NDArray[np.float64]
-    charge: NDArray[np.float64]
+    force: Float64[np.ndarray, "atoms 3"]
+    dipole: Float64[np.ndarray, "3"]
+    charge: Float64[np.ndarray, " atoms"]
 
     @property
     def largest_force(self) -> float:
@@ -174,7 +175,7 @@ class GFN2Molecules(Molecules):
         self._total = () if references else ("y", "energy")
 
 
-def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def embed_molecule(smiles: str, seed: int = 0) -> tuple[Int64[np.ndarray, " atoms"], Float64[np.ndarray, "atoms 3"]]:
     """Generate one conformer of a molecule with hydrogens, by ETKDG from the seed and then MMFF to a minimum.
 
     If MMFF has no parameters or finds no minimum, or GFN2-xTB finds a force above 2.7 eV/angstrom there, GFN2-xTB goes

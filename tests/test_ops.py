@@ -13,7 +13,7 @@ import torch
 
 from lieattn.geometry import AllPairs, Neighbors, Radius
 from lieattn.groups import cyclic, dihedral, tetrahedral
-from lieattn.ops import RelativeTerms, _pooled, _scatter, backend, expand_kernel, group_attention, reference_attention
+from lieattn.ops import RelativeTerms, _pooled, _scatter, backend, group_attention, reference_attention, tied_linear
 from tests.cases import some
 
 HEADS, DIM, VALUE = 2, 3, 4
@@ -389,13 +389,12 @@ def test_rotary_terms_turn_pairs_of_channels_by_differences_of_angles(pattern, v
 
 
 @pytest.mark.parametrize("group", [cyclic(5), dihedral(3), tetrahedral()], ids=lambda g: g.name)
-def test_expanded_kernel_commutes(group):
+def test_tied_linear_commutes(group):
     kernel = torch.randn(group.order, 3, 2, dtype=torch.float64)
-    matrix = expand_kernel(kernel, group.relative_index)
     f = torch.randn(group.order, 2, dtype=torch.float64)
 
     def apply(signal):
-        return torch.einsum("gohi,hi->go", matrix, signal)
+        return tied_linear(signal, kernel, group.relative_index)
 
     for h in range(group.order):
         torch.testing.assert_close(apply(group.translate(h, f)), group.translate(h, apply(f)))

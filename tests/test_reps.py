@@ -21,7 +21,6 @@ from lieattn.reps import (
     check_representation,
     is_orthogonal,
     to_irreps,
-    wigner_d,
 )
 from tests.cases import GROUPS
 
@@ -147,7 +146,7 @@ def test_wigner_matrices_turn_harmonics_as_e3nn_has_them(degree):
     R = rotations(6)
     points = torch.nn.functional.normalize(torch.randn(20, 3, dtype=torch.float64), dim=1)
     turned = torch.einsum("rij,pj->rpi", R, points)
-    found = torch.einsum("rmn,pn->rpm", wigner_d(degree, R), e3nn_harmonics(degree, points))
+    found = torch.einsum("rmn,pn->rpm", Irreps(f"{degree}e").matrix(R), e3nn_harmonics(degree, points))
     torch.testing.assert_close(found, e3nn_harmonics(degree, turned), atol=1e-11, rtol=0)
 
 
@@ -160,15 +159,15 @@ def test_wigner_matrices_are_accurate_at_every_angle(axis, angle):
     """The reference is the matrix exponential of the generator, also where Euler angles degenerate."""
     degree = 4
     step = torch.tensor(angle, dtype=torch.float64)
-    whole = wigner_d(degree, about(axis, step))
+    whole = Irreps(f"{degree}e").matrix(about(axis, step))
     tiny = 1e-5
     generator = (
-        wigner_d(degree, about(axis, torch.tensor(tiny, dtype=torch.float64)))
-        - wigner_d(degree, about(axis, torch.tensor(-tiny, dtype=torch.float64)))
+        Irreps(f"{degree}e").matrix(about(axis, torch.tensor(tiny, dtype=torch.float64)))
+        - Irreps(f"{degree}e").matrix(about(axis, torch.tensor(-tiny, dtype=torch.float64)))
     ) / (2 * math.sin(tiny))
     spectrum = torch.linalg.eigvals(generator)
     assert float((spectrum.imag.sort().values - torch.arange(-4.0, 5)).abs().max()) < 1e-8
-    halves = wigner_d(degree, about(axis, step / 2))
+    halves = Irreps(f"{degree}e").matrix(about(axis, step / 2))
     torch.testing.assert_close(whole, halves @ halves, atol=1e-12, rtol=0)
     assert abs(float(whole.trace()) - sum(math.cos(m * angle) for m in range(-4, 5))) < 1e-12
 
@@ -180,7 +179,7 @@ def test_gradients_of_wigner_matrices(axis, angle):
     t = torch.tensor(angle, dtype=torch.float64)
 
     def turned(a):
-        return wigner_d(3, about(axis, a))
+        return Irreps("3e").matrix(about(axis, a))
 
     _, found = torch.autograd.functional.jvp(turned, t, torch.ones_like(t))
     _, generator = torch.autograd.functional.jvp(turned, torch.zeros_like(t), torch.ones_like(t))
@@ -237,7 +236,6 @@ def test_vmap_over_rotations(rep):
     features = torch.linspace(-1, 1, 3 * rep.dim, dtype=torch.float64).view(3, rep.dim)
     torch.testing.assert_close(torch.func.vmap(rep.act)(R, features), rep.act(R, features))
     torch.testing.assert_close(torch.func.vmap(rep.matrix)(R), rep.matrix(R))
-    torch.testing.assert_close(torch.func.vmap(lambda one: wigner_d(3, one))(R), wigner_d(3, R))
 
 
 def test_representations_are_values():
@@ -287,7 +285,6 @@ def test_dtypes():
     R = rotations(2).float()
     rep = Irreps("2e")
     assert rep.matrix(R).dtype == torch.float32
-    assert wigner_d(2, R).dtype == torch.float32
     assert rep.act(R, torch.ones(2, 5, dtype=torch.float64)).dtype == torch.float64
     assert rep.act(R.double(), torch.ones(2, 5, dtype=torch.bfloat16)).dtype == torch.float32
     exact = rep.matrix(R.double())
@@ -372,11 +369,6 @@ def test_rotations_in_half_precision_are_within_tolerance(dtype):
             ValueError,
             r"rotation, features: expected leading axes that broadcast, got \(2,\) and \(5,\)",
         ),
-        (lambda: wigner_d(12, torch.eye(3)), ValueError, "degree: expected at most 11"),
-        (lambda: wigner_d(2, -torch.eye(3)), ValueError, "rotation: expected proper rotations"),
-        (lambda: wigner_d(2, torch.stack([torch.eye(3), -torch.eye(3)])), ValueError, "rotation: expected proper"),
-        (lambda: wigner_d(2, 2 * torch.eye(3)), ValueError, "rotation: expected orthogonal matrices"),
-        (lambda: wigner_d(2, torch.eye(2)), ValueError, r"rotation: expected floating \[\*, 3, 3\]"),
         (lambda: to_irreps(Vector(2)), ValueError, r"rep: expected a representation of O\(3\) .* got Vector\(2\)"),
         (lambda: SymmetricTensor(3).to_tensor(torch.ones(5)), ValueError, r"features: expected \[\*, 6\]"),
         (lambda: SymmetricTensor(3).from_tensor(torch.ones(2, 2)), ValueError, r"tensor: expected \[\*, 3, 3\]"),

@@ -19,7 +19,7 @@ from lieattn.geometry._neighbors import (
     smooth_cutoff,
 )
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
-from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates
+from lieattn.geometry._relative import RelativeElements, num_coordinates
 from lieattn.geometry._subsample import Coarse, coarsen, farthest_by_distance, farthest_points
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "farthest_points",
     "find_neighbors",
     "flatten",
-    "join_coordinates",
     "lift",
     "natural_space",
     "num_coordinates",

@@ -16,7 +16,7 @@ from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks, kinked
 from lieattn.ops._operations import count_operations
 from lieattn.ops._reference import reference_attention
-from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
+from lieattn.ops._regular import fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 from lieattn.ops.kernels._calls import release_memory
 
@@ -39,7 +39,6 @@ __all__ = [
     "edge_messages",
     "edge_moments",
     "edge_units",
-    "expand_kernel",
     "explain",
     "fourier_linear",
     "fourier_pays",

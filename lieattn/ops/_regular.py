@@ -9,31 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lieattn._core.checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
+from lieattn._core.checks import check_arguments, check_count, check_features, check_tensor, kind
 
 # A product with the small Fourier matrix has about a quarter of the speed of a large matrix product.
 _TRANSFORM_COST = 4
 # Overhead of its small steps for every point, in multiply-adds of a large product.
 _OVERHEAD = 24_000
-
-
-def expand_kernel(
-    kernel: Float[Tensor, "order outputs inputs"], relative: Int[Tensor, "order order"]
-) -> Float[Tensor, "order outputs order inputs"]:
-    """Expand a kernel on H to the matrix W[g, :, h, :] = kernel[g⁻¹ h], which commutes with H.
-
-    **Equivariance.** A linear map between signals on H commutes with the left regular representation if and only if it
-    has this form. It has |H| times fewer parameters than a dense map.
-
-    ``relative`` is the index of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`).
-    """
-    _check_kernel(kernel)
-    _check_relative(relative, kernel)
-    if relative.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_none(
-            "relative", (relative < 0) | (relative >= len(kernel)), f"is not the index of one of {len(kernel)} elements"
-        )
-    return kernel[relative].transpose(1, 2)
 
 
 def tied_linear(
@@ -43,9 +24,10 @@ def tied_linear(
 ) -> Float[Tensor, "*batch order outputs"]:
     """Compute f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
 
-    **Equivariance.** The map commutes with the left regular representation.
+    **Equivariance.** A linear map between signals on H commutes with the left regular representation if and only if it
+    has this form. It has |H| times fewer parameters than a dense map.
 
-    ``kernel`` and ``relative`` are those of :func:`expand_kernel`; entries of ``relative`` are not checked.
+    ``relative`` is the index of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`), which is not checked.
     """
     _check_kernel(kernel)
     _check_relative(relative, kernel)

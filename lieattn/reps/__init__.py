@@ -5,7 +5,7 @@ A :class:`Representation` returns the matrix of any orthogonal map, ``rep.matrix
 Scalar()``.
 """
 
-from lieattn.reps._irreps import Irreps, to_irreps, wigner_d
+from lieattn.reps._irreps import Irreps, to_irreps
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
@@ -36,5 +36,4 @@ __all__ = [
     "check_representation",
     "is_orthogonal",
     "to_irreps",
-    "wigner_d",
 ]

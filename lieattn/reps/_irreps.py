@@ -8,12 +8,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from lieattn._core.checks import check_count, check_tensor
-from lieattn._core.contexts import without_autocast
-from lieattn._core.functional import is_mapped, outside_of_transforms
+from lieattn._core.functional import outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
@@ -25,7 +22,6 @@ from lieattn.reps._representation import (
     TracelessSymmetric,
     Vector,
     block_diagonal,
-    check_orthogonal,
     check_representation,
     determinant_sign,
 )
@@ -106,37 +102,16 @@ class Irreps(Representation):
         return {(degree, p): wigner[degree] * (1 if p == 1 else sign) for degree, p in kinds}
 
 
-def wigner_d(degree: int, rotation: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch n n"]:
-    r"""Return the Wigner matrices D^l(R) ``[*, 2 l + 1, 2 l + 1]`` in the basis of e3nn.
+def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
+    r"""Return D^0 and D^1 of float64 rotations, and one further degree for each Clebsch-Gordan isometry C.
 
-    They are polynomials in the entries of R, computed degree by degree with the Clebsch-Gordan isometries C,
+    They are polynomials in the entries of R, computed degree by degree,
 
     .. math::  D^l(R) = C_l^T (R \otimes D^{l-1}(R)) C_l
 
     Values and gradients are therefore accurate at every rotation, unlike with Euler angles, which are singular where
     their axes coincide.
-
-    The degree is at most 11, and ``rotation`` ``[*, 3, 3]`` are proper rotations. The result is computed in float64 and
-    returned in their dtype.
     """
-    check_count("degree", degree, 0)
-    if degree > Irreps.max_degree:
-        raise ValueError(f"degree: expected at most {Irreps.max_degree}, got {degree}")
-    check_tensor("rotation", rotation, "floating [*, 3, 3]")
-    if rotation.shape[-2:] != (3, 3):
-        raise ValueError(f"rotation: expected floating [*, 3, 3], got {tuple(rotation.shape)}")
-    check_orthogonal("rotation", rotation)
-    wide = rotation.to(torch.float64)
-    if not is_mapped(wide) and bool((determinant_sign(wide) < 0).any()):
-        raise ValueError(
-            "rotation: expected proper rotations, but a determinant is negative; use Irreps for reflections"
-        )
-    with without_autocast(rotation.device):
-        return _wigner(wide, _clebsch_gordan(degree))[degree].to(rotation.dtype)
-
-
-def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return D^0 and D^1 of float64 rotations, and one further degree for each isometry."""
     matrices = [rotation.new_ones(*rotation.shape[:-2], 1, 1), rotation]
     for isometry in isometries:
         isometry = isometry.to(rotation.device)

@@ -258,7 +258,6 @@ OWN: dict[str, dict[str, Any]] = {
     "reps.check_orthogonal": {"matrices": ROTATION, "argument": "matrices"},
     "reps.is_orthogonal": {"matrices": ROTATION},
     "reps.to_irreps": {"rep": reps.Vector(3)},
-    "reps.wigner_d": {"degree": 2},
     "geometry.Given": {"edge_index": EDGE_INDEX},
     "geometry.GivenFrames": {"frames": torch.eye(2).expand(6, 1, 2, 2).clone()},
     "geometry.Nearest": {"k": 2},
@@ -532,7 +531,7 @@ EXEMPT = {
     "likewise, of spaces": "spaces.*.act spaces.*.embed spaces.*.faults spaces.*.invariants spaces.*.representative "
     "spaces.*.section",
     "inside of every layer, which looks at its graph": "geometry.Neighbors geometry.Padding geometry.RelativeElements "
-    "geometry.Raster geometry.padding geometry.join_coordinates",
+    "geometry.Raster geometry.padding",
     "calls a function of the user": "bench ops.count_operations geometry.LiftedGraph.map",
     "made by a function, or a record of one": "certify.Certificate certify.Diagnosis certify.Row geometry.GroupFrames "
     "geometry.Coarse lieattn_datasets.GFN2Labels models.EnergyDrift models.GSAGeometry models.LieConvGeometry "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._core.checks import check_arguments, check_choice, check_counts, check_dropout
+from lieattn._core.checks import check_arguments, check_counts, check_dropout
 from lieattn.geometry import FiniteFrames, LiftedGraph, Neighborhood, lift, point_clouds
 from lieattn.groups import FiniteGroup
 from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInputs, features, in_precision_of_weights
@@ -83,7 +83,6 @@ class AttentiveNet(LiftedNetwork):
     ) -> None:
         check_arguments(AttentiveNet.__init__, locals())
         super().__init__(frames, in_channels, neighborhood, None, vector_inputs)
-        check_choice("attention", attention, get_args(AttentionKind))
         check_counts(out_channels=out_channels, channels=channels, layers=layers, hidden=hidden)
         check_dropout("dropout", dropout)
         self.group = frames if isinstance(frames, FiniteGroup) else frames.group

@@ -1,8 +1,9 @@
-"""Neighbors in the format of PyTorch Geometric.
+"""Points in the format of PyTorch Geometric.
 
-These functions need no compiled extension, keep all neighbors, and return the same edges for the same points on every
-device and in every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn``
-and ``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers``, ``batch_size`` and ``cosine``.
+The functions for neighbors need no compiled extension, keep all neighbors, and return the same edges for the same
+points on every device and in every batch. Functions and transforms have the names and the order of arguments of
+``torch_geometric.nn`` and ``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers``,
+``batch_size`` and ``cosine``.
 
 ``flow`` is the order of the rows of ``edge_index``. If i is the center and j its neighbor, ``"source_to_target"`` gives
 rows ``(j, i)``, for which a ``MessagePassing`` layer sums the messages of all neighbors j at i. ``"target_to_source"``
@@ -11,17 +12,27 @@ gives rows ``(i, j)``. Edges are sorted by center, then by neighbor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
-from lieattn._core.checks import check_arguments, check_count, check_length, check_tensor, may_read_values
+from lieattn._core.checks import (
+    check_arguments,
+    check_count,
+    check_is,
+    check_length,
+    check_tensor,
+    kind,
+    may_read_values,
+    shown,
+)
 from lieattn._core.values import attributes_of_points, entries, select_points
 from lieattn.geometry import Nearest, Neighbors, Radius, farthest_points, find_neighbors, point_clouds
 
@@ -31,6 +42,7 @@ __all__ = [
     "RadiusGraph",
     "Standardize",
     "fps",
+    "from_offsets",
     "knn_graph",
     "periodic_radius_graph",
     "radius",
@@ -39,6 +51,58 @@ __all__ = [
 
 Flow = Literal["source_to_target", "target_to_source"]
 Ties = Literal["index", "all"]
+
+_LABELS = ("segment", "category", "label")  # of points, of clouds, and of either in earlier versions
+
+
+def from_offsets(item: Mapping[str, Any]) -> Batch:
+    """Return clouds in the format of Pointcept and Point Transformer as a batch, with the points in the same order.
+
+    Of the entries, ``coord`` becomes ``pos``, ``feat`` becomes ``x``, and the first of ``segment``, ``category`` and
+    ``label`` becomes ``y``, int64. Negative labels, which are ignored there, get a ``mask`` that is false. All other
+    entries keep their names. Outputs for points belong to the given offsets; those of a batch are ``batch.ptr[1:]``.
+
+    Parameters
+    ----------
+    item
+        ``coord`` ``[points, dim]`` floating, ``offset`` ``[clouds]`` int32 or int64, the index after the last point of
+        each cloud, and, if present, ``feat`` ``[points, channels]`` and labels. Clouds may be empty.
+
+    Raises
+    ------
+    TypeError
+        If ``coord`` or ``offset`` is absent or no tensor of these dtypes.
+    ValueError
+        If the offsets descend, are negative, or do not end with the number of points.
+
+    Examples
+    --------
+    >>> item = {"coord": torch.zeros(5, 3), "feat": torch.ones(5, 1), "offset": torch.tensor([2, 5])}
+    >>> from_offsets(item).batch.tolist()
+    [0, 0, 1, 1, 1]
+    """
+    check_is("item", item, Mapping)
+    coord, offset = item.get("coord"), item.get("offset")
+    check_tensor("item['coord']", coord, "a floating tensor [points, dim]")
+    if not isinstance(offset, Tensor) or offset.dtype not in (torch.int32, torch.int64) or offset.ndim != 1:
+        got = f"{tuple(offset.shape)}, {offset.dtype}" if isinstance(offset, Tensor) else kind(offset)
+        raise TypeError(f"item['offset']: expected an integer tensor [clouds], the ends of the clouds, got {got}")
+    ptr = F.pad(offset.long(), (1, 0))
+    if (ptr.diff() < 0).any() or ptr[-1] != len(coord):
+        expected = f"expected the ends of the clouds, ascending to {len(coord)}, the number of points"
+        raise ValueError(f"item['offset']: {expected}, got {shown(offset.tolist())}")
+    clouds = point_clouds(coord, ptr=ptr)
+    rest = {name: value for name, value in item.items() if name not in ("coord", "feat", "offset", "batch", "ptr")}
+    batch = Batch(pos=coord, batch=clouds.batch, ptr=ptr, **rest)
+    if (feat := item.get("feat")) is not None:
+        batch.x = feat
+    labels = next((rest[name] for name in _LABELS if name in rest), None)
+    if labels is not None:
+        check_is("item: labels", labels, Tensor)
+        batch.y = labels.long()
+        if (batch.y < 0).any():
+            batch.mask = batch.y >= 0
+    return batch
 
 
 def radius_graph(

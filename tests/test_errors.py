@@ -55,6 +55,7 @@ from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance
 MESSAGES = Path(__file__).with_name("messages.txt")
 NAN, INF = math.nan, math.inf
 CLOUDS = point_clouds(POS)
+OFFSETS = {"coord": POS, "offset": torch.tensor([2, 6])}
 MASK = torch.ones(1, 6, dtype=torch.bool)
 IMAGES = torch.tensor([[8, 8], [4, 7]])
 SHEARED = C4.conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "sheared")
@@ -303,6 +304,10 @@ CASES = [
     (lambda: transforms.radius(POS, POS, 1.0, *[POS[:, 0]] * 2), TypeError, {}, "batch_x", "float32"),
     (lambda: transforms.FarthestPoints(2.0), ValueError, {}, "ratio", "2.0"),
     (lambda: transforms.Standardize(zeros(2), zeros(2)), ValueError, {}, "mean, std", "[0., 0.]"),
+    (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([2, 5])}), ValueError, {}, "offset", "[2, 5]"),
+    (lambda: transforms.from_offsets(OFFSETS | {"offset": torch.tensor([6, 4, 6])}), ValueError, {}, "offset", "[6, 4"),
+    (lambda: transforms.from_offsets(OFFSETS | {"offset": POS[0]}), TypeError, {}, "offset", "float32"),
+    (lambda: transforms.from_offsets({"pos": POS}), TypeError, {}, "coord", "NoneType"),
     (lambda: transforms.RadiusGraph(1.0)(Data()), TypeError, {}, "data.pos", "Data"),
     ("geometry.Piece.rows", TypeError, {"found": [None]}),
     ("geometry.Piece.rows", ValueError, {"x": SIGNAL[:2], "found": pieces(GRAPH, 3)}, "x", "(2, "),

@@ -1,17 +1,21 @@
-"""Functions and transforms for edges in PyTorch Geometric, against the definition, in batches and in boxes."""
+"""Points and edges in the format of PyTorch Geometric, against the definition, in batches and in boxes."""
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import point_clouds
+from lieattn.geometry import PrincipalFrames, Radius, point_clouds
 from lieattn.geometry._search import images_within, pairs_between
+from lieattn.models import FramewiseTransformer
+from lieattn.testing import randomize
+from lieattn.train import PointSetClassifier
 from lieattn.transforms import (
     FarthestPoints,
     KNNGraph,
     RadiusGraph,
     fps,
+    from_offsets,
     knn_graph,
     periodic_radius_graph,
     radius,
@@ -309,3 +313,49 @@ def test_chosen_pixels_are_no_image():
         assert "grid" not in kept
         assert point_clouds(kept).num_points == len(kept.pos) == len(data.pos) // 2
     assert "grid" in image
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_offsets_are_the_same_clouds_as_a_batch(dtype):
+    """Outputs, losses and gradients are equal, bit by bit, also with an empty cloud and with labels to ignore."""
+    generator = torch.Generator().manual_seed(2)
+    clouds = [
+        Data(
+            x=torch.randn(n, 2, generator=generator),
+            pos=torch.randn(n, 3, generator=generator),
+            normal=torch.randn(n, 3, generator=generator),
+            y=torch.randint(-1, 3, (n,), generator=generator),
+        )
+        for n in (7, 1, 0, 12)
+    ]
+    own = Batch.from_data_list(clouds)
+    own.mask = own.y >= 0
+    assert 0 < int(own.mask.sum()) < len(own.y)
+    item = {"coord": own.pos, "feat": own.x, "normal": own.normal, "segment": own.y.to(dtype), "name": list("abcd")}
+    item["offset"] = torch.tensor([7, 8, 8, 20], dtype=dtype)
+    batch = from_offsets(item)
+    assert set(batch.keys()) == set(own.keys()) | {"segment", "name"}
+    assert all(torch.equal(batch[name], own[name]) for name in own.keys())
+    assert (batch.num_graphs, batch.num_nodes, batch.name) == (4, 20, item["name"])
+    assert torch.equal(batch.ptr[1:], item["offset"])
+    network = FramewiseTransformer(
+        PrincipalFrames(), 2, 3, channels=8, layers=1, heads=2, vector_inputs=["normal"], length=1.0, pool="none"
+    )
+    task = PointSetClassifier(randomize(network, 0), 3, per="point")
+    task.log = task.log_dict = lambda *args, **options: None
+    found = []
+    for given in (batch, own):
+        loss = task.evaluate(given, "train")
+        found.append([network(given), loss, *torch.autograd.grad(loss, [*network.parameters()], allow_unused=True)])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True) if mine is not None)
+    pooled = FramewiseTransformer(PrincipalFrames(), 2, 3, channels=8, layers=1, neighborhood=Radius(1.0))
+    assert torch.equal(pooled(batch), pooled(own))
+
+
+@pytest.mark.parametrize("name", ["segment", "category", "label"])
+def test_labels_of_offset_batches_are_targets(name):
+    item = {"coord": torch.randn(3, 3), "offset": torch.tensor([3]), name: torch.tensor([1, 0, 2]).int()}
+    batch = from_offsets(item)
+    assert batch.y.tolist() == [1, 0, 2]
+    assert batch.y.dtype == torch.int64
+    assert not {"mask", "x"} & set(batch.keys())

@@ -82,7 +82,8 @@ def from_offsets(item: Mapping[str, Any]) -> Batch:
     [0, 0, 1, 1, 1]
     """
     check_is("item", item, Mapping)
-    coord, offset = item.get("coord"), item.get("offset")
+    coord: Any = item.get("coord")
+    offset = item.get("offset")
     check_tensor("item['coord']", coord, "a floating tensor [points, dim]")
     if not isinstance(offset, Tensor) or offset.dtype not in (torch.int32, torch.int64) or offset.ndim != 1:
         got = f"{tuple(offset.shape)}, {offset.dtype}" if isinstance(offset, Tensor) else kind(offset)

@@ -79,7 +79,7 @@ BUDGETS = {
     "testing": (618, 3, 10),
     "torchsim": (95, 1, 0),
     "train": (3075, 11, 32),
-    "transforms": (380, 1, 0),
+    "transforms": (444, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8640, 29, 78),
     "tests": (53034, 147, 0),

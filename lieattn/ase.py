@@ -30,6 +30,7 @@ __all__ = ["Calculator"]
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Ha"]
 LengthUnit = Literal["Å", "nm", "Bohr"]
 DipoleUnit = Literal["e Å", "D", "e Bohr"]
+Jumps = Literal["refuse", "allow"]
 _ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol": units.kJ / units.mol, "Ha": units.Ha}
 _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
 _DIPOLES = {"e Å": 1.0, "D": units.Debye, "e Bohr": units.Bohr}
@@ -94,6 +95,9 @@ class Calculator(AseCalculator):
     jumps
         ``"refuse"`` raises ValueError for a model whose energies jump as atoms move, because dynamics would not
         conserve them; ``"allow"`` accepts it.
+    compile
+        Whether to compile energies and forces in the first calculation, which takes a minute, see
+        :meth:`lieattn.models.EnergyForces.compile`. Those of periodic atoms are not compiled.
 
     Raises
     ------
@@ -116,12 +120,13 @@ class Calculator(AseCalculator):
         energy_unit: EnergyUnit = "eV",
         length_unit: LengthUnit = "Å",
         dipole_unit: DipoleUnit = "e Å",
-        jumps: Literal["refuse", "allow"] = "refuse",
+        jumps: Jumps = "refuse",
+        compile: bool = False,
     ) -> None:
         check_arguments(Calculator.__init__, locals())
         super().__init__()
         with torch.inference_mode(False):  # otherwise the copies could not be differentiated
-            self._members = [_Member(network, steps, jumps) for network, steps in _networks(model)]
+            self._members = [_Member(network, steps, jumps, compile) for network, steps in _networks(model)]
         self.model = self._members[0].model
         self.cloud_inputs = tuple(dict.fromkeys(name for one in self._members for name in one.model.cloud_inputs))
         if len(self._members) > 1:
@@ -230,12 +235,14 @@ class Calculator(AseCalculator):
 class _Member:
     """A copy of one network, with the transforms of its inputs and the units of its energies, outermost first."""
 
-    def __init__(self, network: Any, steps: Sequence[_Units | Preprocessed], jumps: Literal["refuse", "allow"]) -> None:
+    def __init__(self, network: Any, steps: Sequence[_Units | Preprocessed], jumps: Jumps, compiled: bool) -> None:
         self.steps = copy.deepcopy(list(steps))
         network = copy.deepcopy(network)
         if isinstance(network, nn.Module):
             settle(network)  # a radius that was left open becomes sharp, as in training
-        self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
+        self.model, self.compiled = EnergyForces(network, jumps=jumps).eval().requires_grad_(False), compiled
+        if compiled:
+            self.model.compile()
 
     def outputs(self, given: Data, first: Sequence[Preprocessed]) -> tuple[Tensor, dict[str, Tensor]]:
         """The energies ``[clouds]``, and other outputs, after ``first`` transforms of ``given`` data in float64.
@@ -256,7 +263,9 @@ class _Member:
         if data.pos is rounded.pos:  # transforms may depend on places, which the network need not know
             data = copy.copy(data)
             data.pos = self.model.rounded_positions(given, dtype)
-        found = self.model.model(data)
+        # Derivatives by the cell are not compiled.
+        compiled = self.compiled and getattr(data, "cell", None) is None
+        found = _compiled(self.model, data) if compiled else self.model.model(data)
         other = next((units.name for units, *_ in counted if units.name != "energy"), None)
         if isinstance(found, Mapping) and other is not None:
             raise ValueError(f"model: expected the scale of the output 'energy', got that of {other!r} alone")
@@ -279,6 +288,19 @@ class _Member:
                 if name in others
             }
         return energy, others
+
+
+def _compiled(model: EnergyForces, data: Data) -> Any:
+    """Return the outputs of the network in a model, which computes energies and forces as one compiled function."""
+    fixed = copy.copy(data)
+    fixed.pos = data.pos.detach()
+    found: Any = model(fixed)
+    outputs = dict(found) if isinstance(found, Mapping) else found._asdict()
+    batch = data.z.new_zeros(data.num_nodes) if data.batch is None else data.batch
+    # A linear function of the positions with this value and these derivatives.
+    moved = (outputs.pop("force") * (data.pos - fixed.pos)).sum(dim=1)
+    energy = outputs["energy"].index_add(0, batch, -moved)
+    return {**outputs, "energy": energy} if isinstance(found, Mapping) else energy
 
 
 def _networks(model: Any) -> list[tuple[Any, list[_Units | Preprocessed]]]:

@@ -214,7 +214,7 @@ OF_LIBRARIES = frozenset(
     "_asdict _fields _replace _C _getframe _current_level _version _modules _buffers _non_persistent_buffers_set "
     "_metadata _apply _compiled_call_impl _dynamo _foreach_copy_ _foreach_lerp_ _are_functorch_transforms_active "
     "_NormBase _will_engine_execute_node _trainer _can_stop_early _should_check_val_fx _data_fetcher _ddp_kwargs "
-    "_cache _slice_dict _inc_dict _store _num_nodes".split()
+    "_forward_hooks _cache _slice_dict _inc_dict _store _num_nodes".split()
 )
 
 

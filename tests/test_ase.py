@@ -15,6 +15,7 @@ from lieattn.groups import Translations, tetrahedral
 from lieattn.models import (
     Captured,
     CloudInputs,
+    DirectionConvNet,
     EnergyForces,
     Ensemble,
     FramewiseTransformer,
@@ -24,6 +25,7 @@ from lieattn.models import (
     Rescaled,
     Species,
 )
+from lieattn.models.dynamics import _compiled
 from lieattn.nn import DipoleHead, Heads, InvariantHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
@@ -293,6 +295,34 @@ def test_references_belong_to_outputs_and_have_rows_of_two():
             Rescaled(network(), {"y": 1.0}, references=references)
     with pytest.raises(ValueError, match=r"data\.z: expected elements"):
         Rescaled(nn.Identity(), {"y": 1.0}, references={"y": torch.ones(1, 2)})(torch.zeros(1))
+
+
+@pytest.mark.parametrize("cell", [False, True], ids=["molecule", "crystal"])
+def test_compiled_functions_compute_molecules(cell, monkeypatch):
+    """Here they are eager. Derivatives by the cell are computed as usual."""
+    calls = []
+
+    def function(net, options):
+        usual = EnergyForces(net).eval()
+
+        def compiled(values, geometry, pos):
+            calls.append(pos)
+            energy, force = usual(Data(**{**values, "pos": pos}))
+            return energy, {}, (-force,)
+
+        return compiled
+
+    monkeypatch.setattr(_compiled, "_function", function)
+    net = DirectionConvNet(
+        tetrahedral(), Species((1, 8)), 1, channels=4, layers=1, neighborhood=Radius(3.0, smooth=True), pool="sum"
+    )
+    model = Rescaled(randomize(net).double(), {"energy": 2.0}, {"energy": 3.0})
+    usual, found = (
+        with_calculator(water(cell), model, energy_unit="kcal/mol", compile=compile) for compile in (False, True)
+    )
+    assert found.get_potential_energy() == pytest.approx(usual.get_potential_energy(), rel=1e-12)
+    np.testing.assert_allclose(found.get_forces(), usual.get_forces(), atol=1e-10 * np.abs(usual.get_forces()).max())
+    assert bool(calls) != cell
 
 
 def test_its_networks_are_printed():

@@ -5,18 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
+from functools import partialmethod
 
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.cli import main
-from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions
+from lieattn.geometry import AllPairs, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     Captured,
     DirectionConvNet,
+    DirectionOptions,
     EnergyForces,
     Ensemble,
     FieldModel,
@@ -30,6 +33,7 @@ from lieattn.models import (
     Readout,
     Rescaled,
 )
+from lieattn.models.dynamics import _compiled
 from lieattn.nn import GroupSelfAttention, VectorHead, ZonalLinear
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, edge_units, group_attention
@@ -244,9 +248,11 @@ class Springs(torch.utils.data.Dataset):
         return Data(x=torch.ones(4, 1), pos=pos, energy=pos.square().sum()[None] / 2, force=-pos)
 
 
-def test_fit_says_that_forces_are_computed_uncompiled(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
-    content = {**config(tmp_path), "compile": True, "last": {}}
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*")
+def test_fit_compiles_energies_and_forces(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(EnergyForces, "compile", partialmethod(EnergyForces.compile, backend="aot_eager"))
+    content = {**config(tmp_path), "last": {}}
     group = content["model"]["init_args"]["network"]["init_args"]["group"]
     arguments = {"frames": group, "in_channels": 1, "out_channels": 1, "channels": 4, "layers": 1, "pool": "sum"}
     model = {"class_path": "lieattn.models.FramewiseTransformer", "init_args": arguments}
@@ -255,12 +261,130 @@ def test_fit_says_that_forces_are_computed_uncompiled(tmp_path, monkeypatch, cap
     content["model"] = {"class_path": "lieattn.train.PointSetRegressor", "init_args": arguments}
     springs = {"class_path": f"{__name__}.Springs"}
     content["data"] = {"train": springs, "val": springs, "batch_size": 2}
-    content["trainer"] = {"default_root_dir": str(tmp_path), "accelerator": "cpu", "fast_dev_run": True}
-    told = "compile: EnergyForces runs uncompiled, including its network, because losses on forces need two derivatives"
+    trained = []
     for compiled in (True, False):
+        content["trainer"] = {"default_root_dir": str(tmp_path / f"{compiled}"), "accelerator": "cpu", "max_epochs": 2}
         file = write(tmp_path / "run.yaml", {**content, "compile": compiled})
         assert main(["fit", "--config", file]) == 0
+        told = "compile: compiled energies and forces of FramewiseTransformer in"
         assert capsys.readouterr().err.count(told) == compiled
+        trained.append(load_network(tmp_path / f"{compiled}/checkpoints/last.ckpt").state_dict())
+    assert_same(trained[0].values(), trained[1].values(), 1e-5)
+
+
+def energies_and_forces(network="directions", stress=False):
+    """Return a model for training, and batches of clouds."""
+    near, given = Radius(3.0, smooth=True), {"channels": 4, "layers": 1, "pool": "sum"}
+    if network == "directions":
+        net = DirectionConvNet(tetrahedral(), 2, 1, neighborhood=near, options=DirectionOptions(angles=0), **given)
+    else:
+        net = FramewiseTransformer(tetrahedral(), 2, 1, heads=1, neighborhood=near, **given)
+    batches = []
+    for sizes in ((4, 5, 6), (6, 6), (1, 9, 2, 3), (7,), (1, 1)):
+        clouds = [Data(x=torch.randn(size, 2), pos=2 * torch.rand(size, 3)) for size in sizes]
+        for cloud in clouds if stress else ():
+            cloud.cell, cloud.pbc = 4 * torch.eye(3)[None] + 0.1 * torch.randn(1, 3, 3), torch.tensor([[True] * 3])
+        batches.append(Batch.from_data_list(clouds))
+    return EnergyForces(randomize(net, spread=0.2), stress=stress).train(), batches
+
+
+def with_gradients(model, data):
+    """Return the outputs, and gradients by all weights of a loss on the outputs."""
+    found, weights = model(data), list(model.parameters())
+    grads = torch.autograd.grad(sum(part.square().sum() for part in found), weights, allow_unused=True)
+    return [*found, *(torch.zeros(()) if grad is None else grad for grad in grads)]
+
+
+@pytest.mark.parametrize("case", some(["directions", "stress", "framewise"], ["directions"]))
+def test_energies_and_forces_are_compiled_once_for_batches_of_any_size(case):
+    """Single clouds, and those with less than two edges, are computed as usual."""
+    network, stress = ("framewise" if case == "framewise" else "directions"), case == "stress"
+    model, batches = energies_and_forces(network, stress)
+    usual = EnergyForces(model.model, stress=stress).train()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model.compile(backend="aot_eager")
+    for data in batches:
+        found, wanted = with_gradients(model, data), with_gradients(usual, data)
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert (ours - theirs).abs().max() <= 1e-5 * max(1, theirs.abs().max())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_energies_and_forces_through_inductor(dtype):
+    model, (data, *_) = energies_and_forces()
+    data.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+    usual = EnergyForces(model.to(dtype).model).train()
+    torch._dynamo.reset()
+    model.compile()
+    with warnings.catch_warnings(action="error"):  # of a refusal
+        found = with_gradients(model, data)
+    assert_same(found, with_gradients(usual, data), {torch.float32: 1e-4, torch.float64: 1e-9}[dtype])
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_compiled_forces_are_compared_with_eager_ones(factor, monkeypatch):
+    """Here the compiled function is eager, with forces that are right or not."""
+    model, (data, *_) = energies_and_forces()
+    usual, calls = EnergyForces(model.model).train(), []
+
+    def compiled(values, geometry, pos):
+        calls.append(pos)
+        energy, force = usual(Data(**{**values, "pos": pos}))
+        return energy, {}, (-factor * force,)
+
+    monkeypatch.setattr(_compiled, "_function", lambda net, options: compiled)
+    model.compile(backend="eager")
+    if factor == 1:
+        model(data)
+    else:
+        with pytest.warns(UserWarning, match="of DirectionConvNet run uncompiled, because force is wrong: errors of"):
+            model(data)
+    calls.clear()
+    assert_same(model(data), usual(data), 1e-7)
+    assert len(calls) == (factor == 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    {
+        "frames": "frames or coordinates depend on its points",
+        "dropout": "compiled dropout draws other numbers",
+        "wrapped": "it is no lieattn.models.Network on points, but Rescaled",
+        "half": "weights are in torch.bfloat16; keep them in float32",
+        "compiler": r"Inductor needs a C\+\+ compiler: install g\+\+ or clang\+\+",
+    }.items(),
+)
+def test_forces_that_cannot_be_compiled_are_computed_as_usual(change, reason, monkeypatch):
+    model, (data, *_) = energies_and_forces()
+    net = model.model
+    if change == "frames":
+        options, given = DirectionOptions(random_poses=False), {"channels": 4, "layers": 1, "pool": "sum"}
+        net = DirectionConvNet(PrincipalFrames(), 2, 1, neighborhood=Radius(3.0), options=options, **given)
+    elif change == "dropout":
+        net.blocks[0].dropout.p = 0.5
+    elif change == "wrapped":
+        net = Rescaled(net, {"energy": 1.0})
+    elif change == "half":
+        net.bfloat16()
+    else:
+
+        def absent():
+            raise torch._inductor.exc.InvalidCxxCompiler
+
+        monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", absent)
+    model = EnergyForces(net, jumps="allow").train()
+    torch.manual_seed(0)
+    wanted = model(data)
+    model.compile(**({"backend": "aot_eager"} if change == "frames" else {}))
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=reason):
+        found = model(data)
+    assert_same(found, wanted)
+    model(data)  # without a second warning
 
 
 @pytest.mark.slow

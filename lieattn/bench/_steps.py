@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -284,20 +284,26 @@ FIBERS = Benchmark(
 )
 
 
-def energies(name: str, sizes: Sizes, molecules: int) -> Problem:
-    """A training step on energies and forces of molecules, or both alone for one molecule.
-
-    The networks have about 40,000 parameters for four layers.
-    """
-    data, near = batch("molecules", {"molecules": (molecules, sizes["atoms"])}), Radius(5.0)
+@cache
+def _energies(name: str, layers: int, training: bool, compiled: bool) -> EnergyForces:
+    """A network of about 40,000 parameters for four layers, the same for molecules of all sizes."""
     torch.manual_seed(0)
-    given: dict[str, Any] = {"neighborhood": near, "layers": sizes["layers"], "pool": "sum"}
+    given: dict[str, Any] = {"neighborhood": Radius(5.0), "layers": layers, "pool": "sum"}
     frames, of_points = FRAMES[name.split()[-1]], name.startswith("framewise")
     model = EnergyForces(
         FramewiseTransformer(frames, 8, 1, channels=8, length=1.5, **given)
         if of_points
         else DirectionConvNet(frames, 8, 1, channels=_DIRECTION_CHANNELS[name], **given)
-    ).train(molecules > 1)
+    )
+    if compiled:
+        model.compile()
+    return model.train(training).requires_grad_(training)
+
+
+def energies(name: str, sizes: Sizes, atoms: int, molecules: int, compiled: bool) -> Problem:
+    """A training step on energies and forces of molecules, or both alone for one molecule."""
+    data = batch("molecules", {"molecules": (molecules, atoms)})
+    model = _energies(name, sizes["layers"], molecules > 1, compiled)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def problem() -> Iterator[Tensor]:
@@ -314,15 +320,21 @@ _DIRECTION_CHANNELS = {"T": 24, "O": 20, "I": 18}
 
 
 def _cases_of_forces(sizes: Sizes, device: str) -> Cases:
-    cases = {f"step of {sizes['molecules']} molecules": sizes["molecules"], "one molecule": 1}
-    names = (*_DIRECTION_CHANNELS, "framewise T")
-    return {case: {name: partial(energies, name, sizes, count) for name in names} for case, count in cases.items()}
+    return {
+        f"{name}, {f'step of {count} x' if count > 1 else 'energy of'} {atoms} atoms": {
+            way: partial(energies, name, sizes, atoms, count, way == "compiled") for way in sizes["ways"]
+        }
+        for name in (*_DIRECTION_CHANNELS, "framewise T")
+        for count in (sizes["molecules"], 1)
+        for atoms in sizes["atoms"]
+    }
 
 
+# The molecules have the sizes of ethanol and aspirin.
 FORCES = Benchmark(
-    "energies and forces of molecules: a training step, and one molecule alone (CPU time)",
-    {"atoms": 21, "molecules": 5, "layers": 4},
-    {"atoms": 5, "molecules": 2, "layers": 1},
+    "energies and forces of molecules: a training step, and one molecule alone, eager and compiled (CPU time)",
+    {"atoms": (9, 21), "molecules": 5, "layers": 4, "ways": ("eager", "compiled")},
+    {"atoms": (5,), "molecules": 2, "layers": 1, "ways": ("eager",)},
     _cases_of_forces,
     on_gpus=False,
     options={"repeats": 15, "threads": 1, "memory": False, "clock": time.process_time},

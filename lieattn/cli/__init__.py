@@ -88,7 +88,7 @@ run
   --weights NAME|FILE              `fit` starts from the weights of a trained network; a head with other outputs is new
   --ema DECAY                      validate and save moving averages of the weights; 0.999 averages about 1000 steps
   --checkpoint_activations true    recompute activations in the backward pass, which saves memory and takes more time
-  --compile true                   compile the network with torch.compile; faster on GPUs, for clouds of any sizes
+  --compile true                   compile the network with torch.compile; faster on GPUs, and for forces on CPUs too
   --cuda_graphs true               replay training steps on a GPU, for clouds that all have one geometry, such as images
   --seed_everything N              seed of weights, order and transforms (0)
   --trust PACKAGE ...              packages whose classes a checkpoint may use, besides this library and torch

@@ -452,10 +452,11 @@ def _change_steps(task: train.PointSetTask, options: Any) -> None:
             part.checkpoint_activations()
     if options.compile:
         for module in network.modules():
-            if isinstance(module, EnergyForces | HamiltonianDynamics):
-                reason = "losses on forces need two derivatives, and torch differentiates compiled functions only once"
-                _say(f"compile: {type(module).__name__} runs uncompiled, including its network, because {reason}")
-        network.compile()
+            if isinstance(module, HamiltonianDynamics):
+                reason = "its losses need two derivatives, and torch differentiates compiled functions only once"
+                _say(f"compile: HamiltonianDynamics runs uncompiled, including its network, because {reason}")
+        for part in [one for one in network.modules() if isinstance(one, EnergyForces)] or [network]:
+            part.compile()
     if options.cuda_graphs:
         task.capture()
 

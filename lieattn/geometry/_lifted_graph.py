@@ -202,7 +202,7 @@ class LiftedGraph(PointClouds):
         self, pos: Float[Tensor, "points dim"], deformation: Float[Tensor, "clouds dim dim"] | None = None
     ) -> LiftedGraph:
         """Return the graph with the same lists and frames for new positions, see :meth:`RelativeElements.at`."""
-        moved, cell = replace(self, pos=pos, relative=self.relative.at(pos, deformation)), self.cell
+        moved, cell = self.carrying(pos=pos, relative=self.relative.at(pos, deformation)), self.cell
         return moved if cell is None or deformation is None else replace(moved, cell=cell @ deformation.to(cell))
 
     def with_relative(self, relative: RelativeElements) -> LiftedGraph:

@@ -66,11 +66,10 @@ def per_cloud(values: Any, clouds: int | None = None, argument: str = "model") -
 
 
 Outputs = tuple[Tensor, dict[str, Tensor]]  # energies [clouds], and other outputs by name
+Gradients = tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]  # outputs, and gradients of the sum of the energies
 
 
-def energy_and_gradients(
-    energy: Callable[..., Outputs], *inputs: Tensor, create_graph: bool
-) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+def energy_and_gradients(energy: Callable[..., Outputs], *inputs: Tensor, create_graph: bool) -> Gradients:
     """Return energies, other outputs, and the gradients of the sum of the energies by all inputs.
 
     They are detached unless a graph is created. The function is never compiled, because torch computes wrong second
@@ -86,6 +85,13 @@ def energy_and_gradients(
     return values.detach(), detached, tuple(gradient.detach() for gradient in found)
 
 
+def deformed(pos: Tensor, strain: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Return positions under the symmetric part of the strain ``[clouds, dim, dim]`` of their cloud, and 1 + strain."""
+    # The rows are vectors, so the matrix acts from the right; it is symmetric.
+    deformation = torch.eye(pos.shape[1], dtype=pos.dtype, device=pos.device) + (strain + strain.mT) / 2
+    return (pos[:, None] @ deformation[batch])[:, 0], deformation
+
+
 def check_derivatives(argument: str, model: Any, create_graph: bool) -> None:
     """Raise RuntimeError if a graph is created and a module in a model is compiled: it has one derivative only."""
     for module in model.modules() if create_graph and isinstance(model, nn.Module) else ():
@@ -96,9 +102,7 @@ def check_derivatives(argument: str, model: Any, create_graph: bool) -> None:
             raise RuntimeError(f"{argument}: expected a network that is not compiled, {got}; {reason}; {advice}")
 
 
-def _gradients(
-    energy: Callable[..., Outputs], inputs: Sequence[Tensor], create_graph: bool
-) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+def _gradients(energy: Callable[..., Outputs], inputs: Sequence[Tensor], create_graph: bool) -> Gradients:
     with torch.inference_mode(False), torch.enable_grad():
         variables = [usable(value) for value in inputs]
         if transformed():  # torch.func refuses requires_grad_, and detach would drop derivatives in forward mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +17,13 @@ from lieattn.models._base.inputs import copied
 from lieattn.models._base.jumps import Jumps, make_continuous
 from lieattn.models._base.network import Wrapper
 from lieattn.models._base.symmetry import Symmetry
+from lieattn.models.dynamics._compiled import CompiledGradients
 from lieattn.models.dynamics._energies import (
+    Gradients,
     Outputs,
     check_derivatives,
     check_energies,
+    deformed,
     energy_among,
     energy_and_gradients,
     per_cloud,
@@ -102,6 +106,8 @@ class EnergyForces(Wrapper):
             [-2.]])
     """
 
+    _compiled: CompiledGradients | None = None
+
     def __init__(
         self, model: nn.Module | Callable[[Any], Tensor], *, stress: bool = False, jumps: Jumps = "refuse"
     ) -> None:
@@ -135,6 +141,18 @@ class EnergyForces(Wrapper):
             **(dict.fromkeys(("stress", "virial"), "tensor") if self.stress else {}),
         }
 
+    def compile(self, **options: Any) -> None:  # type: ignore[override]
+        """Compile energies and forces, with their gradients by the weights, as one function at the first training step.
+
+        The model has to be a :class:`Network` whose frames do not depend on the points; ``options`` are those of
+        ``torch.compile``. There is one function for all batches. Batches with a single cloud, if the first one has
+        several, and batches with less than two points or edges are computed as usual. In eval mode the function is used
+        if no weight is trained. For the first batch, its results and the gradients of all weights are compared with
+        those in float64. If errors are larger than four times those of usual evaluation, or if torch cannot compile the
+        function, a warning says so, and everything is computed as usual.
+        """
+        self._compiled = CompiledGradients(**options)
+
     def forward(
         self, data: Any, *, create_graph: bool | None = None
     ) -> EnergyAndForce | EnergyForceStress | dict[str, Tensor]:
@@ -164,47 +182,62 @@ class EnergyForces(Wrapper):
         given = copy.copy(data).apply(usable) if hasattr(data, "apply") else data
         expected = _known_clouds(given)
 
-        def energy(moved: Any) -> Outputs:
-            outputs = self.model(moved)
+        def energies(model: Any, moved: Any) -> Outputs:
+            outputs = model(moved)
             others = dict(outputs) if isinstance(outputs, Mapping) else {}
             for name, output in others.items():
                 if not isinstance(output, Tensor):
                     raise TypeError(f"model: expected tensors as outputs, got {kind(output)} for {name!r}")
             return per_cloud(energy_among(outputs), expected), others
 
-        found, others = differentiated(energy, given, self.stress, create_graph)
+        def eager(model: Any, data: Any, inputs: tuple[Tensor, ...]) -> Gradients:
+            return energy_and_gradients(partial(_at, partial(energies, model), data), *inputs, create_graph=True)
+
+        compiled = None
+        # Validation during a training is not worth a function of its own.
+        if self._compiled and (create_graph or not any(weight.requires_grad for weight in self.parameters())):
+            compiled = partial(self._compiled, self.model, given, eager)
+        found, others = differentiated(partial(energies, self.model), given, self.stress, create_graph, compiled)
         return {**others, **found._asdict()} if others else found
 
 
 def differentiated(
-    energy: Callable[[Any], Outputs], data: Any, stress: bool, create_graph: bool = False
+    energy: Callable[[Any], Outputs],
+    data: Any,
+    stress: bool,
+    create_graph: bool = False,
+    compiled: Callable[..., Gradients | None] | None = None,
 ) -> tuple[EnergyAndForce | EnergyForceStress, dict[str, Tensor]]:
     """Return energies ``[clouds]`` of data with their derivatives, and all other outputs by name.
 
-    They are detached unless a graph is created.
+    They are detached unless a graph is created. If ``compiled(pos)``, or ``compiled(pos, strain)``, returns energies,
+    other outputs and gradients instead of None, these are taken.
     """
     pos = getattr(data, "pos", None)
     if not isinstance(pos, Tensor) or not pos.is_floating_point():
         raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
-    if not stress:
-        values, others, (gradient,) = energy_and_gradients(
-            lambda x: energy(copied(data, pos=x)), pos, create_graph=create_graph
-        )
-        return EnergyAndForce(values, -gradient), others
-    with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
-        clouds = point_clouds(data)
-        strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
-    cell = clouds.cell
+    inputs, clouds = [pos], None
+    if stress:
+        with torch.inference_mode(False):  # autograd cannot save tensors that are created in inference mode
+            clouds = point_clouds(data)
+            inputs.append(pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1]))
+    found = None if compiled is None else compiled(*inputs)
+    if found is None:
+        found = energy_and_gradients(partial(_at, energy, data), *inputs, create_graph=create_graph)
+    values, others, (by_pos, *by_strain) = found
+    if clouds is None:
+        return EnergyAndForce(values, -by_pos), others
+    return EnergyForceStress(values, -by_pos, _stresses(by_strain[0], clouds), -by_strain[0]), others
 
-    def of_strain(x: Tensor, strain: Tensor) -> Outputs:
-        # The rows are vectors, so the matrix acts from the right; it is symmetric.
-        deformation = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) + (strain + strain.mT) / 2
-        moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
-        strained = {} if cell is None else {"cell": cell @ deformation.to(cell)}
-        return energy(copied(data, pos=moved, **strained))
 
-    values, others, (by_pos, by_strain) = energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
-    return EnergyForceStress(values, -by_pos, _stresses(by_strain, clouds), -by_strain), others
+def _at(energy: Callable[[Any], Outputs], data: Any, pos: Tensor, strain: Tensor | None = None) -> Outputs:
+    """Return the energies of data at other positions and, if there is one, under a strain."""
+    if strain is None:
+        return energy(copied(data, pos=pos))
+    clouds = point_clouds(data)
+    pos, deformation = deformed(pos, strain, clouds.batch)
+    strained = {} if clouds.cell is None else {"cell": clouds.cell @ deformation.to(clouds.cell)}
+    return energy(copied(data, pos=pos, **strained))
 
 
 def _stresses(by_strain: Tensor, clouds: PointClouds) -> Tensor:

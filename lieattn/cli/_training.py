@@ -455,8 +455,9 @@ def _change_steps(task: train.PointSetTask, options: Any) -> None:
             if isinstance(module, HamiltonianDynamics):
                 reason = "its losses need two derivatives, and torch differentiates compiled functions only once"
                 _say(f"compile: HamiltonianDynamics runs uncompiled, including its network, because {reason}")
-        for part in [one for one in network.modules() if isinstance(one, EnergyForces)] or [network]:
-            part.compile()
+        forces: list[Any] = [module for module in network.modules() if isinstance(module, EnergyForces)]
+        for module in forces or [network]:
+            module.compile()
     if options.cuda_graphs:
         task.capture()
 

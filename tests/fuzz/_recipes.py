@@ -555,6 +555,7 @@ EXEMPT = {
     "train.EquivarianceMonitor train.LastCheckpoint train.*.evaluate train.*.on_* train.*.lr_scheduler_step "
     "train.*.*_step train.PointSet*.load_state_dict train.*.measure train.PointSetRegressor.setup",
     "takes an error": "train.short_message",
+    "passes options on to torch": "models.EnergyForces.compile",
     "takes a report or a figure, or writes files": "viz.comparison viz.save viz.run_pictures viz.Microscope.save",
 }
 """Patterns of entry points, or classes with all their methods, that are not called with bad arguments, by reason."""

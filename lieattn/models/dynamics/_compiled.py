@@ -62,7 +62,8 @@ class CompiledGradients:
                 _check_model(model, self.options)
                 given[1].at(given[2])  # torch would hide why a geometry cannot be moved
         except (TypeError, ValueError, RuntimeError) as error:
-            return self._refuse(model, error)
+            self._refuse(model, error)
+            return None
         if first:  # outside of what follows, so that errors in the data are raised as usual
             checked = _Checked(model, data, inputs, eager)
         try:
@@ -71,7 +72,8 @@ class CompiledGradients:
                 checked.compare(self._run(given))
             found = self._run(given)
         except Exception as error:  # torch raises errors of many classes
-            return self._refuse(model, error)
+            self._refuse(model, error)
+            return None
         if first:
             what, took = type(model).__name__, time.perf_counter() - began
             logging.getLogger("lieattn").warning("compile: compiled energies and forces of %s in %.0f s", what, took)
@@ -79,7 +81,8 @@ class CompiledGradients:
 
     def _run(self, given: tuple[Any, ...]) -> Gradients:
         # Without the patch, sizes that are equal in the first batch would have to be equal in all others.
-        with torch.inference_mode(False), torch.enable_grad(), backend("plain"), _config.patch(use_duck_shape=False):
+        of_any_size = cast(Any, _config).patch(use_duck_shape=False)
+        with torch.inference_mode(False), torch.enable_grad(), backend("plain"), of_any_size:
             return cast(Callable[..., Gradients], self._function)(*given)
 
     def _refuse(self, model: Any, error: Exception) -> None:
@@ -106,7 +109,7 @@ def _given(model: Any, data: Any, inputs: tuple[Tensor, ...]) -> tuple[tuple[Any
     values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
     pos = data.pos if data.pos.dtype == dtype else model.rounded_positions(data, dtype)
     with torch.no_grad():
-        geometry = model.geometry(data)
+        geometry = cast(Any, model).geometry(data)
     parts = geometry if isinstance(geometry, tuple) else (geometry,)
     graphs = [part for part in parts if isinstance(part, LiftedGraph)]
     few = any(graph.num_points < 2 or graph.neighbors.num_edges < 2 for graph in graphs)
@@ -167,7 +170,7 @@ class _Checked:
         self.eager = self._results(eager(model, data, inputs), self.weights)
         self.floor = _FLOOR[next(model.parameters()).dtype]
 
-    def _results(self, found: Gradients, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _results(self, found: Gradients, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs, trained = _named(found), {name: one for name, one in weights.items() if one.requires_grad}
         loss = sum((one * part).sum() for one, part in zip(outputs.values(), self.factors, strict=True))
         grads = torch.autograd.grad(cast(Tensor, loss), list(trained.values()), allow_unused=True) if trained else ()

@@ -141,7 +141,7 @@ class EnergyForces(Wrapper):
             **(dict.fromkeys(("stress", "virial"), "tensor") if self.stress else {}),
         }
 
-    def compile(self, **options: Any) -> None:  # type: ignore[override]
+    def compile(self, **options: Any) -> None:
         """Compile energies and forces, with their gradients by the weights, as one function at the first training step.
 
         The model has to be a :class:`Network` whose frames do not depend on the points; ``options`` are those of

@@ -207,7 +207,7 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
 class _Affine(nn.Module):
     """Base class of normalizations with a gain and a shift for each channel."""
 
-    def __init__(self, channels: int, eps: float) -> None:
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
         check_arguments(_Affine.__init__, locals())
         super().__init__()
         check_count("channels", channels)
@@ -233,7 +233,6 @@ class CloudNorm(_Affine):
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
-        check_arguments(CloudNorm.__init__, locals())
         super().__init__(channels, eps)
 
     def forward(self, x: Float[Tensor, " points *rest"], graph: PointClouds) -> Float[Tensor, " points *rest"]:
@@ -268,10 +267,6 @@ class FiberNorm(_Affine):
     channels, eps
         Channels of the field, and number that is added to the variance.
     """
-
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
-        check_arguments(FiberNorm.__init__, locals())
-        super().__init__(channels, eps)
 
     def forward(self, x: Float[Tensor, "points fiber channels"]) -> Float[Tensor, "points fiber channels"]:
         """Normalize ``[points, fiber, channels]``."""

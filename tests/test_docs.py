@@ -137,6 +137,29 @@ def test_the_version_is_the_same_everywhere():
     assert PROJECT["project"]["version"] == citation["version"] == lieattn.__version__
 
 
+def test_the_recipe_for_conda_is_that_of_the_project():
+    recipe, project = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text()), PROJECT["project"]
+    assert recipe["context"] == {
+        "version": project["version"],
+        "python_min": project["requires-python"].removeprefix(">="),
+    }
+    names = {"torch": "pytorch", "torch-geometric": "pytorch_geometric"}  # those that have another name there
+
+    def of_conda(requirements):
+        parts = (re.fullmatch(r"([\w-]+)(>=.*)", text).groups() for text in requirements)
+        return [f"{names.get(name, name)} {version}" for name, version in parts]
+
+    assert recipe["requirements"]["run"] == ["python >=${{ python_min }}", *of_conda(project["dependencies"])]
+    host = ["python ${{ python_min }}.*", "pip", *of_conda(PROJECT["build-system"]["requires"])]
+    assert recipe["requirements"]["host"] == host
+    assert recipe["build"]["noarch"] == "python"
+    scripts = [f"{name} = {place}" for name, place in project["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == scripts
+    assert (recipe["about"]["summary"], recipe["about"]["license"]) == (project["description"], project["license"])
+    packages = [path.rpartition("/")[2] for path in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+    assert recipe["tests"][0]["python"]["imports"] == packages
+
+
 def test_docstrings_for_the_pages_of_the_api():
     """Formulas become MathML, shared texts belong to each argument, and names become links."""
     pytest.importorskip("griffe")

@@ -182,6 +182,15 @@ def test_the_table_of_digits_is_that_of_the_records():
     assert printed("results.md", "| network | parameters | upright |") == expected
 
 
+def test_the_share_of_slanted_digits_is_that_of_its_record():
+    runs = json.loads((DOCS / "records" / "demo_slants.json").read_text())["runs"]
+    assert [run["share"] for run in runs] == [0, 0.25, 0.5, 0.75]
+    page = " ".join((DOCS / "results.md").read_text().split())
+    for column in ("16_angles", "upright"):
+        *first, last = [f"{100 * run[f'accuracy_{column}']:.1f}" for run in runs]
+        assert f"{', '.join(first)} and {last} %" in page
+
+
 def test_the_table_of_published_networks_is_that_of_the_records():
     expected = []
     for run in results_of("published_networks"):

@@ -16,7 +16,7 @@ from lieattn.nn import (
     _attentive_convolution,
 )
 from lieattn.nn.relative import NetworkKernel, TableKernel
-from lieattn.ops import _attentive_clouds, backend
+from lieattn.ops import _attentive_clouds, backend, tied_linear
 from lieattn.testing import random_cloud, randomize, relative_error
 from tests.cases import turns
 from tests.test_group_convolution import every_lattice_group
@@ -107,33 +107,66 @@ def test_attention_may_see_more_than_the_kernel():
         assert relative_error(found, layer(x, wide)) > 1e-3
 
 
+SIZES = {"of equal sizes": (8, 8, 8), "ragged, of one point, empty": (7, 1, 0, 7, 5), "unsorted": None}
+
+
+def ragged(group, sizes):
+    """Return a graph with two kinds of neighbors, on clouds of these sizes or whose points are mixed."""
+    batch = torch.arange(24) % 3 if sizes is None else torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    pos = torch.randn(len(batch), group.dim, dtype=torch.float64)
+    given = {"batch": batch} if sizes is None else {"ptr": torch.tensor([0, *sizes]).cumsum(0)}
+    near = lift(pos, group, Radius(1.0), length=1.5, **given)
+    return lift(pos, group, Radius(1.5), **given).carrying(local=near)
+
+
 @pytest.mark.parametrize("lifting", [False, True])
 @pytest.mark.parametrize("kind", ["full", "channel", "spatial"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("group", [cyclic(8), tetrahedral()], ids=lambda group: group.name)
-def test_kernels_on_clouds_agree_with_plain_maths(group, kind, lifting, monkeypatch):
-    """Two kinds of neighbors, means over them, clouds of equal sizes, and outputs in parts that are recomputed."""
-    pos, batch = random_cloud(group, 24, clouds=1)[0], torch.arange(24) // 8
-    near = lift(pos, group, Radius(1.0), batch=batch, length=1.5)
-    graph = lift(pos, group, Radius(1.5), batch=batch).carrying(local=near)
+def test_kernels_on_clouds_agree_with_plain_maths(group, sizes, kind, lifting, monkeypatch):
+    """Means over two kinds of neighbors; with ψ of all outputs, in factors, and in parts that are recomputed."""
+    graph = ragged(group, sizes)
     kernel = NetworkKernel(group, 3, 5, hidden=4, lifting=lifting)
     layer = randomize(AttentiveGroupConvolution(kernel, attention=kind, reduction="mean")).double()
-    x = torch.randn(24, *([] if lifting else [group.order]), 3, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(24, group.order, 5, dtype=torch.float64)
+    x = torch.randn(len(graph.pos), *([] if lifting else [group.order]), 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(len(graph.pos), group.order, 5, dtype=torch.float64)
+    calls, made = [], _attentive_clouds._kernels
 
-    def evaluated():
+    def evaluated(factors, at_once=_attentive_convolution._AT_ONCE):
+        monkeypatch.setattr(_attentive_convolution, "_AT_ONCE", at_once)
+        monkeypatch.setattr(_attentive_convolution, "_in_factors", lambda local, points: factors)
         out = layer(x, graph)
         return out.detach(), *torch.autograd.grad((out * weight).sum(), (x, *layer.parameters()))
 
-    found, calls = evaluated(), []
-    monkeypatch.setattr(_attentive_clouds, "_kernels", lambda *given: calls.append(given))
     with backend("plain"):
-        wanted = evaluated()
-    assert not calls
-    monkeypatch.undo()
-    monkeypatch.setattr(_attentive_convolution, "_AT_ONCE", 1)
-    for ours, parts, theirs in zip(found, evaluated(), wanted, strict=True):
-        assert relative_error(ours, theirs) < 1e-12
-        assert relative_error(parts, theirs) < 1e-12
+        wanted = evaluated(False)
+    monkeypatch.setattr(_attentive_clouds, "_kernels", lambda *given: calls.append(given) or made(*given))
+    for given in ((False,), (False, 1), (True,), (True, 1)):
+        for ours, theirs in zip(evaluated(*given), wanted, strict=True):
+            assert relative_error(ours, theirs) < 1e-12
+    assert bool(calls) == (sizes is not None)
+
+
+@pytest.mark.parametrize("factors", [False, True])
+def test_clouds_of_a_batch_do_not_see_each_other(factors, monkeypatch):
+    """The kernel gives each cloud of a ragged batch what it gives the cloud alone, gradients included."""
+    monkeypatch.setattr(_attentive_convolution, "_in_factors", lambda local, points: factors)
+    group, sizes = cyclic(4), SIZES["ragged, of one point, empty"]
+    layer = randomize(AttentiveGroupConvolution(NetworkKernel(group, 2, 3))).double()
+    pos, x = torch.randn(sum(sizes), 2, dtype=torch.float64), torch.randn(sum(sizes), 4, 2, dtype=torch.float64)
+
+    def evaluated(pos, x, ptr):
+        x = x.clone().requires_grad_()
+        out = layer(x, lift(pos, group, Radius(1.5), ptr=torch.tensor(ptr)))
+        return out, torch.autograd.grad(out.sin().sum(), x)[0]
+
+    together = evaluated(pos, x, [0, *torch.tensor(sizes).cumsum(0).tolist()])
+    for number, size in enumerate(sizes):
+        own = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+        if size == 0:
+            continue
+        for ours, alone in zip(together, evaluated(pos[own], x[own], [0, size]), strict=True):
+            torch.testing.assert_close(ours[own], alone, rtol=1e-12, atol=1e-12)
 
 
 def test_derivatives_on_clouds_are_right_to_second_order():
@@ -185,6 +218,27 @@ def test_networks_of_others_are_special_cases():
         layer = AttentiveGroupConvolution(kernel, attention=operator, measure=1.0)
         found = layer(x[:, None], graph.carrying(local=itself))[:, 0]
         torch.testing.assert_close(found, gate(x, graph.neighbors) * x, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_co_attention_is_a_special_case():
+    """Co-attention to the frames of f as attention to the responses t = f of the identity (Eq. 14)."""
+    group = cyclic(4)
+    graph = lift(torch.randn(7, 2, dtype=torch.float64), group, Radius(1e-9))  # each point sees itself
+    kernel = TableKernel(group, 3, 3, torch.zeros(1, 2)).double()
+    with torch.no_grad():
+        kernel.weight.zero_()[:, :, 0, 0] = torch.eye(3)
+    layer = randomize(AttentiveGroupConvolution(kernel, attention="pose", measure=1.0).double())
+    with torch.no_grad():
+        kernel.weight.zero_()[:, :, 0, 0] = torch.eye(3)
+
+    def operator(t, graph):
+        f = t.diagonal(dim1=1, dim2=2).diagonal(dim1=1, dim2=2).to(layer.gate.weight)
+        return tied_linear(f, layer.gate.weight, group.relative_index).sigmoid().mT[..., None, None]
+
+    x = torch.randn(7, 4, 3, dtype=torch.float64)
+    found = AttentiveGroupConvolution(kernel, attention=operator, measure=1.0)(x, graph)
+    torch.testing.assert_close(found, layer(x, graph), rtol=1e-12, atol=1e-12)
+    assert relative_error(found, x) > 1e-2
 
 
 def test_operators_on_clouds_must_move_along():

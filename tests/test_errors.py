@@ -462,6 +462,7 @@ CASES = [
         "(3, 4, 4, 2, 4)",
     ),
     ("ops.attentive_sums", ValueError, {"terms": [RelativeTerms(psi=zeros(9, 4, 3))]}, "terms.psi", "(9, 4, 3)"),
+    ("ops.attentive_sums", ValueError, {"mix": [zeros(4, 4, 3, 4)]}, "mix", "(4, 4, 3, 4)"),
     ("ops.attentive_sums", ValueError, {"spatial": [RelativeTerms(psi=zeros(9, 4, 4, 3, 1))]}, "spatial.psi", "1)"),
     ("nn.relative.TableKernel.convolve", ValueError, {"x": [zeros(16, 4, 3)]}),
     ("nn.relative.EdgeNetwork.forward", ValueError, {"graph": [GRAPH.astype(torch.float64)]}, "pos", "float64"),

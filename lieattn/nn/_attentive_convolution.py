@@ -28,7 +28,8 @@ from lieattn.nn._grid_attention import ChannelGate, with_random_weights
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
 from lieattn.nn.relative._base import measured
 from lieattn.nn.relative._kernels import to_targets
-from lieattn.ops import AttentionMaps, attentive_sums, fused_kernel, tied_linear
+from lieattn.ops import AttentionMaps, RelativeTerms, attentive_sums, tied_linear
+from lieattn.ops._attentive_clouds import fuses_attentive_sums
 
 Kind = Literal["full", "channel", "spatial", "input", "pose"]
 Reduction = Literal["sum", "mean"]
@@ -57,9 +58,9 @@ class AttentiveGroupConvolution(TiedWeights):
     **Equivariance.** That of :class:`GroupConvolution`. The maps A are also equivariant:
     ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.
 
-    **Cost.** See :func:`lieattn.ops.attentive_sums`. Of large graphs, the kernel and the responses of some output
-    channels are stored at a time, and recomputed in the backward pass: memory is linear in the edges, times ``|H|²``
-    and the input channels.
+    **Cost.** See :func:`lieattn.ops.attentive_sums`. If displacements hardly repeat, neighbors are summed before the
+    matrices of a ``NetworkKernel`` are applied. Of large graphs, what some output channels or frames need is stored at
+    a time, and recomputed in the backward pass: memory is linear in the edges, times ``|H|²`` and the input channels.
 
     Parameters
     ----------
@@ -171,6 +172,11 @@ def _reduced(x: Tensor, graph: LiftedGraph, reduction: Reduction) -> Tensor:
     return x / graph.degree.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
 
+def _in_factors(local: LiftedGraph, points: int) -> bool:
+    """Return whether the displacements repeat so little that kernels in factors are faster."""
+    return local.relative.num_rows > points
+
+
 def _spatial(kernel: ConvolutionKernel, spatial: ConvolutionKernel | None, outputs: int) -> ConvolutionKernel:
     """Return the kernel of the spatial attention, by default a network; ValueError if it does not fit."""
     if spatial is None:
@@ -218,12 +224,16 @@ class _ResponseGate(nn.Module):
     ) -> tuple[Tensor, AttentionMaps | None]:
         """Return the sums ``[points, fiber, out]`` and the maps ``[*, fiber, frames, out, in | 1]``."""
         local = graph if graph.local is None else graph.local
-        near, wide = kernel.terms_of(local), None if self.spatial is None else self.spatial.terms_of(graph)
         matrices = [
             matrix[..., kernel.relative].movedim((3, 4), (1, 2))
             for matrix in (self.first, self.second)
             if matrix is not None
         ]
+        fused = not return_maps and x.dtype.itemsize >= 4 and fuses_attentive_sums(graph)
+        factors = kernel.factors(local) if fused and _in_factors(local, len(x)) else None
+        if factors is not None:
+            return self._of_factors(x, factors, matrices, graph), None
+        near, wide = kernel.terms_of(local), None if self.spatial is None else self.spatial.terms_of(graph)
 
         def of_outputs(own: slice) -> tuple[Tensor, AttentionMaps | None]:
             return attentive_sums(
@@ -237,7 +247,7 @@ class _ResponseGate(nn.Module):
             )
 
         # The fused kernel stores the kernel ψ, but no responses.
-        stored = local.relative.num_rows if fused_kernel(x.device) == "numba" and graph.each else len(x)
+        stored = local.relative.num_rows if fused else len(x)
         numbers = max(stored, local.relative.num_rows) * kernel.relative.numel() * kernel.in_channels
         at_once = max(1, _AT_ONCE // max(1, numbers))
         if at_once >= self.outputs:
@@ -248,6 +258,39 @@ class _ResponseGate(nn.Module):
             return torch.cat(outs, dim=-1), None
         parts = ([part.channel for part in maps], [part.spatial for part in maps])
         return torch.cat(outs, dim=-1), AttentionMaps(*(None if p[0] is None else torch.cat(p, dim=3) for p in parts))
+
+    def _of_factors(
+        self, x: Tensor, factors: tuple[Tensor, Tensor], matrices: list[Tensor], graph: LiftedGraph
+    ) -> Tensor:
+        """Return the sums ``[points, fiber, out]`` with a kernel in factors, for some output frames at a time."""
+        local = graph if graph.local is None else graph.local
+        found = None if self.spatial is None else self.spatial.factors(graph)
+        psi = None if self.spatial is None or found is not None else self.spatial(graph).psi
+
+        def terms(units: Tensor, graph: LiftedGraph) -> RelativeTerms:
+            return measured(RelativeTerms(psi=units, row=graph.relative.row), graph, "none", x.dtype)
+
+        def of_frames(own: slice) -> Tensor:
+            far = psi[:, own] if psi is not None else None if found is None else found[0][:, own, None, :, None]
+            return attentive_sums(
+                x,
+                terms(factors[0][:, own, None, :, None], local),
+                graph,
+                mix=factors[1][own],
+                channel=(matrices[0][:, own], matrices[1][:, own]) if matrices else None,
+                spatial=None if far is None else terms(far, graph),
+                spatial_mix=None if found is None else found[1][own],
+                mean=self.reduction == "mean",
+            )[0]
+
+        numbers = x.numel() * factors[0].shape[2]
+        if self.spatial is not None:
+            numbers = max(numbers, 2 * graph.relative.num_rows * x.shape[1] * self.outputs)
+        at_once = max(1, _AT_ONCE // max(1, numbers))
+        if at_once >= graph.fiber:
+            return of_frames(slice(None))
+        starts = range(0, graph.fiber, at_once)
+        return torch.cat([recomputed(of_frames, slice(start, start + at_once)) for start in starts], dim=1)
 
 
 class _InputGate(nn.Module):

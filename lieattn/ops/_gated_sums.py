@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Edges between the points of clouds with equally many points, sorted by target, in place of a window."""
+    """Edges between the points of clouds, sorted by target."""
 
     ptr: Tensor  # first edge of each point, [points + 1]
     source: Tensor  # number of the point in its cloud, [edges]
@@ -39,10 +39,22 @@ class Lists(NamedTuple):
     share: Tensor  # factor of the sum at each point, [points]
 
 
-class Operands(NamedTuple):
-    """The operands of the gated sum. ``outs`` is the number of pairs of an output channel and an output frame."""
+class Clouds(NamedTuple):
+    """Clouds of any sizes, one after another, with lists of edges in place of a window."""
 
-    x: Tensor  # padded, [samples, fiber, in, *sides]
+    sizes: list[int]  # numbers of points
+    near: Lists | None  # edges of the kernel; None if each point has its own inputs of all taps
+    wide: Lists | None  # edges of spatial attention
+    units: Tensor | None = None  # [taps, turns, units]; the spatial kernel is then [outs, fiber, 2, units]
+
+
+class Operands(NamedTuple):
+    """The operands of the gated sum. ``outs`` is the number of pairs of an output channel and an output frame.
+
+    If points have their own inputs of all taps, these differ between ``turns`` of equally many outputs.
+    """
+
+    x: Tensor  # padded, [samples, fiber, in, *sides]; of clouds [points, fiber, in] or [points, turns, taps, fiber, in]
     kernel: Tensor  # [outs, fiber, in, size^dim]
     first: Tensor | None  # W1, [outs, fiber, hidden, in]
     second: Tensor | None  # W2, [outs, fiber, in, hidden]

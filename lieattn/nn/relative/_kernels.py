@@ -72,6 +72,14 @@ class ConvolutionKernel(RelativeFunction):
     def values(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames outputs inputs"]:
         """Return values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
 
+    def factors(self, graph: LiftedGraph) -> tuple[Tensor, Tensor] | None:
+        """Return units of the edges and matrices whose product is ψ, or None if it is no such product.
+
+        They are ``[rows, fiber, units]`` and ``[fiber, frames, units, out, in]``, see
+        :func:`lieattn.ops.attentive_sums`.
+        """
+        return None
+
     def of_outputs(self, graph: LiftedGraph) -> Callable[[slice], Tensor]:
         """Return the ``psi`` of :meth:`forward` as a function of some output channels."""
         values = self.values(graph)
@@ -246,16 +254,33 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
 
     def features(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber frames hidden"]:
         """Return the hidden units ``[rows, fiber, frames, hidden]``; without frames as input, ``frames`` is 1."""
+        level, pose = self._levels(graph)
+        return self._within(torch.sin(level[:, :, None] + pose), graph)
+
+    def factors(self, graph: LiftedGraph) -> tuple[Tensor, Tensor] | None:
+        if self.form == "separable":
+            return None
+        level, pose = self._levels(graph)
+        units, mix = torch.cat([level.sin(), level.cos()], dim=-1), self.mix
+        turn = torch.cat([pose.cos(), pose.sin()], dim=-1)[self.relative]  # sin(a + b) = sin a cos b + cos a sin b
+        return self._within(units, graph), turn[..., None, None] * torch.cat([mix, mix])
+
+    def _levels(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        """Return the two summands in the sines, of displacements ``[rows, fiber, hidden]`` and ``[frames, hidden]``."""
         check_graph(graph, LiftedGraph, self.matrices, "the weights")
         v = graph.relative.positions.to(self.position.weight.dtype)
         with without_autocast(graph.device):  # it would round positions
-            level = self.position(v)[:, :, None]
-            if self.frame is not None:
-                level = level + self.frame(self.matrices.to(v.dtype))
-        units = torch.sin(level)
-        if self.window:
-            units = units * (1 - v.square().sum(-1)).clamp(min=0).square()[:, :, None, None]
-        return units
+            level = self.position(v)
+            pose = level.new_zeros(1, level.shape[-1]) if self.frame is None else self.frame(self.matrices.to(v.dtype))
+        return level, pose
+
+    def _within(self, units: Tensor, graph: LiftedGraph) -> Tensor:
+        """Multiply ``[rows, fiber, *]`` by the window, if there is one."""
+        if not self.window:
+            return units
+        v = graph.relative.positions.to(units.dtype)
+        window = (1 - v.square().sum(-1)).clamp(min=0).square()
+        return units * window.view(*window.shape, *[1] * (units.ndim - 2))
 
     def values(self, graph: LiftedGraph) -> Tensor:
         units = self.features(graph)

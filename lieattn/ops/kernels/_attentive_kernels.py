@@ -10,13 +10,20 @@ They are computed, reduced, and recomputed in the backward pass. Lanes are outpu
 one vector. Addresses are those of ``_launch.py``: the operand ``x`` [samples, fiber, channels, source] consists of
 numbers, and the others of vectors: ``kernel`` [blocks, fiber, channels, whole_taps], ``first`` and ``second`` [blocks,
 fiber, hidden, channels] and its transpose, and ``spatial`` [blocks, fiber, 2, whole_spatial_taps]. Gradients have the
-same names.
+same names. With units, ``x`` is [points, turns, taps, fiber, channels], and the blocks of a turn see its inputs.
 
 A plane has ``rows`` of ``stride`` vectors, of which the first ``columns`` are pixels and the others are 0, with a
 ``margin`` of zeros at both ends.
 """
 
-from lieattn.ops.kernels._attentive_taps import back_through_list, levels_of_list, respond, respond_to_list
+from lieattn.ops.kernels._attentive_taps import (
+    back_through_list,
+    back_through_units,
+    levels_of_list,
+    respond,
+    respond_to_list,
+    respond_to_units,
+)
 from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels._products import row
 from lieattn.ops.kernels._vectors import (
@@ -38,6 +45,7 @@ from lieattn.ops.kernels._vectors import (
 )
 
 TAPS_TOGETHER = 9
+WINDOWS, LISTS, UNITS = 0, 1, 2  # what taps are
 
 
 @part
@@ -122,6 +130,16 @@ def _inner(s, address, number, lanes):
 
 
 @part
+def _inputs(s, address, sample, block, pose, lanes):
+    """Return a pointer to the numbers of the first channel of an input pose."""
+    if s.listed == UNITS:
+        turn = block // s.own_blocks
+        first = sample * s.columns * s.point_step + turn * s.taps * s.unit_step + pose * s.channels
+        return offset(at_address(address, lanes), first)
+    return row(at_address(address, lanes), sample * s.fiber + pose, s.channels * s.source)
+
+
+@part
 def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
     """Write the responses to one input pose, their statistics and channel scores to ``scratch``."""
     stay_apart()
@@ -129,12 +147,14 @@ def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
     numbers = at_address(scratch.numbers, lanes)
     mean, top, score, rest, _, _, _, place, _ = _numbers(s, numbers, lanes)
     pair = block * s.fiber + pose
-    x = row(at_address(p.x, lanes), sample * s.fiber + pose, s.channels * s.source)
+    x = _inputs(s, p.x, sample, block, pose, lanes)
     kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.whole_taps * wide)
     zero, one, share = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes), fill(mean, 1 / s.positions, lanes)
     for c in range(s.channels):
         own, t = row(kernel, c, s.whole_taps * wide), _inner(s, scratch.responses, c, lanes)
-        if s.listed:
+        if s.listed == UNITS:
+            total, largest, where = respond_to_units(s, row(x, c, 1), own, t, lanes)
+        elif s.listed == LISTS:
             total, largest, where = respond_to_list(s, tables, sample, row(x, c, s.source), own, t, lanes)
         else:
             total, largest, where = respond(s, tables, row(x, c, s.source), own, t, lanes)
@@ -192,7 +212,7 @@ def spatial_levels(p, s, tables, sample, pair, scratch, lanes):
     kernel = row(at_address(p.spatial, lanes), pair, 2 * size)
     other = offset(kernel, size)
     zero = fill(mean, 0.0, lanes)
-    if s.listed:
+    if s.listed != WINDOWS:
         levels_of_list(s, tables, sample, mean, largest, kernel, other, level, lanes)
         return
     fours = s.columns - s.columns % 4
@@ -298,7 +318,7 @@ def back_through_taps(s, tables, sample, slope, weight, x, to, sums, spread, kee
     """
     stay_apart()
     wide = len(lanes)
-    if s.listed:
+    if s.listed != WINDOWS:
         back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes)
         return
     rows, columns, stride = s.rows, s.columns, s.stride
@@ -436,10 +456,8 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     size, spatial_size = s.whole_taps * wide, s.whole_spatial_taps * wide
     for number in range(begin, end):
         pose, sample = number // s.samples, number % s.samples
-        plane = sample * s.fiber + pose
-        x = row(at_address(p.x, lanes), plane, s.channels * s.source)
         for block in range(s.blocks):
-            pair = block * s.fiber + pose
+            x, pair = _inputs(s, p.x, sample, block, pose, lanes), block * s.fiber + pose
             attend_to(p, s, tables, sample, block, pose, scratch, lanes)
             if s.has_spatial:
                 gather_channels(s, scratch, lanes)
@@ -457,10 +475,14 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                 weight = row(at_address(p.kernel, lanes), pair * s.channels + c, size)
                 sums = row(at_address(grads.kernel, lanes), pair * s.channels + c, size)
                 slope, to = _inner(s, scratch.responses, c, lanes), row(of_x, c, s.source * wide)
-                back_through_taps(
-                    s, tables, sample, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes
-                )
-        if s.wants_input:
-            to = row(at_address(grads.x, lanes), plane, s.channels * s.source)
+                if s.listed == UNITS:
+                    to = row(_inputs(s, grads.x, sample, block, pose, lanes), c, 1)
+                    back_through_units(s, slope, weight, row(x, c, 1), to, sums, lanes)
+                else:
+                    back_through_taps(
+                        s, tables, sample, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes
+                    )
+        if s.wants_input and s.listed != UNITS:
+            to = _inputs(s, grads.x, sample, 0, pose, lanes)
             for i in range(s.channels * s.source):
                 to[i] = add_up(load(of_x, i * wide, lanes))

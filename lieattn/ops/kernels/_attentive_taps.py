@@ -1,12 +1,15 @@
 # mypy: allow-untyped-defs
-"""Taps of attentive group convolution, windows of pixels or lists of neighbors.
+"""Taps of attentive group convolution: windows of pixels, lists of neighbors, or units of points.
 
 The points of a cloud are a plane of one row. Edges are those of :class:`lieattn.ops._gated_sums.Lists`, the ``near``
-ones of the responses and the ``wide`` ones of spatial attention.
+ones of the responses and the ``wide`` ones of spatial attention. With units, each point has its own inputs of all taps,
+which are ``unit_step`` numbers apart, and those of the next point ``point_step``.
 """
 
 from lieattn.ops.kernels._compiled import part
 from lieattn.ops.kernels._vectors import (
+    add_to,
+    add_up,
     at_address,
     fill,
     integer_at,
@@ -115,3 +118,62 @@ def back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, kee
             pixel = load_one(x, j, lanes) if spread else load(x, j * wide, lanes)
             store(to, j * wide, multiply_add(load(weight, k, lanes), value, load(to, j * wide, lanes)))
             store(sums, k, multiply_add(pixel, value, load(sums, k, lanes)))
+
+
+@part
+def respond_to_units(s, x, kernel, t, lanes):
+    """Write the responses of one channel to the plane ``t``; return their sum, their maximum, and its first place."""
+    stay_apart()
+    wide, step = len(lanes), s.point_step
+    zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
+    seen, here = (zero, fill(x, lowest(x), lanes), zero), zero
+    fours = s.columns - s.columns % 4
+    for i in range(0, fours, 4):
+        a0 = a1 = a2 = a3 = zero
+        for k in range(s.taps):
+            weight, at = load(kernel, k * wide, lanes), i * step + k * s.unit_step
+            a0 = multiply_add(weight, load_one(x, at, lanes), a0)
+            a1 = multiply_add(weight, load_one(x, at + step, lanes), a1)
+            a2 = multiply_add(weight, load_one(x, at + 2 * step, lanes), a2)
+            a3 = multiply_add(weight, load_one(x, at + 3 * step, lanes), a3)
+        seen, here = _see(t, i, a0, here, seen, lanes), here + one
+        seen, here = _see(t, i + 1, a1, here, seen, lanes), here + one
+        seen, here = _see(t, i + 2, a2, here, seen, lanes), here + one
+        seen, here = _see(t, i + 3, a3, here, seen, lanes), here + one
+    for i in range(fours, s.columns):
+        value = zero
+        for k in range(s.taps):
+            at = i * step + k * s.unit_step
+            value = multiply_add(load(kernel, k * wide, lanes), load_one(x, at, lanes), value)
+        seen, here = _see(t, i, value, here, seen, lanes), here + one
+    return seen
+
+
+@part
+def back_through_units(s, slope, weight, x, to, sums, lanes):
+    """Add to the gradients of the inputs ``x``, which are numbers at ``to``, and of the taps, which are ``sums``."""
+    stay_apart()
+    wide, step = len(lanes), s.point_step
+    zero, fours = fill(x, 0.0, lanes), s.columns - s.columns % 4
+    for k in range(s.taps):
+        own = load(weight, k * wide, lanes)
+        s0, s1, s2, s3 = load(sums, k * wide, lanes), zero, zero, zero
+        for i in range(0, fours, 4):
+            at, place = k * s.unit_step + i * step, i * wide
+            v0, v1 = load(slope, place, lanes), load(slope, place + wide, lanes)
+            v2, v3 = load(slope, place + 2 * wide, lanes), load(slope, place + 3 * wide, lanes)
+            s0 = multiply_add(load_one(x, at, lanes), v0, s0)
+            s1 = multiply_add(load_one(x, at + step, lanes), v1, s1)
+            s2 = multiply_add(load_one(x, at + 2 * step, lanes), v2, s2)
+            s3 = multiply_add(load_one(x, at + 3 * step, lanes), v3, s3)
+            if s.wants_input:
+                add_to(to, at, add_up(own * v0))
+                add_to(to, at + step, add_up(own * v1))
+                add_to(to, at + 2 * step, add_up(own * v2))
+                add_to(to, at + 3 * step, add_up(own * v3))
+        for i in range(fours, s.columns):
+            at, value = k * s.unit_step + i * step, load(slope, i * wide, lanes)
+            s0 = multiply_add(load_one(x, at, lanes), value, s0)
+            if s.wants_input:
+                add_to(to, at, add_up(own * value))
+        store(sums, k * wide, s0 + s1 + (s2 + s3))

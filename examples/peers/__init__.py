@@ -11,7 +11,7 @@ Forces of networks without directed features are gradients of energies, computed
 
 from ._base import BesideStraightLines, FeaturePeer, Peer, Points
 from ._geometric import DimeNet, GeometricSchNet, ViSNet, edge_pairs
-from ._images import PlainViT, SmallCNN, raster
+from ._images import PlainViT, SmallCNN, SteerableCNN, raster
 from ._published import EGNN, MACE, NequIP, PaiNN, SchNet
 from ._shapes import PointNet, PointTransformer
 
@@ -31,6 +31,7 @@ __all__ = [
     "Points",
     "SchNet",
     "SmallCNN",
+    "SteerableCNN",
     "ViSNet",
     "edge_pairs",
     "raster",

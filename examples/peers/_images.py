@@ -77,6 +77,44 @@ class PlainViT(nn.Module):
         return cast(Tensor, self.head(self.blocks(tokens).mean(dim=1)))
 
 
+class SteerableCNN(nn.Module):
+    """The stages of :class:`SmallCNN` with regular fields of C_n in escnn (Weiler and Cesa 2019), maxima over the group.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        As for :class:`SmallCNN`.
+    width
+        Number of regular fields of the first stage; those after it have 1.5 and 2 times as many.
+    order
+        n of C_n.
+    """
+
+    kind = "invariant"
+
+    def __init__(self, in_channels: int = 1, out_channels: int = 10, width: int = 8, *, order: int = 8) -> None:
+        super().__init__()
+        from escnn import gspaces
+        from escnn import nn as escnn
+
+        plane = gspaces.rot2dOnR2(order)
+        field = self.inputs = escnn.FieldType(plane, in_channels * [plane.trivial_repr])
+        layers: list[nn.Module] = []
+        for stage in range(3):
+            layers += [escnn.PointwiseMaxPool2D(field, 2)] if stage else []
+            for _ in range(2):
+                wider = escnn.FieldType(plane, width * (2 + stage) // 2 * [plane.regular_repr])
+                layers += [escnn.R2Conv(field, wider, 5, padding=2, bias=False), escnn.InnerBatchNorm(wider)]
+                layers += [escnn.ReLU(wider)]
+                field = wider
+        self.layers = escnn.SequentialModule(*layers, escnn.GroupPooling(field))
+        self.head = nn.Linear(len(field), out_channels)
+
+    def forward(self, data: Data) -> Tensor:
+        """Return logits ``[images, out_channels]``."""
+        return cast(Tensor, self.head(self.layers(self.inputs(raster(data))).tensor.mean(dim=(2, 3))))
+
+
 def raster(data: Data) -> Tensor:
     """Return images of one size as ``[images, channels, height, width]``, whatever the positions of their pixels."""
     height, width = data.grid[0].tolist()

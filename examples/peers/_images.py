@@ -78,7 +78,7 @@ class PlainViT(nn.Module):
 
 
 class SteerableCNN(nn.Module):
-    """The stages of :class:`SmallCNN` with regular fields of C_n in escnn (Weiler and Cesa 2019), maxima over the group.
+    """The stages of :class:`SmallCNN` with regular fields of C_n in escnn (Weiler and Cesa 2019).
 
     Parameters
     ----------

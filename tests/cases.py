@@ -1,8 +1,9 @@
 """The table of groups that all tests share. Add a group here, and every test covers it."""
 
 import itertools
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,18 @@ from lieattn.groups import (
 def some(cases: Iterable, quick: Container) -> list:
     """Return the cases as parameters of a test, marked slow except for a few that together cover most branches."""
     return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
+def refuses(*rows: tuple, error: Any = ValueError) -> Callable[..., None]:
+    """Return a test that calls raise errors: rows ``(call, message)``, or with a class of their own at the end."""
+
+    @pytest.mark.parametrize("row", rows, ids=[row[1] for row in rows])
+    def test(row: tuple) -> None:
+        call, message, cls = (*row, error)[:3]
+        with pytest.raises(cls, match=message):
+            call()
+
+    return test
 
 
 @cache

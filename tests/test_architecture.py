@@ -26,7 +26,6 @@ LIBRARY = ROOT / "lieattn"
 DATASETS = ROOT / "datasets" / "lieattn_datasets"
 FILES = sorted(LIBRARY.rglob("*.py"))
 DATASET_FILES = sorted(DATASETS.rglob("*.py"))
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(LIBRARY)))
 
 # What each part may import, besides itself. No part imports from a higher layer.
 BELOW = {
@@ -93,10 +92,15 @@ def part(path):
     return path.relative_to(LIBRARY).parts[0].removesuffix(".py")
 
 
-def imported(source, package):
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def imported(tree, package):
     """Return all names that a file of a package imports, also within functions; ``from a import b`` gives ``a.b``."""
     names = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -109,7 +113,7 @@ def imported(source, package):
 
 @cache
 def imports_of(path, root=ROOT):
-    return imported(path.read_text(), ".".join(path.relative_to(root).parent.parts))
+    return imported(parsed(path), ".".join(path.relative_to(root).parent.parts))
 
 
 def parts_imported(names):
@@ -124,19 +128,19 @@ def test_every_part_of_the_library_has_its_place():
     assert {part(path) for path in FILES} <= set(BELOW)
 
 
-@every_file
-def test_imports_point_downwards(path):
-    mine = part(path)
-    assert "lieattn" not in imports_of(path), "import what is used from the subpackages"
-    below = BELOW[mine] if mine in FOUNDATION else BELOW[mine] | FOUNDATION
-    assert parts_imported(imports_of(path)) - {mine} <= below
+def test_imports_point_downwards():
+    for path in FILES:
+        mine = part(path)
+        assert "lieattn" not in imports_of(path), f"{path}: import what is used from the subpackages"
+        below = BELOW[mine] if mine in FOUNDATION else BELOW[mine] | FOUNDATION
+        assert parts_imported(imports_of(path)) - {mine} <= below, path
 
 
-@every_file
-def test_private_modules_of_other_parts_are_not_imported(path):
-    own = {part(path), "_core"}
-    foreign = {name for name in imports_of(path) if name.startswith("lieattn.") and name.split(".")[1] not in own}
-    assert not {name for name in foreign if any(piece.startswith("_") for piece in name.split(".")[1:])}
+def test_private_modules_of_other_parts_are_not_imported():
+    for path in FILES:
+        own = {part(path), "_core"}
+        foreign = {name for name in imports_of(path) if name.startswith("lieattn.") and name.split(".")[1] not in own}
+        assert not {name for name in foreign if any(piece.startswith("_") for piece in name.split(".")[1:])}, path
 
 
 def test_models_do_not_import_each_other():
@@ -204,7 +208,7 @@ from ..cli import main
 def late():
     from lieattn.viz import plot
 """
-    found = imported(source, "lieattn.geometry")
+    found = imported(ast.parse(source), "lieattn.geometry")
     assert parts_imported(found) == {"nn", "models", "geometry", "cli", "viz"}
     assert {"lieattn.models.other", "lieattn.geometry._sibling", "lieattn.cli.main"} <= found
 
@@ -218,9 +222,9 @@ OF_LIBRARIES = frozenset(
 )
 
 
-def private_reads(source):
+def private_reads(tree):
     """Return private attributes that a file reads from objects other than ``self``, and does not define itself."""
-    nodes, read = list(ast.walk(ast.parse(source))), {}
+    nodes, read = list(ast.walk(tree)), {}
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for node in nodes:
@@ -236,31 +240,28 @@ def private_reads(source):
 SCRIPTS = sorted((DATASETS.parent / "scripts").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES + DATASET_FILES + SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_attributes_of_other_files_are_not_read(path):
-    assert not private_reads(path.read_text())
+def test_private_attributes_of_other_files_are_not_read():
+    for path in FILES + DATASET_FILES + SCRIPTS:
+        assert not private_reads(parsed(path)), path
 
 
 def test_private_reads_are_found():
     """Control: attributes of this file, of ``super()`` and of libraries are no private reads."""
     allowed = "class A:\n def f(self, a): return self._x, a._x, super()._y(), a._replace(), a.__dict__\n"
-    assert not private_reads(allowed)
-    assert private_reads(allowed + "def g(a): return B()._other, a.b._z") == {"B()._other", "a.b._z"}
+    assert not private_reads(ast.parse(allowed))
+    assert private_reads(ast.parse(allowed + "def g(a): return B()._other, a.b._z")) == {"B()._other", "a.b._z"}
 
 
 # --- files ----------------------------------------------------------------------------------------------------
 
 
-@every_file
-def test_no_assert_statements(path):
+def test_no_assert_statements():
     """Checks must not be removed by ``python -O``."""
-    found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
-    assert found == []
+    assert not [path for path in FILES if any(isinstance(node, ast.Assert) for node in ast.walk(parsed(path)))]
 
 
-@pytest.mark.parametrize("path", FILES + DATASET_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short(path):
-    assert len(path.read_text().splitlines()) < MOST_LINES
+def test_files_are_short():
+    assert not [path for path in FILES + DATASET_FILES if len(path.read_text().splitlines()) >= MOST_LINES]
 
 
 def cost(name):
@@ -306,26 +307,26 @@ def public_names():
 PUBLIC = list(public_names())
 
 
-@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[f"{m.__name__}.{n}" for m, n in PUBLIC])
-def test_public_names_exist_and_are_documented(module, name):
-    value = getattr(module, name)
-    if inspect.ismodule(value) or not callable(value) or not hasattr(value, "__module__"):
-        return
-    if value.__module__.split(".")[0] != "lieattn":  # an alias of typing, which cannot carry a docstring
-        return
-    text = inspect.cleandoc(value.__doc__ or "")
-    assert text
-    assert not text.startswith(f"{name}("), "the signature that a dataclass writes is no docstring"
-    if inspect.isclass(value):
-        own = {n: member for n, member in vars(value).items() if not n.startswith("_")}
-        documented = {n: inspect.getdoc(getattr(value, n)) for n, member in own.items() if is_documentable(member)}
-        assert all(documented.values()), f"without docstring: {[n for n, doc in documented.items() if not doc]}"
+def test_public_names_exist_and_are_documented():
+    for module, name in PUBLIC:
+        value = getattr(module, name)
+        if inspect.ismodule(value) or not callable(value) or not hasattr(value, "__module__"):
+            continue
+        if value.__module__.split(".")[0] != "lieattn":  # an alias of typing, which cannot carry a docstring
+            continue
+        text = inspect.cleandoc(value.__doc__ or "")
+        assert text, name
+        assert not text.startswith(f"{name}("), "the signature that a dataclass writes is no docstring"
+        if inspect.isclass(value):
+            own = {n: member for n, member in vars(value).items() if not n.startswith("_")}
+            documented = {n: inspect.getdoc(getattr(value, n)) for n, member in own.items() if is_documentable(member)}
+            assert all(documented.values()), f"without docstring: {[n for n, doc in documented.items() if not doc]}"
 
 
 @cache
 def listed_names(path):
     """Return the public names that a file lists."""
-    found = [node.value for node in ast.parse(path.read_text()).body if assigned_name(node) == "__all__"]
+    found = [node.value for node in parsed(path).body if assigned_name(node) == "__all__"]
     return {name for value in found for name in ast.literal_eval(value)}
 
 
@@ -338,7 +339,7 @@ def test_public_constants_and_names_of_types_are_documented():
     """Their pages of the API show the string that follows the assignment."""
     undocumented = []
     for path in (path for path in FILES + DATASET_FILES if "cli" not in path.parts):
-        public, body = listed_names(path.parent / "__init__.py"), ast.parse(path.read_text()).body
+        public, body = listed_names(path.parent / "__init__.py"), parsed(path).body
         for node, following in zip(body, [*body[1:], None], strict=True):
             text = following.value if isinstance(following, ast.Expr) else None
             if assigned_name(node) in public and not isinstance(text, ast.Constant):
@@ -403,14 +404,13 @@ def test_importing_the_library_is_light(then, parts):
     assert found["seconds"] < 2.0
 
 
-@pytest.mark.parametrize("path", DATASET_FILES, ids=lambda path: path.name)
-def test_data_sets_import_heavy_packages_where_they_use_them(path):
+def test_data_sets_import_heavy_packages_where_they_use_them():
     """Packages of extras, and trimesh and scipy, which take long."""
-    body = ast.Module(
-        [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)], []
-    )
-    found = {name.split(".")[0] for name in imported(ast.unparse(body), "lieattn_datasets")}
-    assert found.isdisjoint({*HEAVY, "PIL", "pooch", "manifold3d", "rdkit", "tblite", "lieattn"} - {"torch_geometric"})
+    late = {*HEAVY, "PIL", "pooch", "manifold3d", "rdkit", "tblite", "lieattn"} - {"torch_geometric"}
+    for path in DATASET_FILES:
+        body = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        found = {name.split(".")[0] for name in imported(ast.Module(body, []), "lieattn_datasets")}
+        assert found.isdisjoint(late), path
 
 
 def test_names_of_the_library_are_its_parts():
@@ -425,7 +425,7 @@ def test_shapes_in_annotations_are_texts():
     """Without quotes, ``points * rest`` is a product of names that do not exist, and nothing is compared."""
     kinds = {"Float", "Float32", "Float64", "Int", "Int64", "Bool", "Shaped"}
     for path in FILES + DATASET_FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) in kinds:
                 assert isinstance(node.slice.elts[1], ast.Constant), f"{path.name}:{node.lineno}"
 

@@ -39,7 +39,7 @@ from lieattn.ops import (
 )
 from lieattn.testing import randomize
 from lieattn.viz import attention_picture, attention_under_group
-from tests.cases import some, turns
+from tests.cases import refuses, some, turns
 from tests.parity import attentive_gconv as parity
 from tests.test_group_convolution import LATTICE_GROUPS, every_lattice_group, grid_error
 
@@ -509,23 +509,17 @@ def test_initial_weights_are_scaled():
         torch.testing.assert_close(scaled, 0.1 * whole)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd number"),
-        (
-            lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 2, 4, 0, 5)),
-            "x: expected images with pixels, got 0 x 5 pixels",
-        ),
-        (lambda: GridInputAttention(cyclic(8), 1), "group: expected a group of the plane"),
-        (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd number"),
-        (lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 1, 4, 5, 5)), "x: expected a field on C4"),
-        (lambda: GridPoseAttention(cyclic(4), 2, lifting=True)(torch.randn(1, 1, 5, 5)), "x: expected planes"),
-    ],
+test_layer_errors_name_the_argument = refuses(
+    (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd number"),
+    (
+        lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 2, 4, 0, 5)),
+        "x: expected images with pixels, got 0 x 5 pixels",
+    ),
+    (lambda: GridInputAttention(cyclic(8), 1), "group: expected a group of the plane"),
+    (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd number"),
+    (lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 1, 4, 5, 5)), "x: expected a field on C4"),
+    (lambda: GridPoseAttention(cyclic(4), 2, lifting=True)(torch.randn(1, 1, 5, 5)), "x: expected planes"),
 )
-def test_layer_errors_name_the_argument(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 # --- networks -------------------------------------------------------------------------------------------------
@@ -653,15 +647,12 @@ def test_networks_return_the_maps_of_all_layers(kind):
     assert len(found) == 10  # lifting, two in each block, two shortcuts, and head
 
 
-def test_other_sizes_are_refused_where_they_are_not_exact():
-    with pytest.raises(ValueError, match="10 x 10 would be exact"):
-        AttentiveAllCNN(P4, channels=2)(torch.randn(1, 3, 9, 9))
-    with pytest.raises(ValueError, match="data: expected images of 28 x 28 pixels"):
-        AttentiveCNN(P4, channels=2)(torch.randn(1, 1, 32, 32))
-    with pytest.raises(ValueError, match="data: expected floating images with 1 channels"):
-        AttentiveCNN(P4, channels=2)(torch.randn(1, 3, 28, 28))
-    with pytest.raises(ValueError, match="channels: expected the widths of three stages"):
-        AttentiveResNet(P4, channels=(1, 2))
+test_other_sizes_are_refused_where_they_are_not_exact = refuses(
+    (lambda: AttentiveAllCNN(P4, channels=2)(torch.randn(1, 3, 9, 9)), "10 x 10 would be exact"),
+    (lambda: AttentiveCNN(P4, channels=2)(torch.randn(1, 1, 32, 32)), "data: expected images of 28 x 28 pixels"),
+    (lambda: AttentiveCNN(P4, channels=2)(torch.randn(1, 3, 28, 28)), "data: expected floating images with 1 channels"),
+    (lambda: AttentiveResNet(P4, channels=(1, 2)), "channels: expected the widths of three stages"),
+)
 
 
 def test_block_without_shortcut_keeps_its_input():

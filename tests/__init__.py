@@ -14,6 +14,8 @@ if sys.dont_write_bytecode:
 
 # Inductor would start processes to compile on all cores, for tests that compile two small files of C++.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# It would first compile a file with each set of instructions of the processor, to see whether the compiler knows it.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 from tests import shapes
 

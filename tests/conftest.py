@@ -34,14 +34,12 @@ def threads(request):
 # The longest tests start first, so that none of them starts when all others have finished.
 FIRST = (
     "test_in_the_interpreter",
+    "test_operators_through_inductor",
     "test_a_few_kills_and_interrupts",
     "test_jobs_share_the_cells",
     "test_jobs_are_stopped_together_and_continue",
     "test_jobs_end_with_a_command_that_is_killed",
     "test_registration_with_torch",
-    "test_two_processes_have_the_gradients_of_one",
-    "test_cells_run_in_other_interpreters",
-    "test_operator_through_inductor",
 )
 
 

@@ -8,8 +8,9 @@ functions other compilers read.
 import inspect
 import sys
 import threading
-from functools import wraps
+from functools import cache, wraps
 from importlib.machinery import PathFinder, SourceFileLoader
+from operator import attrgetter
 from types import FunctionType
 from typing import Self
 
@@ -44,13 +45,19 @@ def parameters(function):
 
 def form(value):
     """Return all that annotations say about a value."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.shape, value.dtype
-    if isinstance(value, tuple | list):
-        return type(value), *map(form, value)
-    if isinstance(value, dict):
-        return dict, *value, *map(form, value.values())
-    return value if isinstance(value, str) else type(value)
+    return form_of(type(value))(value)
+
+
+@cache
+def form_of(kind):
+    """Return the function :func:`form` of a type. There are millions of values, so types are told apart once."""
+    if issubclass(kind, torch.Tensor | np.ndarray):
+        return attrgetter("shape", "dtype")
+    if issubclass(kind, tuple | list):
+        return lambda value: (kind, *map(form, value))
+    if issubclass(kind, dict):
+        return lambda value: (dict, *value, *map(form, value.values()))
+    return (lambda value: value) if issubclass(kind, str) else (lambda value: kind)
 
 
 def compared(function, cls=None):

@@ -17,6 +17,7 @@ from torch_geometric.transforms import Compose
 
 import lieattn_datasets as ld
 from lieattn_datasets import _mnist, _transforms
+from tests.cases import refuses
 
 RANDOM = np.random.default_rng(0)
 GRAY = RANDOM.integers(0, 256, (12, 28, 28), dtype=np.uint8)
@@ -740,9 +741,8 @@ class TestTransforms:
         one = Data(pos=torch.randn(1, 3), y=torch.rand(1, 2))
         assert torch.equal(ld.PermutePoints(3)(one).y, one.y)
 
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
+    test_bad_input = staticmethod(
+        refuses(
             (lambda: ld.RotatePoints(math.nan), "angle: expected a finite number of radians, got nan"),
             (lambda: ld.RandomCrop(-1), "padding: expected an integer of at least 0, got -1"),
             (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "expected the upright"),
@@ -764,10 +764,7 @@ class TestTransforms:
             (lambda: ld.Standardize(math.nan, 1), "mean: expected finite"),
             (lambda: ld.Standardize([0, 0], [1]), "mean, std: expected the same length"),
             (lambda: ld.Standardize([0, 0], [1, 1])(ld.image_to_data(GRAY[0])), "data.x: expected 2 floating channels"),
-            (
-                lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
-                "standardize after",
-            ),
+            (lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))), "standardize after"),
             (
                 lambda: ld.RandomWarpImage()(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
                 "standardize after RandomWarpImage",
@@ -784,11 +781,8 @@ class TestTransforms:
             (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
             (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), face=torch.zeros(3, 1))), "of points, got face"),
             (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), x=torch.rand(2, 1))), "data.x: expected"),
-        ],
+        )
     )
-    def test_bad_input(self, make, message):
-        with pytest.raises(ValueError, match=message):
-            make()
 
 
 @pytest.mark.parametrize(

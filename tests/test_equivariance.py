@@ -189,7 +189,20 @@ def fits(name, case):
     return (name not in OF_A_GROUP or case.group is not None) and (name not in RELATE_FRAMES or case.tied)
 
 
-FITTING = [pytest.param(n, c, id=f"{n}, {k}") for n in LAYERS for k, c in LIFTED.items() if fits(n, c)]
+SOME = ("D3", "C3 on scales", "SE(3), posed D2", "SE(3), principal", "R^2")
+# Layers that differ from others of their class in one option: without being asked for, they run on a few cases only.
+VARIANTS = {
+    *("lifting, mlp", "lifting, mean", "query sum, encoded features", "query sum, exp-mean", "joint, none"),
+    *("joint, mlp", "joint, mlp values, mean", "framewise, mlp", "lie, mean", "lie, location"),
+    *("lie, relative position", "affine, mean", "affine, full psi", "affine, pairs", "affine, full"),
+    *("convolution, window", "convolution, separable", "convolution, input attention", "convolution, pose attention"),
+}
+FITTING = [
+    pytest.param(n, c, id=f"{n}, {k}", marks=() if n not in VARIANTS or k in SOME else pytest.mark.slow)
+    for n in LAYERS
+    for k, c in LIFTED.items()
+    if fits(n, c)
+]
 
 
 @cache
@@ -246,7 +259,6 @@ def test_layer_moves_along(name, case):
             done.append(out)
 
 
-SOME = ("D3", "C3 on scales", "SE(3), posed D2", "SE(3), principal", "R^2")
 SOME_FITTING = [(n, c) for n in LAYERS for c in SOME if fits(n, LIFTED[c])]
 THOROUGH = [LIFTED[c] for c in SOME]
 

@@ -44,6 +44,7 @@ from lieattn.models import (
 from lieattn.models.lie import _networks
 from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
 from lieattn.testing import randomize
+from tests.cases import refuses
 from tests.test_train import config, write
 
 
@@ -268,27 +269,24 @@ def test_sizes_and_clouds_of_pieces():
 
 
 BATCH = AttentionOptions(norm="batch_pre")
-REFUSED = {
-    "none": (lambda: pieces(GRAPHS["finite"](), 0), "parts: expected an integer of at least 1"),
-    "float": (lambda: pieces(GRAPHS["finite"](), 1.5), "parts"),
-    "few": (lambda: pieces(GRAPHS["finite"](), torch.zeros(3, dtype=torch.int64)), "parts: .* each of 60 points"),
-    "empty": (lambda: pieces(GRAPHS["finite"](), torch.zeros(0, dtype=torch.int64)), "parts: .* 60 points, .* got 0"),
-    "negative": (lambda: pieces(GRAPHS["finite"](), torch.full((60,), -1)), "parts: expected .* from -1"),
-    "floats": (lambda: pieces(GRAPHS["finite"](), torch.zeros(60)), "parts: expected an int64 tensor"),
-    "scales": (lambda: pieces(lift(clouds(9).pos, ScaleFrames(trivial(3)), Radius(0.4)), 4), "graph: .* 3 scales"),
-    "zero": (lambda: Lifting(piece=0), "piece: expected an integer of at least 1, got 0"),
-    "batch norm": (lambda: small_lie(lifting=Lifting(piece=9), attention=BATCH), "piece: norm="),
-    "lieconv": (
+
+
+test_pieces_that_cannot_be_are_refused = refuses(
+    (lambda: pieces(GRAPHS["finite"](), 0), "parts: expected an integer of at least 1"),
+    (lambda: pieces(GRAPHS["finite"](), 1.5), "parts"),
+    (lambda: pieces(GRAPHS["finite"](), torch.zeros(3, dtype=torch.int64)), "parts: .* each of 60 points"),
+    (lambda: pieces(GRAPHS["finite"](), torch.zeros(0, dtype=torch.int64)), "parts: .* 60 points, .* got 0"),
+    (lambda: pieces(GRAPHS["finite"](), torch.full((60,), -1)), "parts: expected .* from -1"),
+    (lambda: pieces(GRAPHS["finite"](), torch.zeros(60)), "parts: expected an int64 tensor"),
+    (lambda: pieces(lift(clouds(9).pos, ScaleFrames(trivial(3)), Radius(0.4)), 4), "graph: .* 3 scales"),
+    (lambda: Lifting(piece=0), "piece: expected an integer of at least 1, got 0"),
+    (lambda: small_lie(lifting=Lifting(piece=9), attention=BATCH), "piece: norm="),
+    (
         lambda: LieConvNet(2, neighborhood=AllPairs(), frames=PrincipalFrames(), lifting=Lifting(piece=9)),
         "piece: expected None, since LieConvNet evaluates all points at once",
     ),
-}
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_pieces_that_cannot_be_are_refused(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()
+    error=(TypeError, ValueError),
+)
 
 
 OPTIONS = {

@@ -7,16 +7,7 @@ from functools import cached_property
 import torch
 from torch_geometric.data import Data
 
-from lieattn.geometry import (
-    FiniteFrames,
-    Given,
-    GivenFrames,
-    LiftedGraph,
-    PrincipalFrames,
-    Radius,
-    ScaleFrames,
-    lift,
-)
+from lieattn.geometry import FiniteFrames, Given, GivenFrames, LiftedGraph, PrincipalFrames, Radius, ScaleFrames, lift
 from lieattn.groups import SE, SO, E, FiniteGroup, O, SemidirectProduct, Translations, cyclic, dihedral_about
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from tests.cases import SMALL_GROUPS, turns

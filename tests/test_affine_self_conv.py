@@ -9,15 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lieattn.geometry import (
-    AllPairs,
-    PixelSquare,
-    Radius,
-    Raster,
-    SampledFrames,
-    lift,
-    pixel_positions,
-)
+from lieattn.geometry import AllPairs, PixelSquare, Radius, Raster, SampledFrames, lift, pixel_positions
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock
 from lieattn.nn import (

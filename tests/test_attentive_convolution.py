@@ -30,13 +30,7 @@ from lieattn.nn import (
     GridPoseAttention,
     act_on_grid,
 )
-from lieattn.ops import (
-    AttentionMaps,
-    attentive_convolution,
-    backend,
-    convolution_responses,
-    residual_branch,
-)
+from lieattn.ops import AttentionMaps, attentive_convolution, backend, convolution_responses, residual_branch
 from lieattn.testing import randomize
 from lieattn.viz import attention_picture, attention_under_group
 from tests.cases import refuses, some, turns

@@ -511,8 +511,7 @@ def test_vectors_in_and_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step", "ema"),
-    [(6, None), *(pytest.param(step, None, marks=pytest.mark.slow) for step in (3, 4, 10)), (6, 0.8)],
+    ("step", "ema"), [(6, None), *(pytest.param(step, None, marks=pytest.mark.slow) for step in (3, 4, 10)), (6, 0.8)]
 )
 def test_interrupted_cell_continues_to_the_same_record(finished, tmp_path, monkeypatch, capsys, step, ema):
     """Step 4 is validated, step 6 ends an epoch, and step 10 ends the training."""
@@ -1002,10 +1001,7 @@ def test_settings_can_be_replaced(tmp_path, capsys):
         (["--config", str(file), "--budget.steps", "0", "--seeds=[5]"], "steps"),  # both options are read
         (["--config", str(file), "--seeds"], "--seeds: expected one argument"),
         (["--config", str(file), "--seeds.first=1"], "--seeds.first: expected a setting, or"),
-        (
-            ["--config", str(file), "--data.limit.val.first=1"],
-            "data: limit: Expected a <class 'int'>.* {'first': 1}",
-        ),
+        (["--config", str(file), "--data.limit.val.first=1"], "data: limit: Expected a <class 'int'>.* {'first': 1}"),
         (["--config", str(file), "--seeds=["], "--seeds cannot be read: while parsing"),
         (["--config", str(file), "--data.seeed=1"], "unknown setting 'seeed'"),
         (["--config", str(file), "--jobs", "0"], "--jobs: expected an integer of at least 1"),

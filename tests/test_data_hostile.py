@@ -113,8 +113,7 @@ def test_other_files_than_the_published_ones_are_refused(tmp_path, name):
         kind(tmp_path, split="test", **options)
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        FileNotFoundError,
-        match=r"needs the file .* in root=.*(is empty|no such folder).* yourself.*\. The|no meshes",
+        FileNotFoundError, match=r"needs the file .* in root=.*(is empty|no such folder).* yourself.*\. The|no meshes"
     ):
         kind(tmp_path / "empty", split="test", **options)
 

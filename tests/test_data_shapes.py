@@ -547,11 +547,7 @@ class TestModelNet:
     def test_what_is_missing(self, tmp_path):
         (tmp_path / "ModelNet10").mkdir()
         for error, call, message in (
-            (
-                FileNotFoundError,
-                lambda: ld.ModelNet(tmp_path, version=40),
-                r"needs the file ModelNet40\.zip",
-            ),
+            (FileNotFoundError, lambda: ld.ModelNet(tmp_path, version=40), r"needs the file ModelNet40\.zip"),
             (ValueError, lambda: ld.ModelNet(tmp_path, version=20), "version: expected one of 10, 40, got 20"),
             (FileNotFoundError, lambda: ld.MeshFolder(tmp_path / "none"), "neither a folder nor a zip archive"),
             (FileNotFoundError, lambda: ld.ModelNet(tmp_path), r"no meshes or scans CLASS/train/\*"),
@@ -685,10 +681,7 @@ class TestScans:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (
-                {"labels": ["u", "v"]},
-                r"0\.ply: expected a column label of integers in 0 \.\. 1, got another or none",
-            ),
+            ({"labels": ["u", "v"]}, r"0\.ply: expected a column label of integers in 0 \.\. 1, got another or none"),
             ({"labels": []}, "labels: expected at least one class of points, got an empty list"),
             ({"points": 0}, "points: expected an integer of at least 1, got 0"),
             ({"columns": ["x", "y"]}, "columns: expected x, y and z, and others, got "),

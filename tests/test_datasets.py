@@ -286,10 +286,7 @@ class TestIdx:
             (lambda c: b"", r"starts with the bytes \(none\)"),
             (lambda c: b"\0\0\x0d\x03" + c[4:], "starts with the bytes 00000d03"),
             (lambda c: idx(GRAY[:, :14].copy()), r"12 items of shape \(14, 28\), expected uint8 of \(28, 28\)"),
-            (
-                lambda c: idx(GRAY[:5]),
-                "labels-idx1-ubyte does not hold one label in 0 .. 9 for each of the 5",
-            ),
+            (lambda c: idx(GRAY[:5]), "labels-idx1-ubyte does not hold one label in 0 .. 9 for each of the 5"),
         ],
     )
     def test_damaged(self, tmp_path, damage, message):
@@ -307,11 +304,7 @@ class TestIdx:
             ld.MNIST(tmp_path, verify=False)
         (tmp_path / "train-images-idx3-ubyte").unlink()
         path = tmp_path / "train-images-idx3-ubyte.gz"
-        for content in (
-            gzip.compress(idx(GRAY))[:-20],
-            b"no gzip",
-            gzip.compress(idx(GRAY))[:40] + b"\xff" * 99,
-        ):
+        for content in (gzip.compress(idx(GRAY))[:-20], b"no gzip", gzip.compress(idx(GRAY))[:40] + b"\xff" * 99):
             path.write_bytes(content)
             with pytest.raises(ValueError, match="is not a complete gzip file"):
                 ld.MNIST(tmp_path, verify=False)
@@ -550,8 +543,7 @@ class TestTransforms:
         assert torch.equal(turned.pos, torch.stack([-batch.pos[:, 1], batch.pos[:, 0]], dim=1))
 
     @pytest.mark.parametrize(
-        ("transform", "name"),
-        [(ld.RotatePoints(0.4), "pos"), (ld.RotateImage(0.4), "x"), (ld.AveragePixels(2), "x")],
+        ("transform", "name"), [(ld.RotatePoints(0.4), "pos"), (ld.RotateImage(0.4), "x"), (ld.AveragePixels(2), "x")]
     )
     def test_integers_are_not_rounded(self, transform, name):
         data = ld.image_to_data(np.eye(4))

@@ -7,14 +7,7 @@ import torch
 from torch_geometric.data import Data
 
 from lieattn.certify import certify
-from lieattn.geometry import (
-    Given,
-    Nearest,
-    PrincipalFrames,
-    Radius,
-    find_neighbors,
-    point_clouds,
-)
+from lieattn.geometry import Given, Nearest, PrincipalFrames, Radius, find_neighbors, point_clouds
 from lieattn.groups import (
     cyclic,
     cyclic_about,

@@ -555,11 +555,7 @@ def test_the_command_in_three_processes_of_lightning_and_two_of_torchrun(tmp_pat
     for name, devices, words in (
         ("one", 1, ["-m", "lieattn"]),
         ("lightning", 3, ["-m", "lieattn"]),
-        (
-            "torchrun",
-            2,
-            ["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "lieattn"],
-        ),
+        ("torchrun", 2, ["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "lieattn"]),
     ):
         (tmp_path / name).mkdir()
         sizes = ["--trainer.devices", str(devices), "--data.batch_size", str(6 // devices)]

@@ -8,13 +8,7 @@ from torch import nn
 
 from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
 from lieattn.groups import FiniteGroup, Sim, cyclic, cyclic_about, icosahedral, octahedral, tetrahedral
-from lieattn.nn import (
-    FiberToIrreps,
-    GroupLinear,
-    IrrepsToFiber,
-    lift_field,
-    project_field,
-)
+from lieattn.nn import FiberToIrreps, GroupLinear, IrrepsToFiber, lift_field, project_field
 from lieattn.reps import Irreps, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error

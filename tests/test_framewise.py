@@ -6,13 +6,7 @@ from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, Radius, lift, padding
 from lieattn.groups import cyclic, tetrahedral
-from lieattn.models import (
-    DirectionConvNet,
-    FramewiseOptions,
-    FramewiseTransformer,
-    LieTransformer,
-    Lifting,
-)
+from lieattn.models import DirectionConvNet, FramewiseOptions, FramewiseTransformer, LieTransformer, Lifting
 from lieattn.models.irreps import DistanceTransformer
 from lieattn.nn import FramewiseBlock
 from lieattn.nn.relative import RotaryPhases

@@ -32,12 +32,7 @@ from lieattn.geometry._relative import _distinct
 from lieattn.groups import SemidirectProduct, cyclic, cyclic_about, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet
 from lieattn.models.gsa import Stages
-from lieattn.nn import (
-    CloudNorm,
-    CloudPool,
-    FiberPool,
-    GridPool,
-)
+from lieattn.nn import CloudNorm, CloudPool, FiberPool, GridPool
 from lieattn.testing import random_cloud
 from tests.cases import GROUPS, SMALL_GROUPS
 
@@ -482,12 +477,7 @@ def test_a_quarter_turn_of_the_positions_is_that_of_the_picture():
     assert torch.equal(picture.flatten()[order], wanted.flatten())
 
 
-GRIDS = {
-    "square": [(6, 6)],
-    "wide": [(3, 8)],
-    "mixed": [(4, 4), (7, 3), (3, 5), (4, 4)],
-    "odd": [(5, 7), (9, 3)],
-}
+GRIDS = {"square": [(6, 6)], "wide": [(3, 8)], "mixed": [(4, 4), (7, 3), (3, 5), (4, 4)], "odd": [(5, 7), (9, 3)]}
 
 
 def numbered(sizes):

@@ -14,10 +14,7 @@ from lieattn.testing import relative_error
 from tests.test_trained import item
 from tests.test_waiting import NETWORKS, inputs_of, step_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CARDS = trained_cards()
 every_trained_network = pytest.mark.parametrize("name", sorted(CARDS))
 

@@ -8,14 +8,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import Constant
 
-from lieattn.geometry import (
-    AllPairs,
-    GivenFrames,
-    Radius,
-    SampledFrames,
-    lift,
-    point_clouds,
-)
+from lieattn.geometry import AllPairs, GivenFrames, Radius, SampledFrames, lift, point_clouds
 from lieattn.groups import cyclic, octahedral, tetrahedral, trivial
 from lieattn.models import (
     DirectionConvNet,

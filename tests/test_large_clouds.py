@@ -294,10 +294,7 @@ OPTIONS = {
     "principal": {"frames": PrincipalFrames(of="neighborhood"), "lifting": Lifting(bound=True)},
     "radial": {"lifting": Lifting(radial=4, neighbor_dropout=0.5)},
     "vectors": {"vector_inputs": ("vel",), "readout": Readout(kind="vector", pool="none")},
-    "post": {
-        "attention": AttentionOptions(norm="layer_post", normalize="mean"),
-        "lifting": Lifting(local=0),
-    },
+    "post": {"attention": AttentionOptions(norm="layer_post", normalize="mean"), "lifting": Lifting(local=0)},
     # Points of a halo have no neighbors, so the weights of their neighbors add up to 0.
     "smooth": {"attention": AttentionOptions(normalize="mean"), "neighborhood": Radius(0.35, smooth=True)},
 }

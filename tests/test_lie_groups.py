@@ -685,11 +685,7 @@ NOT_ELEMENTS = {
     "a reflection in SO(2)": (SO(2), torch.diag(torch.tensor([1.0, -1.0])), "it is improper"),
     "a reflection in SE(3)": (SE(3), torch.diag(torch.tensor([1.0, -1.0, 1.0, 1.0])), "linear part, it is improper"),
     "a reflection in Sim(2)": (Sim(2), torch.diag(torch.tensor([2.0, -2.0, 1.0])), "improper"),
-    "a stretched frame": (
-        SO(3),
-        torch.diag(torch.tensor([1.0, 1.0, 1.1])),
-        r"not orthonormal \(largest error 2.1e-01",
-    ),
+    "a stretched frame": (SO(3), torch.diag(torch.tensor([1.0, 1.0, 1.1])), r"not orthonormal \(largest error 2.1e-01"),
     "a sheared frame": (O(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "not orthonormal"),
     "a stretched similarity": (RotationDilations(2), torch.diag(torch.tensor([1.0, 2.0])), "after scaling"),
     "zero": (RotationDilations(3), torch.zeros(3, 3), "it is zero"),

@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lieattn.geometry import _search, find_neighbors, pixel_positions, point_clouds
-from lieattn.geometry._neighbors import (
-    AllPairs,
-    Given,
-    Nearest,
-    Neighbors,
-    PixelSquare,
-    Radius,
-    scaled,
-    smooth_cutoff,
-)
+from lieattn.geometry._neighbors import AllPairs, Given, Nearest, Neighbors, PixelSquare, Radius, scaled, smooth_cutoff
 from lieattn.groups import cyclic, dihedral
 
 METHODS = ("tree", "cells")

@@ -155,17 +155,11 @@ def changed(**attributes):
     [
         (changed(edge_attr=None), "data.edge_attr: expected a tensor, got NoneType"),
         (changed(edge_index=None), "data.edge_index: expected a tensor, got NoneType"),
-        (
-            changed(edge_attr=lambda data: data.edge_attr[:, :2]),
-            r"data.edge_attr: expected features .*8, 3",
-        ),
+        (changed(edge_attr=lambda data: data.edge_attr[:, :2]), r"data.edge_attr: expected features .*8, 3"),
         (changed(edge_attr=lambda data: data.edge_attr[:, 0]), r"data.edge_attr: expected features .*8, 3"),
         (changed(edge_attr=lambda data: data.edge_attr[1:]), r"data.edge_attr: expected features .*8, 3"),
         (changed(edge_index=lambda data: data.edge_index.int()), r"data.edge_index: expected int64 \[2, pairs\], got"),
-        (
-            changed(edge_index=lambda data: data.edge_index + 1),
-            "expected points from 0 to 3, got 1 .. 4",
-        ),
+        (changed(edge_index=lambda data: data.edge_index + 1), "expected points from 0 to 3, got 1 .. 4"),
         (
             changed(edge_index=lambda data: data.edge_index[:, [0, 0, *range(2, 8)]]),
             r"data.edge_index: expected different pairs, got \(\d, \d\) twice",

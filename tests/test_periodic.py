@@ -33,11 +33,7 @@ SYSTEMS = {
     "skewed": (torch.tensor([[2.0, 0, 0], [1.7, 0.9, 0], [-0.8, 1.1, 1.3]]), (True, True, True), 1.9),
     "left-handed": (torch.tensor([[0, 2.0, 0], [1.5, 0.2, 0], [0.1, 0.3, 2.5]]), (True, True, True), 2.17),
     "slab": (torch.tensor([[2.0, 0.3, 0], [0.4, 1.5, 0], [0, 0, 0]]), (True, True, False), 2.4),
-    "slab with a skewed vector": (
-        torch.tensor([[2.0, 0.3, 0], [0.4, 1.5, 0], [1.0, 1, 9]]),
-        (True, True, False),
-        2.4,
-    ),
+    "slab with a skewed vector": (torch.tensor([[2.0, 0.3, 0], [0.4, 1.5, 0], [1.0, 1, 9]]), (True, True, False), 2.4),
     "wire": (torch.tensor([[0.0, 0, 0], [0.9, 0.4, 0.2], [0, 0, 0]]), (False, True, False), 2.0),
     "plane": (torch.tensor([[1.5, 0.2], [-0.7, 1.0]]), (True, True), 2.3),
     "line of the plane": (torch.tensor([[1.5, 0.2], [0.0, 0.0]]), (True, False), 2.3),

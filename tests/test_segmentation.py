@@ -148,10 +148,7 @@ def test_weights_of_clouds_do_not_weight_points(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda batch: PointSetClassifier(network(), 3, per="points"),
-            "per: expected one of .*, got 'points'",
-        ),
+        (lambda batch: PointSetClassifier(network(), 3, per="points"), "per: expected one of .*, got 'points'"),
         (
             lambda batch: PointSetClassifier(network(pool="mean"), 3, per="point")(batch),
             r"network: expected logits \[13, 3\] for 13 points and 3 classes, got \[4, 3\]",

@@ -168,11 +168,7 @@ def test_weights_are_converted_to_the_dtype_of_the_network():
 @pytest.mark.parametrize(
     ("network", "source", "message"),
     [
-        (
-            framewise,
-            lambda: BY_OUTPUTS["lie"](1),
-            "expected the class of the network, FramewiseTransformer, got LieT",
-        ),
+        (framewise, lambda: BY_OUTPUTS["lie"](1), "expected the class of the network, FramewiseTransformer, got LieT"),
         (framewise, lambda: framewise(group=octahedral()), "group: the weights are for .*, the module has"),
         (
             framewise,

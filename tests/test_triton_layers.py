@@ -7,11 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lieattn.ops import (
-    attentive_convolution,
-    backend,
-    head_networks,
-)
+from lieattn.ops import attentive_convolution, backend, head_networks
 from lieattn.ops._gated_sums import Window
 from tests.cases import some
 from tests.test_attentive_convolution import near_limits

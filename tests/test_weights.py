@@ -365,14 +365,7 @@ WEIGHTS: dict[str, Callable[[], nn.Module]] = {
     # --- finite SE(2), framewise
     "finite_se2_mean": lambda: FiniteSE2Transformer(4, 6, channels=4, layers=2, heads=2, moments=3),
     "finite_se2_seeds": lambda: FiniteSE2Transformer(
-        *(3, 3),
-        channels=8,
-        layers=2,
-        heads=2,
-        content="centroidal",
-        layer_norm=True,
-        seeds=2,
-        neighborhood=Radius(2.0),
+        *(3, 3), channels=8, layers=2, heads=2, content="centroidal", layer_norm=True, seeds=2, neighborhood=Radius(2.0)
     ),
     "finite_se2_constant": lambda: FiniteSE2Transformer(
         4, 2, channels=4, layers=1, content="constant", normalize="mean"

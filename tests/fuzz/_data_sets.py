@@ -215,11 +215,7 @@ def _scan(kind: str) -> Case:
         (folder / "chair").mkdir()  # otherwise, the class has the name of the folder
         (folder / f"chair/scan.{kind.split()[0]}").write_bytes(test_data_shapes.scan_file(kind))
 
-    return Case(
-        write,
-        lambda folder: ld.MeshFolder(folder, points=8, shares=(1.0, 0.0)),
-        counts=kind != "xyz",
-    )
+    return Case(write, lambda folder: ld.MeshFolder(folder, points=8, shares=(1.0, 0.0)), counts=kind != "xyz")
 
 
 def _npz(write: Callable[[Path], Any], load: Callable[[Path], Any]) -> Case:

@@ -198,6 +198,4 @@ def is_finite(value: Any) -> bool:
     return True
 
 
-TARGETS = {
-    "calls": Target("calls of public functions with bad arguments", _cases(), check, long=10_000, unnamed=0.01),
-}
+TARGETS = {"calls": Target("calls of public functions with bad arguments", _cases(), check, long=10_000, unnamed=0.01)}

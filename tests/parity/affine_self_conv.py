@@ -15,12 +15,7 @@ from lieattn.geometry import PixelSquare, PointClouds, Raster, lift, pixel_posit
 from lieattn.groups import cyclic, dihedral, trivial
 from lieattn.models import AffineSelfConvNet, BottleneckBlock
 from lieattn.models.affine._network import MeanReadout
-from lieattn.nn import (
-    AffineSelfConvolution,
-    GroupSqueezeExcite,
-    SimpleAffineSelfConvolution,
-    StandAloneSelfAttention,
-)
+from lieattn.nn import AffineSelfConvolution, GroupSqueezeExcite, SimpleAffineSelfConvolution, StandAloneSelfAttention
 from lieattn.nn.relative import RelativePositionTable
 from tests.parity import files
 
@@ -195,10 +190,7 @@ def affine_layer(file, prefix=""):
 
     def map_parameters(name, suffix=""):
         psi = file.frames(leaf(f"psi{suffix}"))
-        return {
-            f"{name}.psi": table_rows(psi).movedim(1, 2),
-            f"{name}.beta": table_rows(leaf(f"beta{suffix}")).mT,
-        }
+        return {f"{name}.psi": table_rows(psi).movedim(1, 2), f"{name}.beta": table_rows(leaf(f"beta{suffix}")).mT}
 
     names = {"query": "Q", "key": "K", "value": "V"}
     if table == "psi" and not has("W"):

@@ -9,17 +9,7 @@ import numpy as np
 
 # All other arrays of numbers are floating, also if they are stored as integers.
 INDICES = frozenset(
-    {
-        "chosen",
-        "compose",
-        "neighbour_index",
-        "perm_fliplr",
-        "perm_rot90",
-        "probs_pixels",
-        "start",
-        "table",
-        "table_eq",
-    }
+    {"chosen", "compose", "neighbour_index", "perm_fliplr", "perm_rot90", "probs_pixels", "start", "table", "table_eq"}
 )
 
 

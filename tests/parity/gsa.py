@@ -156,10 +156,7 @@ def _layer_parameters(leaves, prefix=""):
     def array(name):
         return leaves[prefix + name]
 
-    parameters = {
-        "output.weight": array("W_o").flatten(1),
-        "output.bias": array("b_o"),
-    }
+    parameters = {"output.weight": array("W_o").flatten(1), "output.bias": array("b_o")}
     for name in ("query", "key", "value"):
         parameters[f"{name}.weight"] = array(f"W_{name[0]}").flatten(0, 1)
         parameters[f"{name}.bias"] = array(f"b_{name[0]}").flatten()

@@ -15,14 +15,7 @@ from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, GivenFrames, point_clouds
 from lieattn.groups import cyclic
-from lieattn.models import (
-    AttentionOptions,
-    FiniteSE2Transformer,
-    HamiltonianDynamics,
-    LieTransformer,
-    Lifting,
-    Readout,
-)
+from lieattn.models import AttentionOptions, FiniteSE2Transformer, HamiltonianDynamics, LieTransformer, Lifting, Readout
 from lieattn.models.published import PublishedCoordinates, published_kernel
 from lieattn.nn import LieBlock, LieBottleneck, LieConvolution, LieSelfAttention
 from tests.parity import files
@@ -147,11 +140,7 @@ def check_block(arrays, meta):
     graph = padded.graph(arrays["pair"])
     attention = attention_layer(arrays, meta)
     block = LieBlock(
-        attention,
-        attention.in_channels,
-        norm=meta["block_norm"],
-        activation=meta["activation"],
-        eps=meta["norm_eps"],
+        attention, attention.in_channels, norm=meta["block_norm"], activation=meta["activation"], eps=meta["norm_eps"]
     ).double()
     load(block, block_parameters(arrays, ""))
     block.train(bool(meta.get("training", False)))

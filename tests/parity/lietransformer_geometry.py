@@ -6,15 +6,7 @@ import numpy as np
 import torch
 
 from lieattn.geometry import AllPairs, GivenFrames, farthest_by_distance, lift
-from lieattn.groups import (
-    SE,
-    SO,
-    RotationDilations,
-    SemidirectProduct,
-    Translations,
-    cyclic,
-    rotation_from_quaternion,
-)
+from lieattn.groups import SE, SO, RotationDilations, SemidirectProduct, Translations, cyclic, rotation_from_quaternion
 from lieattn.models.published import PublishedCoordinates
 from lieattn.spaces import Euclidean, Orbits
 from tests.parity.lietransformer_files import Padded, compare, tensor

@@ -28,8 +28,7 @@ from lieattn.nn._grid_attention import ChannelGate, with_random_weights
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel
 from lieattn.nn.relative._base import measured
 from lieattn.nn.relative._kernels import to_targets
-from lieattn.ops import AttentionMaps, RelativeTerms, attentive_sums, tied_linear
-from lieattn.ops._attentive_clouds import fuses_attentive_sums
+from lieattn.ops import AttentionMaps, RelativeTerms, attentive_sums, fuses_attentive_sums, tied_linear
 
 Kind = Literal["full", "channel", "spatial", "input", "pose"]
 Reduction = Literal["sum", "mean"]

@@ -43,6 +43,7 @@ __all__ = [
     "fourier_linear",
     "fourier_pays",
     "fused_kernel",
+    "fuses_attentive_sums",
     "group_attention",
     "head_networks",
     "kinked",

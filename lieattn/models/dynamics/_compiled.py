@@ -1,4 +1,4 @@
-"""Energies and their gradients as one compiled function."""
+"""Compiled conservative forces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The attention operator."""
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
-from lieattn.ops._attentive_clouds import attentive_sums
+from lieattn.ops._attentive_clouds import attentive_sums, fuses_attentive_sums
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
 from lieattn.ops._edges import (
     bessel_functions,

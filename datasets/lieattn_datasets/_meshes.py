@@ -52,7 +52,7 @@ class MeshError(ValueError):
 def read_mesh(
     path: str | Path, content: bytes | None = None
 ) -> tuple[Float64[np.ndarray, "vertices 3"], Int64[np.ndarray, "faces 3"]]:
-    """Read a triangle mesh. Polygons are divided into triangles, and the parts of a scene are merged.
+    """Read vertices and faces of a mesh. Polygons are divided into triangles, and the parts of a scene are merged.
 
     The triangles of a polygon lie inside its outline and have its orientation. Polygons that are not planar are divided
     as they appear along their mean normal (Newell's). Those that cross themselves there are refused; if they have less
@@ -65,11 +65,6 @@ def read_mesh(
         first line break are accepted.
     content
         The bytes of the file, if they are not read from the path (for members of archives).
-
-    Returns
-    -------
-    tuple
-        Vertices, float64 ``[vertices, 3]``, and faces, int64 ``[faces, 3]``.
 
     Raises
     ------
@@ -113,7 +108,9 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> Float64[np.ndarray, " f
 def sample_surface(
     vertices: ArrayLike, faces: ArrayLike, points: int, stream: np.random.RandomState
 ) -> tuple[Float64[np.ndarray, "points 3"], Float64[np.ndarray, "points 3"]]:
-    """Sample points on a surface, uniformly by area.
+    """Sample points on a surface, uniformly by area, with the unit normals of their faces.
+
+    Normals are right-handed with respect to the order of the corners.
 
     Parameters
     ----------
@@ -123,12 +120,6 @@ def sample_surface(
         Number of points, at least one.
     stream
         Generator of the random numbers.
-
-    Returns
-    -------
-    tuple
-        Positions and the unit normals of their faces (right-handed with respect to the order of the corners), both
-        float64 ``[points, 3]``.
     """
     check_arguments(sample_surface, locals())
     at_least_one(points=points)

@@ -289,11 +289,6 @@ def charge_energy(
         Positions and velocities ``[..., particles, 3]``.
     softening
         Softening length of the potential.
-
-    Returns
-    -------
-    NDArray
-        Energies ``[...]``, float64.
     """
     check_number("softening", softening)
     q = real_array("charge", charge, finite=False)
@@ -315,7 +310,7 @@ def simulate_charges(
     step: float = 0.001,
     softening: float = SOFTENING,
 ) -> tuple[Float64[np.ndarray, "systems times particles 3"], Float64[np.ndarray, "systems times particles 3"]]:
-    """Simulate charged particles of unit mass in free space.
+    """Simulate positions and velocities of charged particles of unit mass in free space.
 
     The force on i is the sum over j of ``q_i q_j r_ij / (r_ij^2 + softening^2)^1.5``. It is integrated in float64 with
     the velocity Verlet method, which conserves momentum and angular momentum up to rounding, and the energy up to
@@ -333,11 +328,6 @@ def simulate_charges(
         Duration of one step.
     softening
         Distance below which the force does not grow further.
-
-    Returns
-    -------
-    tuple
-        Positions and velocities, float64 ``[systems, times, particles, 3]``.
 
     Raises
     ------

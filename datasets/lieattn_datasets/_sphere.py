@@ -33,17 +33,12 @@ RELEASE = Release(
 
 
 def fibonacci_sphere(points: int) -> Float64[np.ndarray, "{points} 3"]:
-    """Return nearly uniform directions on the sphere, all of equal weight, on a golden-angle spiral.
+    """Return nearly uniform directions on the sphere, all of equal weight, on a golden-angle spiral from north to south.
 
     Parameters
     ----------
     points
         Number of directions.
-
-    Returns
-    -------
-    NDArray
-        Unit vectors, float64 ``[points, 3]``, from north to south.
     """
     check_arguments(fibonacci_sphere, locals())
     at_least_one(points=points)
@@ -67,11 +62,6 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> Float64[np.ndarray
         Intensities ``[size, size]`` or ``[size, size, channels]``, the top row first.
     directions
         Unit vectors, ``[points, 3]``.
-
-    Returns
-    -------
-    NDArray
-        Values in each direction, float64 ``[points]`` or ``[points, channels]``.
 
     Raises
     ------
@@ -267,7 +257,7 @@ def on_sphere(
 ) -> Float32[Tensor, "points 3"]:
     """Return points of the unit sphere for latitudes and longitudes, for example of stations.
 
-    Use it as in ``Data(pos=on_sphere(lat, lon), x=...)``.
+    Use it as in ``Data(pos=on_sphere(lat, lon), x=...)``. x points to 0 N 0 E, y to 0 N 90 E, z to the north pole.
 
     Parameters
     ----------
@@ -277,11 +267,6 @@ def on_sphere(
         xarray, whose grid becomes points, row by row.
     units
         Units of both. Default: those that xarray states, else degrees; angles that could be radians are refused.
-
-    Returns
-    -------
-    Tensor
-        Unit vectors, float32 ``[points, 3]``; x points to 0 N 0 E, y to 0 N 90 E, z to the north pole.
 
     Examples
     --------

@@ -253,7 +253,7 @@ def spring_energy(
 def simulate_springs(
     mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike, times: ArrayLike
 ) -> tuple[Float64[np.ndarray, "times particles dim"], Float64[np.ndarray, "times particles dim"]]:
-    """Compute the exact trajectory of one system of :class:`Springs` from its normal modes.
+    """Compute exact positions and momenta of one system of :class:`Springs` from its normal modes.
 
     Parameters
     ----------
@@ -263,11 +263,6 @@ def simulate_springs(
         Positions and momenta at time 0, ``[particles, dim]``.
     times
         Times of the results ``[times]``.
-
-    Returns
-    -------
-    tuple
-        Positions and momenta, float64 ``[times, particles, dim]``.
     """
     m, k = real_array("mass", mass), real_array("stiffness", stiffness)
     q, p = real_array("pos", pos), real_array("momentum", momentum)

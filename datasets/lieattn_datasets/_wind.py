@@ -188,7 +188,7 @@ def wind_vectors(
     *,
     units: Literal["degrees", "radians"] | None = None,
 ) -> tuple[Float64[np.ndarray, "points 3"], Float32[np.ndarray, "*fields points 3"]]:
-    """Convert eastward and northward components on a grid to vectors in space.
+    """Convert eastward and northward components on a grid to points of the sphere and vectors in space.
 
     Points are in the order of the rows of the grid. A row at a pole becomes one point, with the mean of its vectors.
     A last column that repeats the first one, after a whole turn, is left out. What was found is logged (INFO).
@@ -201,11 +201,6 @@ def wind_vectors(
         Angles of rows and columns, in any order, with or without poles. Default: the coordinates of ``u`` in xarray.
     units
         Units of both. Default: those that xarray states, or the only ones that are possible for these angles.
-
-    Returns
-    -------
-    tuple
-        Unit vectors ``[points, 3]``, and vectors ``[..., points, 3]``, float32.
     """
     coordinates = getattr(u, "coords", u)
     latitude = angles_named("latitude", coordinates) if latitude is None else latitude

@@ -178,16 +178,12 @@ class GFN2Molecules(Molecules):
 def embed_molecule(smiles: str, seed: int = 0) -> tuple[Int64[np.ndarray, " atoms"], Float64[np.ndarray, "atoms 3"]]:
     """Generate one conformer of a molecule with hydrogens, by ETKDG from the seed and then MMFF to a minimum.
 
+    The results are nuclear charges and positions in angstrom.
     If MMFF has no parameters or finds no minimum, or GFN2-xTB finds a force above 2.7 eV/angstrom there, GFN2-xTB goes
     on to its own minimum: MMFF makes some bonds 0.1 to 0.3 angstrom too long, as in CO2, N2, CS2 and diacetylene. Then
     bond lengths agree to about 0.05 angstrom with those of the molecules of ``ase.collections.g2``. The largest
     difference is that of the N-Cl bond of nitrosyl chloride, which is 0.24 angstrom too short. Fragments, such as
     ``"CO.O"``, are laid apart and then relax together. Every molecule is a closed shell: ``"O=O"`` is singlet oxygen.
-
-    Returns
-    -------
-    tuple
-        Nuclear charges ``[atoms]`` and positions ``[atoms, 3]`` in angstrom.
 
     Raises
     ------

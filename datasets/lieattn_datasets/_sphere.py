@@ -33,7 +33,7 @@ RELEASE = Release(
 
 
 def fibonacci_sphere(points: int) -> Float64[np.ndarray, "{points} 3"]:
-    """Return nearly uniform directions on the sphere, all of equal weight, on a golden-angle spiral from north to south.
+    """Return nearly uniform directions of equal weight on the sphere, on a golden-angle spiral from north to south.
 
     Parameters
     ----------

@@ -184,7 +184,7 @@ def solids(count):
     return found
 
 
-@pytest.mark.parametrize("name", ["PointNet", "PointTransformer"])
+@pytest.mark.parametrize("name", ["DGCNN", "PointNet", "PointTransformer"])
 def test_networks_of_shapes_learn_and_do_not_see_the_order(name):
     clouds = solids(8)
     torch.manual_seed(0)

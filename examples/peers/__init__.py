@@ -13,9 +13,10 @@ from ._base import BesideStraightLines, FeaturePeer, Peer, Points
 from ._geometric import DimeNet, GeometricSchNet, ViSNet, edge_pairs
 from ._images import PlainViT, SmallCNN, SteerableCNN, raster
 from ._published import EGNN, MACE, NequIP, PaiNN, SchNet
-from ._shapes import PointNet, PointTransformer
+from ._shapes import DGCNN, PointNet, PointTransformer
 
 __all__ = [
+    "DGCNN",
     "EGNN",
     "MACE",
     "BesideStraightLines",

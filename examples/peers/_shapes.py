@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import MLP, PointNetConv, PointTransformerConv
+from torch_geometric.nn import MLP, EdgeConv, PointNetConv, PointTransformerConv
 from torch_geometric.utils import scatter
 
 from lieattn.geometry import Nearest, Neighborhood, PointClouds, Radius, farthest_points, find_neighbors, point_clouds
@@ -64,6 +64,56 @@ class PointNet(nn.Module):
             clouds = centers
         x = self.whole(torch.cat([x, clouds.pos], dim=1))
         return cast(Tensor, self.head(clouds.max(x)))
+
+
+class DGCNN(nn.Module):
+    """Dynamic graph CNN (Wang et al. 2019): edge convolutions between points with similar features, then pooling.
+
+    Parameters
+    ----------
+    in_channels, out_channels, vector_inputs
+        As for :class:`PointNet`.
+    width
+        Number of channels of each level.
+    levels
+        Number of edge convolutions. The first one is between nearest points in space.
+    neighbors
+        Number of neighbors of a point, in addition to itself.
+    """
+
+    kind = "invariant"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        width: int = 32,
+        *,
+        levels: int = 3,
+        neighbors: int = 12,
+        vector_inputs: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.neighborhood, self.vector_inputs = Nearest(neighbors), tuple(vector_inputs)
+        sizes = [in_channels + 3 * len(self.vector_inputs) + 3, *levels * [width]]
+        self.levels = nn.ModuleList(
+            EdgeConv(MLP([2 * size, width], plain_last=False), aggr="max") for size in sizes[:-1]
+        )
+        self.whole = MLP([levels * width, 2 * width], plain_last=False)
+        self.head = MLP([4 * width, width, out_channels], norm=None)
+
+    def forward(self, data: Data) -> Tensor:
+        """Return numbers ``[clouds, out_channels]``."""
+        clouds = point_clouds(data)
+        x, seen = torch.cat([_features(data, self.vector_inputs), clouds.pos], dim=1), clouds.pos
+        found: list[Tensor] = []
+        for level in self.levels:
+            edges = find_neighbors(point_clouds(seen, batch=clouds.batch), self.neighborhood)
+            x = level(x, edges.edge_index)
+            seen = x.detach()
+            found.append(x)
+        x = self.whole(torch.cat(found, dim=1))
+        return cast(Tensor, self.head(torch.cat([clouds.max(x), clouds.mean(x)], dim=1)))
 
 
 class PointTransformer(nn.Module):

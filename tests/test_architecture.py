@@ -82,7 +82,7 @@ BUDGETS = {
     "viz": (2823, 10, 13),
     "datasets": (8592, 29, 78),
     "tests": (53060, 147, 0),
-    "examples": (3159, 30, 0),
+    "examples": (3210, 30, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
 

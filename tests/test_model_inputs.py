@@ -7,8 +7,9 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import Given, PrincipalFrames, Radius, ScaleFrames, find_neighbors, lift, point_clouds
-from lieattn.groups import tetrahedral
+from lieattn.groups import cyclic, octahedral, tetrahedral
 from lieattn.models import (
+    AffineSelfConvNet,
     DirectionConvNet,
     DirectionOptions,
     FiniteSE2Transformer,
@@ -16,6 +17,7 @@ from lieattn.models import (
     FramewiseTransformer,
     GSANet,
     GSAOptions,
+    HamiltonianDynamics,
     LieConvNet,
     LieTransformer,
     Lifting,
@@ -24,7 +26,7 @@ from lieattn.models import (
 from lieattn.models._base import inputs as _inputs
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.ops import backend
-from lieattn.reps import Irreps, Pseudovector, SymmetricTensor, Vector
+from lieattn.reps import Irreps, Permutation, Pseudovector, SymmetricTensor, Vector
 
 BALL, EDGES = Radius(1.5), Given("edge_index")
 SMALL = {"channels": 4, "layers": 1}
@@ -199,6 +201,7 @@ def test_vector_inputs_must_be_floating():
 
 
 FIELDS = {"spin": Pseudovector(), "strain": SymmetricTensor(3)}
+VERTICES = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
 
 
 @pytest.mark.parametrize("points", [(3, 2), (2, 0), (1, 1, 1), (0, 3, 0), (0, 0)])
@@ -223,17 +226,49 @@ def test_vectors_by_name_are_those_with_a_representation():
         framewise(vector_inputs=FIELDS).load_state_dict(framewise(vector_inputs={**FIELDS, "spin": "1o"}).state_dict())
 
 
+def test_positions_are_vectors_from_an_origin():
+    """A cell has no origin, networks on rasters see no positions, and positions are no other field."""
+    network = DistanceTransformer(1, 1, neighborhood=BALL, vector_inputs=("pos",), **SMALL)
+    data = Data(x=torch.ones(3, 1), pos=torch.randn(3, 3), cell=9 * torch.eye(3)[None])
+    with pytest.raises(ValueError, match=r"data.cell: vector_inputs with 'pos' need clouds that are not periodic"):
+        network(data)
+    with pytest.raises(ValueError, match=r"vector_inputs: expected vectors at the pixels, got 'pos'"):
+        AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=2, heads=2, vector_inputs=("pos",))
+    with pytest.raises(ValueError, match=r"vector_inputs\['pos'\]: expected Vector\(3\) for positions, got Ps"):
+        framewise(vector_inputs={"pos": Pseudovector()})
+    energy = FramewiseTransformer(tetrahedral(), 1, 1, pool="sum", **SMALL, vector_inputs=("pos",))
+    with pytest.raises(ValueError, match=r"center: expected False for a potential that sees the origin"):
+        HamiltonianDynamics(energy)
+    assert HamiltonianDynamics(energy, center=False).symmetry.name == "T about the origin"
+
+
+def test_permuted_channels_need_frames_of_their_group():
+    """Of other frames, the permutation would be that of the nearest element."""
+    sites = {"sites": Permutation(tetrahedral(), points=VERTICES)}
+    with pytest.raises(ValueError, match=r"vector_inputs\['sites'\], frames O: expected elements of T, .* got others"):
+        FramewiseTransformer(octahedral(), 1, 1, vector_inputs=sites, **SMALL)
+    for make in (
+        lambda: FramewiseTransformer(PrincipalFrames(), 1, 1, vector_inputs=sites, **SMALL),
+        lambda: DistanceTransformer(1, 1, neighborhood=BALL, vector_inputs=sites, **SMALL),
+    ):
+        with pytest.raises(ValueError, match=r"vector_inputs\['sites'\]: Permutation\(T, 4 .* needs the elements of T"):
+            make()
+
+
 def test_fields_are_given_in_settings():
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(FramewiseTransformer, "model")
     tensor = {"class_path": "lieattn.reps.SymmetricTensor", "init_args": {"d": 3}}
+    sites = {"group": {"class_path": "lieattn.groups.tetrahedral"}, "points": VERTICES}
     fields = {"spin": "1e", "strain": tensor, "curl": {"class_path": "lieattn.reps.Pseudovector"}}
-    model = {"frames": {"class_path": "lieattn.geometry.PrincipalFrames"}, "in_channels": 1, "out_channels": 1}
+    fields["sites"] = {"class_path": "lieattn.reps.Permutation", "init_args": sites}
+    model = {"frames": {"class_path": "lieattn.groups.tetrahedral"}, "in_channels": 1, "out_channels": 1}
     model["vector_inputs"] = fields
     read = parser.parse_object({"model": {"class_path": "lieattn.models.FramewiseTransformer", "init_args": model}})
     expected = {"spin": Irreps("1e"), "strain": SymmetricTensor(3), "curl": Pseudovector()}
+    expected["sites"] = Permutation(tetrahedral(), points=VERTICES)
     assert parser.instantiate(read).model.field_inputs == expected
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
+from lieattn.certify import certify
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -67,9 +68,9 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates, published_table
-from lieattn.nn import DipoleHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
+from lieattn.nn import DipoleHead, FieldHead, Heads, InvariantHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
-from lieattn.reps import Irreps, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
+from lieattn.reps import Irreps, Permutation, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import PROPERTIES, assert_certified, assert_conforms, randomize
 
@@ -157,6 +158,19 @@ def of_fields(name: str, dim: int | str) -> list[Data]:
             image.spin = image.vel[:, :1]
         return found
     return firsts(fielded(dim)) if name in ("fields_gsa", "fields_attentive") else fielded(dim)
+
+
+def origin_data(name: str, dim: int) -> list[Data]:
+    """Return the data of a row of ``ABOUT_ORIGIN``."""
+    return firsts(molecules(dim)) if name in ("origin_gsa", "origin_attentive", "origin_affine") else molecules(dim)
+
+
+def permuted(dim: int | str, name: str) -> list[Data]:
+    """Return clouds or images with channels at each point that a group permutes."""
+    generator, found = torch.Generator().manual_seed(5), pixels(4) if dim == "pixels" else molecules(dim)
+    for cloud in found:
+        cloud[name] = torch.randn(len(cloud.pos), PERMUTED[name].dim, generator=generator)
+    return found
 
 
 def lie(space, frames=None, **options) -> LieTransformer:
@@ -250,6 +264,71 @@ OF_FIELDS = {
         "D4",
     ),
 }
+# Networks that see positions relative to the origin: constructor, dimension, name of the group, which fixes the origin.
+SEEN = {"vector_inputs": ("vel", "pos")}
+ABOUT_ORIGIN = {
+    "origin_gsa": (lambda: gsa(cyclic(4), NEAR, **SEEN), 2, "C4"),
+    "origin_attentive": (
+        lambda: AttentiveNet(dihedral(3), 1, 2, neighborhood=NEAR, channels=4, layers=2, **SEEN),
+        2,
+        "D3",
+    ),
+    "origin_affine": (lambda: AffineNet(tetrahedral(), 1, 3, neighborhood=NEAR, channels=4, blocks=2, **SEEN), 3, "T"),
+    "origin_framewise": (lambda: framewise(octahedral(), **SEEN), 3, "O"),
+    "origin_principal": (lambda: framewise(PrincipalFrames(), neighborhood=NEAR, kind="vector", **SEEN), 3, "SO(3)"),
+    "origin_directions": (lambda: steerable(partial(DirectionConvNet, pyritohedral()), **SEEN), 3, "Th"),
+    "origin_lie": (lambda: lie(Euclidean(E(3)), PrincipalFrames(), **SEEN), 3, "O(3)"),
+    "origin_lie_conv": (lambda: conv(frames=tetrahedral(), **SEEN), 3, "T"),
+    "origin_tfn": (lambda: steerable(TensorFieldNetwork, layers=2, **SEEN), 3, "O(3)"),
+    "origin_distances": (lambda: steerable(DistanceTransformer, heads=2, kind="vector", **SEEN), 3, "O(3)"),
+    "origin_forces": (
+        lambda: EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum", **SEEN)),
+        3,
+        "O(3)",
+    ),
+    "origin_field": (lambda: FieldModel(framewise(tetrahedral(), **SEEN), VectorHead(4)), 3, "T"),
+}
+CORNERS = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+PERMUTED = {
+    "cameras": Permutation(dihedral(4), points=[[1, 0], [0, 1], [-1, 0], [0, -1]]),
+    "sites": Permutation(tetrahedral(), points=CORNERS),
+    "faces": Permutation(octahedral(), points=torch.cat([torch.eye(3), -torch.eye(3)])),
+}
+# Networks with channels that the group permutes: constructor, dimension, name of the channels, name of the group.
+OF_PERMUTED = {
+    "permuted_affine": (
+        lambda to: AffineNet(dihedral(4), 2, 3, neighborhood=NEAR, channels=4, blocks=2, vector_inputs=to),
+        2,
+        "cameras",
+        "D4",
+    ),
+    "permuted_subgroup": (lambda to: framewise(cyclic(2), vector_inputs=to), 2, "cameras", "C2"),
+    "permuted_image": (
+        lambda to: AffineSelfConvNet(dihedral(4), 1, 2, **AFFINE, vector_inputs=to),
+        "pixels",
+        "cameras",
+        "D4",
+    ),
+    "permuted_framewise": (lambda to: framewise(octahedral(), vector_inputs=to), 3, "faces", "O"),
+    "permuted_lie": (
+        lambda to: lie(Euclidean(SE(3)), tetrahedral(), neighborhood=NEAR, vector_inputs=to),
+        3,
+        "sites",
+        "T",
+    ),
+    "permuted_directions": (
+        lambda to: steerable(partial(DirectionConvNet, tetrahedral()), vector_inputs=to),
+        3,
+        "sites",
+        "T",
+    ),
+    "permuted_field": (
+        lambda to: FieldModel(framewise(tetrahedral(), vector_inputs=to), FieldHead(4, 2 * to["sites"])),
+        3,
+        "sites",
+        "T",
+    ),
+}
 # Constructor, data, name of the group. Add a line for each new network.
 NETWORKS = {
     "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0137), channels=8), lambda: firsts(molecules()), "T"),
@@ -296,6 +375,11 @@ NETWORKS = {
     **{
         name: (partial(make, FIELDS[2 if dim == "pixels" else dim]), partial(of_fields, name, dim), group)
         for name, (make, dim, group) in OF_FIELDS.items()
+    },
+    **{name: (make, partial(origin_data, name, dim), group) for name, (make, dim, group) in ABOUT_ORIGIN.items()},
+    **{
+        name: (partial(make, {at: PERMUTED[at]}), partial(permuted, dim, at), group)
+        for name, (make, dim, at, group) in OF_PERMUTED.items()
     },
     "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), "C8 on pixels"),
     "gsa_published": (
@@ -713,7 +797,7 @@ OTHER_SYMMETRIES = set(
     "gsa_principal_vector attentive_none attentive_channel affine_simple affine_stand-alone fields_attentive "
     "fields_framewise fields_principal fields_spins fields_directions fields_lie fields_tfn fields_distances "
     "fields_image".split()
-)
+) | {*ABOUT_ORIGIN, *OF_PERMUTED}
 DIRECTED = ("lie_directions", "lie_directions_vectors", "gsa_directions_vectors")
 # Properties that a network does not promise, and why.
 EXCEPT = {
@@ -727,7 +811,9 @@ EXCEPT = {
     "hamiltonian continuity": "integrates at each of hundreds of evaluations",
 }
 UNCOMPILED = {
-    **dict.fromkeys("stresses forces forces_principal forces_several hamiltonian".split(), "outputs are derivatives"),
+    **dict.fromkeys(
+        "stresses forces forces_principal forces_several hamiltonian origin_forces".split(), "outputs are derivatives"
+    ),
     **dict.fromkeys(
         "attentive_all_cnn attentive_vectors affine_vectors fields_image".split(),
         "pixels are sorted as in an image, which depends on values",
@@ -786,6 +872,47 @@ def test_networks_state_their_symmetry(name):
     network = made(name)[0]
     assert network.symmetry.group.name == NETWORKS[name][2]
     assert network.symmetry.name in network.guarantee
+
+
+@pytest.mark.parametrize("name", ABOUT_ORIGIN)
+def test_certificates_about_an_origin_see_translations(name):
+    network, data = made(name)
+    options = {"continuity": False, "dtypes": (torch.float64,), "elements": 3, "rotations": 1}
+    certificate = assert_certified(network, data, **options)
+    group = f"{ABOUT_ORIGIN[name][2]} about the origin"
+    assert certificate.group == group
+    assert group in certificate.guarantee
+    assert certificate.worst()["float64"] < 1e-10 * max(1, certificate.spread)
+    shifted = [row for row in certificate.rows if row.label == f"translation, outside of {group}"]
+    assert shifted
+    assert all(row.max_error > 1e-3 and row.passed is None for row in shifted)
+
+
+def test_positions_as_inputs_are_moved_as_positions():
+    """Control: they were moved as vectors, so that a claim of translations passed."""
+    network, data = made("origin_framewise")
+    certificate = certify(network, data, octahedral(), continuity=False, dtypes=(torch.float64,))
+    assert certificate.verdict == "failed"
+    assert "translation: first broken" in str(certificate)
+    found = certify(network, data, "search", continuity=False, dtypes=(torch.float64,))
+    assert found.group == "O"
+
+
+@pytest.mark.parametrize("name", OF_PERMUTED)
+def test_channels_that_are_permuted_wrongly_are_noticed(name):
+    """Control: certificates fail if the channels do not move."""
+    network, data = made(name)
+    options = {"elements": 2, "rotations": 0, "continuity": False, "dtypes": (torch.float64,)}
+    with pytest.raises(AssertionError):
+        assert_certified(network, data, inputs={OF_PERMUTED[name][2]: "invariant"}, **options)
+
+
+def test_motions_that_do_not_permute_channels_are_not_tried():
+    network, data = made("permuted_subgroup")
+    rows = certify(network, data, continuity=False, dtypes=(torch.float64,)).rows
+    assert {row.label for row in rows if row.check == "outside"} == {
+        *("element of C4, outside of C2", "element of D2, outside of C2", "element of D4, outside of C2"),
+    }
 
 
 @pytest.mark.parametrize("name", DIRECTED)

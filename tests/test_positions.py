@@ -87,7 +87,7 @@ def test_certificates_know_what_is_promised(frames, group, positions):
     assert certificate.passed, certificate
     assert certificate.unique is (positions != "none")
     if positions == "absolute":
-        assert model.symmetry.name == group
+        assert model.symmetry.name == f"{group} about the origin"
         assert not model.symmetry.translations
         encodings = [part for part in model.modules() if isinstance(part, CoordinateEncoding)]
         assert [encoding.absolute for encoding in encodings] == [True, True]

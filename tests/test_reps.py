@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from lieattn.groups import SO
+from lieattn.groups import SO, cyclic
+from lieattn.nn import lift_field
 from lieattn.reps import (
     DirectSum,
     Irreps,
     Multiple,
+    Permutation,
     Pseudoscalar,
     Pseudovector,
     Scalar,
@@ -365,4 +367,60 @@ test_errors = refuses(
     (lambda: to_irreps(Vector(2)), r"rep: expected a representation of O\(3\) .* got Vector\(2\)"),
     (lambda: SymmetricTensor(3).to_tensor(torch.ones(5)), r"features: expected \[\*, 6\]"),
     (lambda: SymmetricTensor(3).from_tensor(torch.ones(2, 2)), r"tensor: expected \[\*, 3, 3\]"),
+)
+
+
+# --- channels that a group permutes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "group", [group for group in GROUPS.values() if group.dim in (2, 3)], ids=lambda group: group.name
+)
+def test_permutations_of_points_are_those_of_their_positions(group):
+    """Channels at generic places and their images are the regular representation, and other orbits are shorter."""
+    start = torch.linspace(0.5, 1.7, group.dim, dtype=torch.float64)
+    rep = Permutation(group, points=(group.elements @ start).tolist())
+    assert rep.dim == group.order
+    assert rep == Permutation(group, torch.tensor(rep.permutations))
+    values = torch.randn(3, rep.dim, dtype=torch.float64)
+    places, matrices = group.elements @ start, rep.matrix(group.elements)
+    for g in range(group.order):
+        assert torch.equal(matrices[g] @ matrices, matrices[group.cayley[g]])
+        moved = rep.act(group.elements[g], values)
+        apart = torch.cdist(places @ group.elements[g].T, places)  # channel i is at the place of channel p(i) now
+        assert torch.equal(moved[:, apart.argmin(dim=1)], values)
+
+
+def test_composites_of_permutations_keep_their_group():
+    cameras = Permutation(cyclic(4), points=[(1, 0), (0, 1), (-1, 0), (0, -1)])
+    both = 2 * cameras + Vector(2)
+    assert both.domain == cyclic(4)
+    turned = both.act(cyclic(4).elements[1], torch.arange(10.0))
+    assert turned.tolist() == [3, 0, 1, 2, 7, 4, 5, 6, -9, 8]
+    assert Vector(2).domain is None
+    narrow = cameras.act(cyclic(4).elements[1].float(), torch.arange(4, dtype=torch.bfloat16))
+    assert narrow.tolist() == [3, 0, 1, 2]
+
+
+test_errors_of_permutations = refuses(
+    (lambda: Permutation(cyclic(4)), r"permutations, points: expected one of them, got none"),
+    (lambda: Permutation(cyclic(1), [[0]], [[0.0, 0.0]]), r"permutations, points: expected one of them, got both"),
+    (lambda: Permutation(cyclic(4), [[0, 1]] * 3), r"permutations: expected integers .* got .* \(3, 2\)"),
+    (lambda: Permutation(cyclic(2), [[0, 1], [0, 0]]), r"permutations: row 1 is \[0, 0\], not a permutation of 0..1"),
+    (lambda: Permutation(cyclic(2), [[1, 0], [1, 0]]), r"for elements g = 0 and h = 0 of C2, with g h = 0"),
+    (lambda: Permutation(cyclic(3), [[0, 1], [1, 0], [0, 1]]), r"permutations: .* elements g = 1 and h = 2 of C3"),
+    (lambda: Permutation(cyclic(4), points=[(1, 0), (0, 1)]), r"points: .* of C4, but element 1 maps point 1"),
+    (lambda: Permutation(cyclic(4), points=[(1, 0, 0)]), r"points: expected finite \[channels, 2\] for C4, got"),
+    (
+        lambda: Permutation(cyclic(2), [[0], [0]]) + Permutation(cyclic(4), [[0]] * 4),
+        r"parts: expected representations of the same group, got Permutation\(C2",
+    ),
+    (
+        lambda: Permutation(cyclic(2), [[0], [0]]).act(cyclic(4).elements[1], torch.ones(1)),
+        r"rotation: expected elements of C2, for which Permutation\(C2, 1 channels\) is defined, got others",
+    ),
+    (
+        lambda: lift_field(torch.ones(5, 1), cyclic(4), Permutation(cyclic(2), [[0], [0]])),
+        r"frames: expected elements of C2",
+    ),
 )

@@ -17,12 +17,13 @@ from lieattn._core.agreement import agreeing
 from lieattn._core.checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn.certify._causes import MOVED, diagnose, far_away, is_far, known_group, only_coarse
 from lieattn.certify._certificate import Certificate, Row
-from lieattn.certify._elements import elements_of, outside_of
+from lieattn.certify._elements import Element, elements_of, outside_of
 from lieattn.certify._moves import (
     Kind,
     Move,
     check_kind,
     clouds_of_images,
+    is_defined,
     motion,
     other_images,
     permutation,
@@ -212,7 +213,13 @@ def certify(
         if not on_lattice if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not (permute is None and sees_order), generator))
         moves += other_images(clouds, dim, exact and seeing is not None, generator, seeing or frozenset())
-        outside = outside_of(group, dim, rotations, generator)
+        outside = list(outside_of(group, dim, rotations, generator))
+        if promise.origin and rotations > 0:
+            label = f"translation, outside of {promise.name}"
+            outside.append(Element(label, torch.eye(dim, dtype=torch.float64), None))
+        stated = getattr(network, "kind", "invariant") if outputs is None else outputs
+        fields = [*kinds.values(), *(stated.values() if isinstance(stated, Mapping) else (stated,))]
+        outside = [element for element in outside if all(is_defined(one, element.linear) for one in fields)]
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     # Every point is moved at random, once with other distances from the center, once without.
     centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
@@ -245,7 +252,7 @@ def certify(
     no_guarantee = "found by a search" if searched else "the network states no guarantee"
     return Certificate(
         guarantee=str(getattr(network, "guarantee", no_guarantee)),
-        group=None if group is None else group.name,
+        group=None if group is None else promise.name if promise.origin else group.name,
         order=group.order if isinstance(group, FiniteGroup) else None,
         clouds=len(clouds),
         points=int(sizes_of(clouds).sum()),
@@ -370,7 +377,7 @@ def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None, clouds: lis
     vectors = getattr(network, "vector_inputs", ())
     if isinstance(vectors, str):
         raise TypeError(f"network: expected vector_inputs to be a sequence of names, got {vectors!r}")
-    named: dict[str, Kind] = {name: "vector" for name in vectors}
+    named: dict[str, Kind] = {name: "vector" for name in vectors if name != "pos"}  # seen from the origin
     named |= getattr(network, "field_inputs", {})
     for name, kind in (given or {}).items():
         check_kind(f"inputs[{name!r}]", kind)

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from lieattn._core.checks import check_arguments, check_tensor
 from lieattn._core.values import attributes_of_points, select_points
-from lieattn.certify._elements import Element, random_rotation
+from lieattn.certify._elements import Element, are_among, random_rotation
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.reps import Pseudovector, Representation
 
@@ -71,9 +71,18 @@ def transform(
         return torch.cat(moved, dim=-1)
     rep = Pseudovector() if kind == "pseudovector" else kind
     if isinstance(rep, Representation):
+        rep.check_domain(argument, linear)
         return rep.act(linear, values)
     turned = values @ linear.mT
     return turned + shift.view(len(shift), *[1] * (values.ndim - 2), -1) if kind == "position" else turned
+
+
+def is_defined(kind: Kind, linear: Tensor) -> bool:
+    """Return whether a motion with this linear part acts on values of a kind; a group may permute channels alone."""
+    if isinstance(kind, tuple):
+        return all(is_defined(part, linear) for part in kind)
+    group = kind.domain if isinstance(kind, Representation) else None
+    return group is None or bool(are_among(linear[None], group.elements, group.tolerance).all())
 
 
 def _components(kind: Kind, dim: int) -> int:

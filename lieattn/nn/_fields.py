@@ -87,6 +87,7 @@ def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, 
         raise ValueError(f"frames: expected matrices of {rep.space_dim} dimensions for {rep.name}, got {given}")
     if rep.orthogonal_only and not _known_orthogonal(frames):
         check_orthogonal("frames", matrices)
+    rep.check_domain("frames", matrices)
     return matrices
 
 

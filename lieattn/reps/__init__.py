@@ -6,6 +6,7 @@ Scalar()``.
 """
 
 from lieattn.reps._irreps import Irreps, to_irreps
+from lieattn.reps._permutation import Permutation
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
@@ -25,6 +26,7 @@ __all__ = [
     "DirectSum",
     "Irreps",
     "Multiple",
+    "Permutation",
     "Pseudoscalar",
     "Pseudovector",
     "Representation",

@@ -15,6 +15,7 @@ from torch import Tensor
 from lieattn._core.checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
 from lieattn._core.contexts import without_autocast
 from lieattn._core.functional import is_mapped
+from lieattn.groups import FiniteGroup
 
 
 class Representation(abc.ABC):
@@ -22,10 +23,12 @@ class Representation(abc.ABC):
 
     Representations are immutable values without data on a device, and compare by value. All representations of the
     library are orthogonal, ρ(R)⁻¹ = ρ(R)ᵀ, for orthogonal R. If ``orthogonal_only`` is false, ρ is defined for every
-    invertible matrix, otherwise only for orthogonal matrices.
+    invertible matrix, otherwise only for orthogonal matrices. If there is a finite group ``domain``, ρ is defined for
+    its elements only.
     """
 
     orthogonal_only: ClassVar[bool] = True
+    domain: ClassVar[FiniteGroup | None] = None
 
     @property
     @abc.abstractmethod
@@ -95,6 +98,20 @@ class Representation(abc.ABC):
             raise ValueError(f"rotation: expected matrices [*, {d or 'd'}, {d or 'd'}] for {self.name}, got {shape}")
         if self.orthogonal_only:
             check_orthogonal("rotation", rotation)
+        self.check_domain("rotation", rotation)
+
+    def check_domain(self, argument: str, rotation: Float[Tensor, "*batch d d"]) -> None:
+        """Raise ValueError, naming the argument, unless matrices ``[*, d, d]`` are elements of the ``domain``, if any.
+
+        Values are not checked in compiled code.
+        """
+        if self.domain is None or torch.compiler.is_compiling():
+            return
+        try:
+            self.domain.check(argument, rotation)
+        except ValueError as error:
+            expected = f"expected elements of {self.domain.name}, for which {self.name} is defined"
+            raise ValueError(f"{argument}: {expected}, got others") from error
 
     def __add__(self, other: Representation) -> Representation:
         """Return the direct sum, with the components of this representation first."""
@@ -125,6 +142,11 @@ class _Composite(Representation):
         return any(part.orthogonal_only for part in self._summands)
 
     @property
+    def domain(self) -> FiniteGroup | None:  # type: ignore[override]
+        """Group for whose elements alone some summand is defined, or None."""
+        return next((part.domain for part in self._summands if part.domain is not None), None)
+
+    @property
     def dim(self) -> int:
         return sum(part.dim for part in self._summands)
 
@@ -150,6 +172,8 @@ class DirectSum(_Composite):
             check_representation("parts", part)
         if len({part.space_dim for part in self.parts} - {None}) > 1:
             raise ValueError(f"parts: expected representations on spaces of the same dimension, got {self.name}")
+        if len({part.domain for part in self.parts} - {None}) > 1:
+            raise ValueError(f"parts: expected representations of the same group, got {self.name}")
 
     @property
     def _summands(self) -> tuple[Representation, ...]:

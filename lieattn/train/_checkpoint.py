@@ -175,7 +175,7 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, network: 
             pairs = cloud.edge_index.shape[1]
         for name, attribute in kind.get("attributes", {}).items():
             cloud[name] = _drawn(attribute, pairs if name == "edge_attr" else points, generator)
-        for name in getattr(network, "vector_inputs", ()):
+        for name in set(getattr(network, "vector_inputs", ())) - {"pos"}:
             cloud[name] = torch.randn(cloud.pos.shape, generator=generator)
         for name, rep in getattr(network, "field_inputs", {}).items():
             cloud[name] = torch.randn(points, rep.dim, generator=generator)

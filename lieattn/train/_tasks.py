@@ -110,6 +110,7 @@ class _CapturedSteps(LightningModule):
         """
         network: Any = self.network
         inputs = ("x", *getattr(network, "vector_inputs", ()), *getattr(network, "field_inputs", ()))
+        inputs = tuple(name for name in inputs if name != "pos")  # the geometry belongs to the positions
         unread = [name for name in self.read_apart if name not in inputs]  # a target may be an input as well
         self._captured = (Captured(self.network, inputs, unread),)
         return self

@@ -253,6 +253,7 @@ OWN: dict[str, dict[str, Any]] = {
     "reps.DirectSum.act": {"features": torch.randn(5, 4)},
     "reps.Irreps": {"spec": "2x0e + 1o"},
     "reps.Multiple": {"part": reps.Vector(3)},
+    "reps.Permutation": {"group": groups.cyclic(2), "permutations": [[0, 1], [1, 0]]},
     "reps.SymmetricTensor.to_tensor": {"features": torch.randn(5, 6)},
     "reps.SymmetricTensor.from_tensor": {"tensor": torch.eye(3).expand(5, 3, 3).clone()},
     "reps.check_orthogonal": {"matrices": ROTATION, "argument": "matrices"},

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_is, check_size, kind, may_read_values
 from lieattn.geometry import LiftedGraph, PointClouds, padding
+from lieattn.groups import FiniteGroup
 from lieattn.nn import lift_field
 from lieattn.ops import smooth_lengths
 from lieattn.reps import DirectSum, Irreps, Representation, Vector, check_representation
@@ -119,6 +120,8 @@ def read_fields(inputs: VectorInputs, dim: int) -> tuple[tuple[str, ...], dict[s
         except ValueError as error:
             raise ValueError(f"vector_inputs[{name!r}]: {error}") from error
         check_representation(f"vector_inputs[{name!r}]", rep)
+        if name == "pos" and rep != Vector(dim):
+            raise ValueError(f"vector_inputs['pos']: expected Vector({dim}) for positions, got {rep.name}")
         if rep.space_dim not in (None, dim):
             advice = "; in the plane, axial vectors are Pseudoscalar()" if dim == 2 else ""
             expected = f"a representation on {dim} coordinates, such as Vector({dim})"
@@ -126,6 +129,19 @@ def read_fields(inputs: VectorInputs, dim: int) -> tuple[tuple[str, ...], dict[s
         fields[name] = rep
     names = tuple(name for name, rep in fields.items() if rep == Vector(dim))
     return names, {name: rep for name, rep in fields.items() if name not in names}
+
+
+def check_domains(fields: Mapping[str, Representation], frames: FiniteGroup | None) -> None:
+    """Raise ValueError for a field of a finite group that does not contain the frames of a network.
+
+    ``frames`` is None if they are not the elements of a finite group.
+    """
+    for name, rep in fields.items():
+        if rep.domain is not None and frames is None:
+            need = f"the elements of {rep.domain.name} or a subgroup as frames, in a Euclidean space"
+            raise ValueError(f"vector_inputs[{name!r}]: {rep.name} needs {need}, got others")
+        if frames is not None:
+            rep.check_domain(f"vector_inputs[{name!r}], frames {frames.name}", frames.elements)
 
 
 class VectorEmbedding(nn.Module):
@@ -368,6 +384,8 @@ def field_values(data: Any, fields: Mapping[str, Representation], clouds: PointC
     found = [] if fields else [clouds.pos.new_zeros(points, 0)]
     batch = clouds.batch[:: clouds.levels] if isinstance(clouds, LiftedGraph) else clouds.batch
     for name, rep in fields.items():
+        if name == "pos" and clouds.cell is not None:
+            raise ValueError("data.cell: vector_inputs with 'pos' need clouds that are not periodic, with one origin")
         value = getattr(data, name, None)
         shaped = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == rep.dim
         if not isinstance(value, Tensor) or not shaped or len(value) not in (points, number):

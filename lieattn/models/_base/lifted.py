@@ -24,11 +24,18 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._base.inputs import PointInputs, VectorInputs, read_fields, read_inputs, vectors
+from lieattn.models._base.inputs import (
+    PointInputs,
+    VectorInputs,
+    check_domains,
+    read_fields,
+    read_inputs,
+    vectors,
+)
 from lieattn.models._base.network import Network
 from lieattn.models._base.symmetry import Symmetry, of_squares
 from lieattn.reps import Pseudovector
-from lieattn.spaces import HomogeneousSpace
+from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
 class LiftedNetwork(Network):
@@ -53,6 +60,8 @@ class LiftedNetwork(Network):
         self.frames = frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(frames) if space is None else space
         self.vector_inputs, self.field_inputs = read_fields(vector_inputs, self.space.group.dim)
+        fixed = isinstance(frames, FiniteFrames) and frames.pose is None and isinstance(self.space, Euclidean)
+        check_domains(self.field_inputs, frames.group if fixed else None)
         scales = self.space.group.is_orthogonal is False or isinstance(frames, ScaleFrames)
         for name, rep in self.field_inputs.items():
             if scales and rep.orthogonal_only:
@@ -72,7 +81,7 @@ class LiftedNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood)
+        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood).seeing(self.vector_inputs)
 
     def seen_vectors(self, data: Any, clouds: PointClouds) -> Tensor | None:
         """Return the vectors and pseudovectors ``[points, names, dim]``, which some frames follow, or None."""

@@ -37,6 +37,7 @@ from lieattn.models._base.inputs import (
     CloudInputs,
     VectorEmbedding,
     VectorInputs,
+    check_domains,
     in_precision_of_weights,
     read_fields,
     read_inputs,
@@ -100,7 +101,8 @@ class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     Attributes
     ----------
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, which rotate with the points.
+        Names of attributes of the data with vectors ``[points, dim]``, which rotate with the points. ``"pos"`` stands
+        for positions relative to the origin: the symmetry is then that about the origin, without translations.
     field_inputs
         Representations of the other attributes of the data that move with the points, by name.
     cloud_inputs
@@ -326,6 +328,11 @@ class ImageNetwork(Network):
         self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
         self.group, self.out_channels = group, out_channels
         self.vector_inputs, self.field_inputs = read_fields(vector_inputs, group.dim)
+        check_domains(self.field_inputs, group)
+        if "pos" in self.vector_inputs:
+            raise ValueError(
+                "vector_inputs: expected vectors at the pixels, got 'pos', which only networks on points see"
+            )
         self.vectors = VectorEmbedding(vector_inputs, group.dim, stem_channels)
 
     @property

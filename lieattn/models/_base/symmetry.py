@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from lieattn.geometry import (
     SampledFrames,
     ScaleFrames,
 )
-from lieattn.groups import FiniteGroup, Group, Translations
+from lieattn.groups import FiniteGroup, Group, Translations, linear_part
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
@@ -35,6 +36,9 @@ class Symmetry:
     moving_axes
         Whether the frames are principal axes. Points on a line do not determine these, so the symmetry does not hold
         for tensor outputs of such clouds.
+    origin
+        Whether positions relative to the origin are inputs, so that the group acts about the origin and translations
+        change the outputs.
     notes
         Further sentences about the limits of the symmetry and their reasons.
     """
@@ -45,6 +49,7 @@ class Symmetry:
     on_average: Group | None = None
     moving_axes: bool = False
     notes: tuple[str, ...] = ()
+    origin: bool = False
 
     def __post_init__(self) -> None:
         check_arguments(Symmetry, vars(self))
@@ -98,13 +103,25 @@ class Symmetry:
         group = self.group
         return group is not None and (group.is_affine or (isinstance(group, FiniteGroup) and self.translations))
 
+    def seeing(self, vectors: Container[str]) -> Symmetry:
+        """Return the part that remains with these vector inputs: the elements that keep the origin if one is ``pos``.
+
+        Spaces without translations, such as spheres, have all their elements about the origin.
+        """
+        if "pos" not in vectors or not self.all_translations:
+            return self
+        group, average = (None if one is None else linear_part(one) for one in (self.group, self.on_average))
+        group, average = (None if one is None or one.is_affine else one for one in (group, average))
+        return replace(self, group=group, on_average=average, translations=False, origin=True)
+
     @property
     def name(self) -> str:
         """Name of the group, including the translations if they belong to the symmetry."""
         if self.group is None:
             return "no group"
         with_shifts = isinstance(self.group, FiniteGroup) and self.translations
-        return f"R^{self.group.dim} x| {self.group.name}" if with_shifts else self.group.name
+        name = f"R^{self.group.dim} x| {self.group.name}" if with_shifts else self.group.name
+        return f"{name} about the origin" if self.origin else name
 
 
 def of_squares(promised: Symmetry, neighborhood: Neighborhood | None, window: float | None = None) -> Symmetry:

@@ -186,6 +186,8 @@ class HamiltonianDynamics(Wrapper):
         check_energies("potential", potential)
         make_continuous("potential", potential, jumps)
         super().__init__(potential)
+        if center and "pos" in self.vector_inputs:
+            raise ValueError("center: expected False for a potential that sees the origin (vector_inputs), got True")
         self.potential = potential
         self.vector_inputs = tuple(dict.fromkeys(("momentum", "vel", *self.vector_inputs)))
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol

@@ -123,7 +123,8 @@ class FrameNetwork(LiftedNetwork):
     def symmetry(self) -> Symmetry:
         """R^d ⋊ H, or the symmetry that follows from the pose; less if neighborhoods are squares of pixels."""
         window = self._window if self.attention != "neighborhood" else None
-        return of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, window)
+        found = of_squares(Symmetry.of_frames(self.space, self.frames), self.neighborhood, window)
+        return found.seeing(self.vector_inputs)
 
     @property
     def jumps(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from lieattn.geometry import (
     point_clouds,
     scaled,
 )
-from lieattn.groups import FiniteGroup, linear_part, trivial
+from lieattn.groups import FiniteGroup, trivial
 from lieattn.models._base.inputs import (
     PointInputs,
     VectorEmbedding,
@@ -315,14 +315,14 @@ class GSANet(LiftedNetwork):
         positions = self.options.positions
         if self.group is not None and not self.options.equivariant(self.group):
             note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
-            return Symmetry(trivial(self.group.dim), translations=positions != "absolute", notes=(note,))
+            found = Symmetry(trivial(self.group.dim), translations=positions != "absolute", notes=(note,))
+            return found.seeing(self.vector_inputs)
         found = super().symmetry
         notes = [*found.notes]
         if positions == "none":
             notes.append("no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
         elif positions == "absolute":
-            group = None if found.group is None or found.group.only_translates else linear_part(found.group)
-            found = replace(found, group=group, translations=False, on_average=None)
+            found = replace(found.seeing(("pos",)), on_average=None)
             notes.append("absolute positions break invariance to translations")
         if (unique := self.options.unique(self.group)) is not None and len(self.blocks):
             how = "are uniquely equivariant" if unique else "are not uniquely equivariant, see GSAOptions.pattern"

@@ -20,6 +20,7 @@ from lieattn.groups import E
 from lieattn.models._base.inputs import (
     PointInputs,
     VectorInputs,
+    check_domains,
     features,
     in_precision_of_weights,
     read_fields,
@@ -85,6 +86,7 @@ class _PointNetwork(EquivariantModule):
         self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
         self.out_channels, self.outputs = out_channels, PointOutputs(kind, pool)
         self.vector_inputs, self.field_inputs = read_fields(vector_inputs, 3)
+        check_domains(self.field_inputs, None)
         self.radial, self.degree = radial, degree
         self.fields = Fields(self.field_inputs) if self.field_inputs else None
         self.neighborhood, self.cutoff = neighborhood, cutoff_of(neighborhood, cutoff)
@@ -93,7 +95,7 @@ class _PointNetwork(EquivariantModule):
     @property
     def symmetry(self) -> Symmetry:
         """Symmetry under E(3); less if neighborhoods are cubes of voxels and the cutoff exceeds them."""
-        return of_squares(Symmetry(E(3)), self.neighborhood, self.cutoff)
+        return of_squares(Symmetry(E(3)), self.neighborhood, self.cutoff).seeing(self.vector_inputs)
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the geometry and the cutoff."""

@@ -285,7 +285,7 @@ class LieNetwork(LiftedNetwork):
         of_clouds = isinstance(frames, FiniteFrames) or (isinstance(frames, PrincipalFrames) and frames.of == "cloud")
         if frames is None or self.lifting.continuous or (of_clouds and isinstance(self.space, Euclidean)):
             return found
-        shifts = Translations(self.space.group.dim) if isinstance(self.space, Euclidean) else None
+        shifts = Translations(found.group.dim) if found.all_translations and found.group is not None else None
         jumps = f"to {found.name} except at half turns, where coordinates of relative elements jump"
         return replace(found, group=shifts, notes=(*found.notes, jumps))
 

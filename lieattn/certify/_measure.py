@@ -217,8 +217,8 @@ def certify(
         if promise.origin and rotations > 0:
             label = f"translation, outside of {promise.name}"
             outside.append(Element(label, torch.eye(dim, dtype=torch.float64), None))
-        stated = getattr(network, "kind", "invariant") if outputs is None else outputs
-        fields = [*kinds.values(), *(stated.values() if isinstance(stated, Mapping) else (stated,))]
+        returned = getattr(network, "kind", "invariant") if outputs is None else outputs
+        fields = [*kinds.values(), *(returned.values() if isinstance(returned, Mapping) else (returned,))]
         outside = [element for element in outside if all(is_defined(one, element.linear) for one in fields)]
         moves += [motion("outside", element, clouds, False, generator) for element in outside]
     # Every point is moved at random, once with other distances from the center, once without.

@@ -75,7 +75,7 @@ class Permutation(Representation):
         return self.group.dim
 
     @property
-    def domain(self) -> FiniteGroup:
+    def domain(self) -> FiniteGroup:  # type: ignore[override]
         """The group, for whose elements ρ is defined."""
         return self.group
 

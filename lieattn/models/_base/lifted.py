@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,9 @@ class LiftedNetwork(Network):
         self.frames = frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(frames) if space is None else space
         self.vector_inputs, self.field_inputs = read_fields(vector_inputs, self.space.group.dim)
-        fixed = isinstance(frames, FiniteFrames) and frames.pose is None and isinstance(self.space, Euclidean)
-        check_domains(self.field_inputs, frames.group if fixed else None)
+        flat = isinstance(self.space, Euclidean)
+        fixed = flat and isinstance(frames, FiniteFrames) and frames.pose is None
+        check_domains(self.field_inputs, cast(FiniteFrames, frames).group if fixed else None)
         scales = self.space.group.is_orthogonal is False or isinstance(frames, ScaleFrames)
         for name, rep in self.field_inputs.items():
             if scales and rep.orthogonal_only:

@@ -180,6 +180,11 @@ def test_the_table_of_digits_is_that_of_the_records():
         size = f"{own[0]['parameters']:,}"
         expected.append([name, size, *shares, f"{change:.1e}" if change else "0", f"{seconds:.1f}"])
     assert printed("results.md", "| network | parameters | upright |") == expected
+    readme = " ".join((EXAMPLES.parent / "README.md").read_text().split())
+    (z2, _, c8, axes), own, worst = expected, 4, 6
+    assert f"C8 network classifies {c8[own]} at multiples of 45 degrees, at least {c8[worst]} between" in readme
+    assert f"in principal axes {axes[worst]} at all angles" in readme
+    assert f"alone: {z2[2].split(' / ')[0]} % upright, {z2[own]} there" in readme
 
 
 def test_the_share_of_slanted_digits_is_that_of_its_record():

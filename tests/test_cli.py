@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
+from pydoc import locate
 
 import lightning.pytorch
 import pytest
@@ -21,6 +23,7 @@ from torch.utils.data import Dataset
 import lieattn
 import lieattn_datasets
 from lieattn import train
+from lieattn._core import names
 from lieattn._core.machine import usable_accelerator, usable_cores
 from lieattn.cli import COMMANDS, main, report, short_warnings
 from lieattn.cli._target import built
@@ -392,6 +395,14 @@ def test_misspelled_names_are_told_with_near_ones(home, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_misspelled_name_is_told_before_torch_is_imported(home):
+    script = "import sys, lieattn.cli; lieattn.cli.main(['fit', '--config=run.yaml']); sys.exit('torch' in sys.modules)"
+    text = (home / "run.yaml").read_text()
+    (home / "run.yaml").write_text(text.replace("heads:", "head:"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.partition(" has ")[2]) == (0, "no argument 'head'; is it heads?\n")
+
+
 def test_short_names_of_classes_and_functions_are_enough(home, capsys):
     text = (home / "run.yaml").read_text()
     (home / "run.yaml").write_text(text.replace("lieattn.groups.", "").replace("lieattn.geometry.", ""))
@@ -405,6 +416,16 @@ def test_short_names_of_classes_and_functions_are_enough(home, capsys):
     settings = ["--model.network.frames=octahedral", "--data.val=Digits"]
     assert main(["fit", "--model=PointSetClassifier", "--model.network=GSANet", *settings, "--print_config"]) == 0
     assert "class_path: lieattn.groups.octahedral\n" in capsys.readouterr().out
+
+
+def test_sources_tell_the_arguments_of_all_public_classes():
+    for name, path in names._public().items():
+        known, found = names._arguments(path), locate(path)
+        if known is None or isinstance(found, types.ModuleType):
+            continue
+        kinds = inspect.signature(found).parameters.items()
+        assert {key for key, one in kinds if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)} <= {*known}, name
+    assert names._arguments("lieattn.models.GSANet")["frames"].startswith("FiniteGroup | ")
 
 
 def test_help_of_transforms(capsys):

@@ -7,11 +7,10 @@ import math
 import sys
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import torch
 from jaxtyping import AbstractArray
@@ -314,7 +313,7 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """
     # beartype's is_bearable is no way to do without _fits: it looks at one random entry of a sequence, so that it takes
     # [1, 1, 1, "2"] for integers three times in four, and it takes True for an integer and NumPy's numbers for none.
-    for argument, hint in annotations_of(of).items():
+    for argument, hint in _hints(of).items():
         if argument not in given:
             continue
         value = given[argument]
@@ -353,14 +352,13 @@ _WORDS = {  # for the names of classes
 
 
 @cache
-def annotations_of(of: Callable[..., Any]) -> dict[str, Any]:
+def _hints(of: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotation of each argument that has a name."""
-    own = cast(Any, of).__init__ if isinstance(of, type) and not is_dataclass(of) else of
     hints: dict[str, Any] | None = None
     unknown: dict[str, Any] = {}  # names that a module imports only for type checkers are Any
     while hints is None:
         try:
-            hints = get_type_hints(own, localns=unknown)
+            hints = get_type_hints(of, localns=unknown)
         except NameError as error:
             unknown[str(error.name)] = Any
     parameters = inspect.signature(of).parameters.values()

@@ -1,58 +1,49 @@
-"""Short names of classes in settings, such as ``cyclic`` for ``lieattn.groups.cyclic``."""
+"""Names of classes in settings, which are found in the sources, because imports take seconds."""
 
 from __future__ import annotations
 
+import ast
 import difflib
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, get_args
-
-from torch import Tensor
-
-from lieattn._core.checks import annotations_of
+from pathlib import Path
+from typing import Any
 
 _PACKAGES = (
     *("lieattn.models", "lieattn.models.irreps", "lieattn.train", "lieattn.geometry", "lieattn.groups"),
     *("lieattn.spaces", "lieattn.reps", "lieattn_datasets"),
 )
 _FOREIGN = ("torch.optim", "torch.optim.lr_scheduler", "torch.nn.modules")  # jsonargparse finds names of their classes
-_OWNERS = ("lieattn", "lieattn_datasets", "torch", "torch_geometric")  # of classes whose names stand in settings
+# Annotations of arguments whose text names a class.
+_OBJECT = re.compile(r"Module|Network|Dataset|Group|Frames|Neighborhood|Space|Rep\b|Task|Schedule|Optimizer|Transform")
+_TEXT = re.compile(r"\b(str|Literal)\b")
 _NEAR = 0.75  # similarity of a misspelled name
 
+_ABSTRACT = ("abc.ABC", "ABC", "Protocol")  # bases without fields
 
-def full_names(value: Any, place: str = "", annotation: Any = None, *, imports: bool = False) -> Any:
+
+def full_names(value: Any, place: str = "", annotation: str = "") -> Any:
     """Return settings in which short names of this library, such as ``cyclic``, are full class paths.
 
     ValueError, which names the place and the nearest names, is raised for a misspelled class or function, and for an
-    argument that its class does not have. Classes of other modules are left to jsonargparse, unless the modules have
-    been imported, or ``imports`` says that they may be.
+    argument that its class does not have. Classes whose source is not found are left to jsonargparse.
     """
-
-    def inside(parts: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-        named = ((key, part, hints.get(str(key).rstrip("+"))) for key, part in parts.items())
-        return {key: full_names(part, f"{place}.{key}".lstrip("."), hint, imports=imports) for key, part, hint in named}
-
     if isinstance(value, str):
-        return _full(value, place) if _names_class(annotation) else value
+        return _full(value, place) if _OBJECT.search(annotation) and not _TEXT.search(annotation) else value
     if isinstance(value, list):
-        return [full_names(part, place, annotation, imports=imports) for part in value]
+        return [full_names(part, place, annotation) for part in value]
     if not isinstance(value, Mapping):
         return value
     if not isinstance(name := value.get("class_path"), str):
-        return inside(value, dict.fromkeys(map(str, value), annotation))
-    path, given = _full(name, place), value.get("init_args")
+        return {key: full_names(part, f"{place}.{key}".lstrip("."), annotation) for key, part in value.items()}
+    known, given = _arguments(path := _full(name, place)), value.get("init_args")
     if isinstance(given, Mapping):
-        if imports:
-            with suppress(Exception):  # jsonargparse imports it again, and reports what is wrong
-                importlib.import_module(path.rpartition(".")[0])
-        known = _arguments(_found(path))
-        if known is not None and (wrong := [str(key) for key in given if str(key).rstrip("+") not in known]):
-            raise ValueError(f"{place}: {path} has no argument {wrong[0]!r}{_advice(wrong[0], known)}")
-        given = inside(given, known or {})
+        if known is not None and (wrong := [key for key in given if str(key).rstrip("+") not in known]):
+            raise ValueError(f"{place}: {path} has no argument {wrong[0]!r}{_advice(str(wrong[0]), known)}")
+        typed = {key: (known or {}).get(str(key).rstrip("+"), "") for key in given}
+        given = {key: full_names(part, f"{place}.{key}".lstrip("."), typed[key]) for key, part in given.items()}
     return {**value, "class_path": path} | ({"init_args": given} if "init_args" in value else {})
 
 
@@ -60,14 +51,15 @@ def _full(name: str, place: str) -> str:
     """Return the full path of a class; other texts are returned as they are."""
     if not all(map(str.isidentifier, name.split("."))):
         return name
-    module, _, last = name.rpartition(".")
-    if not module:
-        if (names := _public()).get(name) or any(_found(f"{home}.{name}") for home in _FOREIGN):
+    if "." not in name:
+        if (names := _public()).get(name) or any(_definition(f"{home}.{name}") for home in _FOREIGN):
             return names.get(name, name)
         if near := difflib.get_close_matches(name, names, 3, _NEAR):
             raise ValueError(f"{place}: there is no {name}; is it {' or '.join(names[one] for one in near)}?")
-    elif module in _PACKAGES and _found(name) is None:
-        raise ValueError(f"{place}: {module} has no {last}{_advice(last, importlib.import_module(module).__all__)}")
+        return name
+    module, _, last = name.rpartition(".")
+    if module in _PACKAGES and not _definition(name):
+        raise ValueError(f"{place}: {module} has no {last}{_advice(last, _imports(module))}")
     return name
 
 
@@ -79,36 +71,60 @@ def _advice(name: str, known: Iterable[str]) -> str:
 @cache
 def _public() -> dict[str, str]:
     """Return the full path of each public name."""
-    return {name: f"{home}.{name}" for home in _PACKAGES for name in importlib.import_module(home).__all__}
-
-
-def _found(path: str) -> Any:
-    """Return the class or function of a path; None if its module has not been imported or does not have it."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module) if module in _PACKAGES else sys.modules.get(module), name, None)
+    imports = ((home, name, path) for home in _PACKAGES for name, path in _imports(home).items())
+    return {name: f"{home}.{name}" for home, name, path in imports if path.startswith("lieattn")}
 
 
 @cache
-def _arguments(of: Callable[..., Any] | None) -> dict[str, Any] | None:
-    """Return the annotations of the arguments of a class or function; None if they are unknown, or it takes any."""
+def _source(module: str) -> ast.Module | None:
+    """Return the syntax tree of a module, whose packages are not imported."""
+    top, *rest = module.split(".")
     try:
-        parameters = inspect.signature(of).parameters if of is not None else {}
-    except (TypeError, ValueError):  # of what cannot be called, and of classes in C
+        spec = importlib.util.find_spec(top)
+        folders = (spec and spec.submodule_search_locations) or []
+        places = [Path(folder, *rest) for folder in folders] or [Path(str(spec and spec.origin)).with_suffix("")]
+        files = (file for place in places for file in (place.with_suffix(".py"), place / "__init__.py"))
+        return next((ast.parse(file.read_text(encoding="utf-8")) for file in files if file.is_file()), None)
+    except (ImportError, OSError, SyntaxError, ValueError):
         return None
-    if of is None or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+
+
+@cache
+def _imports(module: str) -> dict[str, str]:
+    """Return from where a module imports names."""
+    nodes = [node for node in ast.walk(_source(module) or ast.Module([], [])) if isinstance(node, ast.ImportFrom)]
+    return {(one.asname or one.name): f"{node.module}.{one.name}" for node in nodes for one in node.names}
+
+
+def _definition(path: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] | None:
+    """Return the definition of a class or function, and its module, which imports of names lead to."""
+    module, _, name = path.rpartition(".")
+    for node in getattr(_source(module), "body", ()) if module else ():
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+    origin = _imports(module).get(name, path) if module else path
+    return _definition(origin) if origin != path else None
+
+
+def _arguments(path: str) -> dict[str, str] | None:
+    """Return the annotations of the arguments of a class or function; None if they are unknown, or it takes any."""
+    if (found := _definition(path)) is None:
         return None
-    return dict.fromkeys(parameters) | annotations_of(of)
-
-
-def _names_class(annotation: Any) -> bool:
-    """Return whether texts for an annotation are names of classes: it allows objects, but no texts of its own."""
-    parts = _parts(annotation)
-    if any(part is str or isinstance(part, str) for part in parts):
-        return False
-    return any(getattr(part, "__module__", "").split(".")[0] in _OWNERS and part is not Tensor for part in parts)
-
-
-def _parts(annotation: Any) -> list[Any]:
-    """Return the classes, and the values of ``Literal``, of which an annotation consists."""
-    inner = annotation if isinstance(annotation, list) else get_args(annotation)
-    return [part for one in inner for part in _parts(one)] or [annotation]
+    module, node = found
+    if isinstance(node, ast.ClassDef):
+        own = next((part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+        if own is None:
+            bases = [_arguments(f"{module}.{base}") for base in map(ast.unparse, node.bases) if base not in _ABSTRACT]
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+            if not any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+                return next((base for base in bases if base != {}), {})
+            merged: dict[str, str] | None = {}
+            for part in bases:
+                merged = None if merged is None or part is None else merged | part
+            new = {ast.unparse(part.target): ast.unparse(part.annotation) for part in fields}
+            return None if merged is None else merged | new
+        node = own
+    if node.args.kwarg:
+        return None
+    listed = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return {one.arg: ast.unparse(one.annotation) if one.annotation else "" for one in listed if one.arg != "self"}

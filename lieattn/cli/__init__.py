@@ -149,12 +149,13 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         names_classes = COMMANDS[name].packages and not asks_for_help
+        if names_classes:
+            arguments = _with_full_names(name, arguments)
         from lieattn._core.machine import keep_freed_memory
 
         keep_freed_memory()
         if names_classes:
             import_catalog()
-            arguments = _with_full_names(name, arguments)
         status: int = importlib.import_module(COMMANDS[name].module).run(name, arguments)
     except Exception as error:
         return report(name, error)
@@ -162,7 +163,10 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _with_full_names(command: str, arguments: Sequence[str]) -> list[str]:
-    """Replace short names of classes by full ones; ArgumentError is raised if one, or an argument, is misspelled."""
+    """Replace short names of classes by full ones; ArgumentError is raised if one, or an argument, is misspelled.
+
+    It takes less time than the imports that follow. What it cannot read is left to them.
+    """
     from lieattn._core.names import full_names
 
     words, tree, places = list(arguments), _read_settings(arguments), list[tuple[list[str], int, str]]()
@@ -175,9 +179,8 @@ def _with_full_names(command: str, arguments: Sequence[str]) -> list[str]:
     try:
         if COMMANDS[command].module == "lieattn.cli._training":
             tree |= {key: {"class_path": kind, "init_args": tree.get(key)} for key, kind in _SECTIONS.items()}
-            task = importlib.import_module("lieattn.train").PointSetTask
-            tree["model"] = full_names(tree.get("model"), "model", task, imports=True)
-        tree = full_names(tree, imports=True)
+            tree["model"] = full_names(tree.get("model"), "model", "Task")
+        tree = full_names(tree)
     except ValueError as error:
         raise argparse.ArgumentError(None, str(error)) from error
     for path, index, prefix in places:

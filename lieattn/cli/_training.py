@@ -102,7 +102,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 def _help_of_transform(option: str, name: str) -> str:
     """The arguments of a class whose instances are transforms, for which jsonargparse has no help."""
-    found = locate(str(full_names(name, option, Callable[[], torch.nn.Module])))
+    found = locate(str(full_names(name, option, "Transform")))
     if not inspect.isclass(found):
         raise train.UsageError(f"{option}.help: expected a class, such as RandomRotatePoints, got {name!r}")
     parser = _Parser(prog=f"lieattn fit ... {option} {name}", description="", add_help=False)

@@ -61,11 +61,11 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1422, 13, 0),
+    "_core": (1436, 13, 0),
     "ase": (368, 1, 0),
     "bench": (1418, 6, 3),
     "certify": (2967, 10, 8),
-    "cli": (2548, 10, 3),
+    "cli": (2551, 10, 3),
     "compare": (1712, 7, 16),
     "geometry": (4491, 15, 41),
     "groups": (2106, 8, 35),
@@ -81,7 +81,7 @@ BUDGETS = {
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8592, 29, 78),
-    "tests": (53286, 147, 0),
+    "tests": (53307, 147, 0),
     "examples": (3210, 30, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

@@ -492,6 +492,31 @@ class TestOnSphere:
         assert torch.equal(ld.on_sphere([1.0], [0.3], units="degrees"), expected[:1])
         torch.testing.assert_close(ld.on_sphere([0.0], [0.0]), torch.tensor([[1.0, 0.0, 0.0]]))
 
+    def test_areas_of_grids(self):
+        """Between equally spaced rings they are cosines; rows of pixels have no poles, grids with poles have caps."""
+        latitude, longitude = np.arange(-87.5, 90, 5), np.arange(0, 360, 5)
+        pixels = [angles.reshape(-1) for angles in np.meshgrid(latitude, longitude, indexing="ij")]
+        cosine = torch.from_numpy(np.cos(np.deg2rad(pixels[0])))
+        found = ld.areas_on_sphere(*pixels)
+        torch.testing.assert_close(found, (cosine / cosine.mean()).float(), rtol=1e-6, atol=0)
+        order = torch.randperm(len(found)).numpy()
+        assert torch.equal(ld.areas_on_sphere(*(angles[order] for angles in pixels)), found[order])
+        # The mean of z² over the sphere is 1/3, of a polynomial of even degree also with caps at the poles.
+        with_poles = [angles.reshape(-1) for angles in np.meshgrid(np.arange(90, -91, -5), longitude, indexing="ij")]
+        area, z = ld.areas_on_sphere(*with_poles), ld.on_sphere(*with_poles)[:, 2]
+        assert float((area * z.square()).mean()) == pytest.approx(1 / 3, abs=1e-3)
+        assert float(area.min()) > 0
+        assert float(area.mean()) == pytest.approx(1, abs=1e-6)
+        region = ld.areas_on_sphere([50.0, 50.0, 60.0, 60.0], [0.0, 9.0, 0.0, 9.0])
+        assert float(region[0] / region[2]) == pytest.approx(np.cos(np.deg2rad(50)) / 0.5, rel=1e-6)
+        reduced = ld.areas_on_sphere([45.0] * 4 + [0.0] * 8 + [-45.0] * 4, [0.0, 90.0, 180.0, 270.0] * 4)
+        assert float(reduced[0] / reduced[4]) == pytest.approx(2 * np.cos(np.pi / 4), rel=1e-6)
+
+    @pytest.mark.parametrize(("latitude", "longitude"), [([10.0, 20.0, 20.0], [0.0] * 3), ([10.0] * 3, [0.0] * 3)])
+    def test_areas_of_stations(self, latitude, longitude):
+        with pytest.raises(ValueError, match=r"latitude: expected rings of equal latitude with several points each"):
+            ld.areas_on_sphere(latitude, longitude)
+
     @pytest.mark.parametrize(
         ("latitude", "longitude", "message"),
         [

@@ -4,6 +4,7 @@ import copy
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -22,6 +23,7 @@ from lieattn.nn import VectorHead
 from lieattn.reps import Scalar, Vector
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, PointSetRegressor, UsageError, load_task
 from lieattn.train._targets import WeightedMean, WeightedMeans, find_unused_weights, target_weights, weighted_sums
+from lieattn_datasets import areas_on_sphere, on_sphere
 from tests.cases import refuses
 
 
@@ -286,6 +288,17 @@ def test_numbers_without_axes_are_masked_in_scales(of_target, shape, name):
     torch.testing.assert_close(module.state_dict(), plain.state_dict())
 
 
+class Logits(nn.Module):
+    """Logits for two classes at each point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return self.linear(data.pos)
+
+
 class Charge(nn.Module):
     """A number for each point, without a last axis."""
 
@@ -295,6 +308,67 @@ class Charge(nn.Module):
 
     def forward(self, data: Batch) -> torch.Tensor:
         return data.pos @ self.weight
+
+
+def grids(rows: int = 7, columns: int = 6) -> list[Data]:
+    """Return fields on a grid of latitudes and longitudes, with the area of each point."""
+    latitude = np.repeat(np.linspace(90, -90, rows), columns)
+    longitude = np.tile(np.arange(columns) * 360 / columns, rows)
+    keep = np.flatnonzero((np.abs(latitude) < 90) | (longitude == 0))  # one point at each pole
+    pos, area = on_sphere(latitude[keep], longitude[keep]), areas_on_sphere(latitude[keep], longitude[keep])
+    generator = torch.Generator().manual_seed(0)
+    return [Data(pos=pos, y=torch.randn(len(pos), generator=generator), area=area) for _ in range(3)]
+
+
+@pytest.mark.parametrize("loss", ["l1", "mse"])
+def test_areas_as_weights_of_a_loss(loss):
+    """The loss and the error are those of a hand-computed mean over the sphere, and not those without areas."""
+    items = grids()
+    task = PointSetRegressor(Charge(), loss=loss, loss_weight="area")
+    task.measure(items)
+    batch = Batch.from_data_list(items)
+    (found,), logs = logged(task, [batch])
+    apart = (task(batch)["y"] - batch.y).abs().double()
+    weight = batch.area.double()
+    scaled = apart / float(task.scale_y)
+    expected = (weight * (scaled if loss == "l1" else scaled.square())).sum() / weight.sum()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert logs["test/error"] == pytest.approx(((weight * apart).sum() / weight.sum()).item(), rel=1e-6)
+    assert logs["test/error"] != pytest.approx(apart.mean().item(), rel=1e-3)
+    batch.weight = 7 * torch.rand(len(batch.y))  # the attribute that is read without the argument
+    assert torch.equal(logged(task, [batch])[0][0], found)
+
+
+def test_areas_as_weights_of_a_classifier():
+    items = grids()
+    for item in items:
+        item.y = (item.y > 0).long()
+    network = Logits()
+    task, batch = PointSetClassifier(network, 2, per="point", loss_weight="area"), Batch.from_data_list(items)
+    (found,), logs = logged(task, [batch])
+    entropy = nn.functional.cross_entropy(network(batch), batch.y, reduction="none")
+    torch.testing.assert_close(found, (batch.area * entropy).sum() / batch.area.sum())
+    right = (network(batch).argmax(dim=1) == batch.y).float()
+    assert logs["test/accuracy"] == pytest.approx(float((batch.area * right).sum() / batch.area.sum()))
+    assert "area" in task.read_apart
+
+
+def test_errors_of_named_weights():
+    items = grids()
+    task = PointSetRegressor(Charge(), loss_weight="area")
+    for value, message in (
+        (None, r"data.area: expected weights of clouds or points \(loss_weight\), got none"),
+        (-items[0].area, r"data.area: expected finite weights of at least 0, got -"),
+        (items[0].area[1:], r"data.area: expected the first axes of y \(32,\), got \(31,\)"),
+    ):
+        wrong = items[0].clone()
+        wrong.area = value
+        with pytest.raises(ValueError, match=message):
+            task.evaluate(Batch.from_data_list([wrong]), "test")
+        with pytest.raises(ValueError, match=message):
+            task.measure([wrong])
+    with pytest.raises(ValueError, match=r"loss_weight: expected the name of an attribute of the data, got 'an area'"):
+        PointSetRegressor(Charge(), loss_weight="an area")
 
 
 @pytest.mark.parametrize("shift", [[], ["charge"]], ids=["scaled", "shifted"])

@@ -35,7 +35,14 @@ from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, Proced
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
 from lieattn_datasets._shapes import AdrenalMNIST3D, MedMNIST, ModelNet10Tiny, ShapePoints
 from lieattn_datasets._smiles import SmilesTable
-from lieattn_datasets._sphere import SphericalImages, SphericalMNIST, fibonacci_sphere, on_sphere, project_image
+from lieattn_datasets._sphere import (
+    SphericalImages,
+    SphericalMNIST,
+    areas_on_sphere,
+    fibonacci_sphere,
+    on_sphere,
+    project_image,
+)
 from lieattn_datasets._toys import Constellation, Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
     PermutePoints,
@@ -112,6 +119,7 @@ __all__ = [
     "TransformFields",
     "TransformPoints",
     "WindOnSphere",
+    "areas_on_sphere",
     "charge_energy",
     "data_to_image",
     "embed_molecule",

@@ -274,13 +274,62 @@ def on_sphere(
     tensor([[0., 1., 0.],
             [0., 0., 1.]])
     """
+    phi, lam = _of_points(latitude, longitude, units)
+    return torch.from_numpy(angles_to_directions(math.pi / 2 - phi, lam).astype(np.float32))
+
+
+def areas_on_sphere(
+    latitude: ArrayLike, longitude: ArrayLike | None = None, *, units: Literal["degrees", "radians"] | None = None
+) -> Float32[Tensor, " points"]:
+    """Return the areas that the points of a grid of latitudes and longitudes represent, with the mean 1.
+
+    They are weights for losses and errors: without them, the many points near the poles count as much as those of the
+    tropics. ``Data(pos=on_sphere(lat, lon), weight=areas_on_sphere(lat, lon))`` is what
+    :class:`lieattn.train.PointSetRegressor` reads.
+
+    Each ring of equal latitude has the band up to halfway to its neighbors, and its points share it equally. Between
+    equally spaced rings this is the cosine of the latitude; a pole has a cap instead of 0. Points are in the order of
+    :func:`on_sphere`, which has the same parameters. Rings may have different numbers of points, as in reduced grids.
+
+    Raises
+    ------
+    ValueError
+        For the reasons of :func:`on_sphere`, and if rings besides the poles have a single point, as for stations, or if
+        there is only one ring.
+
+    Examples
+    --------
+    >>> areas_on_sphere([60.0, 60.0, 0.0, 0.0, -60.0, -60.0], [0.0, 180.0] * 3)
+    tensor([0.7500, 0.7500, 1.5000, 1.5000, 0.7500, 0.7500])
+    """
+    phi, _ = _of_points(latitude, longitude, units)
+    rings, place, counts = np.unique(phi.round(7), return_inverse=True, return_counts=True)
+    alone = (counts == 1) & (np.abs(rings) < math.pi / 2 - 1e-6)
+    expected = "rings of equal latitude with several points each, as in a grid"
+    require(len(rings) > 1 and not alone.any(), "latitude", expected, f"{len(rings)} latitudes of {len(phi)} points")
+    areas = ring_areas(math.pi / 2 - rings) / counts
+    return torch.from_numpy((areas[place] / areas[place].mean()).astype(np.float32))
+
+
+def ring_areas(colatitude: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the areas of rings of the unit sphere in order of their colatitudes, up to halfway to their neighbors.
+
+    The first and the last ring extend as far on their other side, but at most to the pole.
+    """
+    between = (colatitude[1:] + colatitude[:-1]) / 2
+    ends = np.clip([2 * colatitude[0] - between[0], 2 * colatitude[-1] - between[-1]], 0, math.pi)
+    return np.asarray(2 * math.pi * np.abs(np.diff(np.cos([ends[0], *between, ends[1]]))))
+
+
+def _of_points(latitude: Any, longitude: Any, units: str | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return latitudes and longitudes of points in radians, both ``[points]``; a grid of xarray becomes points."""
     if longitude is None:
         latitude, longitude = (angles_named(name, latitude) for name in ("latitude", "longitude"))
     grid = getattr(latitude, "dims", None) != getattr(longitude, "dims", None)
     phi, lam, _ = in_radians(latitude, longitude, units, grid=grid)
     if grid:
         phi, lam = (angles.reshape(-1) for angles in np.meshgrid(phi, lam, indexing="ij"))
-    return torch.from_numpy(angles_to_directions(math.pi / 2 - phi, lam).astype(np.float32))
+    return phi, lam
 
 
 def angles_named(argument: str, table: Any) -> Any:

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from lieattn_datasets._checks import at_least_one, check_arguments, real_array, require, shapes_of
 from lieattn_datasets._clouds import Card, Clouds, Transform
 from lieattn_datasets._files import Release
-from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians
+from lieattn_datasets._sphere import angles_named, angles_to_directions, choose_on_rings, in_radians, ring_areas
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream
 
 _log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class WindOnSphere(Clouds):
         self._directions, self._fields = wind_vectors(u, v, latitude, longitude, units="degrees")
         columns = (len(self._directions) - 2) // (len(latitude) - 2)
         self._sizes = np.array([1, *[columns] * (len(latitude) - 2), 1])
-        self._areas = _ring_areas(len(latitude))
+        self._areas = ring_areas(np.linspace(0, math.pi, len(latitude)))
         _, area = choose_on_rings(self._sizes, self._areas, None, frozen_stream(seed))
         train = np.array(_MONTHS[task]["train"]) - 1
         if task == "forecast":
@@ -263,11 +263,3 @@ def _interpolate(places: NDArray[np.float64], wind: Tensor, known: NDArray[np.bo
     filled = wind.clone()
     filled[~torch.from_numpy(known)] = torch.from_numpy(means.astype(np.float32))
     return filled
-
-
-def _ring_areas(rings: int) -> NDArray[np.float64]:
-    """Return the areas between the circles halfway to the neighboring rings. The first and the last are caps."""
-    step = math.pi / (rings - 1)
-    colatitude = step * np.arange(rings)
-    upper, lower = np.maximum(colatitude - step / 2, 0), np.minimum(colatitude + step / 2, math.pi)
-    return np.asarray(2 * math.pi * (np.cos(upper) - np.cos(lower)))

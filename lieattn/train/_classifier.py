@@ -22,6 +22,7 @@ from lieattn.train._targets import (
     counted,
     labels_of,
     read_for,
+    shared_weights,
     target_weights,
     targets_of,
     training_set,
@@ -65,10 +66,12 @@ class PointSetClassifier(PointSetTask):
         divided by the number of classes and the number of labels of the class, with 1 for a class without labels.
         Those are measured when training begins, and are kept in checkpoints; without a
         :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
+    loss_weight
+        Name of the attribute with the weights of clouds or points, in place of ``weight``, such as ``"area"``. All data
+        must have it.
     """
 
     monitor = ("val/accuracy", "max")
-    read_apart = read_for(["y"])
     weight_of_class: Tensor
 
     def __init__(
@@ -82,9 +85,12 @@ class PointSetClassifier(PointSetTask):
         no_decay: Sequence[str] = (),
         per: Literal["cloud", "point"] = "cloud",
         class_weights: list[float] | Literal["balanced"] | None = None,
+        loss_weight: str | None = None,
     ) -> None:
         check_arguments(PointSetClassifier.__init__, locals())
         super().__init__(network, optimizer, schedule, no_decay)
+        self.shared = shared_weights(loss_weight)
+        self.read_apart = read_for(["y"], self.shared)
         for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
             if count < least:
                 raise ValueError(f"{name}: expected at least {least}, got {count}")
@@ -141,7 +147,7 @@ class PointSetClassifier(PointSetTask):
         counts = torch.zeros(self.classes, dtype=torch.float64)
         items = [data[index] for index in range(len(data))]
         for item, labels in zip(items, targets_of(items, "y"), strict=True):
-            found = counted(labels, target_weights(item, "y", labels))[0].long()
+            found = counted(labels, target_weights(item, "y", labels, shared=self.shared))[0].long()
             self._check_labels(found)
             counts += torch.bincount(found, minlength=self.classes)
         balanced = counts.sum() / (self.classes * counts)
@@ -175,8 +181,8 @@ class PointSetClassifier(PointSetTask):
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Return the cross entropy of one batch, and log it and the accuracy."""
         labels = labels_of(batch, self.labels, self._rows(batch), self.per)
-        check_weights_apply(batch, {"y": labels})
-        importance = target_weights(batch, "y", labels)
+        check_weights_apply(batch, {"y": labels}, self.shared)
+        importance = target_weights(batch, "y", labels, shared=self.shared)
         rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
         rows, weights = counted(rows, importance)
         labels = labels.flatten()[rows].long()

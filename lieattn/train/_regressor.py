@@ -36,6 +36,7 @@ from lieattn.train._targets import (
     per_element,
     per_point,
     read_for,
+    shared_weights,
     shifted_targets,
     sources_of_scales,
     squared_sine,
@@ -95,6 +96,9 @@ class PointSetRegressor(PointSetTask):
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     extensive
         Targets that are sums over the points, such as energies with ``pool="sum"``; they have a shift for each point.
+    loss_weight
+        Name of the attribute with the weights of clouds or points, in place of ``weight``, such as ``"area"``. All data
+        must have it.
 
     Targets called ``energy``, those in ``extensive``, and ``y`` if the data set calls it so (``target_names``), are
     measured less a sum over the atoms, with a number for each element of ``data.z``, where this leaves less than half
@@ -122,12 +126,14 @@ class PointSetRegressor(PointSetTask):
         schedule: Schedule | None = None,
         no_decay: Sequence[str] = (),
         extensive: Sequence[str] = (),
+        loss_weight: str | None = None,
     ) -> None:
         check_arguments(PointSetRegressor.__init__, locals())
         super().__init__(network, optimizer, schedule, no_decay)
+        self.shared = shared_weights(loss_weight)
         self.targets = {targets: 1.0} if isinstance(targets, str) else dict(targets)
         check_targets(self.targets)
-        self.read_apart = read_for(self.targets)
+        self.read_apart = read_for(self.targets, self.shared)
         if loss == "rotation":
             scale_of = dict.fromkeys(self.targets, "none") | (scale_of or {})
             if shift or set(scale_of.values()) != {"none"}:
@@ -211,9 +217,9 @@ class PointSetRegressor(PointSetTask):
         scales: dict[str, Tensor] = {}
         for name in self.targets:
             values = targets_of(items, name)
-            others = of_the_other_kind(items, name)
+            others = of_the_other_kind(items, name, self.shared)
             for item, value in zip(items, values, strict=True):
-                weights = target_weights(item, name, value, others)
+                weights = target_weights(item, name, value, others, self.shared)
                 check_known(name, value, weights)
                 if weights is not None:
                     counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
@@ -257,7 +263,7 @@ class PointSetRegressor(PointSetTask):
                 found = "none" if target is None else tuple(target.shape)
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {found}")
             scale = self._statistic("scale", name)
-            importance = target_weights(batch, name, target)
+            importance = target_weights(batch, name, target, shared=self.shared)
             # Energies far from 0 have a spread that a smaller dtype would round away before the shift is subtracted.
             dtypes = target.dtype, output.dtype, torch.float32
             wide = target.to(reduce(torch.promote_types, dtypes))
@@ -277,7 +283,7 @@ class PointSetRegressor(PointSetTask):
             error.update(degrees(values) if turns else values.abs(), weights)
             label = "error" if len(self.targets) == 1 else f"error_{name}"
             self.log(f"{stage}/{label}", error, on_step=False, on_epoch=True, prog_bar=True)
-        check_weights_apply(batch, {name: batch[name] for name in self.targets})
+        check_weights_apply(batch, {name: batch[name] for name in self.targets}, self.shared)
         return self.losses.logged(self.log, batch, torch.stack(sums, dim=1), stage)
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -136,10 +136,10 @@ def check_targets(targets: Mapping[str, float]) -> None:
             raise ValueError(f"targets: expected names of attributes without dots, got {name!r}")
 
 
-def read_for(targets: Iterable[str]) -> tuple[str, ...]:
+def read_for(targets: Iterable[str], shared: Iterable[str] = ("mask", "weight")) -> tuple[str, ...]:
     """Return the names of the targets, and of their masks and weights."""
     kinds = ("", "_mask", "_weight")
-    return ("mask", "weight", *(f"{name}{kind}" for name in targets for kind in kinds))
+    return (*shared, *(f"{name}{kind}" for name in targets for kind in kinds))
 
 
 def warn_of_units(network: nn.Module, names: Sequence[str]) -> None:
@@ -177,21 +177,36 @@ SHARED = ("mask", "weight")
 """Attributes with weights for all targets whose entries are of the same kind, clouds or points."""
 
 
-def target_weights(data: Batch | Data, name: str, target: Tensor, others: Container[str] = ()) -> Tensor | None:
+def shared_weights(loss_weight: str | None) -> tuple[str, str]:
+    """Return the names of the mask and of the weights of all targets, which ``loss_weight`` chooses."""
+    if loss_weight is not None and not loss_weight.isidentifier():
+        raise ValueError(f"loss_weight: expected the name of an attribute of the data, got {loss_weight!r}")
+    return "mask", "weight" if loss_weight is None else loss_weight
+
+
+def target_weights(
+    data: Batch | Data,
+    name: str,
+    target: Tensor,
+    others: Container[str] = (),
+    shared: tuple[str, ...] = SHARED,
+) -> Tensor | None:
     """Return the weights of the entries of a target, shaped like its first axes; None if the data have no weights.
 
     They are the product of the attributes ``mask``, ``weight``, ``NAME_mask`` and ``NAME_weight`` that the data have.
-    ``mask`` and ``weight`` apply to all targets whose entries are of the same kind, clouds or points; see
-    :func:`check_weights_apply` for those that apply to none. Clouds that only fill up a batch have the weight 0.
-    Attributes in ``others`` are known to be of the other kind. ValueError is raised for other shapes, and for weights
-    that are negative or not finite.
+    ``mask`` and ``weight``, or other ``shared`` names, apply to all targets whose entries are of the same kind, clouds
+    or points; see :func:`check_weights_apply` for those that apply to none. Clouds that only fill up a batch have the
+    weight 0. Attributes in ``others`` are known to be of the other kind. ValueError is raised for other shapes, for
+    weights that are negative or not finite, and if other shared names than ``mask`` and ``weight`` are missing.
     """
     found: Tensor | None = None
-    for attribute in (*SHARED, f"{name}_mask", f"{name}_weight"):
+    for attribute in (*shared, f"{name}_mask", f"{name}_weight"):
         value = data.get(attribute)
         if not isinstance(value, Tensor):
+            if attribute in shared and attribute not in SHARED:
+                raise ValueError(f"data.{attribute}: expected weights of clouds or points (loss_weight), got none")
             continue
-        if not _applies(data, attribute, name, target, others):
+        if not _applies(data, attribute, name, target, others, shared):
             continue
         weights = value.to(target.dtype if target.is_floating_point() else torch.float32)
         good = (weights >= 0) & weights.isfinite()
@@ -207,11 +222,13 @@ def target_weights(data: Batch | Data, name: str, target: Tensor, others: Contai
     return found
 
 
-def check_weights_apply(data: Batch | Data, targets: Mapping[str, Tensor]) -> None:
+def check_weights_apply(data: Batch | Data, targets: Mapping[str, Tensor], shared: tuple[str, ...] = SHARED) -> None:
     """Raise ValueError for weights of clouds if all targets have entries for points, and the other way round."""
-    for attribute in SHARED:
+    for attribute in shared:
         value = data.get(attribute)
-        if isinstance(value, Tensor) and not any(_applies(data, attribute, *target) for target in targets.items()):
+        if not isinstance(value, Tensor):
+            continue
+        if not any(_applies(data, attribute, *target, (), shared) for target in targets.items()):
             shapes = ", ".join(f"{name} {tuple(target.shape)}" for name, target in targets.items())
             raise ValueError(
                 f"data.{attribute}: expected the first axes of a target ({shapes}), one entry for each cloud or one "
@@ -219,17 +236,19 @@ def check_weights_apply(data: Batch | Data, targets: Mapping[str, Tensor]) -> No
             )
 
 
-def _applies(data: Batch | Data, attribute: str, name: str, target: Tensor, others: Container[str] = ()) -> bool:
+def _applies(
+    data: Batch | Data, attribute: str, name: str, target: Tensor, others: Container[str], shared: tuple[str, ...]
+) -> bool:
     """Whether weights belong to the entries of a target; ValueError if they have neither its shape nor are shared."""
     value = data[attribute]
     if value.shape != target.shape[: value.ndim]:
         levels = (data.num_nodes, data.num_graphs if isinstance(data, Batch) else 1)
-        if attribute in SHARED and value.ndim == 1 and len(value) in levels:
+        if attribute in shared and value.ndim == 1 and len(value) in levels:
             return False  # weights of clouds for a target of points, or the other way round
         raise ValueError(
             f"data.{attribute}: expected the first axes of {name} {tuple(target.shape)}, got {tuple(value.shape)}"
         )
-    return attribute not in SHARED or _of_one_kind(data, attribute, name, others)
+    return attribute not in shared or _of_one_kind(data, attribute, name, others)
 
 
 def _of_one_kind(data: Batch | Data, attribute: str, name: str, others: Container[str]) -> bool:
@@ -244,10 +263,10 @@ def _of_one_kind(data: Batch | Data, attribute: str, name: str, others: Containe
     return attribute not in parts or name not in parts or torch.equal(parts[attribute], parts[name])
 
 
-def of_the_other_kind(clouds: Sequence[Data], name: str) -> list[str]:
+def of_the_other_kind(clouds: Sequence[Data], name: str, shared: tuple[str, ...] = SHARED) -> list[str]:
     """Return shared attributes that differ from a target in their number of entries in any of the clouds."""
     found = []
-    for attribute in SHARED:
+    for attribute in shared:
         given = [(cloud.get(attribute), cloud.get(name)) for cloud in clouds]
         both = ((own, other) for own, other in given if isinstance(own, Tensor) and isinstance(other, Tensor))
         if any(len(torch.atleast_1d(own)) != len(torch.atleast_1d(other)) for own, other in both):

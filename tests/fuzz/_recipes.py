@@ -489,6 +489,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.embed_molecule": {"smiles": "CO"},
     "lieattn_datasets.label_gfn2": {"z": [8, 1, 1], "pos": np.random.rand(3, 3)},
     "lieattn_datasets.fibonacci_sphere": {"points": 10},
+    "lieattn_datasets.areas_on_sphere": {"latitude": [0.0, 0.0, 60.0, 60.0], "longitude": [90.0, 0.0, 90.0, 0.0]},
     "lieattn_datasets.on_sphere": {"latitude": [0.0, 90.0], "longitude": [90.0, 0.0]},
     "lieattn_datasets.image_to_data": {"image": np.random.rand(4, 4)},
     "lieattn_datasets.project_image": {

@@ -31,9 +31,9 @@ class CompiledGradients:
     """Energies of a network and their gradients as one compiled function, or the reason why they are not compiled.
 
     Gradients are by positions and strains. torch differentiates compiled functions only once, so they are a part of the
-    function, whose results are then differentiated by the weights. The function is compiled at its first call, once for
-    batches of all sizes. Only batches of a single cloud need a function of their own, so they are not compiled unless
-    the first one is such a batch. Copies are compiled anew.
+    function, whose results are then differentiated by the weights. The function is traced at its first call, once for
+    batches of any size; Inductor may compile it again for much larger ones. Only batches of a single cloud need a trace
+    of their own, so they are not compiled unless the first one is such a batch. Copies are compiled anew.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import lieattn
 from lieattn.cli import main
@@ -59,6 +61,32 @@ def test_the_comparison_of_a_page_runs(tmp_path, monkeypatch, capsys):
     counts = {cell["model"]: cell["parameters"] for cell in report["cells"]}
     assert counts.keys() == {"point net", "exact frames"}
     assert all(abs(count - 3000) <= 150 for count in counts.values())
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # one says which row of the table is left out
+def test_files_of_a_user_by_the_commands_of_a_page(tmp_path, monkeypatch):
+    """The commands run as printed, on a folder of images of 16 bits and on a table of SMILES with a broken row."""
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 65536, (30, 6, 6), dtype=np.uint16)
+    for number, image in enumerate(pixels):
+        Path("pictures", "abc"[number % 3]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(f"pictures/{'abc'[number % 3]}/{number}.png")
+    rows = [f"{'C' * (number + 1)}{end},{number}" for number in range(3) for end in ("O", "N", "C=O", "")]
+    Path("mols.csv").write_text("\n".join(["smiles,logS", *rows, "C1CC,0"]))
+    text = (ROOT / "docs" / "questions.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^    lieattn (fit --model Point.*)", text, flags=re.MULTILINE)
+    assert len(commands) == 2
+    quiet = ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    for command in commands:
+        assert main([*command.split(), *quiet]) == 0
+    for run in ("pictures", "molecules"):
+        checkpoint = f"runs/{run}/checkpoints/best.ckpt"
+        assert main(["predict", "--ckpt_path", checkpoint, "--trainer.enable_progress_bar", "false"]) == 0
+    for table, columns in (
+        ("pictures/predictions", {"file", "true_class", "predicted_class"}),
+        ("molecules/predictions_y", {"name", "true_y_0", "y_0"}),
+    ):
+        assert columns <= {*Path(f"runs/{table}.csv").read_text().split("\n")[0].split(",")}
 
 
 def cells(notebook, kind):

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 import tokenize
 from pathlib import Path
 
@@ -29,6 +30,7 @@ RUNS = {
         {"solids": 40, "scenes": 10, "epochs": (1, 1)},
         lambda found: abs(found[0] - found[1]) < 0.1 and abs(found[2] - found[3]) < 0.1,
     ),
+    "segmentation": ({"scenes": 16, "epochs": 1}, lambda iou: len(iou) == 3 and 0 <= min(iou) <= max(iou) <= 1),
     "ship_and_reload": ({"clouds": 32, "epochs": 1}, lambda error: 0 < error < 3),
     "stations": ({"days": 8, "epochs": 1}, lambda error: 0 < error < 10),
     "trained_md": ({"picoseconds": 0.02}, lambda found: abs(found[0]) < 50 and 300 < found[1] < 1100),
@@ -56,6 +58,15 @@ def lines_of_code(path):
 @pytest.mark.parametrize("path", sorted(TASKS.glob("*.py")), ids=lambda path: path.stem)
 def test_tasks_are_short(path):
     assert lines_of_code(path) <= 40
+
+
+def test_the_lines_of_ten_tasks_are_counted():
+    page = (TASKS.parent / "README.md").read_text().split("### Ten tasks")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    assert len(rows[2:]) == 10
+    for _, where, lines, _ in rows[2:]:
+        files = re.findall(r"`tasks/(\w+\.py)`", where)
+        assert [str(lines_of_code(TASKS / name)) for name in files] == ([] if lines == "none" else [lines])
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW[name == "scans"]) for name in RUNS])

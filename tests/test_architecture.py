@@ -81,8 +81,8 @@ BUDGETS = {
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8641, 29, 79),
-    "tests": (53407, 147, 0),
-    "examples": (3210, 30, 0),
+    "tests": (53446, 147, 0),
+    "examples": (3265, 31, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
 

@@ -37,6 +37,7 @@ from lieattn.nn import (
     StandAloneSelfAttention,
 )
 from lieattn.nn.relative import (
+    BumpKernel,
     FourierFeatures,
     MLPEncoding,
     NetworkKernel,
@@ -149,6 +150,8 @@ LAYERS = {
     "lifting, convolution": lambda m: GroupConvolution(
         NetworkKernel(m.group, CHANNELS, 3, lifting=True), reduction="mean"
     ),
+    "convolution, bumps": lambda m: GroupConvolution(BumpKernel(m.group, CHANNELS, 3, side=3), reduction="mean"),
+    "lifting, convolution, bumps": lambda m: GroupConvolution(BumpKernel(m.group, CHANNELS, 3, lifting=True, side=3)),
     "lifting, convolution, full attention": attentive("full", True),
     **{f"convolution, {kind} attention": attentive(kind, False) for kind in ("full", "input", "pose")},
     "lie convolution": lambda m: LieConvolution(CHANNELS, 3, m.coordinates, rank=3),

@@ -454,6 +454,9 @@ CASES = [
     ("nn.relative.CombinedScore.forward", ValueError, {"graph": [GRAPH.to("meta")]}, "graph", "meta"),
     ("nn.relative.CombinedScore.forward", ValueError, {"x": [zeros(6, 4)]}),
     ("nn.relative.NetworkKernel.convolve", ValueError, {"x": [zeros(6, 4, 3)]}),
+    ("nn.relative.BumpKernel.convolve", ValueError, {"x": [zeros(6, 4, 3)]}),
+    ("nn.relative.BumpKernel", ValueError, {"side": [1]}),
+    ("nn.relative.BumpKernel", ValueError, {"init_scale": [0.0]}),
     (
         "ops.attentive_sums",
         ValueError,
@@ -595,6 +598,21 @@ CASES = [
     ("models.GSANet.rot_mnist", ValueError, {"size": [4]}),
     ("models.published_table", ValueError, {"group": [tetrahedral()]}),
     ("models.FiniteSE2Transformer.forward", ValueError, {"slots": [0]}),
+    ("models.ImageTransformer", TypeError, {"neighborhood": [1.5]}),
+    ("models.ImageTransformer", ValueError, {"group": [SHEARED]}, "group", "sheared"),
+    ("models.ImageTransformer", ValueError, {"channels": [(4, 4, 4)]}, "channels", "[4, 4, 4]"),
+    ("models.ImageTransformer", ValueError, {"blocks": [(1, -1)]}, "blocks[1]", "-1"),
+    ("models.ImageTransformer", ValueError, {"blocks": [()]}, "blocks", "()"),
+    ("models.ImageTransformer", ValueError, {"heads": [3]}),
+    ("models.ImageTransformer", ValueError, {"pool": ["median"]}),
+    ("models.ImageTransformer", ValueError, {"kind": "vector", "pool": "max"}, "pool", "maximum of vectors"),
+    ("models.ImageTransformer.forward", ValueError, {"data": [cloud(x=zeros(6, 2))]}, "data.x", "(6, 2)"),
+    ("models.ImageTransformer.forward", ValueError, {"data": [cloud(spoiled(2, NAN))]}, "pos", "point 2"),
+    ("models.ImageOptions", ValueError, {"mlp_ratio": [0]}),
+    ("models.ImageOptions", ValueError, {"dropout": [1.0]}),
+    ("models.ImageOptions", ValueError, {"reduction": ["sum"]}),
+    ("models.ImageOptions", TypeError, {"window": [3.0]}),
+    ("models.ImageOptions", ValueError, {"length": [0.0]}),
 ]
 
 

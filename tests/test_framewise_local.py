@@ -1,21 +1,34 @@
 """The framewise transformer with neighborhoods and poses: equivariance to finite groups and to all rotations."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames, lift
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    Nearest,
+    PixelSquare,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    Stencil,
+    lift,
+    pixel_positions,
+)
 from lieattn.groups import (
     SO,
     cyclic,
+    dihedral,
     dihedral_about,
     octahedral,
     reflection,
     tetrahedral,
 )
-from lieattn.models import FramewiseOptions, FramewiseTransformer
+from lieattn.models import FramewiseOptions, FramewiseTransformer, ImageTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
 from lieattn.nn.relative import EdgeNetwork
 from lieattn.ops import RelativeTerms
@@ -187,3 +200,54 @@ def test_terms_that_do_not_fit_are_named():
         messages(x, replace(graph, terms=edges(fewer)))
     with pytest.raises(ValueError, match=r"x: expected a field \[.*\] = \(4, 24, 6\), got \(4, 12, 6\)"):
         messages(x, replace(graph, terms=edges(of_other)))
+
+
+def turned_images(sides: tuple[int, ...], turns: list[float]) -> Batch:
+    """Return images or volumes whose coordinates are rotated by angles in the first plane."""
+    found = []
+    for seed, turn in enumerate(turns):
+        pos, angle = pixel_positions(*sides, dtype=torch.float64), torch.tensor(turn, dtype=torch.float64)
+        pos[:, :2] = pos[:, :2] @ torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).view(2, 2)
+        x = torch.rand(len(pos), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        found.append(Data(x=x, pos=pos, grid=torch.tensor([sides])))
+    return Batch.from_data_list(found)
+
+
+@pytest.mark.parametrize(
+    ("group", "neighborhood", "sides", "turns"),
+    [
+        (cyclic(8), Radius(2.3), (6, 7), [0.0, 0.0]),
+        (cyclic(8), Radius(2.3, smooth=True), (6, 6), [0.0, 0.7]),
+        (dihedral(6), Radius(1.6), (4, 4), [0.2, 0.2]),
+        (cyclic(4), PixelSquare(3), (5, 4), [0.0, 0.0]),
+        (cyclic(4), PixelSquare(3), (4, 4), [0.0, 0.7]),
+        (octahedral(), Radius(1.5), (2, 3, 4), [0.0, 0.4]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pool", ["mean", "none"])
+def test_convolutions_of_rasters_equal_those_over_lists(group, neighborhood, sides, turns, pool):
+    options = {"channels": 4, "blocks": (1, 1), "heads": 1, "pool": pool, "neighborhood": neighborhood}
+    network, data = randomize(ImageTransformer(group, 1, 2, **options)).double(), turned_images(sides, turns)
+    dense = network.geometry(data)
+    assert isinstance(dense.stages[0].terms, Stencil)
+    data.pos.requires_grad_()  # stencils have no derivatives by positions
+    lists = network.geometry(data)
+    assert lists.stages[0].terms is None
+    torch.testing.assert_close(network(data, dense), network(data, lists), rtol=1e-12, atol=1e-12)
+
+
+def test_ragged_images_have_the_outputs_that_they_have_alone():
+    network = randomize(ImageTransformer(cyclic(8), 1, 2, channels=4, blocks=(1, 1), neighborhood=Radius(2.3))).double()
+    images = [turned_images(sides, [0.3])[0] for sides in ((6, 4), (5, 7), (6, 4))]
+    alone = torch.cat([network.eval()(image) for image in images])
+    torch.testing.assert_close(network(Batch.from_data_list(images)), alone, rtol=1e-12, atol=1e-12)
+
+
+def test_images_without_some_pixels_turn_exactly():
+    network = randomize(ImageTransformer(cyclic(8), 1, 2, channels=4, blocks=(1, 1), neighborhood=Radius(2.3))).double()
+    upright, turned = turned_images((6, 6), [0.0]), turned_images((6, 6), [math.pi / 4])
+    left = torch.rand(36, generator=torch.Generator().manual_seed(1)) < 0.8
+    outputs = [network(Data(x=data.x[left], pos=data.pos[left])) for data in (upright, turned)]
+    torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(network(turned), outputs[0], atol=1e-3)  # the pixels count

@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions, point_clouds
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    PixelSquare,
+    Radius,
+    Stencil,
+    lift,
+    lift_rasters,
+    pixel_positions,
+    point_clouds,
+)
 from lieattn.groups import cyclic, cyclic_about, dihedral, reflection, trivial
 from lieattn.nn import (
     AttentiveGroupConvolution,
@@ -23,7 +33,7 @@ from lieattn.nn import (
     grid_images,
     to_grid,
 )
-from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
+from lieattn.nn.relative import BumpKernel, ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import GROUPS, SMALL_GROUPS, refuses, turns
 
@@ -314,18 +324,45 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 @pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
-@pytest.mark.parametrize("form", ["full", "separable"])
+@pytest.mark.parametrize("form", ["full", "separable", "bumps"])
 @pytest.mark.parametrize("name", ["C3", "D3", "T"])
 def test_evaluations_of_a_kernel_agree(name, form, lifting):
     """Evaluation with the operator equals the sum over edges with the values of the kernel."""
     group = SMALL_GROUPS[name]
     pos, batch = random_cloud(group, 10, clouds=2)
     graph = lift(pos, group, Radius(1.5), batch=batch)
-    kernel = randomize(NetworkKernel(group, 2, 3, lifting=lifting, form=form, hidden=5).double())
+    if form == "bumps":
+        kernel = BumpKernel(group, 2, 3, lifting=lifting, side=3)
+    else:
+        kernel = NetworkKernel(group, 2, 3, lifting=lifting, form=form, hidden=5)
+    kernel = randomize(kernel.double())
     x = torch.randn(10, 1 if lifting else group.order, 2, dtype=torch.float64)
     with torch.no_grad():
         out = kernel.convolve(x, graph)
         torch.testing.assert_close(ConvolutionKernel.convolve(kernel, x, graph), out, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
+@pytest.mark.parametrize("name", ["table", "full", "separable", "bumps"])
+def test_dense_convolutions_of_rasters_equal_those_over_lists(name, lifting, reduction):
+    group = dihedral(4)
+    if name == "table":
+        kernel = TableKernel.square(group, 2, 3, 3, lifting=lifting)
+    elif name == "bumps":
+        kernel = BumpKernel(group, 2, 3, lifting=lifting)
+    else:
+        kernel = NetworkKernel(group, 2, 3, lifting=lifting, form=name)
+    layer = randomize(GroupConvolution(kernel, reduction=reduction)).double()
+    pos = pixel_positions(4, 5, dtype=torch.float64)
+    clouds = point_clouds(
+        pos.repeat(2, 1), batch=torch.arange(2).repeat_interleave(20), grid=torch.tensor([[4, 5]] * 2)
+    )
+    graph = lift(clouds, group, PixelSquare(3))
+    dense = lift_rasters(clouds, FiniteFrames(group), PixelSquare(3), graph.space)
+    assert isinstance(dense.terms, Stencil)
+    x = torch.randn(40, *(() if lifting else (8,)), 2, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, dense), layer(x, graph), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

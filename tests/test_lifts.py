@@ -841,6 +841,23 @@ def test_cells_of_pixels_pool_as_grids_do(reduction):
     assert torch.equal(Coarse(kept, torch.arange(24), cell, 24).pool(x, reduction), pool(x, graph))
 
 
+@pytest.mark.parametrize("sides", [(4, 6), (2, 4, 2)], ids=str)
+@pytest.mark.parametrize("reduction", ["max", "mean", "sum"])
+def test_cells_of_images_of_one_size_are_views(reduction, sides):
+    pos = pixel_positions(*sides, dtype=F64)
+    clouds = point_clouds(pos.repeat(2, 1), batch=torch.arange(2).repeat_interleave(len(pos)))
+    views = Coarse.of_rasters(replace(clouds, grid=torch.tensor([sides] * 2)))
+    assert views.sides == sides
+    lists = replace(views, sides=None)
+    # Small whole numbers, so that some maxima are equal and share the gradient.
+    x = torch.randint(0, 3, (2 * len(pos), 4, 2), generator=generator(1)).to(F64).requires_grad_()
+    pooled = [cells.pool(x, reduction) for cells in (views, lists)]
+    torch.testing.assert_close(*pooled, rtol=1e-12, atol=1e-12)
+    grads = [torch.autograd.grad(found.square().sum(), x)[0] for found in pooled]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+    assert torch.equal(views.spread(pooled[0]), lists.spread(pooled[0]))
+
+
 def test_farthest_by_distance_takes_the_first_maximum():
     distance = torch.tensor([[[0.0, 2, 2, 1], [2, 0, 2, 1], [2, 2, 0, 1], [1, 1, 1, 0]]]).repeat(2, 1, 1)
     mask = torch.tensor([[True] * 4, [True, False, True, False]])

@@ -28,7 +28,7 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer
 from lieattn.nn import CloudNorm, GroupAttention, PointBatchNorm, VectorHead
-from lieattn.nn.relative import MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
+from lieattn.nn.relative import BumpKernel, MLPEncoding, NetworkKernel, RelativeFunction, TableEncoding, TableKernel
 from lieattn.nn.relative._base import measured
 from lieattn.ops import RelativeTerms
 from lieattn.spaces import Euclidean
@@ -298,6 +298,7 @@ STEPS = 2.31 * torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])  # bfloat16 ro
 OF_GROUP = {
     "TableKernel": lambda: TableKernel(cyclic(8), 2, 3, STEPS),
     "NetworkKernel": lambda: NetworkKernel(cyclic(8), 2, 3),
+    "BumpKernel": lambda: BumpKernel(cyclic(8), 2, 3),
     "TableEncoding": lambda: TableEncoding(cyclic(8), STEPS, 6),
     "MLPEncoding": lambda: MLPEncoding(cyclic(8), 2),
 }

@@ -63,7 +63,7 @@ class RotateImage(Configured):
 
 
 class RandomWarpImage(RandomTransform):
-    """Rotate, scale, shift and bend an image at random, by one bilinear interpolation on its own grid.
+    """Rotate, scale, shift and bend an image at random, by one interpolation on its own grid.
 
     The lattice stays as it is, so networks see warped images as they see those of a test set. (Points of a set are
     rotated and scaled without interpolation, by :class:`RandomRotatePoints` and :class:`RandomScalePoints`, which turn
@@ -82,6 +82,8 @@ class RandomWarpImage(RandomTransform):
         Largest shift along each axis, in pixels.
     bend
         Root mean square, along each axis and in pixels, of a smooth random displacement of the pixels.
+    order
+        Order of the spline, as for :class:`RotateImage`. The cubic one, 3, blurs images less than the bilinear one, 1.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class RandomWarpImage(RandomTransform):
         max_scale: float = 1.0,
         max_shift: float = 0.0,
         bend: float = 0.0,
+        order: Literal[0, 1, 2, 3, 4, 5] = 1,
     ) -> None:
         check_arguments(RandomWarpImage.__init__, locals())
         super().__init__(seed)
@@ -99,6 +102,7 @@ class RandomWarpImage(RandomTransform):
             require(0 <= value < math.inf, name, "a finite number of at least 0", value)
         require(1 <= max_scale < math.inf, "max_scale", "a finite number of at least 1", max_scale)
         self.max_angle, self.max_scale, self.max_shift, self.bend = max_angle, max_scale, max_shift, bend
+        self.order: Literal[0, 1, 2, 3, 4, 5] = order
 
     def __call__(self, data: Data) -> Data:
         check_arguments(RandomWarpImage.__call__, locals())
@@ -115,7 +119,7 @@ class RandomWarpImage(RandomTransform):
             waves = gaussian_filter(stream.normal(size=(2, *shape)), (0, _BEND_LENGTH, _BEND_LENGTH), mode="constant")
             # The standard deviation of white noise behind this filter is 1 / (2 sqrt(pi) length).
             places = places + 2 * math.sqrt(math.pi) * _BEND_LENGTH * self.bend * waves
-        planes = [map_coordinates(plane, places, order=1) for plane in np.moveaxis(image, -1, 0)]
+        planes = [map_coordinates(plane, places, order=self.order) for plane in np.moveaxis(image, -1, 0)]
         return _with_intensities(data, planes)
 
 

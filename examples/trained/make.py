@@ -94,7 +94,7 @@ ABOUT = {
         test=2_000,
     ),
     "rot-mnist-c8": About(
-        "rotated handwritten digits as point sets, averaged to 14 x 14 points; also turned by multiples of 45 degrees",
+        "rotated handwritten digits as sets of 28 x 28 points; also turned by multiples of 45 degrees",
         f"{IMAGE}, 28 x 28 pixels in raster order",
         "10 logits",
         MNIST,

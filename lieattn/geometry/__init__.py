@@ -20,6 +20,7 @@ from lieattn.geometry._neighbors import (
 )
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, num_coordinates
+from lieattn.geometry._stencil import Stencil, lift_rasters
 from lieattn.geometry._subsample import Coarse, coarsen, farthest_by_distance, farthest_points
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "SampledFrames",
     "ScaleFrames",
     "Sites",
+    "Stencil",
     "coarsen",
     "crop",
     "farthest_by_distance",
@@ -53,6 +55,7 @@ __all__ = [
     "find_neighbors",
     "flatten",
     "lift",
+    "lift_rasters",
     "natural_space",
     "num_coordinates",
     "padding",

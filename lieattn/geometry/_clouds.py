@@ -134,6 +134,14 @@ class PointClouds(Movable):
         """Device of the tensors."""
         return self.pos.device
 
+    @property
+    def sides(self) -> tuple[int, ...] | None:
+        """Sides of the images if all have the same ones, otherwise None. On a GPU, this waits for it."""
+        grid = self.grid
+        if grid is None or len(grid) == 0 or bool((grid != grid[0]).any()):
+            return None
+        return tuple(grid[0].tolist())
+
     @OnFirstUse
     def counts(self) -> Int[Tensor, " clouds"]:
         """Number of points of each cloud, ``[clouds]`` int64; computed on first use."""

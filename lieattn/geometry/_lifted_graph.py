@@ -53,7 +53,8 @@ class LiftedGraph(PointClouds):
         Further inputs of layers: vectors ``[points, count, dim]``, invariant features ``[edges, channels]``, and total
         charges ``[clouds]``. These and the next attributes are None unless they are set by :meth:`carrying`.
     terms, local
-        Terms that a network has evaluated for several layers, in place of those of their encodings; and a graph of the
+        Terms that a network has evaluated for several layers, in place of those of their encodings, or a
+        :class:`Stencil` in place of neighbor lists, see :func:`lift_rasters`; and a graph of the
         same points with other neighbors, for messages. Graphs of other points or edges have neither, nor ``kept``.
     kept
         Points that remain after a block, see :meth:`keeping`; None if all do.

@@ -22,7 +22,7 @@ from lieattn._core.checks import (
     weight_of,
 )
 from lieattn._core.kept_tables import ExactConstants
-from lieattn.geometry import LiftedGraph
+from lieattn.geometry import LiftedGraph, Stencil
 from lieattn.io import TiedWeights
 from lieattn.nn._attention import GroupAttention, spread_features
 from lieattn.nn._grid import checked_measure
@@ -103,10 +103,16 @@ class GroupConvolution(TiedWeights):
 
         ValueError is raised if the shape is wrong, or the graph is not lifted to the group of the kernel.
         """
-        summed = self.kernel.convolve(input_of(self.kernel, x, graph), graph)
+        x, stencil = input_of(self.kernel, x, graph), graph.terms
+        if isinstance(stencil, Stencil):
+            psi = measured(self.kernel(stencil.graph), stencil.graph, "none", x.dtype).psi
+            summed = stencil.convolve(x, self.measure * cast(Tensor, psi))
+            degree = stencil.degree.expand(len(x) // stencil.degree.shape[1], -1).flatten()
+        else:
+            summed, degree = self.measure * self.kernel.convolve(x, graph), graph.degree
         if self.reduction == "mean":
-            summed = summed / graph.degree.clamp(min=1).to(summed.dtype)[:, None, None]
-        return self.measure * summed
+            summed = summed / degree.clamp(min=1).to(summed.dtype)[:, None, None]
+        return summed
 
     def as_attention(self) -> GroupAttention:
         """Return an attention layer that computes the same map (GSA-Nets, section 5.3).

@@ -377,8 +377,15 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.relative.PerHeadMLP": {"in_channels": COORDINATES},
     "nn.relative.keep_variance": {"linear": nn.Linear(3, 4)},
     "models.GSANet": {"channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "data": DATA},
-    "models.ImageTransformer": {"neighborhood": Radius(1.5), "channels": 4, "blocks": (1, 1), "data": DATA},
+    "models.ImageTransformer": {
+        "in_channels": 4,
+        "neighborhood": Radius(1.5),
+        "channels": 4,
+        "blocks": (1, 1),
+        "data": DATA,
+    },
     "geometry.Coarse.of_rasters": {"clouds": PIXELS},
+    "geometry.lift_rasters": {"clouds": PIXELS, "neighborhood": Radius(1.5)},
     "models.GSANet.features": {"x": torch.randn(6, 4), "geometry": gsa().geometry(DATA)},
     **{f"models.{name}": {"data": IMAGES, "images": IMAGES, "in_channels": 1} for name in IMAGE_MODELS},
     "models.LieConvNet": _LIE,
@@ -536,8 +543,8 @@ EXEMPT = {
     "geometry.Raster geometry.padding",
     "calls a function of the user": "bench ops.count_operations geometry.LiftedGraph.map",
     "made by a function, or a record of one": "certify.Certificate certify.Diagnosis certify.Row geometry.GroupFrames "
-    "geometry.Coarse lieattn_datasets.GFN2Labels models.EnergyDrift models.GSAGeometry models.LieConvGeometry "
-    "models.Trajectory ops.Choice",
+    "geometry.Coarse geometry.Stencil lieattn_datasets.GFN2Labels models.EnergyDrift models.GSAGeometry "
+    "models.LieConvGeometry models.Trajectory ops.Choice",
     "takes settings that read_settings has checked; damaged ones are a target of their own": "compare.CellRunner "
     "compare.CellStore compare.Sets compare.Settings compare.build_task compare.in_words compare.match_models "
     "compare.page compare.report compare.tables compare.write_json train.check_trusted train.load_weights",

@@ -260,7 +260,8 @@ class FramewiseTransformer(FrameNetwork):
 class FramewiseHead(FrameHead):
     """A network with one hidden layer, on the mean over the frames for invariants, and in each frame for vectors.
 
-    If a ``group`` is given, the hidden layer is tied over its elements, and the mean for invariants is taken after it.
+    If a ``group`` is given, the hidden layer is tied over its elements, and invariants are read from its maximum over
+    the frames.
     """
 
     def __init__(
@@ -277,6 +278,6 @@ class FramewiseHead(FrameHead):
         if self.kind == "invariant":
             if not self.sees_frames:
                 return self.outputs(as_without_autocast(super().forward, x.mean(dim=1), last), graph)
-            return self.outputs(as_without_autocast(last, act(hidden(x)).mean(dim=1), last), graph)
+            return self.outputs(as_without_autocast(last, act(hidden(x)).amax(dim=1), last), graph)
         values = project_field(super().forward(x), graph, self.out_channels * Vector(self.dim))
         return self.outputs(values.unflatten(1, (self.out_channels, self.dim)), graph)

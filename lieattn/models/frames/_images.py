@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lieattn._core.checks import check_arguments, check_counts, check_dropout, check_length
 from lieattn._core.contexts import without_autocast
+from lieattn._core.functional import transformed
+from lieattn._core.recent import Recent
 from lieattn.geometry import (
     AllPairs,
     Coarse,
@@ -21,6 +24,7 @@ from lieattn.geometry import (
     PointClouds,
     coarsen,
     lift,
+    lift_rasters,
     scaled,
 )
 from lieattn.groups import FiniteGroup
@@ -28,8 +32,8 @@ from lieattn.models._base.inputs import PointInputs, VectorEmbedding, VectorInpu
 from lieattn.models._base.lifted import LiftedNetwork, without_lattice
 from lieattn.models._base.network import GroupField, OutputKind, PointOutputs
 from lieattn.models.frames._framewise import FramewiseHead
-from lieattn.nn import FiberNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
-from lieattn.nn.relative import NetworkKernel, RotaryPhases
+from lieattn.nn import FieldBatchNorm, FramewiseBlock, GroupConvolution, GroupLinear, Pooling
+from lieattn.nn.relative import BumpKernel, RotaryPhases
 from lieattn.ops import RelativeTerms
 
 _SHARE = 0.25  # of the points that a pooling of a cloud without raster keeps
@@ -75,25 +79,30 @@ class ImageGeometry:
     Attributes
     ----------
     stages
-        Graph of each stage with its neighborhoods; in the last stage those of the attention. The first one lifts.
+        Graph of each stage with the neighborhoods of the convolutions.
     pools
         Cells of the poolings between the stages.
-    positions
-        Positions ``[points, fiber, dim]`` in the frames, of the last stage.
+    whole, positions
+        Graph of the last stage with the neighborhoods of the attention, and positions ``[points, fiber, dim]`` in the
+        frames.
     """
 
     stages: tuple[LiftedGraph, ...]
     pools: tuple[Coarse, ...]
+    whole: LiftedGraph
     positions: Tensor
 
 
 class ImageTransformer(LiftedNetwork):
     """A vision transformer on sets of pixels, equivariant to R^d ⋊ H: convolutions near, attention far.
 
-    A lifting convolution maps the points to a field ``[points, fiber, channels]``. Each stage but the last has blocks
-    with a separable group convolution over the neighborhood, and is followed by a pooling of the set. In the last
-    stage, each frame attends to the whole set, with rotary encodings, as in :class:`FramewiseTransformer`. All other
-    maps are group-tied.
+    A lifting convolution maps the points to a field ``[points, fiber, channels]``. The blocks of each stage are group
+    convolutions over the neighborhood, with :class:`lieattn.nn.relative.BumpKernel`, and a pooling of the set follows
+    all stages but the last. In the last stage, after each convolution each frame attends to the whole set, with rotary
+    encodings, as in :class:`FramewiseTransformer`. Invariant outputs read the maximum over the frames.
+
+    **Cost.** Convolutions of images of one size are dense ones on their raster, see
+    :func:`lieattn.geometry.lift_rasters`. Other sets have lists of neighbors, with the same result to rounding.
 
     **Sets.** Images can differ in size, lack pixels or have any other points, and the group can be any finite
     orthogonal group of the plane (C_n, D_n), of space (T, O, I, for volumes) or of other dimensions. The points of data
@@ -115,7 +124,8 @@ class ImageTransformer(LiftedNetwork):
     channels
         Channels per frame: one number, or one for each stage.
     blocks
-        Number of blocks of each stage. The poolings are between the stages.
+        Number of blocks of each stage, which have a convolution each, and in the last stage also attention. The
+        poolings are between the stages.
     heads
         Heads of the attention in each frame; twice their number must divide the channels of the last stage.
     vector_inputs
@@ -169,29 +179,34 @@ class ImageTransformer(LiftedNetwork):
         if not group.is_orthogonal:
             raise ValueError(f"group: expected orthogonal matrices, since poolings compare distances, got {group.name}")
         widths = [channels] * len(blocks) if isinstance(channels, int) else list(channels)
-        if not blocks or len(widths) != len(blocks):
+        if not blocks:
+            raise ValueError("blocks: expected a number of blocks for at least one stage, got ()")
+        if len(widths) != len(blocks):
             raise ValueError(f"channels: expected one number for each of {len(blocks)} stages, got {widths}")
         for width in widths:
             check_counts(out_channels=out_channels, channels=width, heads=heads)
         check_counts(0, **{f"blocks[{stage}]": count for stage, count in enumerate(blocks)})
-        self.group, self.has_kinks = group, options.reduction == "max" or pool == "max"
+        self.group, self.has_kinks = group, kind == "invariant" or options.reduction == "max"
+        self._recent: Recent[ImageGeometry] = Recent()
         self.vectors = VectorEmbedding(vector_inputs, group.dim, widths[0])
-        kernel = NetworkKernel(group, self.in_channels, widths[0], lifting=True)
+        kernel = BumpKernel(group, self.in_channels, widths[0], lifting=True)
         self.lifting = GroupConvolution(kernel, measure=_GAIN, reduction="mean")
-        self.stem = FiberNorm(widths[0])
+        self.stem = FieldBatchNorm(widths[0])
         sizes: dict[str, Any] = {"mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
-        *near, last = zip(widths, blocks, strict=True)
-        self.stages = nn.ModuleList(
-            nn.ModuleList(_ConvolutionBlock(group, width, **sizes) for _ in range(count)) for width, count in near
-        )
-        self.stages.append(nn.ModuleList(FramewiseBlock(group, last[0], heads=heads, **sizes) for _ in range(last[1])))
+        stages: list[list[nn.Module]] = [
+            [_ConvolutionBlock(group, width, options.dropout) for _ in range(count)]
+            for width, count in zip(widths, blocks, strict=True)
+        ]
+        attention = [FramewiseBlock(group, widths[-1], heads=heads, **sizes) for _ in stages[-1]]
+        stages[-1] = [part for pair in zip(stages[-1], attention, strict=True) for part in pair]
+        self.stages = nn.ModuleList(map(nn.ModuleList, stages))
         self.widening = nn.ModuleList(GroupLinear(group, small, large) for small, large in pairwise(widths))
         spreads = pairwise(widths) if pool == "none" else ()
         self.narrowing = nn.ModuleList(GroupLinear(group, large, small) for small, large in spreads)
-        self.phases = RotaryPhases(group.dim, heads, last[0] // heads)
+        self.phases = RotaryPhases(group.dim, heads, widths[-1] // heads)
         self.length = options.length or 2.0 ** len(blocks)
         width = widths[0] if pool == "none" else widths[-1]
-        self.norm = FiberNorm(width)
+        self.norm = FieldBatchNorm(width)
         self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group)
 
     def tied_to(self) -> dict[str, str]:
@@ -201,30 +216,35 @@ class ImageTransformer(LiftedNetwork):
 
     @in_precision_of_weights
     def geometry(self, data: Any) -> ImageGeometry:
-        """Lift the points of all stages; ValueError is raised for periodic clouds."""
-        clouds: PointClouds = without_lattice(data, "an ImageTransformer")
-        near, stages, pools = self.neighborhood, [], []
-        with without_autocast(clouds.device):
-            for _ in self.widening:
-                stages.append(self._lift(clouds, near))
-                pools.append(coarsen(clouds, _SHARE) if clouds.grid is None else Coarse.of_rasters(clouds))
-                clouds, near = pools[-1].clouds, scaled(near, 2.0)
-            graph = lift(clouds, self.frames, self.options.window or AllPairs(), self.space, length=self.length)
-            if not pools:
-                stages.append(self._lift(clouds, near))
-            return ImageGeometry((*stages, graph), tuple(pools), graph.frame_positions())
+        """Lift the points of all stages; ValueError is raised for periodic clouds.
 
-    def _lift(self, clouds: PointClouds, neighborhood: Neighborhood) -> LiftedGraph:
-        graph = lift(clouds, self.frames, neighborhood, self.space)
-        # Evaluated here, so that loader workers compute them and compiled networks do not have to.
-        _ = graph.relative.row, graph.relative.positions
-        return graph
+        The last two geometries of batches of images of one size are kept, and used again for equal positions.
+        """
+        clouds: PointClouds = without_lattice(data, "an ImageTransformer")
+        with without_autocast(clouds.device):
+            recorded = clouds.pos.requires_grad or transformed() or torch.compiler.is_compiling()
+            if clouds.grid is None or recorded or clouds.sides is None:
+                return self._geometry(clouds)
+            return self._recent.get(
+                (clouds.pos, clouds.batch, clouds.grid),
+                lambda own: self._geometry(replace(clouds, pos=own[0], batch=own[1], grid=own[2])),
+            )
+
+    def _geometry(self, clouds: PointClouds) -> ImageGeometry:
+        near, pools = self.neighborhood, []
+        stages = [lift_rasters(clouds, self.frames, near, self.space)]
+        for _ in self.widening:
+            pools.append(coarsen(clouds, _SHARE) if clouds.grid is None else Coarse.of_rasters(clouds))
+            clouds, near = pools[-1].clouds, scaled(near, 2.0)
+            stages.append(lift_rasters(clouds, self.frames, near, self.space))
+        whole = lift(clouds, self.frames, self.options.window or AllPairs(), self.space, length=self.length)
+        return ImageGeometry(tuple(stages), tuple(pools), whole, whole.frame_positions())
 
     @in_precision_of_weights
     def field(self, data: Any, geometry: ImageGeometry | None = None) -> GroupField:
         """Return the field of the last stage, or of all points with ``pool="none"``, and its graph."""
         geometry = self.geometry(data) if geometry is None else geometry
-        first, graph = geometry.stages[0], geometry.stages[-1]
+        first, last = geometry.stages[0], geometry.stages[-1]
         x = self.lifting(features(data, self.inputs, first), first)
         directed = self.vectors(data, first)
         x = F.gelu(self.stem(x if directed is None else x + directed))
@@ -237,30 +257,27 @@ class ImageTransformer(LiftedNetwork):
                 x = self._through(block, x, graph_near)
             fields.append(x)
             x = widen(cells.pool(x, self.options.reduction))
-        graph = graph.carrying(terms=RelativeTerms(rotary=self.phases(geometry.positions), rotary_values=True))
+        rotary = RelativeTerms(rotary=self.phases(geometry.positions), rotary_values=True)
+        whole = geometry.whole.carrying(terms=rotary)
         for block in stages[-1]:
-            x = self._through(block, x, graph)
+            x = self._through(block, x, whole if isinstance(block, FramewiseBlock) else last)
         if not self.narrowing:
-            return GroupField(self.norm(x), graph)
+            return GroupField(self.norm(x), whole)
         for finer, cells, narrow in zip(fields[::-1], geometry.pools[::-1], list(self.narrowing)[::-1], strict=True):
             x = finer + cells.spread(narrow(x))
         return GroupField(self.norm(x), first)
 
 
 class _ConvolutionBlock(nn.Module):
-    """Pre-norm block: separable group convolution over the neighborhood, then a group-tied network."""
+    """Residual block: normalization, activation, and a group convolution over the neighborhood."""
 
-    def __init__(self, group: FiniteGroup, channels: int, *, mlp_ratio: int, dropout: float) -> None:
+    def __init__(self, group: FiniteGroup, channels: int, dropout: float) -> None:
         super().__init__()
-        self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
-        kernel = NetworkKernel(group, channels, channels, form="separable", init_scale=_GAIN)
-        self.convolution = GroupConvolution(kernel, measure=1.0, reduction="mean")
-        self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
-        self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
+        self.norm = FieldBatchNorm(channels)
+        self.convolution = GroupConvolution(BumpKernel(group, channels, channels), measure=_GAIN, reduction="mean")
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "points fiber channels"], graph: LiftedGraph
     ) -> Float[Tensor, "points fiber channels"]:
-        x = x + self.dropout(self.convolution(self.norm1(x), graph))
-        return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
+        return x + self.dropout(self.convolution(F.gelu(self.norm(x)), graph))

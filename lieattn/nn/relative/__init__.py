@@ -3,7 +3,7 @@
 from lieattn.nn.relative._affine import FourierFeatures, RelativePositionTable
 from lieattn.nn.relative._base import RelativeFunction, graph_attention
 from lieattn.nn.relative._edge_networks import AngleFeatures, EdgeNetwork, keep_variance
-from lieattn.nn.relative._kernels import ConvolutionKernel, NetworkKernel, RankKernel, TableKernel
+from lieattn.nn.relative._kernels import BumpKernel, ConvolutionKernel, NetworkKernel, RankKernel, TableKernel
 from lieattn.nn.relative._pair_scores import (
     CombinedScore,
     Kernel,
@@ -22,6 +22,7 @@ from lieattn.nn.relative._positional import (
 
 __all__ = [
     "AngleFeatures",
+    "BumpKernel",
     "CombinedScore",
     "ConvolutionKernel",
     "CoordinateEncoding",

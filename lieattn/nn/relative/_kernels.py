@@ -324,6 +324,73 @@ class NetworkKernel(ExactConstants, ConvolutionKernel):
         return torch.einsum("pamc,moc->pao", summed, self.mix)
 
 
+class BumpKernel(ExactConstants, ConvolutionKernel):
+    r"""Gaussian bumps on a small lattice that turns with the frame, each with a matrix for every relative frame.
+
+    .. math::  \psi_{oc}(v, q) = \sum_m \exp\!\big(-2 |v - c_m|^2 / s^2\big) A_{moc}(q)
+
+    where v = h_a⁻¹(x_j - x_i) / length, and c_m are the points of a lattice of spacing s in the cube from -1 to 1. With
+    five points on a side, upright frames have about a free number for each of 5 x 5 pixels.
+
+    **Equivariance.** That of :class:`RelativeFunction`.
+
+    Parameters
+    ----------
+    group, in_channels, out_channels, lifting
+        See :class:`ConvolutionKernel`.
+    side
+        Number of points of the lattice on a side, at least 2.
+    init_scale
+        Initial scale of the values.
+    """
+
+    centers: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        lifting: bool = False,
+        side: int = 5,
+        init_scale: float = 1.0,
+    ) -> None:
+        check_arguments(BumpKernel.__init__, locals())
+        check_positive(init_scale=init_scale)
+        check_count("side", side, 2)
+        super().__init__(group, in_channels, out_channels, lifting=lifting)
+        self.spacing = 2 / (side - 1)
+        line = torch.linspace(-1, 1, side, dtype=torch.float64, device="cpu")
+        centers = torch.cartesian_prod(*[line] * group.dim).reshape(-1, group.dim)
+        self.register_constant("centers", centers)
+        bound = init_scale * math.sqrt(3 / (self.poses * in_channels))
+        self.weight = nn.Parameter(bound * (2 * torch.rand(len(centers), self.poses, out_channels, in_channels) - 1))
+
+    def bumps(self, graph: LiftedGraph) -> Float[Tensor, "rows fiber bumps"]:
+        """Return the heights ``[rows, fiber, bumps]`` of the bumps, in the dtype of the weights."""
+        check_graph(graph, LiftedGraph, self.weight, "the weights")
+        seen = graph.relative.positions
+        square = (seen[:, :, None] - self.centers.to(seen)).square().sum(-1)
+        return (square * (-2 / self.spacing**2)).exp().to(self.weight.dtype)
+
+    def values(self, graph: LiftedGraph) -> Tensor:
+        return torch.einsum("tam,muoc->tauoc", self.bumps(graph), self.weight)
+
+    def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        bumps, row = self.bumps(graph), graph.relative.row
+        if row is not None and len(bumps) <= _MOST_TYPES:
+            return super().convolve(x, graph)
+        # The matrices come before the sum over neighbors: each bump is a head.
+        check_features(x, self.weight, self.in_channels)
+        outs = self.relative[:1] if self.lifting else self.relative
+        mixed = torch.einsum("pbc,maboc->pamo", x, self.weight[:, outs])
+        terms = RelativeTerms(psi=bumps[:, :, None, :, None], row=row)
+        value = mixed.expand(-1, graph.fiber, -1, -1)
+        summed, _ = graph_attention(None, None, value, graph, pattern="framewise", normalize="none", terms=terms)
+        return summed.sum(dim=2)
+
+
 class RankKernel(RelativeFunction):
     """The network of LieConv, from the coordinates of a relative element to a number of coefficients.
 

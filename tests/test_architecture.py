@@ -61,17 +61,17 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1436, 13, 0),
+    "_core": (1477, 14, 0),
     "ase": (368, 1, 0),
     "bench": (1418, 6, 3),
     "certify": (2967, 10, 8),
     "cli": (2551, 10, 3),
     "compare": (1712, 7, 16),
-    "geometry": (4491, 15, 41),
+    "geometry": (4646, 16, 43),
     "groups": (2106, 8, 35),
     "io": (1021, 6, 26),
-    "models": (8702, 43, 71),
-    "nn": (6165, 20, 76),
+    "models": (8720, 43, 71),
+    "nn": (6239, 20, 77),
     "ops": (10590, 47, 32),
     "reps": (802, 4, 15),
     "spaces": (370, 2, 5),
@@ -80,8 +80,8 @@ BUDGETS = {
     "train": (3107, 11, 32),
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
-    "datasets": (8641, 29, 79),
-    "tests": (53446, 147, 0),
+    "datasets": (8645, 29, 79),
+    "tests": (53657, 148, 0),
     "examples": (3265, 31, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

@@ -71,7 +71,7 @@ def test_files_of_a_user_by_the_commands_of_a_page(tmp_path, monkeypatch):
     for number, image in enumerate(pixels):
         Path("pictures", "abc"[number % 3]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(f"pictures/{'abc'[number % 3]}/{number}.png")
-    rows = [f"{'C' * (number + 1)}{end},{number}" for number in range(3) for end in ("O", "N", "C=O", "")]
+    rows = [f"{'C' * (number + 1)}{end},{number}" for number in range(6) for end in ("O", "N", "C=O", "")]
     Path("mols.csv").write_text("\n".join(["smiles,logS", *rows, "C1CC,0"]))
     text = (ROOT / "docs" / "questions.md").read_text().replace("\\\n", " ")
     commands = re.findall(r"^    lieattn (fit --model Point.*)", text, flags=re.MULTILINE)

@@ -224,6 +224,7 @@ def parse_yaml(what: str, text: str) -> Any:
     """
     import yaml
 
+    check_arguments(parse_yaml, locals())
     try:
         _check_keys(yaml.compose(text, yaml.SafeLoader), set())
         return full_names(yaml.safe_load(text))

@@ -77,7 +77,7 @@ BUDGETS = {
     "spaces": (370, 2, 5),
     "testing": (618, 3, 10),
     "torchsim": (95, 1, 0),
-    "train": (3107, 11, 32),
+    "train": (3108, 11, 32),
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8645, 29, 79),

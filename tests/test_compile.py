@@ -300,7 +300,10 @@ def with_gradients(model, data):
 
 @pytest.mark.parametrize("case", some(["directions", "stress", "framewise"], ["directions"]))
 def test_energies_and_forces_are_compiled_once_for_batches_of_any_size(case):
-    """Single clouds, and those with less than two edges, are computed as usual."""
+    """Single clouds, and those with less than two edges, are computed as usual.
+
+    Attention over whole clouds is another function for clouds of equal size, and for those of one point.
+    """
     network, stress = ("framewise" if case == "framewise" else "directions"), case == "stress"
     model, batches = energies_and_forces(network, stress)
     usual = EnergyForces(model.model, stress=stress).train()
@@ -311,7 +314,7 @@ def test_energies_and_forces_are_compiled_once_for_batches_of_any_size(case):
         found, wanted = with_gradients(model, data), with_gradients(usual, data)
         for ours, theirs in zip(found, wanted, strict=True):
             assert (ours - theirs).abs().max() <= 1e-5 * max(1, theirs.abs().max())
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (3 if case == "framewise" else 1)
 
 
 @pytest.mark.slow

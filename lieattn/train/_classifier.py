@@ -62,13 +62,11 @@ class PointSetClassifier(PointSetTask):
     per
         What has labels: ``"cloud"``, or ``"point"`` for segmentation, with a network that has ``pool="none"``.
     class_weights
-        Weight of each class in the loss, at least 0, or ``"balanced"`` for the number of labels in the training set
-        divided by the number of classes and the number of labels of the class, with 1 for a class without labels.
-        Those are measured when training begins, and are kept in checkpoints; without a
-        :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
+        Weight of each class in the loss, at least 0, or ``"balanced"``: the mean number of labels of a class in the
+        training set, divided by that of the class; 1 for a class without labels. Those are measured when training
+        begins, and kept in checkpoints; without :class:`~lieattn.train.PointSetData`, call :meth:`measure` before.
     loss_weight
-        Name of the attribute with the weights of clouds or points, in place of ``weight``, such as ``"area"``. All data
-        must have it.
+        Name of the attribute with weights of clouds or points, instead of ``weight``. All data must have it.
     """
 
     monitor = ("val/accuracy", "max")

@@ -326,7 +326,8 @@ def test_energies_and_forces_through_inductor(dtype):
     usual = EnergyForces(model.to(dtype).model).train()
     torch._dynamo.reset()
     model.compile()
-    with warnings.catch_warnings(action="error"):  # of a refusal
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "compile: ")  # a refusal
         found = with_gradients(model, data)
     assert_same(found, with_gradients(usual, data), {torch.float32: 1e-4, torch.float64: 1e-9}[dtype])
 

@@ -86,7 +86,8 @@ class CompiledGradients:
             return cast(Callable[..., Gradients], self._function)(*given)
 
     def _refuse(self, model: Any, error: Exception) -> None:
-        self.reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        self.reason = " ".join(lines[: 1 + lines[0].endswith(":")])  # backends say in the second line what they raised
         warn(f"compile: energies and forces of {type(model).__name__} run uncompiled, because {self.reason}")
 
 

@@ -68,6 +68,15 @@ def test_options_of_molecules_have_gradients_of_gradients(change):
     assert torch.autograd.gradcheck(forces, (pos,), fast_mode=True)
 
 
+def test_heads_that_see_the_frames_read_the_mean_of_their_units():
+    """A maximum would have kinks, at which forces jump."""
+    model = network(tetrahedral(), pool="sum", **LOCAL | {"options": SEPARABLE}).double()
+    data = random_clouds(3, (5,))
+    field, _ = model.field(data)
+    hidden, act, last = model.head
+    assert relative_error(model(data), last(act(hidden(field)).mean(dim=1)).sum(dim=0, keepdim=True)) < 1e-12
+
+
 def test_blocks_without_attention_need_a_neighborhood():
     for options in ({"attention": "none"}, {"angles": 3}):
         with pytest.raises(ValueError, match=r"neighborhood: expected a neighborhood .*, which .* needs"):

@@ -260,17 +260,23 @@ class FramewiseTransformer(FrameNetwork):
 class FramewiseHead(FrameHead):
     """A network with one hidden layer, on the mean over the frames for invariants, and in each frame for vectors.
 
-    If a ``group`` is given, the hidden layer is tied over its elements, and invariants are read from its maximum over
-    the frames.
+    If a ``group`` is given, the hidden layer is tied over its elements, and invariants are read from its mean over the
+    frames, or from its maximum, which has kinks.
     """
 
     def __init__(
-        self, channels: int, out_channels: int, dim: int, outputs: PointOutputs, group: FiniteGroup | None = None
+        self,
+        channels: int,
+        out_channels: int,
+        dim: int,
+        outputs: PointOutputs,
+        group: FiniteGroup | None = None,
+        reduction: Literal["mean", "max"] = "mean",
     ) -> None:
         width = out_channels if outputs.kind == "invariant" else out_channels * dim
         first = nn.Linear(channels, 2 * channels) if group is None else GroupLinear(group, channels, 2 * channels)
         super().__init__(first, nn.Linear(2 * channels, width), out_channels, outputs)
-        self.dim, self.sees_frames = dim, group is not None
+        self.dim, self.sees_frames, self.reduction = dim, group is not None, reduction
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Map a field ``[points, fiber, channels]`` to ``[clouds | points, out_channels]``, vectors with ``dim``."""
@@ -278,6 +284,8 @@ class FramewiseHead(FrameHead):
         if self.kind == "invariant":
             if not self.sees_frames:
                 return self.outputs(as_without_autocast(super().forward, x.mean(dim=1), last), graph)
-            return self.outputs(as_without_autocast(last, act(hidden(x)).amax(dim=1), last), graph)
+            units = act(hidden(x))
+            reduced = units.amax(dim=1) if self.reduction == "max" else units.mean(dim=1)
+            return self.outputs(as_without_autocast(last, reduced, last), graph)
         values = project_field(super().forward(x), graph, self.out_channels * Vector(self.dim))
         return self.outputs(values.unflatten(1, (self.out_channels, self.dim)), graph)

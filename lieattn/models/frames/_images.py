@@ -207,7 +207,7 @@ class ImageTransformer(LiftedNetwork):
         self.length = options.length or 2.0 ** len(blocks)
         width = widths[0] if pool == "none" else widths[-1]
         self.norm = FieldBatchNorm(width)
-        self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group)
+        self.head = FramewiseHead(width, out_channels, group.dim, PointOutputs(kind, pool), group, "max")
 
     def tied_to(self) -> dict[str, str]:
         """Return descriptions of the group and geometry, and of the window and poolings."""

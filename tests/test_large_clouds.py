@@ -43,6 +43,7 @@ from lieattn.models import (
 )
 from lieattn.models.lie import _networks
 from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
+from lieattn.ops import backend
 from lieattn.testing import randomize
 from tests.cases import refuses
 from tests.test_train import config, write
@@ -155,6 +156,19 @@ def test_forces_through_recomputed_activations():
         network.zero_grad()
         force.square().sum().backward()
         found.append((force.detach(), [weight.grad.clone() for weight in network.blocks.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["plain", "auto"])
+def test_activations_are_computed_again_by_the_backend_of_the_forward_pass(name):
+    network, data, found = randomize(NETWORKS["lie"]()).double(), clouds(20), []
+    for enabled in (False, True):
+        with backend(name):
+            energy = network.checkpoint_activations(enabled)(data).sum()
+        with backend("plain" if name == "auto" else "auto"):
+            network.zero_grad()
+            energy.backward()
+        found.append([weight.grad.clone() for weight in network.blocks.parameters()])
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 

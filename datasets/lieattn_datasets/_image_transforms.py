@@ -166,7 +166,7 @@ class AveragePixels(Configured):
     Parameters
     ----------
     size
-        Number of rows and columns of a square.
+        Number of rows and columns of a square, or side of a cube of voxels.
 
     Examples
     --------
@@ -185,16 +185,16 @@ class AveragePixels(Configured):
         if isinstance(data, Batch):
             return Batch.from_data_list([self(image) for image in data.to_data_list()])
         grid, size = data.get("grid"), self.size
-        expected = f"height and width of an image, [1, 2], that are multiples of {size}"
-        right = isinstance(grid, Tensor) and grid.shape == (1, 2) and not bool((grid % size).any())
+        expected = f"height and width of an image, [1, 2], or sides of a volume, [1, 3], that are multiples of {size}"
+        right = isinstance(grid, Tensor) and grid.shape in ((1, 2), (1, 3)) and not bool((grid % size).any())
         require(right, "data.grid", expected, "none" if grid is None else grid.tolist())
-        height, width = grid[0].tolist()
+        sides = grid[0].tolist()
         _check_only_pixels(data)
-        averaged = copy.copy(data)
+        averaged, squares = copy.copy(data), [part for side in sides for part in (side // size, size)]
         for name, unit in (("x", 1), ("pos", size)):
-            value = check_attribute(data, name, height * width, floating=True)
-            cells = value.reshape(height // size, size, width // size, size, -1)
-            averaged[name] = cells.mean(dim=(1, 3)).flatten(0, 1) / unit
+            value = check_attribute(data, name, math.prod(sides), floating=True)
+            cells = value.reshape(*squares, -1).mean(dim=tuple(range(1, 2 * len(sides), 2)))
+            averaged[name] = cells.flatten(0, -2) / unit
         averaged.grid = grid // size
         return averaged
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
@@ -48,6 +48,11 @@ region: ContextVar[Region] = ContextVar("region", default=_NOWHERE)
 """The checkpointed part that is being computed."""
 
 
+Entered = Callable[[], AbstractContextManager[None]]
+KEPT: list[Callable[[], Entered]] = []
+"""Functions that return what a part must be computed in, to have the settings of its first evaluation again."""
+
+
 def may_recompute() -> bool:
     """Return whether activations can be recomputed: gradients are enabled, and are not those of ``torch.func``."""
     return torch.is_grad_enabled() and not transformed()
@@ -64,23 +69,27 @@ def recomputed(function: Callable[..., T], *inputs: Any) -> T:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    function = object()
-    return _Within(function, again=False), _Within(function, again=True)
+    function, kept = object(), () if torch.compiler.is_compiling() else tuple(keep() for keep in KEPT)
+    return _Within(function, again=False), _Within(function, again=True, kept=kept)
 
 
 class _Within(AbstractContextManager[None]):
     """Context in which a part is computed. For second derivatives, torch enters the same context several times."""
 
-    def __init__(self, function: object, *, again: bool) -> None:
-        self._function, self._again = function, again
-        self._tokens: list[Token[Region]] = []
+    def __init__(self, function: object, *, again: bool, kept: tuple[Entered, ...] = ()) -> None:
+        self._function, self._again, self._kept = function, again, kept
+        self._entered: list[tuple[Token[Region], ExitStack]] = []
 
     def __enter__(self) -> None:
-        again = self._again or region.get().again
-        self._tokens.append(region.set(Region(self._function, again)))
+        again, settings = self._again or region.get().again, ExitStack()
+        for enter in self._kept:
+            settings.enter_context(enter())
+        self._entered.append((region.set(Region(self._function, again)), settings))
 
     def __exit__(self, *error: object) -> None:
-        region.reset(self._tokens.pop())
+        token, settings = self._entered.pop()
+        region.reset(token)
+        settings.close()
 
 
 class SeenWeights(NamedTuple):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from threading import Lock
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lieattn._core.checks import check_arguments, check_is
+from lieattn._core.contexts import KEPT
 from lieattn._core.functional import transformed
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
@@ -91,6 +93,9 @@ def backend(name: Backend) -> Iterator[None]:
         with _State.lock:
             del _State.requests[request]
             _State.asked = next(reversed(_State.requests.values()), _State.default)
+
+
+KEPT.append(lambda: partial(backend, _State.asked))
 
 
 def _recent_triton() -> bool:

@@ -78,7 +78,8 @@ def attentive_sums(
         None, or channel attention ``[clouds, fiber, frames, outs, ins]`` and spatial attention ``[points, fiber,
         frames, outs, 1]``.
     """
-    check_arguments(attentive_sums, locals())
+    if not torch.compiler.is_compiling():
+        check_arguments(attentive_sums, locals())
     first, second = channel or (None, None)
     levels = None if spatial is None else spatial.psi
     check_tensor("terms.psi", terms.psi, "a floating tensor")

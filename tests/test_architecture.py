@@ -61,7 +61,7 @@ MOST_LINES = 500
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
-    "_core": (1477, 14, 0),
+    "_core": (1486, 14, 0),
     "ase": (368, 1, 0),
     "bench": (1418, 6, 3),
     "certify": (2967, 10, 8),
@@ -72,7 +72,7 @@ BUDGETS = {
     "io": (1021, 6, 26),
     "models": (8730, 43, 71),
     "nn": (6239, 20, 77),
-    "ops": (10590, 47, 32),
+    "ops": (10596, 47, 32),
     "reps": (802, 4, 15),
     "spaces": (370, 2, 5),
     "testing": (618, 3, 10),
@@ -81,7 +81,7 @@ BUDGETS = {
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
     "datasets": (8645, 29, 79),
-    "tests": (53686, 148, 0),
+    "tests": (53711, 148, 0),
     "examples": (3265, 31, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages

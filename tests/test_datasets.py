@@ -506,7 +506,9 @@ class TestTransforms:
     def test_averages_of_voxels_are_means_of_cubes(self):
         pos = torch.cartesian_prod(torch.arange(4.0), torch.arange(2.0), torch.arange(6.0))
         values = torch.randn(4, 2, 6, generator=torch.manual_seed(0))
-        data = Data(x=values.view(-1, 1), pos=pos @ torch.linalg.qr(torch.randn(3, 3)).Q, grid=torch.tensor([[4, 2, 6]]))
+        data = Data(
+            x=values.view(-1, 1), pos=pos @ torch.linalg.qr(torch.randn(3, 3)).Q, grid=torch.tensor([[4, 2, 6]])
+        )
         averaged = ld.AveragePixels(2)(data)
         cube = (2 * torch.tensor([1, 0, 2]))[:, None] + torch.tensor([0, 1])
         torch.testing.assert_close(averaged.x[1 * 3 + 2, 0], values[2:4, 0:2, 4:6].mean())

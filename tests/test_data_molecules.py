@@ -754,6 +754,22 @@ class TestSmilesTable:
         with pytest.raises(ValueError, match=message):
             ld.SmilesTable(self.write(tmp_path, text), "all", **options)
 
+    @pytest.mark.filterwarnings("ignore:.*rows cannot be used")
+    def test_no_split_is_empty(self, tmp_path):
+        few = self.write(tmp_path, "smiles,y\n" + "O,1\n" * 4)
+        with pytest.raises(ValueError, match=r"shares: expected at least one of the 4 examples for split='test'"):
+            ld.SmilesTable(few, "test", target="y")
+        for number in range(10):  # one of the rows is the whole test set
+            rows = [f"O,{'' if row == number else row}\n" for row in range(10)]
+            path = self.write(tmp_path, "smiles,y\n" + "".join(rows))
+            if number == 0:
+                (kept,) = ld.SmilesTable(path, "test", target="y", on_error="skip").targets.flatten().tolist()
+            elif number == kept:
+                told = r"shares: expected at least one row that can be used for split='test', got \(0.8, 0.1\), which"
+                with pytest.raises(ValueError, match=told):
+                    ld.SmilesTable(path, "test", target="y", on_error="skip")
+        assert kept > 0
+
     def test_rows_keep_their_split_when_others_are_skipped(self, tmp_path):
         path = self.write(tmp_path, "smiles,y\n" + "".join(f"O,{n if n % 3 else ''}\n" for n in range(30)))
         with pytest.warns(UserWarning, match="10 of 30 rows"):

@@ -1492,6 +1492,24 @@ def test_untrusted_names_are_found_everywhere(found):
     assert not list(untrusted_names({"a": found}, ["json", "torch", "lieattn"]))
 
 
+def test_the_name_of_a_table_is_no_import_path(tmp_path, monkeypatch):
+    """A module ``mols`` beside ``mols.csv`` is not imported; arguments of other kinds and of other classes are tested."""
+    (tmp_path / "mols.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def found(class_path: str, **arguments: object) -> list[str]:
+        return list(untrusted_names({"data": {"class_path": class_path, "init_args": arguments}}, ["torch"]))
+
+    table = "lieattn_datasets.SmilesTable"
+    assert found(table, path="mols.csv", unit="mols.csv", smiles="mols.csv") == []
+    assert found("lieattn_datasets.ImageFolder", root="mols.csv") == []
+    assert found(table, transform="mols.csv", target="mols.csv", other="mols.csv") == ["mols.csv"] * 3
+    assert found(table, path={"class_path": "mols.csv"}) == found(table, path=["mols.csv"]) == ["mols.csv"]
+    assert found("lieattn_datasets.Gone", path="mols.csv") == ["mols.csv"]
+    assert found("mols.Table", path="mols.csv") == ["mols.Table", "mols.csv"]
+    assert found("lieattn.train.load_data", path="mols.csv") == ["mols.csv"]
+
+
 # The command line
 
 

@@ -55,8 +55,8 @@ class SmilesTable(Molecules):
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the table has no such column or no usable row, rows cannot be used (the message has their lines), or an
-        argument is out of range.
+        If the table has no such column, or the split no usable row; if rows cannot be used (the message has their
+        lines); or if an argument is out of range.
 
     Attributes
     ----------
@@ -117,6 +117,8 @@ class SmilesTable(Molecules):
         )
         chosen = seeded(np.zeros(len(rows), dtype=np.int64), split, shares, split_seed)
         self._indices = np.flatnonzero(np.isin(used, chosen))
+        got = f"{tuple(shares)}, which leave it {len(chosen)} that cannot; another split_seed has other rows"
+        require(len(self._indices), "shares", f"at least one row that can be used for split={split!r}", got)
 
     @property
     def names(self) -> list[str]:

@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lieattn.io._files import CheckpointError
 
@@ -22,6 +23,7 @@ _TRUSTED = (
     "torch_geometric.transforms",
 )
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_PLAIN = (str, Path, NoneType)  # annotations of arguments that no class or function is imported for
 
 
 def check_trusted(config: Any, path: str | Path, trust: Iterable[str]) -> None:
@@ -40,23 +42,38 @@ def untrusted_names(config: Any, packages: Iterable[str] = ()) -> Iterator[str]:
     Trusted packages are this library, parts of torch and PyTorch Geometric, and the ``packages``. All strings that can
     be the import path of a class or function are tested. An object belongs to the package that defines it, whatever its
     path is: ``lieattn.train.os.system`` does not belong to this library. Packages that are not trusted are not
-    imported.
+    imported. Arguments of trusted classes that are annotated as texts or files, such as ``mols.csv``, are not tested.
     """
     trusted = (*_TRUSTED, *packages)
-    for name in _texts(config):
+    for name in _texts(config, trusted):
         if _IMPORT_PATH.fullmatch(name) and _can_be_imported(name) and not _is_within(name, trusted):
             yield name
 
 
-def _texts(config: Any) -> Iterator[str]:
+def _texts(config: Any, trusted: tuple[str, ...]) -> Iterator[str]:
     if isinstance(config, Mapping):
-        for pair in config.items():
-            yield from _texts(pair)
+        plain = _plain_arguments(config.get("class_path"), trusted)
+        for key, value in config.items():
+            if key == "init_args" and isinstance(value, Mapping):
+                value = {name: None if name in plain and isinstance(one, str) else one for name, one in value.items()}
+            yield from _texts((key, value), trusted)
     elif isinstance(config, list | tuple):
         for item in config:
-            yield from _texts(item)
+            yield from _texts(item, trusted)
     elif isinstance(config, str):
         yield config
+
+
+def _plain_arguments(name: Any, trusted: tuple[str, ...]) -> set[str]:
+    """Return the arguments of a trusted class that are annotated as texts or files, and as nothing else."""
+    if not (isinstance(name, str) and _IMPORT_PATH.fullmatch(name) and _is_within(name, trusted)):
+        return set()
+    try:
+        hints = get_type_hints(pkgutil.resolve_name(name).__init__)
+    except (ImportError, AttributeError, NameError, TypeError):
+        return set()
+    parts = {key: get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint] for key, hint in hints.items()}
+    return {key for key, kinds in parts.items() if all(part in _PLAIN for part in kinds)}
 
 
 def _can_be_imported(name: str) -> bool:

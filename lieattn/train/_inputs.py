@@ -14,6 +14,7 @@ from lieattn._core.checks import kind
 from lieattn._core.machine import summed
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.io import UsageError
+from lieattn.models import DirectionConvNet
 from lieattn.nn import FrameMessages
 from lieattn.spaces import Euclidean
 
@@ -43,30 +44,35 @@ def spread_of_features(items: Any) -> tuple[Tensor, Tensor]:
     return torch.where(varies, mean, 0.0).float(), torch.where(varies, std, 1.0).float()
 
 
-def scale_messages(network: nn.Module, run: Callable[[], object]) -> bool:
+def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = False) -> bool:
     """Scale the kernels of messages so that no message is larger than the field that it is added to.
 
     The sizes are those of ``run``, which calls the network; blocks see the fields of the scaled blocks before them.
-    Return whether a kernel was changed.
+    With ``heads``, the last layers of :class:`DirectionConvNet` are scaled so that outputs are not larger than 1.
+    Return whether a weight was changed.
     """
-    factors: dict[FrameMessages, float] = {}
+    factors: dict[nn.Module, float] = {}
 
-    def scale(messages: FrameMessages, fields: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        sizes = torch.stack([values.detach().double().square().sum() for values in (fields[0], out)])
-        field, message = summed(sizes).tolist()
-        if messages not in factors and field < message < math.inf:
-            factors[messages] = math.sqrt(field / message)
-        return out * factors.get(messages, 1.0)
+    def scale(part: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        usual = inputs[0].detach() if isinstance(part, FrameMessages) else torch.ones_like(out)
+        sizes = torch.stack([values.detach().double().square().sum() for values in (usual, out)])
+        allowed, found = summed(sizes).tolist()
+        if part not in factors and allowed < found < math.inf:
+            factors[part] = math.sqrt(allowed / found)
+        return out * factors.get(part, 1.0)
 
-    hooks = [one.register_forward_hook(scale) for one in network.modules() if isinstance(one, FrameMessages)]
+    parts = [one for one in network.modules() if isinstance(one, FrameMessages)]
+    parts += [one.head for one in network.modules() if heads and isinstance(one, DirectionConvNet)]
+    hooks = [part.register_forward_hook(scale) for part in parts]
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
     with torch.no_grad():
-        for messages, factor in factors.items():
-            messages.kernel.weight.mul_(factor)
+        for part, factor in factors.items():
+            for weight in (part.kernel if isinstance(part, FrameMessages) else part[-1]).parameters():
+                weight.mul_(factor)
     return bool(factors)
 
 

@@ -51,7 +51,8 @@ from lieattn.train._tasks import OptimizerFactory, PointSetTask
 
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
 _LARGE = 100  # standard deviations of the targets
-_USUAL = 20  # of untrained energies and forces, in scales of the targets, which training reduces in a few steps
+_USUAL = 5  # size of untrained outputs, in scales of the targets, which training reduces in a few steps
+_OF_DERIVATIVES = 20  # the same for energies and forces, which need larger kernels
 _STAGES = ("train", "val", "test")
 
 
@@ -105,11 +106,12 @@ class PointSetRegressor(PointSetTask):
     of their deviations. These references belong to the model (:class:`lieattn.models.Rescaled`), which adds them in
     float64, so that energies in ASE are at the level of the training data.
 
-    Energies and forces of a network with :class:`lieattn.models.EnergyForces` start at the order of one, whatever the
-    number of its layers and neighbors. If in the first training step forces, or energies, are more than twenty times as
-    large as the scale, the kernels of :class:`lieattn.nn.FrameMessages` are scaled so that messages are not larger than
-    the fields that they are added to. If this is not enough, both are divided by their size, in all steps and in the
-    model, and a warning says so.
+    Outputs of a :class:`lieattn.models.DirectionConvNet` start at the order of one, whatever the number of its layers
+    and neighbors. If in the first training step outputs are more than five times as large as the scale, the kernels of
+    :class:`lieattn.nn.FrameMessages` are scaled so that messages are not larger than the fields that they are added to,
+    and the last layer so that outputs are not larger than the scale. For energies and forces of
+    :class:`lieattn.models.EnergyForces` the limit is twenty times the scale, and the last layer stays. If this is not
+    enough, both are divided by their size, in all steps and in the model, and a warning says so.
     """
 
     measured: Tensor
@@ -247,8 +249,8 @@ class PointSetRegressor(PointSetTask):
         self.measured.fill_(True)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of one batch, a scalar; in the first one, the gain of energies and forces is measured."""
-        self._begins = self._input is None and any(isinstance(one, EnergyForces) for one in self.network.modules())
+        """Return the loss of one batch, a scalar; in the first one, the size of the outputs is measured."""
+        self._begins = self._input is None
         return super().training_step(batch, batch_idx)
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
@@ -296,16 +298,24 @@ class PointSetRegressor(PointSetTask):
             raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
         if self._begins:
             self._begins = False
-            if self._excess(outputs, batch) > _USUAL and scale_messages(self.network, partial(self.outputs_of, batch)):
+            kinds = {type(one) for one in self.network.modules()}
+            derives = any(issubclass(one, EnergyForces) for one in kinds)
+            # Outputs of a trained network with units can be large, and are left as they are.
+            plain: set[str] = set() if any(issubclass(one, Rescaled) for one in kinds) else {*self.targets}
+            names = {"energy", "force"} if derives else plain
+            found, usual = self._excess(outputs, batch, names), _OF_DERIVATIVES if derives else _USUAL
+            if found > usual and scale_messages(self.network, partial(self.outputs_of, batch), heads=not derives):
                 outputs = named_outputs(self.outputs_of(batch), next(iter(self.targets)))
-            self._measure_gain(self._excess(outputs, batch))
+                found = self._excess(outputs, batch, names)
+            if derives:
+                self._measure_gain(found)
         derived = EnergyForceStress._fields
         return {name: outputs[name] * self.gain if name in derived else outputs[name] for name in self.targets}
 
-    def _excess(self, outputs: Mapping[str, Tensor], batch: Batch) -> float:
-        """Return the size of energies or forces, the larger one, in units of those of the data, whose scale is 1."""
+    def _excess(self, outputs: Mapping[str, Tensor], batch: Batch, names: set[str]) -> float:
+        """Return the size of the largest of these outputs, in units of those of the data, whose scale is 1."""
         found = 0.0
-        for name in {"energy", "force"} & {name for name in self.targets if self.scale_of.get(name) != "none"}:
+        for name in [name for name in self.targets if name in names and self.scale_of.get(name) != "none"]:
             values = outputs[name].detach().double().flatten()
             if name == "energy" and self.scale_of.get(name) == "force":
                 values = values / batch.ptr.diff().clamp(min=1)
@@ -315,7 +325,7 @@ class PointSetRegressor(PointSetTask):
 
     def _measure_gain(self, found: float) -> None:
         """Divide energies and forces by their size if they are far larger than those of the data."""
-        if _USUAL < found < math.inf:
+        if _OF_DERIVATIVES < found < math.inf:
             self.gain.fill_(1 / found)
             rank_zero_warn(
                 f"network: its untrained energies or forces are {found:.3g} times as large as those of the training "

@@ -1493,7 +1493,7 @@ def test_untrusted_names_are_found_everywhere(found):
 
 
 def test_the_name_of_a_table_is_no_import_path(tmp_path, monkeypatch):
-    """A module ``mols`` beside ``mols.csv`` is not imported; arguments of other kinds and of other classes are tested."""
+    """A module ``mols`` beside ``mols.csv`` is not imported; arguments of other kinds and classes are tested."""
     (tmp_path / "mols.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -61,7 +61,7 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
             factors[part] = math.sqrt(allowed / found)
         return out * factors.get(part, 1.0)
 
-    parts = [one for one in network.modules() if isinstance(one, FrameMessages)]
+    parts: list[Any] = [one for one in network.modules() if isinstance(one, FrameMessages)]
     parts += [one.head for one in network.modules() if heads and isinstance(one, DirectionConvNet)]
     hooks = [part.register_forward_hook(scale) for part in parts]
     try:
@@ -70,9 +70,9 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
         for hook in hooks:
             hook.remove()
     with torch.no_grad():
-        for part, factor in factors.items():
+        for part in parts:
             for weight in (part.kernel if isinstance(part, FrameMessages) else part[-1]).parameters():
-                weight.mul_(factor)
+                weight.mul_(factors.get(part, 1.0))
     return bool(factors)
 
 

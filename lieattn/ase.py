@@ -96,8 +96,8 @@ class Calculator(AseCalculator):
         ``"refuse"`` raises ValueError for a model whose energies jump as atoms move, because dynamics would not
         conserve them; ``"allow"`` accepts it.
     compile
-        Whether to compile energies and forces in the first calculation, which takes a minute, see
-        :meth:`lieattn.models.EnergyForces.compile`. Those of periodic atoms are not compiled.
+        Whether to compile energies, forces and stresses in the first calculation, which takes a minute, see
+        :meth:`lieattn.models.EnergyForces.compile`.
 
     Raises
     ------
@@ -263,9 +263,7 @@ class _Member:
         if data.pos is rounded.pos:  # transforms may depend on places, which the network need not know
             data = copy.copy(data)
             data.pos = self.model.rounded_positions(given, dtype)
-        # Derivatives by the cell are not compiled.
-        compiled = self.compiled and getattr(data, "cell", None) is None
-        found = _compiled(self.model, data) if compiled else self.model.model(data)
+        found = _compiled(self.model, data) if self.compiled else self.model.model(data)
         other = next((units.name for units, *_ in counted if units.name != "energy"), None)
         if isinstance(found, Mapping) and other is not None:
             raise ValueError(f"model: expected the scale of the output 'energy', got that of {other!r} alone")
@@ -291,15 +289,23 @@ class _Member:
 
 
 def _compiled(model: EnergyForces, data: Data) -> Any:
-    """Return the outputs of the network in a model, which computes energies and forces as one compiled function."""
-    fixed = copy.copy(data)
+    """Return the outputs of the network in a model, which computes energies and derivatives as one compiled function."""
+    fixed, cell = copy.copy(data), getattr(data, "cell", None)
     fixed.pos = data.pos.detach()
+    model.stress = cell is not None and cell.requires_grad
+    if cell is not None:
+        fixed.cell = cell.detach()
     found: Any = model(fixed)
     outputs = dict(found) if isinstance(found, Mapping) else found._asdict()
     batch = data.z.new_zeros(data.num_nodes) if data.batch is None else data.batch
-    # A linear function of the positions with this value and these derivatives.
-    moved = (outputs.pop("force") * (data.pos - fixed.pos)).sum(dim=1)
-    energy = outputs["energy"].index_add(0, batch, -moved)
+    # A linear function of the positions and the strain with this value and these derivatives.
+    moved, energy = data.pos - fixed.pos, outputs["energy"]
+    if model.stress:
+        strain = torch.linalg.solve(fixed.cell, data.cell - fixed.cell)
+        moved = moved - (fixed.pos[:, None] @ strain[batch])[:, 0]
+        energy = energy - (outputs.pop("virial") * strain).sum(dim=(1, 2))
+        del outputs["stress"]
+    energy = energy.index_add(0, batch, -(outputs.pop("force") * moved).sum(dim=1))
     return {**outputs, "energy": energy} if isinstance(found, Mapping) else energy
 
 

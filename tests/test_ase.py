@@ -297,18 +297,18 @@ def test_references_belong_to_outputs_and_have_rows_of_two():
         Rescaled(nn.Identity(), {"y": 1.0}, references={"y": torch.ones(1, 2)})(torch.zeros(1))
 
 
-@pytest.mark.parametrize("cell", [False, True], ids=["molecule", "crystal"])
-def test_compiled_functions_compute_molecules(cell, monkeypatch):
-    """Here they are eager. Derivatives by the cell are computed as usual."""
+@pytest.mark.parametrize("pbc", [None, (True, True, False), True], ids=["molecule", "slab", "crystal"])
+def test_compiled_functions_compute_molecules_and_crystals(pbc, monkeypatch):
+    """Here they are eager."""
     calls = []
 
     def function(net, options):
-        usual = EnergyForces(net).eval()
-
-        def compiled(values, geometry, pos):
-            calls.append(pos)
-            energy, force = usual(Data(**{**values, "pos": pos}))
-            return energy, {}, (-force,)
+        def compiled(values, geometry, *inputs):
+            calls.append(len(inputs))
+            usual = EnergyForces(net, stress=len(inputs) > 1).eval()
+            results = usual(Data(**{**values, "pos": inputs[0]}))
+            gradients = [-results.force, *(-results.virial for _ in inputs[1:])]
+            return results.energy, {}, tuple(gradients)
 
         return compiled
 
@@ -318,11 +318,18 @@ def test_compiled_functions_compute_molecules(cell, monkeypatch):
     )
     model = Rescaled(randomize(net).double(), {"energy": 2.0}, {"energy": 3.0})
     usual, found = (
-        with_calculator(water(cell), model, energy_unit="kcal/mol", compile=compile) for compile in (False, True)
+        with_calculator(water(pbc is not None), model, energy_unit="kcal/mol", compile=compile)
+        for compile in (False, True)
     )
+    for atoms in (usual, found) if pbc else ():
+        atoms.pbc = pbc
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.05 * np.random.default_rng(0).normal(size=(3, 3))))
     assert found.get_potential_energy() == pytest.approx(usual.get_potential_energy(), rel=1e-12)
     np.testing.assert_allclose(found.get_forces(), usual.get_forces(), atol=1e-10 * np.abs(usual.get_forces()).max())
-    assert bool(calls) != cell
+    if pbc is True:
+        expected = usual.get_stress()
+        np.testing.assert_allclose(found.get_stress(), expected, atol=1e-10 * np.abs(expected).max())
+    assert set(calls) == {2 if pbc is True else 1}
 
 
 def test_its_networks_are_printed():

@@ -1,13 +1,13 @@
 """Dynamics of ethanol at constant energy, with a trained network of the library.
 
-Without arguments it runs 1 ps. ``python examples/tasks/trained_md.py 10 data`` runs 10 ps, and draws the distances of
-atoms beside those of ``rmd17_split01.npz`` in the folder ``data``, as ``ethanol_distances.png``.
+Without arguments it runs 1 ps. ``python examples/tasks/trained_md.py 10 data aspirin`` runs 10 ps of aspirin, and draws
+the distances of atoms beside those of ``rmd17_split01.npz`` in the folder ``data``, as ``aspirin_distances.png``.
 """
 
 import sys
 
 import numpy as np
-from ase import units
+from ase import Atoms, units
 from ase.build import molecule
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary, ZeroRotation
 from ase.md.verlet import VelocityVerlet
@@ -20,9 +20,12 @@ from lieattn.ase import Calculator
 from lieattn_datasets import RMD17Subset
 
 
-def main(picoseconds: float = 1.0, root: str | None = None, network: str = "ethanol-energy") -> tuple[float, float]:
+def main(picoseconds: float = 1.0, root: str | None = None, name: str = "ethanol") -> tuple[float, float]:
     """Return the drift of the energy in meV per atom and ps, and the mean temperature in K."""
-    atoms = molecule("CH3CH2OH", calculator=Calculator(lieattn.load(network).double(), energy_unit="meV"))
+    frames = None if root is None else RMD17Subset(root, name, "train", validation=0)
+    atoms = molecule("CH3CH2OH") if frames is None else Atoms(frames[0].z.numpy(), frames[0].pos.double().numpy())
+    # Compiling takes a minute.
+    atoms.calc = Calculator(lieattn.load(f"{name}-energy").double(), energy_unit="meV", compile=picoseconds > 10)
     BFGS(atoms, logfile=None).run(fmax=0.01, steps=100)
     # Half of the kinetic energy becomes potential energy, so that the mean temperature is about 500 K.
     MaxwellBoltzmannDistribution(atoms, temperature_K=1000, force_temp=True, rng=np.random.default_rng(0))
@@ -37,15 +40,13 @@ def main(picoseconds: float = 1.0, root: str | None = None, network: str = "etha
         distances[f"{picoseconds:g} ps of dynamics"].append(pdist(atoms.positions))
     drift = float(np.polyfit(np.linspace(0, picoseconds, len(energies)), energies, 1)[0])
     print(f"{np.mean(kelvin):.0f} K; energy per atom: drift {drift:.4f} meV/ps, spread {np.std(energies):.4f} meV")
-    if root is not None:
-        frames = RMD17Subset(root, "ethanol", "train", validation=0)
+    if frames is not None:
         distances["frames of revised MD17"] = [pdist(frames[index].pos.numpy()) for index in range(len(frames))]
         values = [np.concatenate(one) for one in distances.values()]
-        edges = [0.8 + 0.05 * index for index in range(81)]
-        found = pyplot.hist(values, edges, density=True, histtype="step", label=[*distances])
-        pyplot.xlabel("distance of two atoms of ethanol, Å")
+        found = pyplot.hist(values, [i / 20 for i in range(16, 200)], density=True, histtype="step", label=[*distances])
+        pyplot.xlabel(f"distance of two atoms of {name}, Å")
         pyplot.legend()
-        pyplot.savefig("ethanol_distances.png", dpi=80)
+        pyplot.savefig(f"{name}_distances.png", dpi=80)
         print(f"{2.5 * abs(np.diff(np.array(found[0]), axis=0)).sum():.1f} % of the distances are at other places")
     return drift, float(np.mean(kelvin))
 

@@ -289,7 +289,7 @@ class _Member:
 
 
 def _compiled(model: EnergyForces, data: Data) -> Any:
-    """Return the outputs of the network in a model, which computes energies and derivatives as one compiled function."""
+    """Return the outputs of the network in a model, which computes energies and derivatives as a compiled function."""
     fixed, cell = copy.copy(data), getattr(data, "cell", None)
     fixed.pos = data.pos.detach()
     model.stress = cell is not None and cell.requires_grad

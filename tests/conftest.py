@@ -1,9 +1,11 @@
 """Options and fixtures of the whole suite."""
 
 import gc
+import importlib
 import logging
 import logging.handlers
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import e3nn
@@ -11,6 +13,13 @@ import pytest
 import torch
 
 from lieattn.ops import backend
+
+# Two workers import the same files in the same order, and each would compile nearly all that have no bytecode yet.
+# Therefore one worker begins with packages that the other imports last.
+LATE = "scipy.signal scipy.stats sklearn.datasets trimesh ase.build numba matplotlib.pyplot".split()
+for name in LATE if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" else ():
+    with suppress(ImportError):
+        importlib.import_module(name)
 
 
 def pytest_addoption(parser):

@@ -72,7 +72,8 @@ def compared(function, cls=None):
 
     # Names in annotations are looked up among the globals of the function.
     echo = FunctionType(echo.__code__, promise.__globals__, echo.__name__, None, echo.__closure__)
-    compare = jaxtyped(wraps(promise)(echo), typechecker=beartype(conf=LIKE))
+    # Made at the first call, since many functions are never called in a process.
+    compare = cache(lambda: jaxtyped(wraps(promise)(echo), typechecker=beartype(conf=LIKE)))
     fitting = set()  # forms of calls that were compared: the same ones need not be compared again
 
     @wraps(function)
@@ -80,7 +81,7 @@ def compared(function, cls=None):
         result = function(*args, **options)
         if not torch.compiler.is_compiling() and (forms := (form(args), form(options), form(result))) not in fitting:
             setattr(RESULTS, key, result)
-            compare(*args, **options)
+            compare()(*args, **options)
             fitting.add(forms)
         return result
 

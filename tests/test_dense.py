@@ -221,8 +221,16 @@ def launched(monkeypatch):
     return names
 
 
+# lanes of single precision on other machines, where each precision would need kernels of its own
+PRECISIONS = {
+    None: ((torch.float64, 1e-12), (torch.float32, 1e-5)),
+    8: ((torch.float64, 1e-12),),
+    4: ((torch.float32, 1e-5),),
+}
+
+
 @pytest.mark.parametrize(
-    ("clouds", "lanes"), [*((clouds, None) for clouds in CLOUDS), *itertools.product(["ragged", "large"], [4, 8, None])]
+    ("clouds", "lanes"), [*((clouds, None) for clouds in CLOUDS), *itertools.product(["ragged", "large"], PRECISIONS)]
 )
 @pytest.mark.parametrize(("dim", "width"), [(4, 4), (1, 3), (3, 2)])
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -230,12 +238,12 @@ def test_the_kernel_for_few_channels_equals_plain(pattern, dim, width, clouds, l
     if lanes is not None:
         monkeypatch.setattr(few_channels, "widest_lanes", lambda: lanes)
     batch = torch.arange(2).repeat_interleave(40) if clouds == "large" else CLOUDS[clouds]
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+    for dtype, tolerance in PRECISIONS[lanes]:
         signals, neighbors = problem(batch, heads=3, dim=dim, width=width, dtype=dtype)
         found, wanted = (results(signals, neighbors, name, pattern=pattern, scale=0.7) for name in ("auto", "plain"))
         for ours, theirs in zip(found, wanted, strict=True):
             assert (ours - theirs).abs().max() < tolerance * max(1, theirs.abs().max())
-    assert launched == ["run_forward", "run_backward"] * 2
+    assert launched == ["run_forward", "run_backward"] * len(PRECISIONS[lanes])
 
 
 def test_the_kernel_for_few_channels_on_several_threads(launched, monkeypatch):

@@ -197,8 +197,8 @@ def test_networks_of_heads_can_be_differentiated_twice(name):
     def call(rows, *leaves):
         return head_networks(rows, leaves[:3], leaves[3:], name)
 
-    assert torch.autograd.gradcheck(call, (rows, *weights, *biases))
-    assert torch.autograd.gradgradcheck(call, (rows, *weights, *biases))
+    assert torch.autograd.gradcheck(call, (rows, *weights, *biases), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (rows, *weights, *biases), fast_mode=True)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3])
@@ -387,7 +387,7 @@ def test_gradients_at_coincident_and_antipodal_points(kind, name):
     lifting = {"coordinates": COORDINATES[coordinates], "bound": True}
     model = network(space, frames, layers=1, channels=4, lifting=lifting)
     x = torch.randn(5, 3, dtype=DOUBLE)
-    assert torch.autograd.gradcheck(lambda pos: model(Data(pos=pos, x=x)), (pos,), atol=1e-6, rtol=1e-4)
+    assert torch.autograd.gradcheck(lambda pos: model(Data(pos=pos, x=x)), (pos,), atol=1e-6, rtol=1e-4, fast_mode=True)
 
 
 # --- evaluation and training ----------------------------------------------------------------------------------------

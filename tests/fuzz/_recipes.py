@@ -6,9 +6,10 @@ import copy
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
+from fnmatch import translate
 from typing import Any
 
 import numpy as np
@@ -642,13 +643,18 @@ def _given(name: str, argument: str, default: Any) -> Any:
     return COMMON[argument]
 
 
+@functools.cache
+def _exempt() -> re.Pattern[str]:
+    patterns = [one for part in EXEMPT.values() for one in (part.split() if isinstance(part, str) else part)]
+    return re.compile("|".join(translate(form) for one in patterns for form in (one, f"{one}.*")))
+
+
 def is_exempt(name: str) -> bool:
     """Return whether an entry point is not called with bad arguments, or has no arguments."""
-    patterns = [one for part in EXEMPT.values() for one in (part.split() if isinstance(part, str) else part)]
     owner, attribute = PLACES[name]
     parameters = inspect.signature(getattr(owner or _module(name), attribute)).parameters.values()
     takes = any(p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-    return not takes or any(fnmatch(name, one) or fnmatch(name, f"{one}.*") for one in patterns)
+    return not takes or _exempt().match(name) is not None
 
 
 def _valid(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -185,7 +185,12 @@ class Calculator(AseCalculator):
         atoms = self.atoms
         whole = bool(atoms.pbc.all()) and atoms.cell.rank == 3
         if "stress" in properties and not whole:
-            raise PropertyNotImplementedError("stress: expected atoms that are periodic along all three cell vectors")
+            advice = (
+                "for a slab whose vacuum is wider than the radius of the network, atoms.pbc = True changes nothing else"
+            )
+            raise PropertyNotImplementedError(
+                f"stress: expected atoms that are periodic along all three cell vectors; {advice}"
+            )
         weight = next(self.model.parameters(), torch.zeros(()))
         pos = torch.tensor(atoms.positions, device=weight.device)
         data = Data(pos=pos, z=torch.tensor(atoms.numbers, device=pos.device).long())

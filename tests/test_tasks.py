@@ -32,6 +32,7 @@ RUNS = {
     ),
     "segmentation": ({"scenes": 16, "epochs": 1}, lambda iou: len(iou) == 3 and 0 <= min(iou) <= max(iou) <= 1),
     "ship_and_reload": ({"clouds": 32, "epochs": 1}, lambda error: 0 < error < 3),
+    "slabs": ({"frames": 20, "epochs": 1}, lambda found: 0 < found[0] < 0.1 and found[1] < 5),
     "stations": ({"days": 8, "epochs": 1}, lambda error: 0 < error < 10),
     "trained_md": ({"picoseconds": 0.02}, lambda found: abs(found[0]) < 50 and 300 < found[1] < 1100),
     "own_training_loop": ({"clouds": 60, "epochs": 3}, lambda accuracy: accuracy > 0.3),

@@ -287,7 +287,8 @@ def _leave_out_stresses(frames: Sequence[Any], found: list[Any]) -> None:
     if flat:
         warnings.warn(
             f"frames: {len(flat)} stresses are left out, the first is of frame {flat[0]}, because these frames are not "
-            "periodic along three vectors; networks have only virials for them",
+            "periodic along three vectors; networks have only virials for them. For slabs whose vacuum is wider than "
+            "the radius of the network, pbc = True changes nothing else",
             stacklevel=4,
         )
 

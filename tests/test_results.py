@@ -286,6 +286,13 @@ def test_the_tables_of_patterns_are_those_of_their_records(record, head, columns
             assert has_mean([{"result": factor * run[name]} for run in own], cell)
 
 
+def test_accuracies_of_upright_shapes_are_those_of_the_record():
+    cells = json.loads((PEERS / "results/other_tasks.json").read_text())["tasks"]["shapes"]["cells"]
+    found = [f"{100 * cell['metrics']['accuracy']:.1f}" for cell in cells]
+    rows = printed("results.md", "| network | rotated, seeds 0, 1, 2 |")
+    assert sorted(row[3] for row in rows) == sorted(f"{', '.join(found[k : k + 3])} %" for k in range(0, 12, 3))
+
+
 def test_the_table_of_flights_is_that_of_its_record():
     record = json.loads((DOCS / "records" / "flights.json").read_text())
     assert [run["seed"] for run in record["runs"]] == [0, 1, 2]

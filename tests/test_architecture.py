@@ -62,7 +62,7 @@ MOST_LINES = 500
 # diff, where a reviewer sees it; a change that takes something out lowers it.
 BUDGETS = {
     "_core": (1486, 14, 0),
-    "ase": (374, 1, 0),
+    "ase": (379, 1, 0),
     "bench": (1418, 6, 3),
     "certify": (2967, 10, 8),
     "cli": (2551, 10, 3),
@@ -80,9 +80,9 @@ BUDGETS = {
     "train": (3122, 11, 32),
     "transforms": (445, 1, 0),
     "viz": (2823, 10, 13),
-    "datasets": (8647, 29, 79),
-    "tests": (53815, 148, 0),
-    "examples": (3266, 31, 0),
+    "datasets": (8648, 29, 79),
+    "tests": (53823, 148, 0),
+    "examples": (3319, 32, 0),
 }
 ROOMS = frozenset({"__init__.py", "__main__.py", "ase.py", "torchsim.py", "transforms.py"})  # beside the packages
 

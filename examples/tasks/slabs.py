@@ -37,7 +37,7 @@ def main(frames: int = 200, epochs: int = 10) -> tuple[float, float]:
     lieattn(["fit", f"--config={Path(__file__).parent.parent / 'configs' / 'crystals.yaml'}", *options])
     task, features = load_task("runs/slabs/checkpoints/best.ckpt"), MoleculeFeatures((18,), powers=1)
     held = ExtendedXYZ("slabs.xyz", "test", transform=features)
-    errors = [float((task.model(item)["stress"] - item.stress)[0, :2, :2].abs().mean()) for item in held]
+    errors = [(task.model(held[i])["stress"] - held[i].stress)[0, :2, :2].abs().mean().item() for i in range(len(held))]
     sides = []
     for calculator in (Calculator(task.model, transform=features), LennardJones(epsilon=0.0104, sigma=3.4, rc=6.0)):
         atoms = film(frames)

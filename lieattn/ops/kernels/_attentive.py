@@ -77,6 +77,10 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
         "listed": WINDOWS,
         "unit_step": 0,
         "point_step": 0,
+        "spatial_turn_step": 0,
+        "spatial_pair_step": 2 * _whole(window.spatial_size**2, TAPS_TOGETHER),
+        "spatial_number_step": _whole(window.spatial_size**2, TAPS_TOGETHER),
+        "spatial_tap_step": 1,
     }
     spatial = _offsets(window.spatial_size, window.spatial_dilation, stride, center)
     tables = {
@@ -141,7 +145,7 @@ class _Call:
         self.clouds = taps if isinstance(taps, Clouds) else None
         fiber, channels = x.shape[1:3] if self.clouds is None else x.shape[-2:]
         units = None if self.clouds is None else self.clouds.units
-        self.units = None if units is None else units.transpose(0, 1)[:, None]  # [turns, 1, taps, units]
+        self.units = None if units is None else units.transpose(0, 1)  # [turns, taps, units]
         self.turns = x.shape[1] if self.clouds is not None and self.clouds.near is None else 1
         self.dtype, self.shapes, self.outs = x.dtype, [t if t is None else t.shape for t in operands], len(kernel)
         self.each = self.outs // self.turns
@@ -167,6 +171,10 @@ class _Call:
                 0 if spatial is None else len(taps.units) if taps.units is not None else spatial.shape[-1],
             )
             planes, self.tables = _clouds(x.shape, rows, taps)
+            pairs = blocks * fiber
+            pair, number, tap = (2 * rows[1], rows[1], 1) if units is None else (2, 1, 2 * pairs)
+            steps = {"turn": 2 * rows[1] * pairs, "pair": pair, "number": number, "tap": tap}
+            planes |= {f"spatial_{name}_step": step for name, step in steps.items()}
             self.runs = _runs(taps.sizes, planes | self.sizes)
             x = x if taps.near is None else self._by_run(x, -1)
         self.operands: _Tensors = {
@@ -176,14 +184,12 @@ class _Call:
             "second": None if second is None else self._in_lanes(second),
             "spatial": None if spatial is None else self._in_lanes(spatial),
         }
-        self.mix = self.operands["spatial"]
-        if self.mix is not None and self.units is not None:
-            product = self.units @ self._by_turn(self.mix)
-            self.operands["spatial"] = product.view(*self.mix.shape[:3], -1, self.lanes)
-
-    def _by_turn(self, spatial: Tensor) -> Tensor:
-        """Return ``[blocks, fiber, 2, *, lanes]`` as ``[turns, blocks of a turn times fiber times 2, *, lanes]``."""
-        return spatial.flatten(0, 2).unflatten(0, (self.turns, -1))
+        self.mix: Tensor | None = None  # [turns, units, blocks of a turn times fiber times 2 times lanes]
+        mix = self.operands["spatial"]
+        if mix is not None and self.units is not None:
+            mix = mix.unflatten(0, (self.turns, -1)).movedim(4, 1)
+            self.mix = mix.flatten(2)
+            self.operands["spatial"] = (self.units @ self.mix).unflatten(2, mix.shape[2:])
 
     def _in_lanes(self, table: Tensor) -> Tensor:
         """Convert ``[outs, ...]`` to ``[blocks, ..., lanes]``, where each turn is filled up with zeros."""
@@ -205,12 +211,10 @@ class _Call:
         found, of_units = list[Tensor | None](), None
         spatial = gradients["spatial"]
         if self.units is not None and self.mix is not None and spatial is not None:
-            table, mix = self._by_turn(spatial), self._by_turn(self.mix)
-            of_units = torch.zeros_like(self.units[:, 0])
-            for turn, total in enumerate(of_units):
-                for own, matrix in zip(table[turn], mix[turn], strict=True):
-                    total.addmm_(own, matrix.T)
-            gradients = gradients | {"spatial": (self.units.mT @ table).view_as(self.mix)}
+            table = spatial.flatten(2)
+            of_units = table @ self.mix.mT
+            of_mix = (self.units.mT @ table).unflatten(2, spatial.shape[2:])
+            gradients = gradients | {"spatial": of_mix.movedim(1, 4).flatten(0, 1)}
         for (name, grad), shape in zip(gradients.items(), self.shapes, strict=True):
             if grad is not None and shape is not None:
                 if name != "x":

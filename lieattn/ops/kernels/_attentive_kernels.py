@@ -10,7 +10,8 @@ They are computed, reduced, and recomputed in the backward pass. Lanes are outpu
 one vector. Addresses are those of ``_launch.py``: the operand ``x`` [samples, fiber, channels, source] consists of
 numbers, and the others of vectors: ``kernel`` [blocks, fiber, channels, whole_taps], ``first`` and ``second`` [blocks,
 fiber, hidden, channels] and its transpose, and ``spatial`` [blocks, fiber, 2, whole_spatial_taps]. Gradients have the
-same names. With units, ``x`` is [points, turns, taps, fiber, channels], and the blocks of a turn see its inputs.
+same names. With units, ``x`` is [points, turns, taps, fiber, channels], and the blocks of a turn see its inputs. If
+``spatial`` is a product with units, it is [turns, spatial_taps, own_blocks, fiber, 2].
 
 A plane has ``rows`` of ``stride`` vectors, of which the first ``columns`` are pixels and the others are 0, with a
 ``margin`` of zeros at both ends.
@@ -140,6 +141,14 @@ def _inputs(s, address, sample, block, pose, lanes):
 
 
 @part
+def _spatial_taps(s, address, pair, number, lanes):
+    """Return a pointer to the first tap of a pair for the mean (``number`` 0) or the maximum (1) over the channels."""
+    own = s.own_blocks * s.fiber
+    first = pair // own * s.spatial_turn_step + pair % own * s.spatial_pair_step
+    return row(at_address(address, lanes), first + number * s.spatial_number_step, len(lanes))
+
+
+@part
 def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
     """Write the responses to one input pose, their statistics and channel scores to ``scratch``."""
     stay_apart()
@@ -206,11 +215,9 @@ def spatial_levels(p, s, tables, sample, pair, scratch, lanes):
     """Compute the spatial attention before the sigmoid, from mean and maximum."""
     stay_apart()
     wide = len(lanes)
-    size = s.whole_spatial_taps * wide
     mean, largest = _inner(s, scratch.statistics, 0, lanes), _inner(s, scratch.statistics, 1, lanes)
     level = _inner(s, scratch.level, 0, lanes)
-    kernel = row(at_address(p.spatial, lanes), pair, 2 * size)
-    other = offset(kernel, size)
+    kernel, other = _spatial_taps(s, p.spatial, pair, 0, lanes), _spatial_taps(s, p.spatial, pair, 1, lanes)
     zero = fill(mean, 0.0, lanes)
     if s.listed != WINDOWS:
         levels_of_list(s, tables, sample, mean, largest, kernel, other, level, lanes)
@@ -453,7 +460,7 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     wide = len(lanes)
     of_x = at_address(scratch.of_x, lanes)
     slope_of_map = _inner(s, scratch.slope_of_map, 0, lanes)
-    size, spatial_size = s.whole_taps * wide, s.whole_spatial_taps * wide
+    size = s.whole_taps * wide
     for number in range(begin, end):
         pose, sample = number // s.samples, number % s.samples
         for block in range(s.blocks):
@@ -465,8 +472,8 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
             gate_gradients(p, s, tables, sample, pair, grad, scratch, lanes)
             if s.has_spatial:
                 for q in range(2):
-                    weight = row(at_address(p.spatial, lanes), 2 * pair + q, spatial_size)
-                    sums = row(at_address(grads.spatial, lanes), 2 * pair + q, spatial_size)
+                    weight = _spatial_taps(s, p.spatial, pair, q, lanes)
+                    sums = _spatial_taps(s, grads.spatial, pair, q, lanes)
                     seen, to = _inner(s, scratch.statistics, q, lanes), _inner(s, scratch.slopes, q, lanes)
                     back_through_taps(s, tables, sample, slope_of_map, weight, seen, to, sums, False, False, lanes)
             score_slopes(p, s, grads, pair, scratch, lanes)

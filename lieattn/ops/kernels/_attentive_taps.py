@@ -88,12 +88,13 @@ def levels_of_list(s, tables, sample, mean, largest, kernel, other, level, lanes
     """Write the spatial attention before the sigmoid, from mean and maximum, to the plane ``level``."""
     stay_apart()
     wide, first = len(lanes), sample * s.columns
+    step = s.spatial_tap_step * wide
     share = offset(at_address(tables.wide_share, lanes), first)
     zero = fill(mean, 0.0, lanes)
     for i in range(s.columns):
         value = zero
         for e in range(integer_at(tables.wide_ptr, first + i), integer_at(tables.wide_ptr, first + i + 1)):
-            k, at = integer_at(tables.wide_row, e) * wide, integer_at(tables.wide_source, e) * wide
+            k, at = integer_at(tables.wide_row, e) * step, integer_at(tables.wide_source, e) * wide
             value = multiply_add(load(kernel, k, lanes), load(mean, at, lanes), value)
             value = multiply_add(load(other, k, lanes), load(largest, at, lanes), value)
         store(level, i * wide, load_one(share, i, lanes) * value)
@@ -104,8 +105,10 @@ def back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, kee
     """Compute the backward pass of a sum over neighbors, like ``back_through_taps``."""
     stay_apart()
     wide, first = len(lanes), sample * s.columns
+    step = s.spatial_tap_step * wide
     ptr, source, row, shares = tables.wide_ptr, tables.wide_source, tables.wide_row, tables.wide_share
     if spread:
+        step = wide
         ptr, source, row, shares = tables.near_ptr, tables.near_source, tables.near_row, tables.near_share
     share = offset(at_address(shares, lanes), first)
     if not keep:
@@ -114,7 +117,7 @@ def back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, kee
     for i in range(s.columns):
         value = load_one(share, i, lanes) * load(slope, i * wide, lanes)
         for e in range(integer_at(ptr, first + i), integer_at(ptr, first + i + 1)):
-            k, j = integer_at(row, e) * wide, integer_at(source, e)
+            k, j = integer_at(row, e) * step, integer_at(source, e)
             pixel = load_one(x, j, lanes) if spread else load(x, j * wide, lanes)
             store(to, j * wide, multiply_add(load(weight, k, lanes), value, load(to, j * wide, lanes)))
             store(sums, k, multiply_add(pixel, value, load(sums, k, lanes)))

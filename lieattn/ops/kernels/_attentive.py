@@ -74,6 +74,7 @@ def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], di
         "spatial_taps": window.spatial_size**2,
         "whole_taps": _whole(window.size**2, TAPS_TOGETHER),  # filled up to whole groups
         "whole_spatial_taps": _whole(window.spatial_size**2, TAPS_TOGETHER),
+        "whole_columns": 0,
         "listed": WINDOWS,
         "unit_step": 0,
         "point_step": 0,
@@ -115,12 +116,13 @@ class _Run(NamedTuple):
     first: int = 0  # first point of the clouds
 
 
-def _runs(points: list[int], sizes: dict[str, int]) -> list[_Run]:
-    """Return the runs of clouds with these numbers of points, without empty clouds."""
+def _runs(points: list[int], sizes: dict[str, int], step: int) -> list[_Run]:
+    """Return the runs of clouds with these numbers of points, filled up to whole steps, without empty clouds."""
     found, first = [], 0
     for size, same in itertools.groupby(points):
         samples = len(list(same))
         own = dict.fromkeys(("in_columns", "source", "columns", "stride", "positions", "length", "plane"), size)
+        own["whole_columns"] = _whole(size, step)
         if size > 0:
             found.append(_Run(sizes | own | {"samples": samples}, first))
         first += samples * size
@@ -175,7 +177,7 @@ class _Call:
             pair, number, tap = (2 * rows[1], rows[1], 1) if units is None else (2, 1, 2 * pairs)
             steps = {"turn": 2 * rows[1] * pairs, "pair": pair, "number": number, "tap": tap}
             planes |= {f"spatial_{name}_step": step for name, step in steps.items()}
-            self.runs = _runs(taps.sizes, planes | self.sizes)
+            self.runs = _runs(taps.sizes, planes | self.sizes, 4 * self.lanes)
             x = x if taps.near is None else self._by_run(x, -1)
         self.operands: _Tensors = {
             "x": x.contiguous(),
@@ -306,6 +308,8 @@ class _Call:
     def _scratch(self, s: dict[str, int], backward: bool) -> dict[str, int]:
         """Return the numbers of vectors of scratch memory, which is zero at the start of a call."""
         channels, plane = s["channels"], s["plane"]
+        points = s["whole_columns"] // self.lanes if s["listed"] == UNITS else 0
+        packed = channels * s["taps"] * points
         return {
             "responses": channels * plane,
             "statistics": 2 * plane,  # mean and maximum over the channels
@@ -316,6 +320,9 @@ class _Call:
             "slope_of_map": plane * backward,
             "slopes": 2 * plane * backward,  # gradients of the statistics
             "of_x": channels * s["source"] * backward,
+            "packed": packed,
+            "of_packed": packed * backward,
+            "turned": self.lanes * points * backward,
             "numbers": 8 * channels + 4 * s["hidden"],  # statistics and hidden values
         }
 

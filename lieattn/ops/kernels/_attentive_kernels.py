@@ -21,9 +21,11 @@ from lieattn.ops.kernels._attentive_taps import (
     back_through_list,
     back_through_units,
     levels_of_list,
+    pack_units,
     respond,
     respond_to_list,
     respond_to_units,
+    unpack_units,
 )
 from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels._products import row
@@ -159,10 +161,13 @@ def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
     x = _inputs(s, p.x, sample, block, pose, lanes)
     kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.whole_taps * wide)
     zero, one, share = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes), fill(mean, 1 / s.positions, lanes)
+    packed, size = at_address(scratch.packed, lanes), s.taps * s.whole_columns
+    if s.listed == UNITS:
+        pack_units(s, x, packed, lanes)
     for c in range(s.channels):
         own, t = row(kernel, c, s.whole_taps * wide), _inner(s, scratch.responses, c, lanes)
         if s.listed == UNITS:
-            total, largest, where = respond_to_units(s, row(x, c, 1), own, t, lanes)
+            total, largest, where = respond_to_units(s, row(packed, c, size), own, t, lanes)
         elif s.listed == LISTS:
             total, largest, where = respond_to_list(s, tables, sample, row(x, c, s.source), own, t, lanes)
         else:
@@ -458,7 +463,8 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     write to different parts of ``grads.x``, and add to the same other gradients.
     """
     wide = len(lanes)
-    of_x = at_address(scratch.of_x, lanes)
+    of_x, turned = at_address(scratch.of_x, lanes), at_address(scratch.turned, lanes)
+    packed, of_packed = at_address(scratch.packed, lanes), at_address(scratch.of_packed, lanes)
     slope_of_map = _inner(s, scratch.slope_of_map, 0, lanes)
     size = s.whole_taps * wide
     for number in range(begin, end):
@@ -483,12 +489,14 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                 sums = row(at_address(grads.kernel, lanes), pair * s.channels + c, size)
                 slope, to = _inner(s, scratch.responses, c, lanes), row(of_x, c, s.source * wide)
                 if s.listed == UNITS:
-                    to = row(_inputs(s, grads.x, sample, block, pose, lanes), c, 1)
-                    back_through_units(s, slope, weight, row(x, c, 1), to, sums, lanes)
+                    own, to = row(packed, c, s.taps * s.whole_columns), row(of_packed, c, s.taps * s.whole_columns)
+                    back_through_units(s, slope, weight, own, to, sums, turned, lanes)
                 else:
                     back_through_taps(
                         s, tables, sample, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes
                     )
+            if s.wants_input and s.listed == UNITS:
+                unpack_units(s, of_packed, _inputs(s, grads.x, sample, block, pose, lanes), lanes)
         if s.wants_input and s.listed != UNITS:
             to = _inputs(s, grads.x, sample, 0, pose, lanes)
             for i in range(s.channels * s.source):

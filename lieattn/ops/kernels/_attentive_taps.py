@@ -124,21 +124,43 @@ def back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, kee
 
 
 @part
+def pack_units(s, x, to, lanes):
+    """Write the inputs of one pose as ``[channels, taps, whole_columns]``, so that points are one after another."""
+    stay_apart()
+    for i in range(s.columns):
+        for k in range(s.taps):
+            at, place = i * s.point_step + k * s.unit_step, k * s.whole_columns + i
+            for c in range(s.channels):
+                to[place + c * s.taps * s.whole_columns] = x[at + c]
+
+
+@part
+def unpack_units(s, x, to, lanes):
+    """Add what :func:`pack_units` would write as ``x`` to the inputs ``to``."""
+    stay_apart()
+    for i in range(s.columns):
+        for k in range(s.taps):
+            at, place = i * s.point_step + k * s.unit_step, k * s.whole_columns + i
+            for c in range(s.channels):
+                add_to(to, at + c, x[place + c * s.taps * s.whole_columns])
+
+
+@part
 def respond_to_units(s, x, kernel, t, lanes):
     """Write the responses of one channel to the plane ``t``; return their sum, their maximum, and its first place."""
     stay_apart()
-    wide, step = len(lanes), s.point_step
+    wide, step = len(lanes), s.whole_columns
     zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
     seen, here = (zero, fill(x, lowest(x), lanes), zero), zero
     fours = s.columns - s.columns % 4
     for i in range(0, fours, 4):
         a0 = a1 = a2 = a3 = zero
         for k in range(s.taps):
-            weight, at = load(kernel, k * wide, lanes), i * step + k * s.unit_step
+            weight, at = load(kernel, k * wide, lanes), k * step + i
             a0 = multiply_add(weight, load_one(x, at, lanes), a0)
-            a1 = multiply_add(weight, load_one(x, at + step, lanes), a1)
-            a2 = multiply_add(weight, load_one(x, at + 2 * step, lanes), a2)
-            a3 = multiply_add(weight, load_one(x, at + 3 * step, lanes), a3)
+            a1 = multiply_add(weight, load_one(x, at + 1, lanes), a1)
+            a2 = multiply_add(weight, load_one(x, at + 2, lanes), a2)
+            a3 = multiply_add(weight, load_one(x, at + 3, lanes), a3)
         seen, here = _see(t, i, a0, here, seen, lanes), here + one
         seen, here = _see(t, i + 1, a1, here, seen, lanes), here + one
         seen, here = _see(t, i + 2, a2, here, seen, lanes), here + one
@@ -146,37 +168,46 @@ def respond_to_units(s, x, kernel, t, lanes):
     for i in range(fours, s.columns):
         value = zero
         for k in range(s.taps):
-            at = i * step + k * s.unit_step
-            value = multiply_add(load(kernel, k * wide, lanes), load_one(x, at, lanes), value)
+            value = multiply_add(load(kernel, k * wide, lanes), load_one(x, k * step + i, lanes), value)
         seen, here = _see(t, i, value, here, seen, lanes), here + one
     return seen
 
 
 @part
-def back_through_units(s, slope, weight, x, to, sums, lanes):
-    """Add to the gradients of the inputs ``x``, which are numbers at ``to``, and of the taps, which are ``sums``."""
+def back_through_units(s, slope, weight, x, to, sums, turned, lanes):
+    """Write the gradients ``to`` of packed inputs ``x``, and add to those of the taps, which are ``sums``.
+
+    ``turned`` is memory for the slopes as ``[lanes, whole_columns]``, so that vectors of points are multiplied.
+    """
     stay_apart()
-    wide, step = len(lanes), s.point_step
+    wide, step = len(lanes), s.whole_columns
     zero, fours = fill(x, 0.0, lanes), s.columns - s.columns % 4
+    if s.wants_input:
+        for i in range(s.columns):
+            for lane in range(wide):
+                turned[lane * step + i] = slope[i * wide + lane]
     for k in range(s.taps):
-        own = load(weight, k * wide, lanes)
         s0, s1, s2, s3 = load(sums, k * wide, lanes), zero, zero, zero
         for i in range(0, fours, 4):
-            at, place = k * s.unit_step + i * step, i * wide
-            v0, v1 = load(slope, place, lanes), load(slope, place + wide, lanes)
-            v2, v3 = load(slope, place + 2 * wide, lanes), load(slope, place + 3 * wide, lanes)
-            s0 = multiply_add(load_one(x, at, lanes), v0, s0)
-            s1 = multiply_add(load_one(x, at + step, lanes), v1, s1)
-            s2 = multiply_add(load_one(x, at + 2 * step, lanes), v2, s2)
-            s3 = multiply_add(load_one(x, at + 3 * step, lanes), v3, s3)
-            if s.wants_input:
-                add_to(to, at, add_up(own * v0))
-                add_to(to, at + step, add_up(own * v1))
-                add_to(to, at + 2 * step, add_up(own * v2))
-                add_to(to, at + 3 * step, add_up(own * v3))
+            at, place = k * step + i, i * wide
+            s0 = multiply_add(load_one(x, at, lanes), load(slope, place, lanes), s0)
+            s1 = multiply_add(load_one(x, at + 1, lanes), load(slope, place + wide, lanes), s1)
+            s2 = multiply_add(load_one(x, at + 2, lanes), load(slope, place + 2 * wide, lanes), s2)
+            s3 = multiply_add(load_one(x, at + 3, lanes), load(slope, place + 3 * wide, lanes), s3)
         for i in range(fours, s.columns):
-            at, value = k * s.unit_step + i * step, load(slope, i * wide, lanes)
-            s0 = multiply_add(load_one(x, at, lanes), value, s0)
-            if s.wants_input:
-                add_to(to, at, add_up(own * value))
+            s0 = multiply_add(load_one(x, k * step + i, lanes), load(slope, i * wide, lanes), s0)
         store(sums, k * wide, s0 + s1 + (s2 + s3))
+        if s.wants_input:
+            for i in range(0, step, 4 * wide):
+                a0 = a1 = a2 = a3 = zero
+                for lane in range(wide):
+                    own, at = load_one(weight, k * wide + lane, lanes), lane * step + i
+                    a0 = multiply_add(own, load(turned, at, lanes), a0)
+                    a1 = multiply_add(own, load(turned, at + wide, lanes), a1)
+                    a2 = multiply_add(own, load(turned, at + 2 * wide, lanes), a2)
+                    a3 = multiply_add(own, load(turned, at + 3 * wide, lanes), a3)
+                place = k * step + i
+                store(to, place, a0)
+                store(to, place + wide, a1)
+                store(to, place + 2 * wide, a2)
+                store(to, place + 3 * wide, a3)

@@ -13,14 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.ops._gated_sums import Clouds, Lists, Operands, Window
-from lieattn.ops.kernels._attentive_kernels import (
-    LISTS,
-    TAPS_TOGETHER,
-    UNITS,
-    WINDOWS,
-    attentive_backward,
-    attentive_forward,
-)
+from lieattn.ops.kernels._attentive_kernels import attentive_backward, attentive_forward
+from lieattn.ops.kernels._attentive_taps import LISTS, TAPS_TOGETHER, UNITS, WINDOWS
 from lieattn.ops.kernels._calls import (
     NUMPY_TYPES,
     Ranges,

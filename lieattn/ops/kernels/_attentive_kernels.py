@@ -18,7 +18,10 @@ A plane has ``rows`` of ``stride`` vectors, of which the first ``columns`` are p
 """
 
 from lieattn.ops.kernels._attentive_taps import (
-    back_through_list,
+    LISTS,
+    UNITS,
+    WINDOWS,
+    back_through_taps,
     back_through_units,
     levels_of_list,
     pack_units,
@@ -37,7 +40,6 @@ from lieattn.ops.kernels._vectors import (
     fill,
     integer_at,
     load,
-    load_one,
     maximum,
     multiply_add,
     offset,
@@ -46,9 +48,6 @@ from lieattn.ops.kernels._vectors import (
     stay_apart,
     store,
 )
-
-TAPS_TOGETHER = 9
-WINDOWS, LISTS, UNITS = 0, 1, 2  # what taps are
 
 
 @part
@@ -321,77 +320,6 @@ def gate_gradients(p, s, tables, sample, pair, grad, scratch, lanes):
 
 
 @part
-def back_through_taps(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes):
-    """Compute the backward pass of a window for a plane of inputs, from the gradient ``slope`` of its results.
-
-    The gradient of the inputs is ``to[i] = Σ_k weight[k] slope[i - offset k]``, added to the old value if ``keep``, and
-    that of the taps is ``sums[k] += Σ_i x[i] slope[i - offset k]``. With ``spread``, inputs are numbers of the image,
-    otherwise vectors of a plane.
-    """
-    stay_apart()
-    wide = len(lanes)
-    if s.listed != WINDOWS:
-        back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes)
-        return
-    rows, columns, stride = s.rows, s.columns, s.stride
-    taps, offsets = s.spatial_taps, tables.spatial_back
-    if spread:
-        rows, columns, stride = s.in_rows, s.in_columns, s.in_columns
-        taps, offsets = s.taps, tables.back
-    for k in range(0, taps, TAPS_TOGETHER):
-        o0, o1, o2 = _three_offsets(offsets, k, wide)
-        o3, o4, o5 = _three_offsets(offsets, k + 3, wide)
-        o6, o7, o8 = _three_offsets(offsets, k + 6, wide)
-        w0, w1, w2 = _three_vectors(weight, k, lanes)
-        w3, w4, w5 = _three_vectors(weight, k + 3, lanes)
-        w6, w7, w8 = _three_vectors(weight, k + 6, lanes)
-        s0, s1, s2 = _three_vectors(sums, k, lanes)
-        s3, s4, s5 = _three_vectors(sums, k + 3, lanes)
-        s6, s7, s8 = _three_vectors(sums, k + 6, lanes)
-        for r in range(rows):
-            for c in range(columns):
-                place, at = r * stride + c, (r * s.stride + c) * wide
-                pixel = load_one(x, place, lanes) if spread else load(x, place * wide, lanes)
-                v0, v1, v2 = load(slope, at + o0, lanes), load(slope, at + o1, lanes), load(slope, at + o2, lanes)
-                total = w0 * v0
-                if keep or k > 0:
-                    total = total + load(to, place * wide, lanes)
-                total, other = multiply_add(w1, v1, total), w2 * v2
-                s0, s1, s2 = multiply_add(pixel, v0, s0), multiply_add(pixel, v1, s1), multiply_add(pixel, v2, s2)
-                v0, v1, v2 = load(slope, at + o3, lanes), load(slope, at + o4, lanes), load(slope, at + o5, lanes)
-                total, other = multiply_add(w3, v0, total), multiply_add(w4, v1, other)
-                total = multiply_add(w5, v2, total)
-                s3, s4, s5 = multiply_add(pixel, v0, s3), multiply_add(pixel, v1, s4), multiply_add(pixel, v2, s5)
-                v0, v1, v2 = load(slope, at + o6, lanes), load(slope, at + o7, lanes), load(slope, at + o8, lanes)
-                total, other = multiply_add(w6, v0, total), multiply_add(w7, v1, other)
-                total = multiply_add(w8, v2, total)
-                s6, s7, s8 = multiply_add(pixel, v0, s6), multiply_add(pixel, v1, s7), multiply_add(pixel, v2, s8)
-                store(to, place * wide, total + other)
-        _put_three(sums, k, (s0, s1, s2), wide)
-        _put_three(sums, k + 3, (s3, s4, s5), wide)
-        _put_three(sums, k + 6, (s6, s7, s8), wide)
-
-
-@part
-def _three_offsets(offsets, k, wide):
-    return integer_at(offsets, k) * wide, integer_at(offsets, k + 1) * wide, integer_at(offsets, k + 2) * wide
-
-
-@part
-def _three_vectors(table, k, lanes):
-    wide = len(lanes)
-    at = k * wide
-    return load(table, at, lanes), load(table, at + wide, lanes), load(table, at + 2 * wide, lanes)
-
-
-@part
-def _put_three(table, k, three, wide):
-    store(table, k * wide, three[0])
-    store(table, (k + 1) * wide, three[1])
-    store(table, (k + 2) * wide, three[2])
-
-
-@part
 def score_slopes(p, s, grads, pair, scratch, lanes):
     """Compute gradients of the channel attention, from those of Σ_c α_C t and of its mean and maximum over channels.
 
@@ -455,6 +383,27 @@ def response_slopes(s, grad, scratch, lanes):
                 add_to(t, int(place[lane]) * wide + lane - c * wide, slope_top[lane])
 
 
+@part
+def back_through_responses(p, s, tables, grads, sample, block, pose, scratch, lanes):
+    """Add to the gradients of the kernel and of the inputs, from those of the responses."""
+    stay_apart()
+    wide, taps = len(lanes), s.taps * s.whole_columns
+    x, of_x = _inputs(s, p.x, sample, block, pose, lanes), at_address(scratch.of_x, lanes)
+    packed, of_packed = at_address(scratch.packed, lanes), at_address(scratch.of_packed, lanes)
+    for c in range(s.channels):
+        own = ((block * s.fiber + pose) * s.channels + c) * s.whole_taps
+        weight, sums = row(at_address(p.kernel, lanes), own, wide), row(at_address(grads.kernel, lanes), own, wide)
+        slope = _inner(s, scratch.responses, c, lanes)
+        if s.listed == UNITS:
+            turned, to = at_address(scratch.turned, lanes), row(of_packed, c, taps)
+            back_through_units(s, slope, weight, row(packed, c, taps), to, sums, turned, lanes)
+        else:
+            here, to = row(x, c, s.source), row(of_x, c, s.source * wide)
+            back_through_taps(s, tables, sample, slope, weight, here, to, sums, True, block > 0, lanes)
+    if s.wants_input and s.listed == UNITS:
+        unpack_units(s, of_packed, _inputs(s, grads.x, sample, block, pose, lanes), lanes)
+
+
 @compiled
 def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes):
     """Compute gradients for the pairs (input pose, sample) ``begin`` to ``end``, numbered pose by pose.
@@ -463,14 +412,12 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     write to different parts of ``grads.x``, and add to the same other gradients.
     """
     wide = len(lanes)
-    of_x, turned = at_address(scratch.of_x, lanes), at_address(scratch.turned, lanes)
-    packed, of_packed = at_address(scratch.packed, lanes), at_address(scratch.of_packed, lanes)
+    of_x = at_address(scratch.of_x, lanes)
     slope_of_map = _inner(s, scratch.slope_of_map, 0, lanes)
-    size = s.whole_taps * wide
     for number in range(begin, end):
         pose, sample = number // s.samples, number % s.samples
         for block in range(s.blocks):
-            x, pair = _inputs(s, p.x, sample, block, pose, lanes), block * s.fiber + pose
+            pair = block * s.fiber + pose
             attend_to(p, s, tables, sample, block, pose, scratch, lanes)
             if s.has_spatial:
                 gather_channels(s, scratch, lanes)
@@ -484,19 +431,7 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                     back_through_taps(s, tables, sample, slope_of_map, weight, seen, to, sums, False, False, lanes)
             score_slopes(p, s, grads, pair, scratch, lanes)
             response_slopes(s, grad, scratch, lanes)
-            for c in range(s.channels):
-                weight = row(at_address(p.kernel, lanes), pair * s.channels + c, size)
-                sums = row(at_address(grads.kernel, lanes), pair * s.channels + c, size)
-                slope, to = _inner(s, scratch.responses, c, lanes), row(of_x, c, s.source * wide)
-                if s.listed == UNITS:
-                    own, to = row(packed, c, s.taps * s.whole_columns), row(of_packed, c, s.taps * s.whole_columns)
-                    back_through_units(s, slope, weight, own, to, sums, turned, lanes)
-                else:
-                    back_through_taps(
-                        s, tables, sample, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes
-                    )
-            if s.wants_input and s.listed == UNITS:
-                unpack_units(s, of_packed, _inputs(s, grads.x, sample, block, pose, lanes), lanes)
+            back_through_responses(p, s, tables, grads, sample, block, pose, scratch, lanes)
         if s.wants_input and s.listed != UNITS:
             to = _inputs(s, grads.x, sample, 0, pose, lanes)
             for i in range(s.channels * s.source):

@@ -9,7 +9,6 @@ which are ``unit_step`` numbers apart, and those of the next point ``point_step`
 from lieattn.ops.kernels._compiled import part
 from lieattn.ops.kernels._vectors import (
     add_to,
-    add_up,
     at_address,
     fill,
     integer_at,
@@ -23,6 +22,9 @@ from lieattn.ops.kernels._vectors import (
     stay_apart,
     store,
 )
+
+TAPS_TOGETHER = 9
+WINDOWS, LISTS, UNITS = 0, 1, 2  # what taps are
 
 
 @part
@@ -121,6 +123,77 @@ def back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, kee
             pixel = load_one(x, j, lanes) if spread else load(x, j * wide, lanes)
             store(to, j * wide, multiply_add(load(weight, k, lanes), value, load(to, j * wide, lanes)))
             store(sums, k, multiply_add(pixel, value, load(sums, k, lanes)))
+
+
+@part
+def back_through_taps(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes):
+    """Compute the backward pass of a window for a plane of inputs, from the gradient ``slope`` of its results.
+
+    The gradient of the inputs is ``to[i] = Σ_k weight[k] slope[i - offset k]``, added to the old value if ``keep``, and
+    that of the taps is ``sums[k] += Σ_i x[i] slope[i - offset k]``. With ``spread``, inputs are numbers of the image,
+    otherwise vectors of a plane.
+    """
+    stay_apart()
+    wide = len(lanes)
+    if s.listed != WINDOWS:
+        back_through_list(s, tables, sample, slope, weight, x, to, sums, spread, keep, lanes)
+        return
+    rows, columns, stride = s.rows, s.columns, s.stride
+    taps, offsets = s.spatial_taps, tables.spatial_back
+    if spread:
+        rows, columns, stride = s.in_rows, s.in_columns, s.in_columns
+        taps, offsets = s.taps, tables.back
+    for k in range(0, taps, TAPS_TOGETHER):
+        o0, o1, o2 = _three_offsets(offsets, k, wide)
+        o3, o4, o5 = _three_offsets(offsets, k + 3, wide)
+        o6, o7, o8 = _three_offsets(offsets, k + 6, wide)
+        w0, w1, w2 = _three_vectors(weight, k, lanes)
+        w3, w4, w5 = _three_vectors(weight, k + 3, lanes)
+        w6, w7, w8 = _three_vectors(weight, k + 6, lanes)
+        s0, s1, s2 = _three_vectors(sums, k, lanes)
+        s3, s4, s5 = _three_vectors(sums, k + 3, lanes)
+        s6, s7, s8 = _three_vectors(sums, k + 6, lanes)
+        for r in range(rows):
+            for c in range(columns):
+                place, at = r * stride + c, (r * s.stride + c) * wide
+                pixel = load_one(x, place, lanes) if spread else load(x, place * wide, lanes)
+                v0, v1, v2 = load(slope, at + o0, lanes), load(slope, at + o1, lanes), load(slope, at + o2, lanes)
+                total = w0 * v0
+                if keep or k > 0:
+                    total = total + load(to, place * wide, lanes)
+                total, other = multiply_add(w1, v1, total), w2 * v2
+                s0, s1, s2 = multiply_add(pixel, v0, s0), multiply_add(pixel, v1, s1), multiply_add(pixel, v2, s2)
+                v0, v1, v2 = load(slope, at + o3, lanes), load(slope, at + o4, lanes), load(slope, at + o5, lanes)
+                total, other = multiply_add(w3, v0, total), multiply_add(w4, v1, other)
+                total = multiply_add(w5, v2, total)
+                s3, s4, s5 = multiply_add(pixel, v0, s3), multiply_add(pixel, v1, s4), multiply_add(pixel, v2, s5)
+                v0, v1, v2 = load(slope, at + o6, lanes), load(slope, at + o7, lanes), load(slope, at + o8, lanes)
+                total, other = multiply_add(w6, v0, total), multiply_add(w7, v1, other)
+                total = multiply_add(w8, v2, total)
+                s6, s7, s8 = multiply_add(pixel, v0, s6), multiply_add(pixel, v1, s7), multiply_add(pixel, v2, s8)
+                store(to, place * wide, total + other)
+        _put_three(sums, k, (s0, s1, s2), wide)
+        _put_three(sums, k + 3, (s3, s4, s5), wide)
+        _put_three(sums, k + 6, (s6, s7, s8), wide)
+
+
+@part
+def _three_offsets(offsets, k, wide):
+    return integer_at(offsets, k) * wide, integer_at(offsets, k + 1) * wide, integer_at(offsets, k + 2) * wide
+
+
+@part
+def _three_vectors(table, k, lanes):
+    wide = len(lanes)
+    at = k * wide
+    return load(table, at, lanes), load(table, at + wide, lanes), load(table, at + 2 * wide, lanes)
+
+
+@part
+def _put_three(table, k, three, wide):
+    store(table, k * wide, three[0])
+    store(table, (k + 1) * wide, three[1])
+    store(table, (k + 2) * wide, three[2])
 
 
 @part

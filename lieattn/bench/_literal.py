@@ -12,18 +12,21 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from lieattn.bench._measure import Benchmark, Cases, Problem, Record, Sizes, compare, mean_square
-from lieattn.geometry import AllPairs, GivenFrames, LiftedGraph, Neighborhood, Radius, lift, pixel_positions
-from lieattn.groups import SO, cyclic
+from lieattn.geometry import AllPairs, GivenFrames, LiftedGraph, Nearest, Neighborhood, Radius, lift, pixel_positions
+from lieattn.groups import SO, cyclic, tetrahedral
 from lieattn.models import AttentiveCNN, Dropouts, GSANet
 from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import (
+    AttentiveGroupConvolution,
     GridAttentiveConvolution,
     GridAttentiveLifting,
     GridGroupConvolution,
+    GroupConvolution,
     GroupSelfAttention,
     LieSelfAttention,
     LiftingSelfAttention,
 )
+from lieattn.nn.relative import NetworkKernel
 from lieattn.ops import backend
 
 AttentiveWay = Literal["literal", "fused", "plain"]
@@ -110,11 +113,32 @@ def attentive_network(way: AttentiveWay, number: int = 16, device: str = "cpu") 
     return problem
 
 
+def attentive_clouds(count: int, way: AttentiveWay, points: int = 64, device: str = "cpu") -> Problem:
+    """Full attention with T on ragged clouds of irregular points, with 8 neighbors and 8 channels."""
+    torch.manual_seed(0)
+    numbers = points - torch.arange(count) % 8
+    batch = torch.arange(count).repeat_interleave(numbers)
+    graph = lift(torch.randn(len(batch), 3), tetrahedral(), Nearest(8), batch=batch).to(device)
+    kernel = NetworkKernel(graph.group, 8, 8)
+    layer = (GroupConvolution(kernel) if way == "plain" else AttentiveGroupConvolution(kernel)).to(device)
+    x = torch.randn(len(batch), graph.fiber, 8).to(device).requires_grad_()
+
+    def problem() -> Iterator[Tensor]:
+        with backend("plain" if way == "literal" else "auto"):  # parts are recomputed in the backward pass
+            yield layer(x, graph).square().mean()
+
+    return problem
+
+
 def _cases_of_attentive(sizes: Sizes, device: str) -> Cases:
     """The wide layer has no literal way, which would take tens of gigabytes."""
     narrow, wide, images = (sizes[name] for name in ("narrow", "wide", "images"))
     ways: tuple[AttentiveWay, ...] = get_args(AttentiveWay)
+    counts = {f"{count} clouds": count for count in sizes["clouds"]}
     return {
+        name: {way: partial(attentive_clouds, count, way, sizes["points"], device) for way in ways}
+        for name, count in counts.items()
+    } | {
         f"{narrow[0]}x{narrow[0]}p4": {way: partial(attentive_layer, narrow, way, images, device) for way in ways},
         "alpha-p4-CNN": {way: partial(attentive_network, way, images, device) for way in ways},
         f"{wide[0]}x{wide[0]}p4": {way: partial(attentive_layer, wide, way, images, device) for way in ways[1:]},
@@ -138,9 +162,9 @@ def _cost_of_attention(records: list[Record], sizes: Sizes) -> list[str]:
 
 # Narrow and wide: channels, side of the image, border, hidden width of the channel attention.
 ATTENTIVE = Benchmark(
-    "attentive group convolution: a layer and a rotated MNIST network, compared with a direct evaluation",
-    {"images": 16, "narrow": (10, 26, 0, 5), "wide": (96, 32, 1, 6)},
-    {"images": 1, "narrow": (2, 6, 0, 1), "wide": (3, 6, 1, 1)},
+    "attentive group convolution: layers on images and clouds and a rotated MNIST network, beside direct evaluation",
+    {"images": 16, "narrow": (10, 26, 0, 5), "wide": (96, 32, 1, 6), "clouds": (2, 4, 8), "points": 64},
+    {"images": 1, "narrow": (2, 6, 0, 1), "wide": (3, 6, 1, 1), "clouds": (2,), "points": 10},
     _cases_of_attentive,
     run=_run_attentive,
     remarks=_cost_of_attention,

@@ -118,8 +118,9 @@ def attentive_clouds(count: int, way: AttentiveWay, points: int = 64, device: st
     torch.manual_seed(0)
     numbers = points - torch.arange(count) % 8
     batch = torch.arange(count).repeat_interleave(numbers)
-    graph = lift(torch.randn(len(batch), 3), tetrahedral(), Nearest(8), batch=batch).to(device)
-    kernel = NetworkKernel(graph.group, 8, 8)
+    group = tetrahedral()
+    graph = lift(torch.randn(len(batch), 3), group, Nearest(8), batch=batch).to(device)
+    kernel = NetworkKernel(group, 8, 8)
     layer = (GroupConvolution(kernel) if way == "plain" else AttentiveGroupConvolution(kernel)).to(device)
     x = torch.randn(len(batch), graph.fiber, 8).to(device).requires_grad_()
 
@@ -133,12 +134,12 @@ def attentive_clouds(count: int, way: AttentiveWay, points: int = 64, device: st
 def _cases_of_attentive(sizes: Sizes, device: str) -> Cases:
     """The wide layer has no literal way, which would take tens of gigabytes."""
     narrow, wide, images = (sizes[name] for name in ("narrow", "wide", "images"))
-    ways: tuple[AttentiveWay, ...] = get_args(AttentiveWay)
-    counts = {f"{count} clouds": count for count in sizes["clouds"]}
-    return {
-        name: {way: partial(attentive_clouds, count, way, sizes["points"], device) for way in ways}
-        for name, count in counts.items()
-    } | {
+    ways: tuple[Any, ...] = get_args(AttentiveWay)
+
+    def on_clouds(count: int) -> dict[str, Any]:
+        return {way: partial(attentive_clouds, count, way, sizes["points"], device) for way in ways}
+
+    return {f"{count} clouds": on_clouds(count) for count in sizes["clouds"]} | {
         f"{narrow[0]}x{narrow[0]}p4": {way: partial(attentive_layer, narrow, way, images, device) for way in ways},
         "alpha-p4-CNN": {way: partial(attentive_network, way, images, device) for way in ways},
         f"{wide[0]}x{wide[0]}p4": {way: partial(attentive_layer, wide, way, images, device) for way in ways[1:]},

@@ -33,14 +33,17 @@ $(VENV)/.scatter: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/rotated_digits.py
 
+# If the environment forbids bytecode beside the sources, it is kept in build/, also that of pytest itself.
+TESTS := $(if $(PYTHONDONTWRITEBYTECODE),PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath build/bytecode)) \
+         OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(VENV)/.installed $(VENV)/.scatter
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(TESTS)
 
 # What a visitor wants to see first: the groups, the operator beside its definition, the goldens of the papers, and the
 # equivariance, batches and orders of all networks.
 QUICK = tests/test_groups.py tests/test_ops.py tests/test_heads.py tests/parity/test_parity.py tests/test_networks.py
 quick: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(QUICK) \
+	$(TESTS) -q $(QUICK) \
 	  -k "not trained and not (every_property and not (equivariance or batches or order))"
 
 # The interactive pages in a headless Chromium, which has to be installed: its package is called chromium in Debian.

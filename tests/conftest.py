@@ -8,11 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-import e3nn
 import pytest
-import torch
-
-from lieattn.ops import backend
 
 # Two workers import the same files in the same order, and each would compile nearly all that have no bytecode yet.
 # Therefore one worker begins with packages that the other imports last.
@@ -34,6 +30,8 @@ def pytest_addoption(parser):
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def threads(request):
     """Yield a function that sets the number of torch threads, which is restored afterwards."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -43,7 +41,7 @@ def threads(request):
 # The longest tests start first, so that none of them starts when all others have finished.
 FIRST = (
     "test_in_the_interpreter",
-    "test_operators_through_inductor",
+    "test_operators_are_compiled_with_their_gradients",
     "test_a_few_kills_and_interrupts",
     "test_jobs_share_the_cells",
     "test_jobs_are_stopped_together_and_continue",
@@ -52,9 +50,13 @@ FIRST = (
 )
 
 
-# e3nn would spend most of the time of many tests on the order of products of small matrices.
-if "LIEATTN_SLOW" not in os.environ:
-    e3nn.set_optimization_defaults(optimize_einsums=False)
+def pytest_collection(session):
+    # The process that only distributes tests to others imports no heavy packages.
+    if "LIEATTN_SLOW" not in os.environ and not session.config.pluginmanager.hasplugin("dsession"):
+        import e3nn
+
+        # It would spend most of the time of many tests on the order of products of small matrices.
+        e3nn.set_optimization_defaults(optimize_einsums=False)
 
 
 # The modules and the list of tests are some millions of objects, which every collection of garbage would visit.
@@ -78,6 +80,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def seed():
     """Set the seed faster than ``torch.manual_seed``, which records the call stack if CUDA is not initialized."""
+    import torch
+
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
@@ -106,6 +110,8 @@ BACKENDS = ["plain", "dense", "numba"]
 @pytest.fixture(params=BACKENDS)
 def every_backend(request):
     """Run a test with each CPU backend. Backends use the plain implementation for unsupported cases."""
+    from lieattn.ops import backend
+
     if request.param == "numba":
         pytest.importorskip("numba")
     with backend(request.param):

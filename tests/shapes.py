@@ -3,28 +3,35 @@
 Calls are compared after they return. So wrong arguments are refused by the library's own errors, and arguments that are
 accepted although they do not fit the signature are found. What torch compiles is not compared, nor are kernels, whose
 functions other compilers read.
+
+Heavy packages are imported with the library, since the process that only distributes tests needs none of them.
 """
 
 import inspect
 import sys
 import threading
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.machinery import PathFinder, SourceFileLoader
 from operator import attrgetter
 from types import FunctionType
 from typing import Self
 
-import numpy as np
-import torch
-from beartype import BeartypeConf, FrozenDict, beartype
-from jaxtyping import jaxtyped
-
 PACKAGES = {"lieattn", "lieattn_datasets"}
 COMPILED = ("lieattn.ops.kernels",)
-# Numbers of NumPy are numbers, and ``Self`` can only be compared in classes.
-NUMBERS = {int: int | np.integer, float: float | int | np.floating | np.integer}
 RESULTS = threading.local()  # of the calls to be compared
-LIKE = BeartypeConf(hint_overrides=FrozenDict({Self: object, **NUMBERS}))
+
+
+@cache
+def comparing():
+    """Return a decorator that compares calls with annotations."""
+    import numpy as np
+    from beartype import BeartypeConf, FrozenDict, beartype
+    from jaxtyping import jaxtyped
+
+    # Numbers of NumPy are numbers, and ``Self`` can only be compared in classes.
+    numbers = {int: int | np.integer, float: float | int | np.floating | np.integer}
+    like = BeartypeConf(hint_overrides=FrozenDict({Self: object, **numbers}))
+    return partial(jaxtyped, typechecker=beartype(conf=like))
 
 
 def has_shapes(function):
@@ -51,19 +58,24 @@ def form(value):
 @cache
 def form_of(kind):
     """Return the function :func:`form` of a type. There are millions of values, so types are told apart once."""
+    import numpy as np
+    import torch
+
     if issubclass(kind, torch.Tensor | np.ndarray):
         return attrgetter("shape", "dtype")
     if issubclass(kind, tuple | list):
         return lambda value: (kind, *map(form, value))
     if issubclass(kind, dict):
         return lambda value: (dict, *value, *map(form, value.values()))
-    return (lambda value: value) if issubclass(kind, str) else (lambda value: kind)
+    return str if issubclass(kind, str) else type
 
 
 def compared(function, cls=None):
     """Return a function that compares arguments and results with the annotations, if these have shapes."""
     if (promise := promised(function, cls)) is None:
         return function
+    from torch.compiler import is_compiling
+
     promise = inspect.unwrap(promise)
     key, results = promise.__qualname__, RESULTS
 
@@ -73,16 +85,18 @@ def compared(function, cls=None):
     # Names in annotations are looked up among the globals of the function.
     echo = FunctionType(echo.__code__, promise.__globals__, echo.__name__, None, echo.__closure__)
     # Made at the first call, since many functions are never called in a process.
-    compare = cache(lambda: jaxtyped(wraps(promise)(echo), typechecker=beartype(conf=LIKE)))
+    compare = cache(lambda: comparing()(wraps(promise)(echo)))
     fitting = set()  # forms of calls that were compared: the same ones need not be compared again
 
     @wraps(function)
     def call(*args, **options):
         result = function(*args, **options)
-        if not torch.compiler.is_compiling() and (forms := (form(args), form(options), form(result))) not in fitting:
-            setattr(RESULTS, key, result)
-            compare()(*args, **options)
-            fitting.add(forms)
+        if not is_compiling():
+            forms = (*map(form, args),), (*options, *map(form, options.values())), form(result)
+            if forms not in fitting:
+                setattr(RESULTS, key, result)
+                compare()(*args, **options)
+                fitting.add(forms)
         return result
 
     return call

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -55,7 +56,9 @@ BELOW |= {
 }
 BELOW |= {"_core": set(), "io": {"_core"}} | {"__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
 
-HEAVY = "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase torch_sim triton".split()
+HEAVY = (
+    "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase torch_sim triton numba"
+).split()
 MOST_LINES = 500
 
 # What each part may cost: lines, files and public names. A change that needs more raises a number here, in the same
@@ -385,14 +388,17 @@ start = time.process_time()
 import lieattn
 [getattr(lieattn, name) for name in sys.argv[1:]]
 seconds = time.process_time() - start
-print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
+asked = lieattn.ops._backend._State.asked
+print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - before), "asked": asked}))
 """
 
 
-def test_importing_the_library_is_light():
+def test_importing_the_library_is_light_and_the_variable_chooses():
     """Besides torch, importing takes under two seconds of processor time and imports none of the heavy packages."""
-    command = [sys.executable, "-c", LIGHT, *sorted(CORE)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    command, environment = [sys.executable, "-c", LIGHT, *sorted(CORE)], os.environ | {"LIEATTN_BACKEND": "plain"}
+    options = {"capture_output": True, "text": True, "check": True, "cwd": ROOT, "env": environment}
+    found = json.loads(subprocess.run(command, **options).stdout)
+    assert found["asked"] == "plain"
     assert {name.split(".")[0] for name in found["modules"]}.isdisjoint(HEAVY)
     assert parts_imported(found["modules"]) >= CORE
     assert parts_imported(found["modules"]).isdisjoint(TOOLS)

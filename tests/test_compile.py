@@ -87,10 +87,13 @@ def outcomes(function, x, parameters):
     return [out, *(torch.zeros(()) if grad is None else grad for grad in grads)]
 
 
-@compiler
+@pytest.mark.parametrize("back", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, compiler])])
 @pytest.mark.parametrize("patterns", some(["joint whole", "framewise", "query_sum"], ["joint whole"]))
-def test_operators_through_inductor(patterns):
-    """Operators on some pairs and on all are compiled together, because each file of C++ takes seconds."""
+def test_operators_are_compiled_with_their_gradients(patterns, back):
+    """Operators on some pairs and on all are compiled together, because each file of C++ takes seconds.
+
+    What Inductor assumes about their results is what ``test_registration_with_torch`` compares.
+    """
     pos, batch = torch.randn(9, 2), torch.arange(9) // 4
     signals = [torch.randn(9, 3, 2, 4, requires_grad=True) for _ in range(3)]
     near, every = (neighborhood(pos, batch) for neighborhood in (Radius(1.5), AllPairs()))
@@ -105,7 +108,7 @@ def test_operators_through_inductor(patterns):
         return torch.tanh(query)
 
     leaves = [*signals, terms.positional_key]
-    compiled = torch.compile(call, fullgraph=True)
+    compiled = torch.compile(call, fullgraph=True, backend=back)
     assert_same(outcomes(compiled, signals[0], leaves), outcomes(call, signals[0], leaves))
 
 

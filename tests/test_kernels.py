@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -361,18 +362,22 @@ def test_lowest_scores_have_weights(pattern, dtype):
         assert_same(ours, theirs, 1e-5 if dtype == torch.float32 else 1e-12)
 
 
-@pytest.mark.slow
-def test_registration_with_torch():
+QUICK_CHECKS = ("test_schema", "test_faketensor")  # shapes, strides and dtypes are those that are promised
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("chosen", [{"test_utils": QUICK_CHECKS}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
+def test_registration_with_torch(chosen, dtype):
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
-    given = [*(s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))), None]
+    given = [*(s.to(dtype).requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))), None]
     lists = (neighbors.row_ptr, neighbors.source, neighbors.target, index)
     options = (torch.tensor(0), "query_sum", "softmax", 0.0)
-    torch.library.opcheck(_operator._forward, (*given, *lists, *options))
+    torch.library.opcheck(_operator._forward, (*given, *lists, *options), **chosen)
     out, norm = _operator._forward(*given, *lists, *options)
     arguments = (torch.randn_like(out), norm.detach(), *given, *lists, *options)
-    torch.library.opcheck(_operator._backward, arguments)
+    torch.library.opcheck(_operator._backward, arguments, **chosen)
     absent = (*given[:3], *(None,) * 7, *lists[:3], None, *options)
-    torch.library.opcheck(_operator._forward, absent, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(_operator._forward, absent, test_utils=QUICK_CHECKS)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # which its last reference closes
@@ -697,26 +702,10 @@ def test_no_folder_for_compiled_kernels(monkeypatch):
     assert len(told) == 1
 
 
-_IMPORT = """
-import os, sys
-os.environ["LIEATTN_BACKEND"] = "fast"
-try:
-    import lieattn.ops
-except ValueError as error:
-    print(error)
-for name in [name for name in sys.modules if name.split(".")[0] == "lieattn"]:
-    del sys.modules[name]
-os.environ["LIEATTN_BACKEND"] = "plain"
-import lieattn.ops
-print("numba" in sys.modules, lieattn.ops._backend._State.asked)
-"""
-
-
-def test_import_is_light_and_the_variable_chooses():
-    run = [sys.executable, "-W", "ignore", "-c", _IMPORT]
-    refused, chosen = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "LIEATTN_BACKEND: expected one of" in refused
-    assert chosen.split() == ["False", "plain"]
+def test_the_variable_of_the_environment_is_checked(monkeypatch):
+    monkeypatch.setenv("LIEATTN_BACKEND", "fast")
+    with pytest.raises(ValueError, match="LIEATTN_BACKEND: expected one of"):
+        runpy.run_path(_backend.__file__, run_name=_backend.__name__)
 
 
 def test_location_scores_on_several_threads(monkeypatch):

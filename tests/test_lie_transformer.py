@@ -163,6 +163,7 @@ def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, me
         assert relative_error(net.finish(first), literal_of(net, x)) < tolerance
 
 
+@pytest.mark.slow  # compiles kernels of its own; here vectors of both precisions have different lengths, too
 def test_networks_of_heads_in_shorter_vectors(monkeypatch):
     """Vectors are as short as on a machine with AVX2."""
     net, x = randomize(PerHeadMLP(3, 4, 4, "silu")), torch.randn(97, 4, requires_grad=True)

@@ -293,6 +293,17 @@ def test_accuracies_of_upright_shapes_are_those_of_the_record():
     assert sorted(row[3] for row in rows) == sorted(f"{', '.join(found[k : k + 3])} %" for k in range(0, 12, 3))
 
 
+def test_the_table_of_attention_on_shapes_is_that_of_its_record():
+    runs = json.loads((DOCS / "records" / "attentive_net.json").read_text())["shapes"]["runs"]
+    lines = printed("results.md", "| solids | parameters | steps |")
+    for run, (network, *cells) in zip(runs, lines, strict=True):
+        assert run["model"] == network
+        for name, cell in zip(("parameters", "steps"), cells, strict=False):
+            assert run[name] == int(numbers(cell)[0])
+        for name, cell in zip(("accuracy_upright", "accuracy_turned"), cells[2:], strict=True):
+            assert is_rounded(run[name], *numbers(cell))
+
+
 def test_the_table_of_flights_is_that_of_its_record():
     record = json.loads((DOCS / "records" / "flights.json").read_text())
     assert [run["seed"] for run in record["runs"]] == [0, 1, 2]

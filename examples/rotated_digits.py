@@ -49,7 +49,7 @@ class Config:
     channels: int = 20
     heads: int = 8
     radius: float = 1.5
-    batch_size: int = 32
+    batch_size: int = 16
     rate: float = 0.01
     slant: float = 22.5
     digits: int = 0

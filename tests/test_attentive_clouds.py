@@ -74,6 +74,38 @@ def test_clouds_and_grids_give_the_same(group, kind, lifting):
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("group", [cyclic(8), tetrahedral()], ids=lambda group: group.name)
+def test_full_attention_is_that_of_the_formulas(group):
+    """Eqs. 14 to 19 written out for irregular points, with α subtracted."""
+    layer = randomize(AttentiveGroupConvolution(NetworkKernel(group, 2, 3, hidden=4), measure=0.7)).double()
+    batch, matrices = torch.tensor([0, 0, 0, 0, 1, 1, 1]), group.elements.double()
+    pos = torch.randn(7, group.dim, dtype=torch.float64)
+    x = torch.randn(7, group.order, 2, dtype=torch.float64)
+    near = (torch.cdist(pos, pos) <= 1.5) & (batch[:, None] == batch)
+
+    def psi(kernel, h, relative):
+        moved = (pos - pos[:, None]) @ matrices[h] / 1.5  # rows of h⁻¹(x_j - x_i)
+        level = kernel.position(moved)[:, :, None] + kernel.frame(kernel.matrices.double())[relative]
+        return torch.einsum("ijkm,moc->ijkoc", level.sin(), kernel.mix) * near[..., None, None, None]
+
+    wanted = []
+    for h in range(group.order):
+        products = matrices[h].T @ matrices  # h⁻¹ h̃
+        relative = (matrices - products[:, None]).abs().sum((2, 3)).argmin(1)
+        t = torch.einsum("ijkoc,jkc->ikoc", psi(layer.kernel, h, relative), x)
+        first, second = layer.attention.first[..., relative], layer.attention.second[..., relative]
+        channel = torch.empty_like(t)
+        for own in (batch == 0, batch == 1):
+            hidden = [torch.einsum("onck,koc->kon", first, found).relu() for found in (t[own].mean(0), t[own].amax(0))]
+            channel[own] = torch.einsum("ocnk,kon->koc", second, sum(hidden)).sigmoid()
+        statistics = torch.stack([(channel * t).mean(-1), (channel * t).amax(-1)], dim=-1)
+        level = torch.einsum("ijkoc,jkoc->iko", psi(layer.attention.spatial, h, relative), statistics)
+        wanted.append(0.7 * ((1 - level.sigmoid()[..., None] * channel) * t).sum((1, 3)))
+    with backend("plain"):
+        found = layer(x, lift(pos, group, Radius(1.5), batch=batch))
+    assert relative_error(found, torch.stack(wanted, dim=1)) < 1e-10
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", [cyclic(8), cyclic(12), tetrahedral()], ids=lambda group: group.name)
 def test_maps_on_clouds_move_along(group, kind):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+from lieattn.geometry import LiftedGraph
 from lieattn.groups import (
     SO,
     FiniteGroup,
@@ -30,6 +31,12 @@ from lieattn.groups import (
     trivial,
 )
 
+# What Lightning and jsonargparse say about a training of some steps.
+short_training = pytest.mark.filterwarnings(
+    "ignore:.*(does not have many workers|smaller than the logging interval|exists and is not empty).*",
+    "ignore:.*JsonargparseDeprecationWarning.*",
+)
+
 
 def some(cases: Iterable, quick: Container) -> list:
     """Return the cases as parameters of a test, marked slow except for a few that together cover most branches."""
@@ -46,6 +53,12 @@ def refuses(*rows: tuple, error: Any = ValueError) -> Callable[..., None]:
             call()
 
     return test
+
+
+def of_edges(graph: LiftedGraph) -> torch.Tensor:
+    """Return coordinates of the relative elements of every edge, ``[edges, fiber, fiber, k]``."""
+    coordinates, row = graph.relative.coordinates, graph.relative.row
+    return coordinates if row is None else coordinates[row]
 
 
 @cache

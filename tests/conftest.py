@@ -104,6 +104,25 @@ def without_waiting_for_disks():
         yield
 
 
+@pytest.fixture
+def plain():
+    """Use the plain implementation, which needs no compiled kernels."""
+    from lieattn.ops import backend
+
+    with backend("plain"):
+        yield
+
+
+@pytest.fixture
+def double():
+    """Set the default dtype to float64, to which e3nn rounds its coupling coefficients when a layer is created."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 BACKENDS = ["plain", "dense", "numba"]
 
 

@@ -26,14 +26,11 @@ from lieattn.train import (
     load_weights,
     read_checkpoint,
 )
-from tests.cases import some
+from tests.cases import short_training, some
 from tests.test_train import Crash, CrashAt, ToyNetwork, config, fit, write
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
-    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
-    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
+    short_training,
     pytest.mark.filterwarnings("ignore:.*was not created with WeightAveraging.*"),
     pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided.*"),
 ]

@@ -22,6 +22,7 @@ from lieattn.models._base import captured as _captured
 from lieattn.testing import relative_error
 from lieattn.train import PointSetRegressor, load_network
 from lieattn_datasets import Standardize
+from tests.cases import short_training
 from tests.test_train import config, write
 from tests.test_waiting import NETWORKS, inputs_of
 
@@ -338,7 +339,7 @@ def test_the_module_is_named_if_torch_cannot_capture(pretended, monkeypatch):
     assert caught.value.__notes__ == ["Captured: AttentiveCNN cannot be captured; use it without Captured"]
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
+@short_training
 @pytest.mark.parametrize("wanted", [True, False])
 def test_training_by_configuration(pretended, monkeypatch, tmp_path, wanted):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")

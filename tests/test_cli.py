@@ -30,13 +30,9 @@ from lieattn.cli._target import built
 from lieattn.groups import Group, cyclic
 from lieattn.models import Lifting
 from lieattn.train import UsageError, build
+from tests.cases import short_training
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
-    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
-    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
-]
+pytestmark = short_training
 
 MYDATA = """
 import torch

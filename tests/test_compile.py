@@ -40,7 +40,7 @@ from lieattn.ops import RelativeTerms, backend, edge_units, group_attention
 from lieattn.testing import randomize
 from lieattn.train import load_network, named_outputs
 from lieattn_datasets import Standardize
-from tests.cases import some
+from tests.cases import short_training, some
 from tests.test_networks import NETWORKS
 from tests.test_train import config, write
 
@@ -212,7 +212,7 @@ def test_clouds_of_equal_size_and_few_edges_need_no_graphs_of_their_own():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
+@short_training
 def test_option_of_fit(tmp_path, monkeypatch, capsys):
     """A compiled network is trained to the same weights, and its checkpoint is that of the network."""
     calls, compile_module = [], torch.nn.Module.compile
@@ -255,7 +255,7 @@ class Springs(torch.utils.data.Dataset):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*")
+@short_training
 def test_fit_compiles_energies_and_forces(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(EnergyForces, "compile", partialmethod(EnergyForces.compile, backend="aot_eager"))
     content = {**config(tmp_path), "last": {}}

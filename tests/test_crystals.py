@@ -34,7 +34,6 @@ from lieattn.models import (
     Stages,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
-from lieattn.ops import backend
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
 from tests.cases import moved
@@ -122,13 +121,6 @@ def supercell(data, steps):
     pos = torch.cat([data.pos + step @ data.cell[0] for step in found])
     repeated = {name: data[name].repeat(number, 1) for name in ("x", "vel")}
     return data.clone().update({"pos": pos, "cell": steps.to(data.cell) @ data.cell, **repeated})
-
-
-@pytest.fixture
-def plain():
-    """Use the plain implementation, which needs no compiled kernels."""
-    with backend("plain"):
-        yield
 
 
 @pytest.mark.usefixtures("plain")

@@ -51,12 +51,9 @@ from lieattn.train import (
 )
 from lieattn.train._callbacks import _WholeFiles
 from lieattn.train._data import random_state, set_random_state, set_random_states
+from tests.cases import short_training
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
-    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
-]
+pytestmark = short_training
 
 LIMIT = 300.0  # seconds within which processes must end, on a busy machine
 

@@ -22,12 +22,11 @@ from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FramewiseTran
 from lieattn.reps import Scalar, Vector
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, load_task
+from tests.cases import short_training
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    short_training,
     pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
-    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
 ]
 NUMBER = 3
 T = tetrahedral()

@@ -17,6 +17,7 @@ from lieattn.cli._figures import FIGURES
 from lieattn.groups import cyclic
 from lieattn.models import AffineSelfConvNet
 from lieattn.testing import randomize
+from tests.cases import short_training
 
 ROOT = Path(__file__).parent.parent
 ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
@@ -39,7 +40,7 @@ def small(monkeypatch):
     monkeypatch.setattr(_figures, "_SIZES", {"steps": 0, "sides": (8, 9), "channels": 1})
 
 
-@pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*", "ignore:.*does not have many workers.*")
+@short_training
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_drawn(name, tmp_path, monkeypatch, capsys):
     options, files = SMALL[name]
@@ -71,7 +72,7 @@ ATTENTIVE_RUN = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*", "ignore:.*does not have many workers.*")
+@short_training
 def test_pictures_of_a_checkpoint_with_its_attention(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(yaml.safe_dump(ATTENTIVE_RUN))

@@ -18,12 +18,7 @@ from tests.cases import moved, random_clouds, random_rotation, refuses
 MODELS = {"tfn": TensorFieldNetwork, "se3": SE3Transformer, "distance": DistanceTransformer}
 
 
-@pytest.fixture(autouse=True)
-def double():
-    """Set the default dtype to float64, to which e3nn rounds its coupling coefficients when a layer is created."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @cache

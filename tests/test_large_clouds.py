@@ -45,7 +45,7 @@ from lieattn.models.lie import _networks
 from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
 from lieattn.ops import backend
 from lieattn.testing import randomize
-from tests.cases import refuses
+from tests.cases import refuses, short_training
 from tests.test_train import config, write
 
 
@@ -128,7 +128,7 @@ class Watched(FramewiseTransformer):
         return super().forward(data, geometry)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
+@short_training
 def test_configuration_has_activations_computed_again(tmp_path, capsys):
     content = config(tmp_path)
     own = content["model"]["init_args"]["network"]

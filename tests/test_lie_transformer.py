@@ -67,6 +67,7 @@ from lieattn.nn.relative import MLPEncoding, PerHeadMLP, RelativeFunction
 from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import assert_conforms, randomize, relative_error
+from tests.cases import of_edges
 
 DOUBLE = torch.float64
 KERNELS = {
@@ -421,12 +422,6 @@ def test_training_draws_from_a_generator_on_a_gpu():
     model = network(space, SampledFrames(2), lifting={"neighbor_dropout": 0.5}).train()
     graph = model.geometry(data_of(points_of(space, 10)), generator=torch.Generator("cuda"))
     assert torch.equal(graph.neighbors.degree, torch.full((10,), 5))
-
-
-def of_edges(graph):
-    """Return coordinates of every edge."""
-    coordinates, row = graph.relative.coordinates, graph.relative.row
-    return coordinates if row is None else coordinates[row]
 
 
 def test_a_share_of_the_neighbors_has_their_coordinates():

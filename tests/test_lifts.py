@@ -54,7 +54,7 @@ from lieattn.models import FramewiseTransformer, GSANet, LieConvNet, LieTransfor
 from lieattn.nn import GridPool
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from lieattn.testing import TOLERANCE
-from tests.cases import refuses
+from tests.cases import of_edges, refuses
 
 F64 = torch.float64
 
@@ -132,12 +132,6 @@ def lift_to(points, space, frames, neighborhood, **options):
     return lift(points, frames, neighborhood, space, **options)
 
 
-def coordinates_of(graph):
-    """Return coordinates of the relative elements of every edge, ``[edges, fiber, fiber, k]``."""
-    coordinates, row = graph.relative.coordinates, graph.relative.row
-    return coordinates if row is None else coordinates[row]
-
-
 def random_motion(space, seed=3):
     return space.group.sample(generator=generator(seed), dtype=F64)
 
@@ -173,7 +167,7 @@ def test_relative_coordinates_are_those_of_the_definition(space, kind):
                     expected = torch.cat([relative[:-1, -1], linear])
                 else:
                     expected = group.coordinates(relative)
-                found = coordinates_of(graph)[edge, a, b]
+                found = of_edges(graph)[edge, a, b]
                 assert len(found) == len(expected) + 2 * q
                 torch.testing.assert_close(found[: len(expected)], expected, rtol=0, atol=1e-10)
                 both = torch.cat([space.invariants(pos[i]), space.invariants(pos[j])])
@@ -197,7 +191,7 @@ def test_gradients_flow_into_given_frames():
 
     def call(a):
         frames = GivenFrames(SO(3).exp(a))
-        return coordinates_of(lift_to(pos, SPACES["SE(3)"], frames, AllPairs())).sin().sum()
+        return of_edges(lift_to(pos, SPACES["SE(3)"], frames, AllPairs())).sin().sum()
 
     assert torch.autograd.gradcheck(call, (algebra,))
 
@@ -208,8 +202,8 @@ def test_far_from_the_origin_single_precision_keeps_differences():
     far = (pos.double() + 2.0**12).float()
     near = far.double() - 2.0**12
     lift = SampledFrames(2)
-    found = coordinates_of(lift_to(far, SPACES["SE(3)"], lift, AllPairs()))
-    expected = coordinates_of(lift_to(near, SPACES["SE(3)"], lift, AllPairs()))
+    found = of_edges(lift_to(far, SPACES["SE(3)"], lift, AllPairs()))
+    expected = of_edges(lift_to(near, SPACES["SE(3)"], lift, AllPairs()))
     assert largest_error(found.double(), expected) < 1e-5
 
 
@@ -358,15 +352,15 @@ def test_principal_frames_are_exact(space, frames, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateFramesWarning)
         before = lift_to(pos, space, frames, neighborhood, batch=batch)
-        expected = functional(coordinates_of(before))
+        expected = functional(of_edges(before))
         for seed in (3, 4):
             g = random_motion(space, seed)
             after = lift_to(moved_by(space, g, pos), space, frames, neighborhood, batch=batch)
-            found = functional(coordinates_of(after))
+            found = functional(of_edges(after))
             assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
             assert largest_error(found, expected) < TOLERANCE[dtype]
     # Control: a single frame of the fiber is not exact.
-    alone = [functional(coordinates_of(graph)[:, :1, :1]) for graph in (before, after)]
+    alone = [functional(of_edges(graph)[:, :1, :1]) for graph in (before, after)]
     if space.group.dim > 2 or not isinstance(space, Euclidean):
         assert largest_error(*alone) > 1e-3
 
@@ -477,7 +471,7 @@ PLACES = {
 
 
 def invariants_of(of, pos, dtype, name="SE(3)", radius=20.0):
-    return functional(coordinates_of(lift_to(pos.to(dtype), SPACES[name], PrincipalFrames(of=of), Radius(radius))))
+    return functional(of_edges(lift_to(pos.to(dtype), SPACES[name], PrincipalFrames(of=of), Radius(radius))))
 
 
 def quietly(call, *arguments):
@@ -523,8 +517,8 @@ def test_the_order_of_points_that_a_symmetry_exchanges_does_not_matter(case):
 def test_places_give_frames_without_a_warning(case, of):
     pos = PLACES[case].requires_grad_()
     graph = lift_to(pos, SPACES["SE(3)"], PrincipalFrames(of=of), AllPairs())
-    assert torch.isfinite(coordinates_of(graph)).all()
-    (gradient,) = torch.autograd.grad(coordinates_of(graph).square().sum(), pos, allow_unused=True)
+    assert torch.isfinite(of_edges(graph)).all()
+    (gradient,) = torch.autograd.grad(of_edges(graph).square().sum(), pos, allow_unused=True)
     assert gradient is None or torch.isfinite(gradient).all()
 
 
@@ -551,7 +545,7 @@ def test_gradients_through_principal_frames(name, frames):
     assert not frames.degenerate(Sites(point_clouds(pos), neighborhood(pos), space)).any()
 
     def call(pos):
-        return functional(coordinates_of(lift_to(pos, space, frames, neighborhood)))[::3, :2]
+        return functional(of_edges(lift_to(pos, space, frames, neighborhood)))[::3, :2]
 
     pos.requires_grad_()
     assert torch.autograd.gradcheck(call, (pos,), fast_mode=True)
@@ -662,10 +656,10 @@ def test_collate_and_subset():
         joined = LiftedGraph.collate([lift_to(pos[batch == cloud], space, frames, Radius(1.5)) for cloud in range(3)])
     for name in ("pos", "batch", "elements"):
         assert torch.equal(getattr(joined, name), getattr(whole, name))
-    assert torch.equal(coordinates_of(joined), coordinates_of(whole))
+    assert torch.equal(of_edges(joined), of_edges(whole))
     assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
     single = whole.astype(torch.float32)
-    assert single.pos.dtype == single.elements.dtype == coordinates_of(single).dtype == torch.float32
+    assert single.pos.dtype == single.elements.dtype == of_edges(single).dtype == torch.float32
     with pytest.raises(ValueError, match="graphs: graph 1 has another dtype"):
         LiftedGraph.collate([whole, single])
     with pytest.raises(ValueError, match="graphs: expected at least one"):
@@ -675,19 +669,19 @@ def test_collate_and_subset():
     assert torch.equal(part.elements, whole.elements[kept])
     assert part.length == whole.length
     expected = lift_to(pos[kept], space, GivenFrames(whole.frames[kept]), Radius(2.0), batch=batch[kept], length=1.5)
-    torch.testing.assert_close(coordinates_of(part), coordinates_of(expected), rtol=0, atol=1e-14)
+    torch.testing.assert_close(of_edges(part), of_edges(expected), rtol=0, atol=1e-14)
     given = lift_to(pos, space, GivenFrames(whole.frames), Radius(1.5), batch=batch)
-    assert torch.equal(coordinates_of(given.subset(kept, Radius(2.0))), coordinates_of(expected))
+    assert torch.equal(of_edges(given.subset(kept, Radius(2.0))), of_edges(expected))
 
 
 def test_given_edges_and_empty_clouds():
     space = SPACES["SE(3)"]
     pos = random_points(space, 3)
     graph = lift_to(pos, space, SampledFrames(2), Given(torch.tensor([[0], [1]])), ptr=torch.tensor([0, 3, 3]))
-    assert coordinates_of(graph).shape == (1, 2, 2, 12)
+    assert of_edges(graph).shape == (1, 2, 2, 12)
     assert graph.num_clouds == 2
     nothing = lift_to(pos[:0], space, SampledFrames(2), AllPairs())
-    assert coordinates_of(nothing).shape == (0, 2, 2, 12)
+    assert of_edges(nothing).shape == (0, 2, 2, 12)
 
 
 @pytest.mark.parametrize("frames", [None, SampledFrames(4), PrincipalFrames()], ids=repr)
@@ -705,7 +699,7 @@ def test_frames_keep_their_precision_under_autocast(frames):
 
     def of_graph():
         graph = lift(pos, frames, AllPairs())
-        return graph.frames, graph.elements, graph.seen_in_frames(vectors), coordinates_of(graph)
+        return graph.frames, graph.elements, graph.seen_in_frames(vectors), of_edges(graph)
 
     expected = of_graph()
     with torch.autocast("cpu", dtype=torch.bfloat16):

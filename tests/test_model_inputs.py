@@ -25,7 +25,6 @@ from lieattn.models import (
 )
 from lieattn.models._base import inputs as _inputs
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
-from lieattn.ops import backend
 from lieattn.reps import Irreps, Permutation, Pseudovector, SymmetricTensor, Vector
 
 BALL, EDGES = Radius(1.5), Given("edge_index")
@@ -53,11 +52,8 @@ MODELS = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-@pytest.fixture(autouse=True)
-def plain():
-    """Use the plain implementation, since kernels do not depend on how neighbors were found."""
-    with backend("plain"):
-        yield
+# Kernels do not depend on how neighbors were found.
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 def clouds(dim=3, sizes=(5, 8)):

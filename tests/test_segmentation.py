@@ -20,8 +20,9 @@ from lieattn.models import FramewiseTransformer
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier, load_task
 from lieattn_datasets import ProceduralScenes
+from tests.cases import short_training
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(many workers|logging interval|JsonargparseDeprecation).*")
+pytestmark = short_training
 
 
 def network(classes=3, labels=1, pool="none"):

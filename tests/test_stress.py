@@ -13,20 +13,16 @@ from lieattn._core.agreement import agreeing
 from lieattn.geometry import Radius, find_neighbors, point_clouds
 from lieattn.models import EnergyForces, EnergyForceStress
 from lieattn.models.irreps import DistanceTransformer
-from lieattn.ops import backend
 from lieattn.testing import randomize, relative_error
 from lieattn.train import PointSetData, PointSetRegressor
+from tests.cases import short_training
 from tests.test_crystals import MODELS, crystal
 
 F64 = torch.float64
 SEVERAL = ["FramewiseTransformer, O", "GSANet, T", "LieTransformer, axes of neighborhoods", "SE3Transformer"]
 
 
-@pytest.fixture(autouse=True)
-def plain():
-    """Use the plain implementation, which needs no compiled kernels."""
-    with backend("plain"):
-        yield
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 def stressed(network):
@@ -241,7 +237,7 @@ class Crystals(torch.utils.data.Dataset):
         return copy.copy(self.clouds[index])
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@short_training
 @pytest.mark.parametrize("target", ["stress", "virial"])
 def test_training_learns_stresses(target):
     torch.manual_seed(0)
@@ -271,7 +267,7 @@ def test_training_learns_stresses(target):
         assert float(trainer.callback_metrics[f"val/error_{name}"]) == pytest.approx(after[name], rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@short_training
 def test_training_learns_stresses_of_crystals_among_slabs_and_molecules():
     """The loss is the one of all energies and forces, and of the stresses of the crystals alone."""
     ase, datasets = pytest.importorskip("ase"), pytest.importorskip("lieattn_datasets")

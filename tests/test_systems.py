@@ -24,9 +24,10 @@ from lieattn.compare._settings import settings_from
 from lieattn.geometry import Radius
 from lieattn.ops.kernels import _compiled
 from lieattn.train import UsageError
+from tests.cases import short_training
 from tests.test_cli import folder_of_user
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(does not have many workers|smaller than the logging).*")
+pytestmark = short_training
 
 ROOT = Path(__file__).parent.parent
 SETS = {name: {"class_path": "X"} for name in ("train", "val", "test")}

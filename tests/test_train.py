@@ -71,14 +71,9 @@ from lieattn.train._checkpoint import describe_input
 from lieattn.train._data import random_state, set_random_state
 from lieattn.train._tasks import _check_loss, _check_weights
 from lieattn_datasets import RandomRotatePoints
-from tests.cases import refuses, some
+from tests.cases import refuses, short_training, some
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
-    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
-    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
-]
+pytestmark = short_training
 
 ITEMS, BATCH, EPOCHS = 20, 4, 3
 TRUST = [__name__.partition(".")[0]]  # the package of the classes of this file

@@ -483,12 +483,7 @@ def read(name):
         return state, inputs, outputs, json.loads(str(arrays["meta"]))
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    """Set the default dtype, to which e3nn rounds its coupling coefficients."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def outputs_of(name, network, inputs):

@@ -11,8 +11,6 @@ from torch_geometric.loader import DataLoader
 import lieattn_datasets as ld
 from lieattn_datasets import _nbody, _splits, _transforms
 
-RANDOM = np.random.default_rng(11)
-
 
 def systems(count=4, particles=5):
     return _nbody.random_charges(count, particles, seed=5, split=0)

@@ -22,7 +22,6 @@ from lieattn_datasets import NBodySimulated, image_to_data
 
 PEERS = Path(__file__).parent.parent / "examples" / "peers"
 CONFIGS = PEERS.parent / "configs"
-DOCS = PEERS.parent.parent / "docs"
 PACKAGES = {"SchNet": "schnetpack", "PaiNN": "schnetpack", "EGNN": "egnn_pytorch", "NequIP": "nequip", "MACE": "mace"}
 PACKAGES |= {"SteerableCNN": "escnn"}
 GEOMETRIC = ["GeometricSchNet", "DimeNet", "ViSNet"]

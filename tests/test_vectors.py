@@ -6,12 +6,7 @@ import pytest
 numba = pytest.importorskip("numba")
 from lieattn.ops.kernels._calls import lanes_on  # noqa: E402
 from lieattn.ops.kernels._compiled import compiled  # noqa: E402
-from lieattn.ops.kernels._vectors import (  # noqa: E402
-    at_address,
-    exp,
-    load,
-    store,
-)
+from lieattn.ops.kernels._vectors import at_address, exp, load, store  # noqa: E402
 from lieattn.ops.kernels.attention import _bundle  # noqa: E402
 from lieattn.ops.kernels.attention._bundle import HeadRange, head_ranges, lanes_of  # noqa: E402
 
@@ -45,11 +40,6 @@ def test_exponential(dtype):
     assert (abs(found - exact) <= 2 * np.spacing(exact.astype(dtype))).all()
     ends = np.array([-np.inf, -3e38, smallest - 2, 0, largest + 2, np.inf, np.nan], dtype)
     np.testing.assert_array_equal(exponential(ends)[:7], np.array([0, 0, 0, 1, np.inf, np.inf, np.nan], dtype))
-
-
-def operands(kind, *shapes):
-    generator = np.random.default_rng(0)
-    return [generator.standard_normal((*shape, kind[1])).astype(kind[0]) for shape in shapes]
 
 
 def test_lanes_of_machines():

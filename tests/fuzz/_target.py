@@ -99,7 +99,4 @@ class Target:
 def named(error: BaseException, *names: str) -> bool:
     """Return whether an error is one for bad input, and contains one of these names (of arguments, files, ...)."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    expected = isinstance(
-        error, (ValueError, TypeError, KeyError, IndexError, OSError, NotImplementedError, ImportError)
-    )
-    return expected and any(name in text for name in names)
+    return isinstance(error, _OF_BAD_INPUT) and any(name in text for name in names)

@@ -12,7 +12,7 @@ import pytest
 
 # Two workers import the same files in the same order, and each would compile nearly all that have no bytecode yet.
 # Therefore one worker begins with packages that the other imports last.
-LATE = "scipy.signal scipy.stats sklearn.datasets trimesh ase.build numba matplotlib.pyplot".split()
+LATE = "scipy.signal scipy.stats sklearn.datasets trimesh ase.build numba matplotlib.figure".split()
 for name in LATE if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" else ():
     with suppress(ImportError):
         importlib.import_module(name)

@@ -71,7 +71,7 @@ def test_a_network_keeps_what_it_promises(name):
     assert certificate.worst().keys() == measured["errors"]["element"].keys()
     # Only reflections are outside of SE(3), and the example may be its own mirror image. Invariants of six or
     # twelve directions do not change under reflections of the cube or the icosahedron either.
-    if name not in ("qm9-homo-o", "ethanol-energy") and card["group"] != "SE(3)":
+    if name not in ("qm9-homo-o", "ethanol-energy", "aspirin-energy") and card["group"] != "SE(3)":
         assert certificate.unique is not False
 
 

@@ -122,6 +122,13 @@ ABOUT = {
         "energy meV [1], less the mean of the training frames, and force meV/angstrom [atoms, 3]",
         RMD17,
     ),
+    "aspirin-energy": About(
+        "energy of aspirin at 500 K, and forces on its atoms as the gradient, for dynamics that conserve energy",
+        f"{ATOMS}; those of aspirin, in any order",
+        "energy meV [1], less the mean of the training frames, and force meV/angstrom [atoms, 3]",
+        RMD17,
+        single=1e-4,  # rounding changes energies by 4e-3 meV and forces by 7e-2 meV/angstrom; float64 has 1e-10
+    ),
     "springs": About(
         "six particles on springs: the vector field of the dynamics, trajectories",
         "x [points, 2] (mass, spring constant), pos, momentum [points, 2], time [clouds, times]",

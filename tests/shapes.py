@@ -84,9 +84,13 @@ def compared(function, cls=None):
 
     # Names in annotations are looked up among the globals of the function.
     echo = FunctionType(echo.__code__, promise.__globals__, echo.__name__, None, echo.__closure__)
-    # Made at the first call, since many functions are never called in a process.
-    compare = cache(lambda: comparing()(wraps(promise)(echo)))
+    made = []  # at the first call, since many functions are never called in a process
     fitting = set()  # forms of calls that were compared: the same ones need not be compared again
+
+    def compare(*args, **options):
+        if not made:
+            made.append(comparing()(wraps(promise)(echo)))
+        made[0](*args, **options)
 
     @wraps(function)
     def call(*args, **options):
@@ -95,7 +99,7 @@ def compared(function, cls=None):
             forms = (*map(form, args),), (*options, *map(form, options.values())), form(result)
             if forms not in fitting:
                 setattr(RESULTS, key, result)
-                compare()(*args, **options)
+                compare(*args, **options)
                 fitting.add(forms)
         return result
 

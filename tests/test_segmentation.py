@@ -276,6 +276,16 @@ def test_tables_of_files_are_numbered_together(tmp_path):
     assert (tmp_path / "predictions_a.csv").read_text() == "kept"
 
 
+def test_numbers_of_tables_have_the_digits_of_their_dtype(tmp_path):
+    found = [{"y": torch.tensor([-1.4], dtype=dtype)} for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    texts = []
+    for number, values in enumerate(found):
+        (tmp_path / str(number)).mkdir()
+        ((path, _),) = write_tables(tmp_path / str(number), prediction_tables([values], [], [torch.ones(1)], None))
+        texts.append(path.read_text(encoding="utf-8").split(",")[-1].strip())
+    assert texts == ["-1.4", "-1.4", "-1.3984375"]
+
+
 def test_tables_of_points_of_empty_clouds_have_no_rows(tmp_path):
     found = [{"energy": torch.zeros(2), "force": torch.zeros(0, 3)}]
     tables = prediction_tables(found, found, [torch.zeros(2, dtype=torch.int64)], None)

@@ -249,6 +249,8 @@ def _rows(lengths: list[int], points: Sequence[Tensor], data: object, per: str |
 def _columns(name: str, batches: Sequence[Tensor] | None) -> dict[str, Sequence[Any]]:
     if batches is None:
         return {}
-    values = torch.cat(list(batches))
+    values = torch.cat(list(batches)).cpu()
+    values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     columns = values.reshape(len(values), math.prod(values.shape[1:])).unbind(dim=1)
-    return {f"{name}_{k}": column.tolist() for k, column in enumerate(columns)}
+    # Numbers of NumPy, since -1.4 in float32 is -1.399999976158142 as a number of Python.
+    return {f"{name}_{k}": [*column.numpy()] for k, column in enumerate(columns)}

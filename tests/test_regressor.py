@@ -943,6 +943,14 @@ def test_numbers_and_vectors_start_at_the_scale_of_the_data(radius, layers, gain
     with_units.log = task.log
     with_units.training_step(data, 0)  # trained elsewhere
     assert all(torch.equal(weight, kept[name]) for name, weight in network.state_dict().items())
+    network.load_state_dict(weights)
+    network.blocks.requires_grad_(False)  # only a new head is trained
+    with_head = PointSetRegressor(network, shift=[])
+    with_head.measure(clouds)
+    with_head.log = task.log
+    with_head.training_step(data, 0)
+    changed = {name for name, weight in network.state_dict().items() if not torch.equal(weight, weights[name])}
+    assert changed == last
 
 
 def test_positions_keep_their_unit_and_move_with_the_points():

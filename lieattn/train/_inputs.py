@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.data import Batch
 
 from lieattn._core.checks import kind
@@ -49,7 +50,7 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
 
     The sizes are those of ``run``, which calls the network; blocks see the fields of the scaled blocks before them.
     With ``heads``, the last layers of :class:`DirectionConvNet` are scaled so that outputs are not larger than 1.
-    Return whether a weight was changed.
+    Weights that are not trained, or that are parametrized, stay. Return whether a weight was changed.
     """
     factors: dict[nn.Module, float] = {}
 
@@ -61,19 +62,28 @@ def scale_messages(network: nn.Module, run: Callable[[], object], heads: bool = 
             factors[part] = math.sqrt(allowed / found)
         return out * factors.get(part, 1.0)
 
-    parts: list[Any] = [one for one in network.modules() if isinstance(one, FrameMessages)]
-    parts += [one.head for one in network.modules() if heads and isinstance(one, DirectionConvNet)]
-    hooks = [part.register_forward_hook(scale) for part in parts]
+    found: list[tuple[nn.Module, nn.Module]] = []
+    for one in network.modules():
+        if isinstance(one, FrameMessages):
+            found.append((one, one.kernel))
+        elif heads and isinstance(one, DirectionConvNet):
+            found.append((one.head, cast(nn.Sequential, one.head)[-1]))
+    layers = {part: layer for part, layer in found if _is_trained(layer)}
+    hooks = [part.register_forward_hook(scale) for part in layers]
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
     with torch.no_grad():
-        for part in parts:
-            for weight in (part.kernel if isinstance(part, FrameMessages) else part[-1]).parameters():
-                weight.mul_(factors.get(part, 1.0))
+        for part, factor in factors.items():
+            for weight in layers[part].parameters():
+                weight.mul_(factor)
     return bool(factors)
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    return not is_parametrized(layer) and all(weight.requires_grad for weight in layer.parameters())
 
 
 def note_inputs(network: nn.Module, batch: Batch, say: Callable[[str], None]) -> None:

@@ -111,7 +111,8 @@ class PointSetRegressor(PointSetTask):
     :class:`lieattn.nn.FrameMessages` are scaled so that messages are not larger than the fields that they are added to,
     and the last layer so that outputs are not larger than the scale. For energies and forces of
     :class:`lieattn.models.EnergyForces` the limit is twenty times the scale, and the last layer stays. If this is not
-    enough, both are divided by their size, in all steps and in the model, and a warning says so.
+    enough, both are divided by their size, in all steps and in the model, and a warning says so. Layers whose weights
+    are not trained stay as they are.
     """
 
     measured: Tensor

@@ -73,7 +73,7 @@ COLUMNS = {
     "parameters": lambda runs, cell: all(run["parameters"] == int(numbers(cell)[0]) for run in runs),
     "change": lambda runs, cell: f"{max(run['equivariance']['after']['rotations'] for run in runs):.0e}" == cell,
 }
-TABLES = re.findall(r"(?:^\|.*\n)+", (DOCS / "results.md").read_text().split("### Beside peers")[1], flags=re.MULTILINE)
+TABLES = re.findall(r"(?:^\|.*\n)+", (DOCS / "records/peers.md").read_text(), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,30 @@ def test_the_medians_of_the_demo_are_those_of_its_record():
     assert f"{worst} at the worst angle, and {axes} in axes" in page
 
 
+def test_the_summary_of_peers_has_the_means_of_all_runs():
+    rows = [line for table in TABLES for line in table.splitlines()]
+    seeds = {  # the beginnings of the rows with the seeds of each mean, by the cells of the summary in their order
+        "directions": [
+            "directions, `mlp_ratio=2`",
+            "directions, four layers, `mlp_ratio=2`",
+            "directions, four layers, Muon",
+            "directions Th, three layers",
+        ],
+        "PaiNN": [
+            "PaiNN | Muon",
+            "PaiNN | 0.008 | 0.669",
+            "dipoles, D (`peers/dipoles_ten",
+            "particles, straight lines",
+        ],
+    }
+    for number, (_, *means, _) in enumerate(printed("results.md", "| task | `directions` |")):
+        for starts, mean in zip(seeds.values(), means, strict=True):
+            (row,) = [row for row in rows if row.strip("| ").startswith(starts[number])]
+            numeric = [numbers(cell) for cell in row.split("|") if re.fullmatch(r"[\d., *]+", cell.strip())]
+            found = max(numeric[:2], key=len) if len(numeric) > 2 else numeric[0]  # a rate may stand before the seeds
+            assert is_rounded(statistics.mean(map(float, found)), numbers(mean)[0]), (row, mean)
+
+
 def test_choices_for_the_demo_are_those_of_their_record():
     record = json.loads((DOCS / "records" / "demo_slants.json").read_text())
     runs = record["runs"]
@@ -292,7 +316,7 @@ def test_the_tables_of_patterns_are_those_of_their_records(record, head, columns
 def test_accuracies_of_upright_shapes_are_those_of_the_record():
     cells = json.loads((PEERS / "results/other_tasks.json").read_text())["tasks"]["shapes"]["cells"]
     found = [f"{100 * cell['metrics']['accuracy']:.1f}" for cell in cells]
-    rows = printed("results.md", "| network | rotated, seeds 0, 1, 2 |")
+    rows = printed("records/peers.md", "| network | rotated, seeds 0, 1, 2 |")
     assert sorted(row[3] for row in rows) == sorted(f"{', '.join(found[k : k + 3])} %" for k in range(0, 12, 3))
 
 

@@ -227,6 +227,27 @@ def test_the_summary_of_peers_has_the_means_of_all_runs():
             assert is_rounded(statistics.mean(map(float, found)), numbers(mean)[0]), (row, mean)
 
 
+@pytest.mark.parametrize(
+    ("name", "head", "columns"),
+    [
+        ("ten_minutes", "| network | parameters | steps | accuracy |", {"parameters": 0, "steps": 0, "test": 2}),
+        ("upright_training", "| network | steps | turned |", {"steps": 0, "test": 1, "validations": 1}),
+    ],
+)
+def test_comparisons_of_images_are_those_of_the_record(name, head, columns):
+    """Steps are the least of the seeds; accuracies are those of all seeds, and the last ones of validations."""
+    models = {}
+    for cell in json.loads((DOCS / "records" / "images.json").read_text())[name]["cells"]:
+        models.setdefault(cell["model"], []).append({**cell, "validations": cell["validations"][-1]})
+    expected = []
+    for cells in models.values():
+        cells.sort(key=lambda cell: cell["seed"])
+        least = {key: f"{min(cell[key] for cell in cells):,}" for key, digits in columns.items() if not digits}
+        shares = {key: [f"{100 * cell[key]:.{columns[key]}f}" for cell in cells] for key in columns if columns[key]}
+        expected.append([*least.values(), *(f"{', '.join(values)} %" for values in shares.values())])
+    assert sorted(row[1:] for row in printed("images.md", head)) == sorted(expected)
+
+
 def test_choices_for_the_demo_are_those_of_their_record():
     record = json.loads((DOCS / "records" / "demo_slants.json").read_text())
     runs = record["runs"]

@@ -821,6 +821,77 @@ class TestVoxels:
         assert [1, 1, 1] not in places.tolist()
 
 
+def write_scans(root, folder="main_split", name="test_objectdataset.h5", **changes):
+    """Write objects in the format of ScanObjectNN, some of whose points are around them; some changes leave out."""
+    h5py = pytest.importorskip("h5py")
+    generator = np.random.default_rng(0)
+    content = {
+        "data": generator.normal(size=(4, 20, 3)).astype(np.float32) + 5,
+        "label": np.array([0, 14, 3, 3]),
+        "mask": generator.integers(-1, 2, (4, 20)),
+    } | changes
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    with h5py.File(root / folder / name, "w") as file:
+        for key, value in content.items():
+            if value is not None:
+                file[key] = value
+    return content
+
+
+class TestScanObjectNN:
+    def test_points_of_objects(self, tmp_path):
+        content = write_scans(tmp_path)
+        objects = ld.ScanObjectNN(tmp_path, "test", points=12)
+        assert objects.labels.tolist() == [0, 14, 3, 3]
+        assert [objects.classes[number] for number in (0, 3, 14)] == ["bag", "cabinet", "toilet"]
+        assert objects.num_classes == 15
+        x, y, z = ld.normalize_cloud(content["data"][1][:12]).T
+        np.testing.assert_allclose(objects[1].pos, np.stack([x, -z, y], axis=1), atol=1e-6)
+        assert objects[1].y.tolist() == [14]
+        parts = ld.ScanObjectNN(tmp_path, "test", points=12, per="point")
+        assert torch.equal(parts[2].pos, objects[2].pos)
+        assert parts[2].y.tolist() == [int(mask != -1) for mask in content["mask"][2][:12]]
+        assert parts.classes == ("background", "object")
+
+    def test_files_of_variants(self, tmp_path):
+        write_scans(tmp_path, "h5_files/main_split_nobg", mask=None)
+        write_scans(tmp_path, "h5_files/main_split", "training_objectdataset_augmentedrot_scale75.h5")
+        alone = ld.ScanObjectNN(tmp_path, "test", background=False, points=20)
+        assert len(alone) == 4
+        split = [ld.ScanObjectNN(tmp_path, s, variant="PB_T50_RS", points=20, validation=1) for s in ("train", "valid")]
+        assert [len(part) for part in split] == [3, 1]
+        within = tmp_path / "h5_files" / "main_split_nobg"
+        assert len(ld.ScanObjectNN(within, "test", background=False, points=20)) == 4
+        with pytest.raises(ValueError, match=r"background: expected False for files in .*_nobg'"):
+            ld.ScanObjectNN(within, "test", points=20)
+        with pytest.raises(ValueError, match="per: expected 'cloud' for objects without background"):
+            ld.ScanObjectNN(tmp_path, "test", background=False, per="point")
+        with pytest.raises(FileNotFoundError, match=r"needs the file training_objectdataset_augmented25rot\.h5"):
+            ld.ScanObjectNN(tmp_path, variant="PB_T25_R")
+
+    def test_damaged(self, tmp_path):
+        for changes, message in (
+            ({"data": np.zeros((4, 20, 2))}, r"has data of .* expected number \[objects, points, 3\]"),
+            ({"data": np.full((4, 20, 3), np.nan)}, "has data with numbers that are not finite"),
+            ({"label": np.array([0, 1, 2])}, "has label of int64 .* with {'objects': 4}"),
+            ({"label": np.array([0, 1, 2, 15])}, r"has label in 0 \.\. 15, expected 0 \.\. 14"),
+            ({"mask": None}, "has no array 'mask', only data, label"),
+            ({"mask": np.zeros((4, 19), dtype=int)}, "has mask of int64 .*'points': 20"),
+        ):
+            write_scans(tmp_path, **changes)
+            with pytest.raises(ValueError, match=rf"test_objectdataset\.h5 {message}"):
+                ld.ScanObjectNN(tmp_path, "test", per="point", points=20)
+        write_scans(tmp_path)
+        with pytest.raises(ValueError, match=r"points: expected an integer in 1 \.\. 20, got 1024"):
+            ld.ScanObjectNN(tmp_path, "test")
+
+    def test_missing_package(self, tmp_path, monkeypatch):
+        write_scans(tmp_path)
+        monkeypatch.setitem(sys.modules, "h5py", None)
+        with pytest.raises(ImportError, match=r"ScanObjectNN needs h5py: pip install 'lieattn\[data\]'"):
+            ld.ScanObjectNN(tmp_path, "test")
+
+
 class TestProcedural:
     @pytest.mark.parametrize("kind", ld.SHAPE_CLASSES)
     def test_solids(self, kind):

@@ -33,7 +33,7 @@ from lieattn_datasets._nbody import (
 from lieattn_datasets._photos import CIFAR10, CIFAR100, CIFAR10Subset, PatchCamelyon
 from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralScenes, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
-from lieattn_datasets._shapes import AdrenalMNIST3D, MedMNIST, ModelNet10Tiny, ShapePoints
+from lieattn_datasets._shapes import AdrenalMNIST3D, MedMNIST, ModelNet10Tiny, ScanObjectNN, ShapePoints
 from lieattn_datasets._smiles import SmilesTable
 from lieattn_datasets._sphere import (
     SphericalImages,
@@ -109,6 +109,7 @@ __all__ = [
     "RotatePoints",
     "RotatedMNIST",
     "RotatedMNISTRecipe",
+    "ScanObjectNN",
     "ShapePoints",
     "SmilesTable",
     "SphericalImages",

@@ -293,14 +293,21 @@ class Release:
                 array = parse_npy(content[key])
             except Exception as error:  # a damaged header can fail in any way
                 raise self.damaged(path, f"has {key}, which is not a plain array ({error})") from error
-            if not _fits(array, wanted, sizes):
-                known = {name: size for name, size in sizes.items() if name in wanted}
-                found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
-                raise self.damaged(path, f"has {key} of {found}")
-            bounded = array.dtype.kind not in "iuf" or within_bounds(array)
-            self.require(bounded, path, f"has {key} with numbers that are not finite, or beyond {LARGEST:g}")
+            self.check_array(path, key, array, wanted, sizes)
             arrays.append(array)
         return arrays
+
+    def check_array(self, path: Path, key: str, array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> None:
+        """Raise ValueError unless an array has the type, the sizes and the range of its description in a file.
+
+        ``sizes`` are the named sizes so far; new ones are added.
+        """
+        if not _fits(array, wanted, sizes):
+            known = {name: size for name, size in sizes.items() if name in wanted}
+            found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
+            raise self.damaged(path, f"has {key} of {found}")
+        bounded = array.dtype.kind not in "iuf" or within_bounds(array)
+        self.require(bounded, path, f"has {key} with numbers that are not finite, or beyond {LARGEST:g}")
 
     def check_indices(self, path: Path, key: str, values: NDArray[Any], size: int) -> NDArray[np.int64]:
         """Return labels or indices as int64; raise ValueError unless all are in ``0 .. size - 1``."""

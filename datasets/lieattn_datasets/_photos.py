@@ -1,7 +1,6 @@
 """Photographs in color: CIFAR and PatchCamelyon."""
 
 import functools
-import math
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,15 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lieattn_datasets._checks import check_arguments, needs_extra
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Card, Transform
 from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import MOST_BYTES, Release
+from lieattn_datasets._hdf5 import open_hdf5
 from lieattn_datasets._images import NpzImages, OfficialImages, Read
 from lieattn_datasets._splits import Split, half_of, hold_out
 
 _PIXELS = 3 * 32 * 32
-_FILTERS = {1, 2, 3}  # deflate, shuffle and a checksum; HDF5 searches for other filters in libraries on the disk
 _CIFAR10 = Release(
     dataset="CIFAR-10",
     origin=(
@@ -270,51 +269,13 @@ class H5Images:
 
     def _open(self) -> Any:
         if self._process != os.getpid():
-            self._source = _dataset(self._path, "x")
+            self._source = open_hdf5(_PCAM, self._path, "x")
             self._process = os.getpid()
         return self._source
 
 
-def _dataset(path: Path, key: str) -> Any:
-    """Open an array of a file; raise ValueError if its values are in other files, or incomplete."""
-    with needs_extra("PatchCamelyon", "data"):
-        import h5py
-    try:
-        file = h5py.File(path, "r")
-        link = file.get(key, getlink=True)
-        source = file[key] if isinstance(link, h5py.HardLink) else None
-        if not isinstance(source, h5py.Dataset):
-            problem = f"has no array {key!r}, only {', '.join(file) or 'nothing'}"
-        else:
-            problem = _problem(source)
-    except Exception as error:  # a damaged file can fail in any way
-        raise _PCAM.damaged(path, f"is not a complete HDF5 file ({error})") from error
-    if problem:
-        file.close()
-        raise _PCAM.damaged(path, problem)
-    return source
-
-
-def _problem(source: Any) -> str:
-    """Return a description of the problem with the storage of an array, or an empty string."""
-    stored = source.id.get_create_plist()
-    filters = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())}
-    if source.is_virtual or stored.get_external_count():
-        return f"has an array {source.name!r} whose values are in other files"
-    if not filters <= _FILTERS:
-        return f"has an array {source.name!r} with the filters {sorted(filters)}, expected some of {sorted(_FILTERS)}"
-    if source.chunks is None:
-        complete = source.id.get_storage_size() == source.size * source.dtype.itemsize
-    else:
-        if math.prod(source.chunks) * source.dtype.itemsize > MOST_BYTES:
-            return f"has an array {source.name!r} in chunks of {source.chunks}, which exceed {MOST_BYTES} bytes"
-        pieces = zip(source.shape, source.chunks, strict=True)
-        complete = source.id.get_num_chunks() == math.prod(-(-size // chunk) for size, chunk in pieces)
-    return "" if complete else f"has an array {source.name!r} that was written only in part"
-
-
 def _read_labels(path: Path) -> NDArray[np.int64]:
-    require, source = functools.partial(_PCAM.require, path=path), _dataset(path, "y")
+    require, source = functools.partial(_PCAM.require, path=path), open_hdf5(_PCAM, path, "y")
     try:
         one_each = source.dtype.kind in "iu" and source.ndim and source.size == source.shape[0] and source.size
         found = f"has labels of {source.dtype} {source.shape}"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from lieattn_datasets._checks import (
 )
 from lieattn_datasets._clouds import Card, LabeledClouds, Transform
 from lieattn_datasets._files import Release, read_text
+from lieattn_datasets._hdf5 import read_hdf5
 from lieattn_datasets._meshes import normalize_cloud
 from lieattn_datasets._splits import SPLITS, Split, frozen_stream, half_of, hold_out
 from lieattn_datasets._transforms import rotation_matrix
@@ -42,6 +44,19 @@ MED = Release(
     dataset="MedMNIST",
     origin="The files are those of MedMNIST v2 (Yang et al., 2023), medmnist.com, such as bloodmnist.npz.",
 )
+
+SCANS = Release(
+    dataset="ScanObjectNN",
+    origin="The files are those of h5_files.zip (Uy et al., ICCV 2019), hkust-vgd.github.io/scanobjectnn.",
+)
+_SCANNED = "bag bin box cabinet chair desk display door shelf table bed pillow sink sofa toilet".split()
+_VARIANTS = {
+    "OBJ": "",
+    "PB_T25": "_augmented25_norot",
+    "PB_T25_R": "_augmented25rot",
+    "PB_T50_R": "_augmentedrot",
+    "PB_T50_RS": "_augmentedrot_scale75",
+}
 
 
 class ShapePoints(LabeledClouds):
@@ -297,6 +312,80 @@ class AdrenalMNIST3D(ShapePoints):
             data.x = torch.from_numpy(self._images[index].astype(np.float32).reshape(-1, 1))
             data.grid = torch.tensor([self._images.shape[1:]])
         return data
+
+
+class ScanObjectNN(ShapePoints):
+    """Objects in scans of rooms, of 15 classes, partly hidden and with points of what is around them.
+
+    Clouds are normalized: the mean is the origin and the largest distance from it is 1. The third axis points up (in
+    the files, the second), so ``rotate="z"`` turns objects about the vertical. There are no normals. The splits have
+    2,309 / 581 objects, and 11,416 / 2,882 in variants with perturbations.
+
+    Parameters
+    ----------
+    root
+        Folder with ``main_split`` and ``main_split_nobg``, or the folder with the files themselves, such as
+        ``split1``, one of the four further splits.
+    split
+        ``"train"``, ``"test"``, or ``"valid"`` with ``validation``.
+    variant
+        ``"OBJ"``, or perturbed boxes around the objects: shifted by up to 25 % (``"PB_T25"``), rotated too
+        (``"PB_T25_R"``), shifted by up to 50 % and rotated (``"PB_T50_R"``), and scaled (``"PB_T50_RS"``, the hardest).
+    background
+        Whether clouds contain points around the object: of ``"OBJ"``, True is the benchmark ``OBJ_BG``, False
+        ``OBJ_ONLY``.
+    per
+        What has labels: each ``"cloud"``, or each ``"point"``, 1 on the object and 0 around it.
+    points
+        Number of points of each object, at most 2,048, which are in random order in the files.
+    validation
+        Number of training objects that are set aside as ``"valid"``, by a permutation with a fixed seed.
+    rotate, seed, transform
+        As for :class:`ShapePoints`.
+    """
+
+    card = Card(
+        'M. A. Uy et al., "Revisiting Point Cloud Classification", ICCV 2019',
+        "those of the project page, agreed to before the download",
+        "2,890 objects of 15 classes, or 14,298 perturbed ones, of 2,048 points",
+    )
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        variant: Literal["OBJ", "PB_T25", "PB_T25_R", "PB_T50_R", "PB_T50_RS"] = "OBJ",
+        background: bool = True,
+        per: Literal["cloud", "point"] = "cloud",
+        points: int = 1024,
+        validation: int = 0,
+        rotate: Rotate = "none",
+        seed: int = 0,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(ScanObjectNN.__init__, locals())
+        require(background or per == "cloud", "per", "'cloud' for objects without background", repr(per))
+        folder = "main_split" if background else "main_split_nobg"
+        half = "training" if half_of(split) == "train" else "test"
+        release = replace(SCANS, folders=(folder, f"h5_files/{folder}"))
+        path = release.locate(root, f"{half}_objectdataset{_VARIANTS[variant]}.h5")
+        right = path.parent.resolve().name.endswith("_nobg") != background
+        require(right, "background", f"{not background} for files in {str(path.parent)!r}", background)
+        expected = {"data": "number [objects, points, 3]", "label": "integer [objects]"}
+        if per == "point":
+            expected["mask"] = "integer [objects, points]"
+        pos, labels, *mask = read_hdf5(release, path, expected)
+        release.require(pos.size, path, f"has no points, but data {list(pos.shape)}")
+        require(1 <= points <= pos.shape[1], "points", f"an integer in 1 .. {pos.shape[1]}", points)
+        labels = release.check_indices(path, "label", labels, len(_SCANNED))
+        pos = np.stack([normalize_cloud(cloud[:points]) for cloud in pos])
+        pos = np.stack([pos[..., 0], -pos[..., 2], pos[..., 1]], axis=-1)
+        names = _SCANNED
+        if mask:  # of a file: -1 around the object
+            labels, names = (mask[0][:, :points] != -1).astype(np.int64), ["background", "object"]
+        super().__init__(pos, None, labels, names, rotate=rotate, seed=seed, transform=transform)
+        self._indices = hold_out(len(pos), validation, split)
 
 
 class MedMNIST(LabeledClouds):

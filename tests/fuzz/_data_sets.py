@@ -288,6 +288,9 @@ CASES: dict[str, Case] = {
         lambda folder: test_data_shapes.TestVoxels().write_med(folder, 5, 6),
         lambda folder: ld.MedMNIST(folder, "some", "test"),
     ),
+    "ScanObjectNN": Case(
+        test_data_shapes.write_scans, lambda folder: ld.ScanObjectNN(folder, "test", per="point", points=20)
+    ),
     "read_mesh": _mesh("off"),
     **{f"read_mesh {kind}": _mesh(kind) for kind in ("obj", "stl", "ply", "glb")},
 }

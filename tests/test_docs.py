@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 
 import lieattn
+from lieattn.certify import certify
 from lieattn.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -33,15 +34,54 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGES = [page for page in LINKED if "```python\n" in page.read_text() and page not in RUN_ELSEWHERE]
 
 
+def write_parts(folder):
+    """Write mugs and tables of 40 points in the format of ShapeNetPart."""
+    from torch_geometric.datasets import ShapeNet
+
+    generator, lists = np.random.default_rng(0), {split: [] for split in ("train", "val", "test")}
+    for category, number in ShapeNet.category_ids.items():
+        (folder / number).mkdir(parents=True)
+        for split in lists if category in ("Mug", "Table") else ():
+            normal = generator.normal(size=(40, 3))
+            normal /= np.linalg.norm(normal, axis=1, keepdims=True)
+            part = np.take(ShapeNet.seg_classes[category], (normal[:, 1] > 0).astype(int))
+            np.savetxt(folder / number / f"{split}.txt", np.column_stack([normal, normal, part]), fmt="%.6f")
+            lists[split].append(f"shape_data/{number}/{split}")
+    (folder / "train_test_split").mkdir()
+    for split, names in lists.items():
+        (folder / "train_test_split" / f"shuffled_{split}_file_list.json").write_text(json.dumps(names))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     assert blocks
+    if page.name == "questions.md":
+        write_parts(tmp_path / "shapenet" / "raw")
     torch.manual_seed(0)
     namespace = {"__name__": page.stem}
     for block in blocks:
         exec(compile(block, str(page), "exec"), namespace)
+    if page.name == "questions.md":
+        check_parts(namespace)
+
+
+def check_parts(page):
+    """Compare the intersection over union of a page with that by hand, and its network with turned shapes."""
+    mug, table = page["test"]
+    assert mug.category.tolist() == [11]
+    assert (mug.x[:, 11] == 1).all()
+    assert torch.equal(mug.normal, mug.pos)
+    assert certify(page["segmentation"].model, [mug, table], continuity=False).passed
+    # One of the parts is predicted everywhere, and two of the three of a table have points.
+    logits = torch.zeros(40, 50)
+    logits[:, [0, 36, 47]] = torch.tensor([9.0, 1.0, 1.0])
+    shares = (mug.y == 36).float().mean() / 2, ((table.y == 47).float().mean() + 1) / 3
+    task = torch.nn.Module()
+    task.forward = lambda batch: logits
+    assert page["instance_miou"](task, [mug, table]).item() == pytest.approx(sum(shares).item() / 2)
 
 
 @pytest.mark.slow

@@ -266,7 +266,7 @@ def without_times(report: dict, seed: int | None = None, fraction: float | None 
     found = [cell for cell in copy.deepcopy(report["cells"]) if seed in (None, cell["seed"])]
     found = [cell for cell in found if fraction in (None, cell["fraction"])]
     for cell in found:
-        for name in ("seconds", "train_clouds_per_s", "inference_clouds_per_s", "threads"):
+        for name in ("seconds", "processor_seconds", "train_clouds_per_s", "inference_clouds_per_s", "threads"):
             cell.pop(name)
         cell["history"] = [[step, value] for step, _, value in cell["history"]]
     return found
@@ -376,6 +376,17 @@ def test_reports_of_the_documentation_are_read(path):
     assert all(row["model"] in tables(report) for row in report["summary"])
 
 
+@pytest.mark.parametrize(
+    ("share", "clock", "told"), [(0.04, {}, True), (0.04, {"clock": "processor"}, False), (0.9, {}, False)]
+)
+def test_other_programs_are_told(share, clock, told):
+    """Elapsed seconds on a busy machine are few steps."""
+    report = json.loads((ROOT / "docs/records/compare_forces.json").read_text())
+    rows = [{**row, "processor_share": share} for row in report["summary"]]
+    text = " ".join(tables({**report, "summary": rows, "budget": {"seconds": 40, **clock}}).split())
+    assert ("had 4 % of a core during their seconds" in text and "--budget.clock processor" in text) == told
+
+
 def test_picture_has_a_panel_for_each_cost(finished, tmp_path):
     report = reports(finished)
     costs = ["seconds of training", "steps", "multiply-adds"]
@@ -441,6 +452,7 @@ def test_seconds_are_a_budget_too(tmp_path):
     assert 1 <= len(cell["history"]) <= 3
     assert cell["history"][-1][0] == cell["steps"]
     assert report["budget"] == {"seconds": 0.1}
+    assert report["summary"][0]["processor_share"] == pytest.approx(cell["processor_seconds"] / cell["seconds"])
 
 
 def test_diverging_training_is_reported(tmp_path, capsys):

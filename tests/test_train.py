@@ -1192,6 +1192,9 @@ def test_shapes_of_logits_and_labels_are_checked():
         batch.y = batch.y.to(dtype)
         with pytest.raises(ValueError, match=f"data: expected labels y of an integer dtype, got {dtype}"):
             PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
+    batch.y = ["dog", "cat"]
+    with pytest.raises(ValueError, match=r"per cloud, \[2\], got words such as 'dog'; number the classes, and pass y"):
+        PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
     del batch.y
     with pytest.raises(ValueError, match=r"expected one label y per cloud, \[2\], got none"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)

@@ -352,7 +352,9 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
 def _promised(network: Any, given: Group | None) -> Symmetry:
     """Return the symmetry to measure: that of the given group, with translations if it is finite, or of the network."""
     if given is None and not hasattr(network, "symmetry"):
-        raise ValueError("group: expected a group, since the network has no attribute `symmetry`, got None")
+        raise ValueError(
+            "group: expected a group, or 'search', since the network has no attribute `symmetry`, got None"
+        )
     stated = network.symmetry if given is None else given
     if stated is not None and not isinstance(stated, Symmetry | Group):
         raise TypeError(f"group: expected a FiniteGroup or a LieGroup, got {stated!r}")

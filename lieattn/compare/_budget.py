@@ -41,6 +41,7 @@ class Budget(LastCheckpoint):
         super().__init__(dirpath)
         self.budget, self.report = budget, report
         self.steps, self.clouds, self.seconds = 0, 0, 0.0  # spent so far
+        self.processor_seconds, self._processor = 0.0, 0.0  # during these steps, whatever the clock
         self.history: list[list[float]] = []  # step, seconds and monitored value of each validation
         self.best: dict[str, Tensor] | None = None  # weights of the best validation
         self.best_value = float("nan")
@@ -61,6 +62,7 @@ class Budget(LastCheckpoint):
         return {
             "steps": self.steps,
             "seconds": self.seconds,
+            "processor_seconds": self.processor_seconds,
             "train_clouds_per_s": self.clouds / max(self.seconds, 1e-9),
             "clouds_seen": self.clouds,
             "validation": self.best_value,
@@ -81,7 +83,7 @@ class Budget(LastCheckpoint):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Start the clock."""
-        self._started = _now(pl_module, self._clock)
+        self._started, self._processor = _now(pl_module, self._clock), time.process_time()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
@@ -89,6 +91,7 @@ class Budget(LastCheckpoint):
         """Stop the clock, end the training if the budget is spent, and save between two steps if it is due."""
         if self._started is not None:
             self.seconds += _now(pl_module, self._clock) - self._started
+            self.processor_seconds += time.process_time() - self._processor
         self._started = None
         self.steps += 1
         self.clouds += batch.num_graphs
@@ -135,12 +138,13 @@ class Budget(LastCheckpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """What is counted, and the best weights, for a checkpoint."""
-        spent = [self.steps, self.seconds, self.clouds]
+        spent = [self.steps, self.seconds, self.clouds, self.processor_seconds]
         return {"spent": spent, "history": self.history, "best": self.best, "best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the counts, the history and the best weights of a checkpoint."""
-        self.steps, self.seconds, self.clouds = state_dict["spent"]
+        # Cells in progress of earlier versions have no seconds of the processor.
+        self.steps, self.seconds, self.clouds, self.processor_seconds = [*state_dict["spent"], math.nan][:4]
         self.history, self.best = state_dict["history"], state_dict["best"]
         self.best_value = state_dict["best_value"]
 

@@ -26,6 +26,8 @@ from lieattn.io import digest_of_json, replace_text
 Record = dict[str, Any]
 """The results of a finished cell, as plain values only."""
 
+_BUSY = 0.7  # share of the elapsed seconds that one thread computes on a machine without other work, with a margin
+_CLOCK = "`--budget.clock processor` counts seconds of the processor instead"
 _WIDTH = 120
 _KINDS = {"own": "error own", "rotations": "error SO(d)", "reflections": "error O(d)"}
 _RESULTS = "Means and standard deviations over seeds, with the best weights of the validation."
@@ -208,6 +210,10 @@ def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
         for row in whole
     ]
     remarks = f"{_RESULTS} {_COUNTED} The models were matched by the {_MATCHED[content['match']['by']]}."
+    slowed = {row["model"]: row["processor_share"] for row in rows if (row.get("processor_share") or 1.0) < _BUSY}
+    if slowed and "seconds" in content["budget"] and "clock" not in content["budget"]:
+        least = f"{', '.join(slowed)} had {100 * min(slowed.values()):.0f} % of a core during their seconds"
+        remarks += f" Other programs ran: {least}. Their steps are those of a slower machine; {_CLOCK}."
     first, second, third, fourth = (
         [list(found[0]), *(list(row.values()) for row in found)] for found in (results, shares, costs, errors)
     )
@@ -226,6 +232,8 @@ def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Reco
     for name in ("steps", "seconds"):
         summary[name] = _statistics([one[name] for one in records])
     summary["seconds_per_step"] = sum(one["seconds"] for one in records) / max(1, sum(one["steps"] for one in records))
+    used = [(one.get("processor_seconds") or math.nan) / max(one["seconds"], 1e-9) for one in records]
+    summary["processor_share"] = min(used) if all(one["device"] == "cpu" for one in records) else math.nan
     summary["operations"] = round(statistics.fmean(one["operations"] for one in records))
     summary["curve"] = _curve(done, budget)
     for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):

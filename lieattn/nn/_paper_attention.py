@@ -148,7 +148,9 @@ class LiftingSelfAttention(GroupSelfAttention):
         \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
 
     The parameters are those of :class:`GroupSelfAttention`, with the pattern ``"query_sum"``. On a fiber of scales, all
-    nodes of a point have its features.
+    nodes of a point have its features. The values are features alone, so the output is constant if these are, wherever
+    the points are. For such data, ``encoding=[CoordinateEncoding(dim, width), PositionalValues(dim, heads, width)]``
+    adds values that depend on positions, as in ``GSANet``; ``width`` is the channels of a head.
 
     **Equivariance.** If (t, h) in R^d ⋊ H acts on the points and the features stay with their points, f'(·, a) becomes
     f'(·, h⁻¹a). This is exact for every H if neighborhoods are balls.

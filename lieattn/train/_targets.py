@@ -43,6 +43,8 @@ def labels_of(batch: Batch, number: int, rows: int, per: str) -> Tensor:
     if not isinstance(labels, Tensor) or list(labels.shape) != shape:
         found = "none" if labels is None else list(labels.shape) if isinstance(labels, Tensor) else kind(labels)
         count = "one label" if number == 1 else f"{number} labels"
+        if isinstance(labels, list) and labels and isinstance(labels[0], str):
+            found = f"words such as {labels[0]!r}; number the classes, and pass y as an int64 tensor"
         raise ValueError(f"data: expected {count} y per {per}, {shape}, got {found}")
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions
-from lieattn.groups import cyclic, tetrahedral, trivial
+from lieattn.groups import cyclic, tetrahedral
 from lieattn.nn import (
     AttentiveGroupConvolution,
     GridAttentiveConvolution,
@@ -13,14 +13,18 @@ from lieattn.nn import (
     GridInputAttention,
     GridLiftingConvolution,
     GridPoseAttention,
+    GroupConvolution,
+    GroupLinear,
     _attentive_convolution,
 )
 from lieattn.nn.relative import NetworkKernel, TableKernel
-from lieattn.ops import _attentive_clouds, backend, tied_linear
+from lieattn.ops import _attentive_clouds, backend
 from lieattn.testing import random_cloud, randomize, relative_error
-from tests.cases import turns
+from tests.cases import GROUPS, some, turns
 from tests.test_group_convolution import every_lattice_group
 
+QUICK = ("trivial2", "C4", "C8", "D4", "mirror3", "T")
+every_group = pytest.mark.parametrize("group", some(GROUPS.values(), [GROUPS[name] for name in QUICK]), ids=GROUPS)
 KINDS = ("full", "channel", "spatial", "input", "pose")
 
 
@@ -74,32 +78,44 @@ def test_clouds_and_grids_give_the_same(group, kind, lifting):
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def relative_frames(group):
+    """Return the indices ``[h, h̃]`` of h⁻¹ h̃, from products of matrices."""
+    products = group.elements.mT[:, None] @ group.elements
+    return (group.elements - products[:, :, None]).abs().sum((3, 4)).argmin(2)
+
+
+def written_out(kernel, pos, near):
+    """Return ψ_oc(h⁻¹(x_j - x_i), h⁻¹ h̃) ``[i, j, h, h̃, o, c]`` of a network within a radius of 1.5, 0 for others."""
+    moved = torch.einsum("ijd,hde->ijhe", pos - pos[:, None], kernel.group.elements) / 1.5
+    level = kernel.position(moved)[:, :, :, None]
+    if not kernel.lifting:
+        level = level + kernel.frame(kernel.group.elements.flatten(1))[relative_frames(kernel.group)]
+    return torch.einsum("ijhkm,moc->ijhkoc", level.sin(), kernel.mix) * near[..., None, None, None, None]
+
+
+def irregular(group):
+    """Return two clouds of seven points, who is near to whom, and a field with two channels."""
+    pos, batch = torch.randn(7, group.dim, dtype=torch.float64), torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    near = (torch.cdist(pos, pos) <= 1.5) & (batch[:, None] == batch)
+    return pos, batch, near, torch.randn(7, group.order, 2, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("group", [cyclic(8), tetrahedral()], ids=lambda group: group.name)
 def test_full_attention_is_that_of_the_formulas(group):
     """Eqs. 14 to 19 written out for irregular points, with α subtracted."""
     layer = randomize(AttentiveGroupConvolution(NetworkKernel(group, 2, 3, hidden=4), measure=0.7)).double()
-    batch, matrices = torch.tensor([0, 0, 0, 0, 1, 1, 1]), group.elements.double()
-    pos = torch.randn(7, group.dim, dtype=torch.float64)
-    x = torch.randn(7, group.order, 2, dtype=torch.float64)
-    near = (torch.cdist(pos, pos) <= 1.5) & (batch[:, None] == batch)
-
-    def psi(kernel, h, relative):
-        moved = (pos - pos[:, None]) @ matrices[h] / 1.5  # rows of h⁻¹(x_j - x_i)
-        level = kernel.position(moved)[:, :, None] + kernel.frame(kernel.matrices.double())[relative]
-        return torch.einsum("ijkm,moc->ijkoc", level.sin(), kernel.mix) * near[..., None, None, None]
-
+    pos, batch, near, x = irregular(group)
+    psi, wide = written_out(layer.kernel, pos, near), written_out(layer.attention.spatial, pos, near)
     wanted = []
-    for h in range(group.order):
-        products = matrices[h].T @ matrices  # h⁻¹ h̃
-        relative = (matrices - products[:, None]).abs().sum((2, 3)).argmin(1)
-        t = torch.einsum("ijkoc,jkc->ikoc", psi(layer.kernel, h, relative), x)
+    for h, relative in enumerate(relative_frames(group)):
+        t = torch.einsum("ijkoc,jkc->ikoc", psi[:, :, h], x)
         first, second = layer.attention.first[..., relative], layer.attention.second[..., relative]
         channel = torch.empty_like(t)
         for own in (batch == 0, batch == 1):
             hidden = [torch.einsum("onck,koc->kon", first, found).relu() for found in (t[own].mean(0), t[own].amax(0))]
             channel[own] = torch.einsum("ocnk,kon->koc", second, sum(hidden)).sigmoid()
         statistics = torch.stack([(channel * t).mean(-1), (channel * t).amax(-1)], dim=-1)
-        level = torch.einsum("ijkoc,jkoc->iko", psi(layer.attention.spatial, h, relative), statistics)
+        level = torch.einsum("ijkoc,jkoc->iko", wide[:, :, h], statistics)
         wanted.append(0.7 * ((1 - level.sigmoid()[..., None] * channel) * t).sum((1, 3)))
     with backend("plain"):
         found = layer(x, lift(pos, group, Radius(1.5), batch=batch))
@@ -214,63 +230,120 @@ def test_derivatives_on_clouds_are_right_to_second_order():
     torch.autograd.gradgradcheck(call, (x, pos), fast_mode=True)
 
 
-def test_networks_of_others_are_special_cases():
-    """SE-Net, BAM and CBAM as attention to the responses t = f of the identity (Eq. 14); the layer passes 1 - A."""
-    group, channels = trivial(2), 3
-    graph = lift(torch.randn(9, 2, dtype=torch.float64), group, Radius(1.5))
-    x = torch.randn(9, channels, dtype=torch.float64)
-    first, second = torch.randn(2, channels, dtype=torch.float64), torch.randn(channels, 2, dtype=torch.float64)
-    kernel = TableKernel(group, channels, channels, torch.zeros(1, 2)).double()
-    with torch.no_grad():
-        kernel.weight.copy_(torch.eye(channels)[..., None, None])
+class Gate(torch.nn.Module):
+    """Attention of another network to u = Σ t, the result of a convolution, as an operator on the responses t."""
 
-    def shared(found):
-        return (found @ first.T).relu() @ second.T
+    def __init__(self, group, name):
+        super().__init__()
+        self.name, self.first, self.second = name, GroupLinear(group, 3, 2), GroupLinear(group, 2, 3)
+        self.reduce, self.level = GroupLinear(group, 3, 2), GroupLinear(group, 3, 1)
+        self.spatial = GroupConvolution(NetworkKernel(group, 2, 1, hidden=4), measure=1.0)
 
-    def spatial(f, near):
-        statistics = torch.stack([f.mean(-1), f.amax(-1)], dim=-1)
-        return near.sum_to_targets(statistics[near.source].sum(-1))[:, None]
+    def forward(self, t, graph):
+        return 1 - self.gate(t.sum((2, 4)), graph)[:, :, None, :, None]  # the layer passes 1 - A
 
-    def cbam(f, near):
-        channel = (shared(f.mean(0)) + shared(f.amax(0))).sigmoid()
-        return channel * spatial(channel * f, near).sigmoid()
+    def gate(self, u, graph):
+        def shared(found):
+            return self.second(self.first(found).relu())[graph.batch]
 
-    gates = {
-        "SE-Net": lambda f, near: shared(f.mean(0)).sigmoid().expand_as(f),
-        "BAM": lambda f, near: (shared(f.mean(0)) + spatial(f, near)).sigmoid(),
-        "CBAM": cbam,
-    }
-    itself = graph.subset(torch.arange(9), Radius(1e-9))  # each point sees itself, so that responses are ψ f
-    for name, gate in gates.items():
-
-        def operator(t, graph, gate=gate):
-            f = t.diagonal(dim1=3, dim2=4)[:, 0, 0]
-            return (1 - gate(f, graph.neighbors))[:, None, None, :, None]
-
-        layer = AttentiveGroupConvolution(kernel, attention=operator, measure=1.0)
-        found = layer(x[:, None], graph.carrying(local=itself))[:, 0]
-        torch.testing.assert_close(found, gate(x, graph.neighbors) * x, rtol=1e-12, atol=1e-12, msg=name)
+        if self.name == "SE-Net":
+            return shared(graph.mean(u)).sigmoid()
+        if self.name == "BAM":
+            return 1 + (shared(graph.mean(u)) + self.spatial(self.reduce(u).relu(), graph)).sigmoid()
+        if self.name == "CBAM":
+            channel = (shared(graph.mean(u)) + shared(graph.max(u))).sigmoid()
+            seen = torch.stack([(channel * u).mean(-1), (channel * u).amax(-1)], dim=-1)
+            return channel * self.spatial(seen, graph).sigmoid()
+        return self.level(u).softmax(dim=1)  # co-attention
 
 
-def test_co_attention_is_a_special_case():
-    """Co-attention to the frames of f as attention to the responses t = f of the identity (Eq. 14)."""
-    group = cyclic(4)
-    graph = lift(torch.randn(7, 2, dtype=torch.float64), group, Radius(1e-9))  # each point sees itself
-    kernel = TableKernel(group, 3, 3, torch.zeros(1, 2)).double()
-    with torch.no_grad():
-        kernel.weight.zero_()[:, :, 0, 0] = torch.eye(3)
-    layer = randomize(AttentiveGroupConvolution(kernel, attention="pose", measure=1.0).double())
-    with torch.no_grad():
-        kernel.weight.zero_()[:, :, 0, 0] = torch.eye(3)
+def gate_written_out(made, group, u, clouds, near):
+    """Return the gates of the same networks by their formulas over H, ``[points, h, channels]``.
 
-    def operator(t, graph):
-        f = t.diagonal(dim1=1, dim2=2).diagonal(dim1=1, dim2=2).to(layer.gate.weight)
-        return tied_linear(f, layer.gate.weight, group.relative_index).sigmoid().mT[..., None, None]
+    With W(h⁻¹ h̃) for the matrices of squeeze and excite, and sums over neighbors for convolutions with windows, of
+    which BAM has two; without batch norm. H = 1 gives the published ones.
+    """
+    relative = relative_frames(group)
 
-    x = torch.randn(7, 4, 3, dtype=torch.float64)
-    found = AttentiveGroupConvolution(kernel, attention=operator, measure=1.0)(x, graph)
-    torch.testing.assert_close(found, layer(x, graph), rtol=1e-12, atol=1e-12)
-    assert relative_error(found, x) > 1e-2
+    def tied(linear, x):
+        return torch.einsum("hkoc,...kc->...ho", linear.weight[relative], x) + linear.bias
+
+    def shared(statistic):
+        return torch.stack([tied(made.second, tied(made.first, statistic(u[own])).relu()) for own in clouds])
+
+    def convolved(x):
+        return torch.einsum("ijhkoc,jkc->iho", written_out(made.spatial.kernel, *near), x)
+
+    of_points = torch.stack(clouds).long().argmax(0)
+    squeezed = shared(lambda x: x.sum(0) / len(x))[of_points]
+    if made.name == "SE-Net":
+        return squeezed.sigmoid()
+    if made.name == "BAM":
+        return 1 + (squeezed + convolved(tied(made.reduce, u).relu())).sigmoid()  # u + M(u) u
+    if made.name == "CBAM":
+        channel = (squeezed + shared(lambda x: x.amax(0))[of_points]).sigmoid()
+        attended = channel * u
+        return channel * convolved(torch.stack([attended.mean(2), attended.amax(2)], dim=2)).sigmoid()
+    level = tied(made.level, u).exp()
+    return level / level.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["SE-Net", "BAM", "CBAM", "co-attention"])
+@every_group
+def test_networks_of_others_are_special_cases(group, name):
+    """A convolution followed by their gates is one attentive convolution (Eq. 14), for lifting and on the group."""
+    pos, batch, near, x = irregular(group)
+    clouds, graph = [batch == 0, batch == 1], lift(pos, group, Radius(1.5), batch=batch)
+    for lifting in (True, False):
+        kernel = NetworkKernel(group, 2, 3, hidden=4, lifting=lifting)
+        layer = AttentiveGroupConvolution(kernel, attention=Gate(group, name), measure=0.7)
+        layer = randomize(layer.double())
+        signal = x[:, :1] if lifting else x
+        convolved = torch.einsum("ijhkoc,jkc->iho", written_out(kernel, pos, near), signal)
+        wanted = 0.7 * convolved * gate_written_out(layer.attention, group, convolved, clouds, (pos, near))
+        found = layer(signal[:, 0] if lifting else signal, graph)
+        assert relative_error(found, wanted) < 1e-10
+        one = name == "co-attention" and group.order == 1  # the softmax over a single frame
+        assert one or relative_error(found, 0.7 * convolved) > 1e-2
+
+
+@pytest.mark.parametrize("group", [cyclic(8), tetrahedral()], ids=lambda group: group.name)
+def test_operators_on_responses_do_not_weigh_neighbors(group):
+    """The limit of Eq. 14 here: responses are sums over neighbors, which co-attention to the input tells apart."""
+    kernel = NetworkKernel(group, 3, 3, hidden=4)
+    layers = {name: AttentiveGroupConvolution(kernel, attention=name) for name in ("pose", Gate(group, "co-attention"))}
+    graph = lift(torch.randn(2, group.dim, dtype=torch.float64), group, AllPairs(), length=4.0)
+    x = torch.randn(2, group.order, 3, dtype=torch.float64)
+    for name, layer in layers.items():
+        randomize(layer.double())
+        with torch.no_grad():
+            kernel.position.weight.zero_()  # ψ does not depend on the displacement
+        same = relative_error(layer(x, graph), layer(x.flip(0) * 0.5 + x * 0.5, graph)) < 1e-12
+        assert same == (name != "pose")
+
+
+@every_group
+def test_attention_to_the_input_is_that_of_the_formulas(group):
+    """Eq. 20 and co-attention before a convolution: the layer passes (1 - α) f, as the authors' code."""
+    pos, batch, near, x = irregular(group)
+    graph, relative = lift(pos, group, Radius(1.5), batch=batch), relative_frames(group)
+    kernel = NetworkKernel(group, 2, 3, hidden=4)
+    layers = {kind: AttentiveGroupConvolution(kernel, attention=kind, measure=0.7) for kind in ("input", "pose")}
+    for kind, layer in layers.items():
+        gate = randomize(layer.double()).gate
+        if kind == "pose":
+            attention = (0.7 * torch.einsum("hkoc,jkc->jho", gate.weight[relative], x)).sigmoid()
+        else:
+            channel = torch.empty_like(x)
+            for own in (batch == 0, batch == 1):
+                first, second = gate.channel.first[..., relative], gate.channel.second[..., relative]
+                hidden = [torch.einsum("nchk,kc->hn", first, f).relu() for f in (x[own].mean(0), x[own].amax(0))]
+                channel[own] = torch.einsum("cnhk,kn->hc", second, sum(hidden)).sigmoid()
+            seen = torch.stack([(channel * x).mean(-1), (channel * x).amax(-1)], dim=-1)
+            psi = written_out(gate.spatial.kernel, pos, near)
+            attention = channel * (0.7 * torch.einsum("ijhkoc,jkc->iho", psi, seen)).sigmoid()
+        wanted = 0.7 * torch.einsum("ijhkoc,jkc->iho", written_out(kernel, pos, near), (1 - attention) * x)
+        assert relative_error(layer(x, graph), wanted) < 1e-10
 
 
 def test_operators_on_clouds_must_move_along():

@@ -176,14 +176,18 @@ def test_the_query_sum_of_the_paper_is_not_uniquely_equivariant(form, group):
         assert relative_error(alone, alone[:, :1].expand_as(alone)) > CHANGED
 
 
-@pytest.mark.parametrize("group", [cyclic(4), dihedral(3)], ids=lambda group: group.name)
+@pytest.mark.parametrize("group", [cyclic(4), cyclic(8), dihedral(1), dihedral(3)], ids=lambda group: group.name)
 def test_tables_of_relative_frames_are_equivariant(group):
-    printed = group.relative_index[:, group.relative_index]  # h⁻¹ g⁻¹ m, Eq. 16 of GSA-Nets
-    tables = {"query": group.relative_index, "output": to_output_frame(group), "printed": printed}
-    kept = {
-        name: GSAOptions(frame_table=table, pattern="query_sum").equivariant(group) for name, table in tables.items()
-    }
-    assert kept == {"query": True, "output": True, "printed": False}
+    """Eq. 16 of GSA-Nets as printed, with h⁻¹ g⁻¹ m, is not."""
+    printed = group.relative_index[:, group.relative_index]
+    pos, x = random_cloud(group, 6)[0], torch.randn(6, group.order, 6, dtype=F64)
+    for table in (group.relative_index, to_output_frame(group), printed):
+        kept = table is not printed
+        assert GSAOptions(frame_table=table, pattern="query_sum").equivariant(group) is kept
+        encoding = CoordinateEncoding(2, 4, group, table)
+        layer = randomize(GroupSelfAttention(group, 6, 8, heads=2, head_channels=4, encoding=encoding)).to(F64)
+        error = equivariance_error(lambda x, p, f=layer: f(x, lift(p, group, AllPairs())), group, x, pos)
+        assert error < TOLERANCE[F64] if kept else error > 1e-2
 
 
 @pytest.mark.parametrize("lifts", [True, False])

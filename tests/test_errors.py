@@ -47,8 +47,8 @@ from lieattn.models.irreps import TensorFieldNetwork
 from lieattn.nn import GridPool, GroupLinear, GroupSelfAttention
 from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, PositionalValues, RotaryEncoding
 from lieattn.ops import RelativeTerms
-from lieattn.reps import Pseudovector, SymmetricTensor
-from lieattn.spaces import Euclidean
+from lieattn.reps import Pseudovector, SymmetricTensor, Vector
+from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import assert_equivariant
 from tests.fuzz._recipes import ALIASES, C4, EDGES, GRAPH, POS, SIGNAL, entrance, gsa
 
@@ -518,6 +518,18 @@ CASES = [
     ("models.VectorEmbedding.forward", ValueError, {"data": [Data(vel=zeros(6, 3))]}, "vel", "(6, 3)"),
     ("models.VectorEmbedding.forward", TypeError, {"data": [Data(vel=zeros(6, 2).int())]}, "vel", "torch.int32"),
     (lambda: spinning(LieTransformer, space=Euclidean(Sim(3))), ValueError, {}, "vector_inputs", "Pseudovector"),
+    (
+        lambda: spinning(LieTransformer, Vector(3), space=Sphere())(
+            Data(
+                pos=torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.6, 0.8]]),
+                spin=torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.6, 0.48, 0.64]]),
+            )
+        ),
+        ValueError,
+        {},
+        "data.spin",
+        "80.0% of the length",
+    ),
     (lambda: spinning(DirectionConvNet, frames=pyritohedral()), ValueError, {}, "vector_inputs", "Pseudovector"),
     (
         lambda: spinning(DirectionConvNet, field=SymmetricTensor(2)),

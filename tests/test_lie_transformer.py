@@ -65,6 +65,7 @@ from lieattn.nn import (
 )
 from lieattn.nn.relative import MLPEncoding, PerHeadMLP, RelativeFunction
 from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
+from lieattn.reps import Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import assert_conforms, randomize, relative_error
 from tests.cases import of_edges
@@ -1150,7 +1151,7 @@ def test_published_coordinates_of_half_turns_do_not_depend_on_rounding(conventio
 
 
 def test_vectors_on_the_sphere_are_tangent():
-    """Those of points, after all layers; inputs, such as the direction of the sun, need not be."""
+    """Those of points: outputs after all layers, and inputs. Axes of the cloud and fields of type 1o are in space."""
     network = randomize(
         LieTransformer(
             1,
@@ -1161,16 +1162,22 @@ def test_vectors_on_the_sphere_are_tangent():
             channels=8,
             layers=1,
             heads=2,
-            vector_inputs=("wind",),
+            vector_inputs={"wind": Vector(3), "sun": Vector(3), "gust": "1o"},
             readout=Readout(kind="vector", pool="none"),
         ).double()
     )
     pos = torch.nn.functional.normalize(torch.randn(9, 3, dtype=torch.float64), dim=1)
-    wind = torch.randn(9, 3, dtype=torch.float64)
-    cloud = Data(x=torch.rand(9, 1), pos=pos, wind=wind)
+    wind, gust = torch.randn(2, 9, 3, dtype=torch.float64)
+    wind, sun = torch.linalg.cross(wind, pos), torch.randn(1, 3, dtype=torch.float64)
+    cloud = Data(x=torch.rand(9, 1), pos=pos, wind=wind, sun=sun, gust=gust)
     out = network(cloud)
     assert out.norm() > 1e-3
     assert (out * pos).sum(1).abs().max() < 1e-14 * out.abs().max()
     turn = SO(3).draw((), torch.Generator().manual_seed(0)).double()
-    turned = network(Data(x=cloud.x, pos=pos @ turn.T, wind=wind @ turn.T))
-    torch.testing.assert_close(turned, out @ turn.T, atol=1e-10, rtol=0)
+    fields = {name: cloud[name] @ turn.T for name in ("pos", "wind", "sun", "gust")}
+    torch.testing.assert_close(network(Data(x=cloud.x, **fields)), out @ turn.T, atol=1e-10, rtol=0)
+    for name in ("sun", "gust"):
+        assert (network(cloud.clone().update({name: 2 * cloud[name]})) - out).norm() > 1e-3
+    network(cloud.clone().update({"wind": wind + 5e-4 * wind.norm(dim=1).max() * pos}))
+    with pytest.raises(ValueError, match=r"data\.wind: expected vectors that are tangent to S\^2 .* 70\.7% of"):
+        network(cloud.clone().update({"wind": wind + wind.norm(dim=1, keepdim=True) * pos}))

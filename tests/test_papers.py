@@ -89,7 +89,8 @@ def atoms():
     return torch.tensor([6, 1, 1, 1, 7, 8, 1, 6])
 
 
-WIND = dict.fromkeys(("wind", "y", "east", "sun", "sun_change", "interpolated"), 3)
+AXES = dict.fromkeys(("sun", "sun_change"), lambda: torch.ones(1, 3))
+WIND = dict.fromkeys(("wind", "y", "east", "interpolated"), lambda: torch.zeros(8, 3)) | AXES
 
 # Generated data for each data set, as functions of its arguments and transform.
 MADE = {

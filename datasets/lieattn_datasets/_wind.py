@@ -43,10 +43,10 @@ class WindOnSphere(Clouds):
     ``wind`` float32 ``[points, 3]`` (the input, in m/s, tangent to the sphere), ``y`` float32 ``[points, 3]`` (the
     target, in the same form), ``x`` float32 ``[points, 1]`` (1 if the input is known at a point, else 0), ``mask``
     bool ``[points]`` (whether the target of a point counts), ``weight`` float32 ``[points]`` (areas, with the sum
-    4 pi), and ``month`` int64 ``[1]``. Further vectors ``[points, 3]``, which rotate with the points, distinguish
-    places and seasons: ``east``, the velocity of the ground (1 at the equator), and, along the axis of the Earth,
-    ``sun``, the relative declination of the sun in the middle of the month (-1 to 1, positive in the north), and
-    ``sun_change``, its rate of change.
+    4 pi), and ``month`` int64 ``[1]``. Further vectors, which rotate with the points, distinguish places and seasons:
+    ``east`` ``[points, 3]``, the velocity of the ground (1 at the equator), and, along the axis of the Earth,
+    ``[1, 3]``, ``sun``, the relative declination of the sun in the middle of the month (-1 to 1, positive in the
+    north), and ``sun_change``, its rate of change.
 
     At a pole, eastward and northward have no direction. The 144 pairs of components that the grid has there are one
     vector seen from 144 longitudes, and are replaced by one point with the mean of the 144 vectors in space.
@@ -160,7 +160,7 @@ class WindOnSphere(Clouds):
             seen = torch.ones(len(chosen), dtype=torch.bool)
             wind, later, mask, filled = now, torch.from_numpy(self._fields[month, chosen]), seen, {}
         pos = torch.from_numpy(self._directions[chosen].astype(np.float32))
-        axis, phase = torch.tensor([[0.0, 0.0, 1.0]]).expand_as(pos), math.pi * month / 6
+        axis, phase = torch.tensor([[0.0, 0.0, 1.0]]), math.pi * month / 6
         return Data(
             x=seen[:, None].float(),
             pos=pos,
@@ -169,7 +169,7 @@ class WindOnSphere(Clouds):
             mask=mask,
             weight=torch.from_numpy(area.astype(np.float32)),
             month=torch.tensor([month]),
-            east=torch.linalg.cross(axis, pos),
+            east=torch.linalg.cross(axis.expand_as(pos), pos),
             sun=-math.cos(phase) * axis,
             sun_change=math.sin(phase) * axis,
             **filled,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lieattn._core.checks import check_broadcast, check_count, check_none, check_tensor
+from lieattn._core.checks import check_broadcast, check_count, check_none, check_tensor, may_read_values
 from lieattn._core.returned import check_returned, checked_faults, returned
 from lieattn._core.values import equal_values
 from lieattn.groups import (
@@ -25,6 +25,8 @@ from lieattn.groups import (
     check_group,
     linear_part,
 )
+
+_NORMAL_PART = 1e-3  # of the longest vector, which a field of tangent vectors may have
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,24 @@ class HomogeneousSpace:
         infinite = ~torch.isfinite(x.detach()).all(-1)
         for fault, where in {"it is not finite": infinite, **checked_faults(self, x.detach(), 1)}.items():
             check_none(argument, where, f"is not a point of {self.name}: {fault}")
+
+    def check_tangent(self, argument: str, x: Tensor, vectors: Tensor) -> None:
+        """Raise ValueError, naming the argument, unless vectors ``[*, n]`` at points ``[*, dim]`` are tangent.
+
+        A normal part of 0.1 % of the longest vector is allowed, for data with few digits. In R^d, all are tangent.
+        """
+        x, given = x.detach(), vectors.detach()[..., None, :]
+        if (part := self.tangent(x, given)) is given:
+            return
+        length, normal = (torch.linalg.vector_norm(v, dim=-1).flatten() for v in (given, given - part))
+        if not may_read_values(normal) or not len(normal) or normal.max() <= _NORMAL_PART * length.max():
+            return
+        share = float((normal / length)[normal > _NORMAL_PART * length.max()].max())
+        raise ValueError(
+            f"{argument}: expected vectors that are tangent to {self.name} at their points, got normal parts of up to "
+            f"{share:.1%} of the length; remove them with space.tangent, and make them features if they matter. A "
+            "vector that all points share is [clouds, 3]; vectors in space are fields of type '1o'"
+        )
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
         """Return the reasons why finite vectors ``[*, dim]`` are not points of this space.

@@ -537,7 +537,7 @@ EXEMPT = {
         "coordinates linear translation faults identity draw matrices".split()
     ],
     "likewise, of spaces": "spaces.*.act spaces.*.embed spaces.*.faults spaces.*.invariants spaces.*.representative "
-    "spaces.*.section",
+    "spaces.*.section spaces.*.check_tangent",
     "inside of every layer, which looks at its graph": "geometry.Neighbors geometry.Padding geometry.RelativeElements "
     "geometry.Raster geometry.padding",
     "calls a function of the user": "bench ops.count_operations geometry.LiftedGraph.map",

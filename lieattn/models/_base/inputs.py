@@ -149,7 +149,7 @@ class VectorEmbedding(nn.Module):
 
     The fields are the attributes ``names`` of the data: vectors ``[points, dim]``, or a mapping with the representation
     of each, ``{"spin": Pseudovector()}``, for values ``[points, rep.dim]``. Values ``[clouds, rep.dim]`` belong to all
-    points of a cloud.
+    points of a cloud. On a sphere, vectors ``[points, 3]`` must be tangent; any others have the type ``"1o"``.
 
     **Equivariance.** If points, frames and fields move together, the components ρ(h)⁻¹ v in the frames do not change.
     """
@@ -396,6 +396,8 @@ def field_values(data: Any, fields: Mapping[str, Representation], clouds: PointC
             raise TypeError(f"data.{name}: expected floating components of {rep.name}, got {value.dtype}")
         check_size(f"data.{name}", value)
         of_clouds = len(value) != points or (points == number and _has_one_each(data, name, clouds))
+        if isinstance(rep, Vector) and isinstance(clouds, LiftedGraph) and not of_clouds and name != "pos":
+            clouds.space.check_tangent(f"data.{name}", clouds.pos[:: clouds.levels], value)
         found.append(value[batch] if of_clouds else value)
     return torch.cat(found, dim=1)
 

@@ -1,5 +1,6 @@
 """A training step with prepared geometry never waits for a GPU: it reads no value, and no shape depends on one."""
 
+import copy
 import traceback
 import warnings
 from pathlib import Path
@@ -9,56 +10,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import PrincipalFrames, Radius, pixel_positions, point_clouds
-from lieattn.groups import cyclic, tetrahedral
-from lieattn.models import (
-    AffineSelfConvNet,
-    AttentiveCNN,
-    DirectionConvNet,
-    FieldModel,
-    FramewiseTransformer,
-    GSANet,
-    LieConvNet,
-    LieTransformer,
-    Rescaled,
-    Species,
-)
-from lieattn.models.irreps import DistanceTransformer
-from lieattn.nn import RotationHead
+from lieattn.geometry import Radius, point_clouds
+from lieattn.groups import tetrahedral
+from lieattn.models import LieTransformer, Species
 from lieattn.ops import backend
+from tests.test_networks import made, molecules
 
-NEAR = Radius(2.0)
-NETWORKS = {
-    "GSA-Net": lambda: GSANet(cyclic(4), 1, 3, channels=12, blocks=(1,), heads=2, neighborhood=Radius(1.5)),
-    "LieTransformer": lambda: LieTransformer(
-        Species(), 1, frames=tetrahedral(), channels=4, layers=1, heads=2, neighborhood=NEAR
-    ),
-    "LieConvNet": lambda: LieConvNet(2, 1, frames=PrincipalFrames(), channels=4, layers=1, neighborhood=NEAR),
-    "principal frames": lambda: FramewiseTransformer(
-        PrincipalFrames(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, kind="vector", pool="none"
-    ),
-    "framewise": lambda: FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR),
-    "LieTransformer with vectors": lambda: LieTransformer(
-        2, 1, frames=PrincipalFrames(), channels=4, layers=1, heads=2, neighborhood=NEAR, vector_inputs=("vel",)
-    ),
-    "directions with vectors": lambda: DirectionConvNet(
-        tetrahedral(), 2, 1, channels=4, layers=1, neighborhood=NEAR, vector_inputs=("vel",)
-    ),
-    "distances with vectors": lambda: DistanceTransformer(
-        2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, vector_inputs=("vel",), kind="vector"
-    ),
-    "poses": lambda: FieldModel(
-        FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR), RotationHead(4)
-    ),
-    "extensive": lambda: Rescaled(
-        FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, pool="sum"),
-        {"energy": 2.0},
-        {"energy": 1.0},
-        extensive=["energy"],
-    ),
-    "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), attention="full", channels=2),
-    "AffineSelfConvNet": lambda: AffineSelfConvNet(cyclic(4), 1, channels=4, blocks=1),
-}
+NAMES = (
+    "gsa_images lie_conv framewise_principal_vector framewise lie_vectors directions distances_vector field_rotation "
+    "rescaled attentive_cnn affine species"
+).split()
 
 
 class Waits(TorchDispatchMode):
@@ -81,41 +42,37 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def inputs_of(network, device="cpu", dtype=torch.float32):
-    """Return a batch with prepared geometry, or images, which need none."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    if isinstance(network, (AttentiveCNN, AffineSelfConvNet)):
-        side = 28 if isinstance(network, AttentiveCNN) else 4
-        return (draw(2, 1, side, side).to(device),)
-    if isinstance(network, GSANet):
-        pos = pixel_positions(4, 4).to(dtype)
-        clouds = [Data(x=draw(16, 1), pos=pos, grid=torch.tensor([[4, 4]])) for _ in range(2)]
+def prepared(name, device="cpu"):
+    """Return a network, and a batch with prepared geometry or images, which need none, in float32."""
+    if name == "species":
+        options = {"channels": 4, "layers": 1, "heads": 2, "neighborhood": Radius(2.0)}
+        network, clouds = LieTransformer(Species(), 1, frames=tetrahedral(), **options), molecules()
     else:
-        clouds = [Data(x=draw(n, 2), z=torch.full((n,), 6), pos=draw(n, 3), vel=draw(n, 3)) for n in (5, 4)]
+        network, clouds = copy.deepcopy(made(name))
+    network = network.to(device)
+    if isinstance(clouds, torch.Tensor):
+        return network, (clouds.to(device),)
     batch = Batch.from_data_list(clouds).to(device)
-    return batch, network.geometry(batch)
+    batch.apply(lambda value: value.float() if value.is_floating_point() else value)
+    return network, (batch, network.geometry(batch))
 
 
 def step_of(name, device="cpu"):
-    """Return a training step on prepared geometry, and its network."""
-    network = NETWORKS[name]().to(device)
-    given = inputs_of(network, device)
+    """Return a training step on prepared geometry."""
+    network, given = prepared(name, device)
+    network.train()
 
     def step():
         network.zero_grad()
         network(*given).square().mean().backward()
 
-    return step, network
+    return step
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_step_looks_at_numbers(name, monkeypatch):
     with backend("plain"):
-        step, _ = step_of(name)
+        step = step_of(name)
         with Waits() as looking:
             step()
         monkeypatch.setattr("lieattn._core.checks._LOOKED_AT", ())  # as on a GPU
@@ -128,8 +85,7 @@ def test_no_step_looks_at_numbers(name, monkeypatch):
 
 def test_points_are_counted_without_looking_at_numbers(monkeypatch):
     """Data that are no ``Batch`` need not have the row pointers ``ptr``."""
-    network = NETWORKS["extensive"]()
-    batch, geometry = inputs_of(network)
+    network, (batch, geometry) = prepared("rescaled")
     data = Data(x=batch.x, pos=batch.pos, batch=batch.batch)
     with backend("plain"):
         expected = network(batch, geometry)
@@ -143,9 +99,9 @@ def test_points_are_counted_without_looking_at_numbers(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_step_waits_for_a_gpu(name):
-    step, _ = step_of(name, "cuda")
+    step = step_of(name, "cuda")
     step()  # compiles the kernels, and moves tables to the GPU
     try:
         with warnings.catch_warnings(action="ignore"):  # torch says that the mode is a prototype
